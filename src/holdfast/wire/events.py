@@ -14,9 +14,7 @@ DropReason: TypeAlias = Literal["queue_full", "memory_only", "daily_budget", "no
 
 
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):
-    """Cumulative-ready histogram: `counts[i]` observations ≤ `bounds[i]`, the last count is above
-    all bounds.
-    """
+    """`counts[i]` observations are ≤ `bounds[i]`; the last count is of those above all bounds."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -24,13 +22,13 @@ class Histogram(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreFigures(msgspec.Struct, kw_only=True):
-    """The store of a worker: the folder as it is now, and counters of this worker since its start.
+    """A worker's store: its folder now, and counters since the worker's start.
 
-    The store's threads count in one of these, each in fields of its own; what travels is a copy.
+    The store's threads count in one of these, each in fields of its own; a copy is sent.
     """
 
     model: str  # short name of the model in the folder
-    # memory-only while the folder cannot be written or has no room
+    # memory-only while the folder cannot be written or is full
     mode: Literal["writing", "memory-only"] = "writing"
     blocks: int = 0
     stored_bytes: int = 0
@@ -48,60 +46,58 @@ class StoreFigures(msgspec.Struct, kw_only=True):
 
 
 class CacheFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker keeps, and counters of its memory since its start."""
+    """A worker's prefix cache now, and counters since the worker's start."""
 
-    kept_tokens: int = 0  # in RAM or on disk, each once
+    kept_tokens: int = 0  # in RAM or on disk, counted once
     tenants: int = 0
     ram_bytes: int = 0
     ram_budget_bytes: int = 0
     ram_evicted_blocks: int = 0
-    parked_sequences: int = 0  # that have ended, and whose state is kept as it was
-    parked_bytes: int = 0  # of their states, what several share once
-    ram_tokens: int = 0  # that were not read again, by where they were
-    moved_tokens: int = 0  # of these, in a parked state that went over to the next request
-    shared_tokens: int = 0  # of these, in buffers that several sequences hold
-    disk_tokens: int = 0
-    read_ahead_tokens: int = 0  # read for next turns, while there was nothing else to do
-    used_ahead_tokens: int = 0  # of these, that such turns began from
+    parked_sequences: int = 0  # finished, with their live state kept
+    parked_bytes: int = 0  # of their states; shared memory counts once
+    ram_tokens: int = 0  # cache hits in RAM
+    moved_tokens: int = 0  # of these, in a parked state that the next request took over
+    shared_tokens: int = 0  # of these, in buffers that several sequences share
+    disk_tokens: int = 0  # cache hits on disk
+    read_ahead_tokens: int = 0  # prefilled for next turns, as idle work
+    used_ahead_tokens: int = 0  # of these, used by such turns
     lookups: dict[str, int] = {}  # by CacheOutcome
-    waiting: int = 0  # requests that wait for another one's reading now
+    waiting: int = 0  # requests that now wait for the prefill of another request
     waits: int = 0
     lookup_seconds: Histogram | None = None
-    restore_seconds: Histogram | None = None  # of requests for which something was there
+    restore_seconds: Histogram | None = None  # of requests with a cache hit
     store: StoreFigures | None = None  # None: no folder is set
 
 
 class ConstraintFigures(msgspec.Struct, kw_only=True):
-    """Counters of a worker since its start.
-
-    The engine counts in one of these; what travels is a copy.
+    """Structured output, since the worker's start. The engine counts in one of these; a copy is
+    sent.
     """
 
-    sequences: int = 0  # that were opened with a grammar or a thinking budget
-    masks: int = 0  # of tokens that a grammar allowed, one for each that was drawn
+    sequences: int = 0  # opened with a grammar or a reasoning budget
+    masks: int = 0  # computed by grammars, one for each generated token
     mask_seconds: float = 0.0
-    failures: int = 0  # sequences that ended because nothing was allowed any more
+    failures: int = 0  # sequences that ended because the grammar allowed no token
 
 
 class ResidencyFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model is loaded and used, and counters since the server's start."""
+    """How a model is loaded and used, with counters since the server's start."""
 
-    loaded: int = 0  # 1 when it is
+    loaded: int = 0  # 0 or 1
     leases: int = 0  # requests that use it
-    waiting: int = 0  # requests that wait until there is room for it
-    footprint_bytes: int = 0  # of memory, as measured
-    # loaded, failed; unloaded by what it made way for: room, idle, asked
-    changes: dict[str, int] = {}
+    waiting: int = 0  # requests that wait for it to get a place
+    footprint_bytes: int = 0  # memory, as measured
+    changes: dict[str, int] = {}  # loaded, failed; unloads by reason: room, idle, asked
     wait_seconds: dict[str, float] = {}  # of requests, by what they waited for: place or load
 
 
 class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Counters since the worker's start, and gauges of now."""
+    """A worker's gauges, and counters since its start."""
 
-    in_answer: bool = False  # to TELL_STATISTICS; a working worker also tells them unasked
+    in_answer: bool = False  # to TELL_STATISTICS; a busy worker also sends them unasked
     running: int = 0
     queued: int = 0
-    max_running: int = 0  # the limits that count
+    max_running: int = 0  # the effective limits
     step_tokens: int = 0
     steps: int = 0
     prompt_tokens: int = 0
@@ -115,9 +111,9 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     kv_reserved_bytes: int = 0
     kv_budget_bytes: int = 0
     resident_bytes: int = 0
-    device_bytes: int = 0  # that a GPU has for this worker; 0 without one
+    device_bytes: int = 0  # allocated on the GPU; 0 without one
     step_seconds: Histogram | None = None
-    memory: CacheFigures | None = None  # None: this worker keeps nothing
+    memory: CacheFigures | None = None  # None: no prefix cache
     constraints: ConstraintFigures = msgspec.field(default_factory=ConstraintFigures)
 
 
@@ -128,11 +124,11 @@ class FinishReason(enum.Enum):
     LENGTH = "length"
     CANCELLED = "cancelled"
     FAILED = "failed"
-    REFUSED = "refused"  # what was asked cannot be served, which only the worker could find out
+    REFUSED = "refused"  # invalid, which only the worker could find out
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probability of a token and its likeliest rivals: natural, after bias and penalties,
+    """Natural log-probability of a token and of the likeliest tokens: after bias and penalties,
     before temperature.
     """
 
@@ -142,7 +138,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the time of one request went, in seconds, as seen by the worker."""
+    """Where the time of one request went, measured by the worker."""
 
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0  # admission to first token
@@ -150,26 +146,25 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheOutcome(enum.Enum):
-    """Why no more of a prompt was found in memory."""
+    """Why the cache hit was not longer."""
 
-    COMPLETE = "complete"  # all of it was there, but for the last token, which is always read
-    NEW_TOKENS = "new_tokens"  # what is kept ends there, the prompt goes on
-    DIVERGED = "diverged"  # something else is kept from there on
-    NOTHING_STORED = "nothing_stored"  # nothing of this model and tenant is kept
-    # more is kept, but the model can be resumed only where a state was taken
+    COMPLETE = "complete"  # all but the last token, which is always prefilled
+    NEW_TOKENS = "new_tokens"  # the cached sequence ends there
+    DIVERGED = "diverged"  # the cached sequence differs from there on
+    NOTHING_STORED = "nothing_stored"  # nothing is cached for this model and tenant
+    # more is cached, but the model can be resumed only where a state was saved
     NO_BOUNDARY = "no_boundary"
-    EVICTED = "evicted"  # more was kept, and had to make room
-    UNREADABLE = "unreadable"  # more was kept, in files that turned out damaged, missing or unfit
-    FORGOTTEN = "forgotten"  # more was kept, and somebody had it deleted
-    # something of all of the prompt's tokens was asked for (log-probabilities, a mean): all had to
-    # be read
+    EVICTED = "evicted"
+    UNREADABLE = "unreadable"  # more is on disk, in files that are damaged, missing or unsuitable
+    FORGOTTEN = "forgotten"  # more was cached, and was deleted on request
+    # the request needs an output for every prompt token (log-probabilities, a mean)
     SCORED = "scored"
-    FAILED = "failed"  # the memory failed; the worker's log says how
-    OFF = "off"  # this worker keeps nothing
+    FAILED = "failed"  # the cache failed; the worker's log says how
+    OFF = "off"  # this worker has no cache
 
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True):
-    """The first token of a prompt that differs from what is kept."""
+    """The first token of a prompt that differs from the cached sequence."""
 
     position: int  # from 0
     stored_token_id: int
@@ -177,26 +172,25 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the memory had of one prompt, why not more, and what that took."""
+    """The cache hit of one prompt, why it was not longer, and how long it took."""
 
     outcome: CacheOutcome = CacheOutcome.OFF
     ram_tokens: int = 0
-    moved_tokens: int = 0  # of these, in a parked state that is this request's own now
-    # of these, in buffers that other sequences hold too; the others were copied
+    moved_tokens: int = 0  # of these, in a parked state that this request took over
+    # of these, in buffers shared with other sequences; the rest was copied
     shared_tokens: int = 0
     disk_tokens: int = 0
-    # of both, those that were read for this turn before it came, while there was nothing else to do
-    read_ahead_tokens: int = 0
-    unused_tokens: int = 0  # further tokens that are, or were, kept but could not be used
+    read_ahead_tokens: int = 0  # of all, prefilled in advance for this turn
+    unused_tokens: int = 0  # further tokens that are, or were, cached but could not be used
     divergence: Divergence | None = None
-    waited_for_another: bool = False  # another request was reading the same beginning at that time
+    waited_for_another: bool = False  # another request was prefilling the same prefix
     waited_seconds: float = 0.0  # for that; part of the queue's time, like the next two
     lookup_seconds: float = 0.0
-    restore_seconds: float = 0.0  # until it had come from disk and was put together
+    restore_seconds: float = 0.0  # to read and assemble the blocks from disk
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens that were not read again."""
+        """Prompt tokens that were not prefilled."""
         return self.ram_tokens + self.disk_tokens
 
 
@@ -217,36 +211,34 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     message: str
     field: str = ""
     retry_after_seconds: float = 0.0
-    queued: int = 0  # for QUEUE_FULL: requests that wait, and how many may
+    # for queue_full
+    queued: int = 0
     queue_limit: int = 0
-    needed_bytes: int = 0  # for TOO_LARGE: KV memory of the request, and of all
+    # for too_large: KV memory
+    needed_bytes: int = 0
     budget_bytes: int = 0
 
 
 class PromptRead(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """How far a prompt is read that takes long.
-
-    Comes now and then, and never once all of it is read.
-    """
+    """Progress of a long prefill. Sent now and then, and never after its end."""
 
     request_id: RequestId
     total_tokens: int  # of the prompt
-    cached_tokens: int  # of these, need not be read
-    read_tokens: int  # of these, are read; those that were cached included
+    cached_tokens: int  # of these, found in the cache
+    read_tokens: int  # of these, cached or prefilled so far
     seconds: float  # since it was admitted
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The prompt has been read.
+    """The prompt is prefilled.
 
-    Comes right before the first token; when there is none, only if the prompt was scored.
+    Sent right before the first token; if there is none, only if the prompt was scored.
     """
 
     request_id: RequestId
     memory: CacheReport
-    timings: Timings  # without the time of decoding
-    # of the prompt's tokens, from the first one that was asked for on
-    logprobs: tuple[TokenLogprob, ...] = ()
+    timings: Timings  # without decoding
+    logprobs: tuple[TokenLogprob, ...] = ()  # of the prompt, from `scored_from` on
 
 
 class TokensGenerated(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -261,32 +253,27 @@ class TokensGenerated(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Last message of a request.
-
-    Each accepted request gets exactly one, cancelled and failed ones too.
-    """
+    """The last event of a request. Each accepted request gets exactly one, even after an error."""
 
     request_id: RequestId
     reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
-    error: str = ""  # what went wrong, for FAILED and REFUSED
-    # its workers died of it: another try would cost more of them; the front says so
-    is_deadly: bool = False
+    error: str = ""  # for FAILED and REFUSED
+    is_deadly: bool = False  # it killed workers; set by the front
     timings: Timings = Timings()
     memory: CacheReport = CacheReport()
-    # of a prompt that was to be pooled: float32 in the order of the machine, of length 1
-    embedding: bytes = b""
-    resumptions: int = 0  # workers that ended while they had it; the front counts them
+    embedding: bytes = b""  # of a pooled prompt: float32, little-endian, normalized
+    resumptions: int = 0  # workers that died while they had it; counted by the front
 
     @property
     def cached_tokens(self) -> int:
-        """The part of prompt_tokens that was not read again."""
+        """The part of prompt_tokens that was not prefilled."""
         return self.memory.cached_tokens
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the worker knows of the loaded model."""
+    """The loaded model, as its worker reports it."""
 
     model_type: str
     layout: str  # rows, split or solo
@@ -299,29 +286,27 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: int  # of one sequence, growing layers only
     fixed_bytes_per_sequence: int  # windows and recurrent states
     kv_budget_bytes: int
-    device: str  # its name, where it tells one
+    device: str
     is_on_cpu: bool = False
-    wired_bytes: int = 0  # that a Mac may not page out while the model serves
-    # that a step may take of a GPU's memory beside weights and KV, buffers used again included
-    reserve_bytes: int = 0
-    device_memory_bytes: int = 0  # that a GPU recommends to use, or has; 0 without one
-    # of a pooled prompt; 0: the hidden states of this model cannot be reached
-    embedding_dimensions: int = 0
+    wired_bytes: int = 0  # memory that a Mac may not page out while the model serves
+    reserve_bytes: int = 0  # GPU memory for a step besides weights and KV, with cached buffers
+    device_memory_bytes: int = 0  # the GPU's recommended working set, or its memory; 0 without one
+    embedding_dimensions: int = 0  # 0: the hidden states of this model are out of reach
     blas: str = ""
     load_seconds: float = 0.0
-    warnings: tuple[str, ...] = ()  # what a user should know: what it costs, why, what to do
+    warnings: tuple[str, ...] = ()  # for the user: what it costs, why, what to do
 
 
 class WorkerReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The model is loaded and probed; requests are served from now on."""
+    """The model is loaded and probed, and requests are served."""
 
     pid: int
     model: ModelInfo
 
 
 class WorkerFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The worker could not start (`fatal_input`: the model or a setting is at fault, so a restart
-    will not help).
+    """The worker could not start. fatal_input: because of the model or a setting, so a restart will
+    not help.
     """
 
     message: str
@@ -333,20 +318,17 @@ Activity: TypeAlias = Literal["loading", "resting", "working"]
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """What the device thread is at.
-
-    Sent now and then by a thread beside it, on a socket of its own.
-    """
+    """What the device thread is doing. Sent by another thread, on a socket of its own."""
 
     activity: Activity
-    # since it began, without time in which the process did not run or waited for its own pages
+    # so far, without time in which the process did not run or was paging
     lasting_seconds: float = 0.0
-    # what such work takes at most, as far as was measured; None: nothing like it was
+    # the longest time measured for similar work
     expected_seconds: float | None = None
 
 
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """How far the start of a worker is, for progress bars."""
+    """Progress of a worker's start."""
 
     stage: str  # "read weights", "probe", ...
     fraction: float

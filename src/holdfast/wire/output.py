@@ -1,7 +1,4 @@
-"""What a client sees of an answer: typed events, neutral of protocol.
-
-Leaf module: no MLX, no web framework.
-"""
+"""The events of an answer as a client sees it, neutral of protocol."""
 
 from __future__ import annotations
 
@@ -14,16 +11,14 @@ from holdfast.wire.events import CacheReport, FinishReason, Timings
 from holdfast.wire.requests import RankMethod
 
 TextKind: TypeAlias = Literal["text", "reasoning"]
-# why an answer ended, as protocols name it
+# why an answer ended, in the words of the protocols
 EndWord: TypeAlias = Literal["stop", "length", "tool_calls"]
 
 
 class AnswerDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """What all news of one choice have in common: which choice, and the tokens that became certain
-    with it.
+    """The base of all deltas: which choice, and the tokens that it adds.
 
-    The token ids of all deltas of a choice, joined, are the tokens that were generated, up to its
-    end; those of markers too.
+    The token ids of all deltas of a choice are all its generated tokens, markers included.
     """
 
     index: int
@@ -32,24 +27,20 @@ class AnswerDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextDelta(AnswerDelta, frozen=True, kw_only=True):
-    """New text, all of one kind.
-
-    UTF-8 is never split and no part of a stop string is ever in visible text.
-    """
+    """New text of one kind. It never splits a character, nor contains part of a stop string."""
 
     text: str
     kind: TextKind = "text"
-    # goes before the text where a protocol has all text of a choice in one string
-    separator: str = ""
+    separator: str = ""  # comes before the text if a protocol has one string per choice
 
     @property
     def appended(self) -> str:
-        """What this adds to the one string."""
+        """What it adds to that string."""
         return self.separator + self.text
 
 
 class ToolCallStarted(AnswerDelta, frozen=True, kw_only=True):
-    """The model calls a tool. Calls of a choice come one after the other, numbered from 0."""
+    """A tool call begins. The calls of a choice come one after the other, numbered from 0."""
 
     call: int
     id: str
@@ -57,45 +48,41 @@ class ToolCallStarted(AnswerDelta, frozen=True, kw_only=True):
 
 
 class ToolArgumentsDelta(AnswerDelta, frozen=True, kw_only=True):
-    """More of a call's arguments, as JSON text.
-
-    The fragments of a call that ends join to one JSON object.
-    """
+    """More of a call's arguments. The fragments of a complete call join to one JSON object."""
 
     call: int
     text: str
 
 
 class ToolCallFinished(AnswerDelta, frozen=True, kw_only=True):
-    """A call is complete. One without this event was cut by the answer's end and must not be run."""
+    """A call is complete. Without this event it was cut off and must not be executed."""
 
     call: int
-    repairs: tuple[str, ...] = ()  # what was mended to read it, by the names that the metric has
+    repairs: tuple[str, ...] = ()  # names of the repairs that parsing it took, as in the metric
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of a tool, whole: what the events of one call come to."""
+    """A whole tool call, from its events."""
 
     id: str
     name: str
     arguments: str  # JSON text
-    is_complete: bool = True  # else it was cut by the answer's end, and must not be run
+    is_complete: bool = True  # else it was cut off and must not be executed
 
 
 class TokenText(msgspec.Struct, frozen=True, kw_only=True):
-    """A token as shown to a client: text, raw bytes, log-probability, rivals."""
+    """A token with its log-probability, and the likeliest tokens at its position."""
 
     text: str
     raw: bytes
     logprob: float
     top: tuple[TokenText, ...] = ()
-    # characters from the beginning of the answer (prompt included when echoed)
-    text_offset: int = 0
+    text_offset: int = 0  # in characters, from the beginning of the answer or the echoed prompt
 
 
 class DivergentTexts(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt's first token that differs from what is kept, as text: what stands before it, the
-    kept one, the prompt's own.
+    """Where a prompt differs from the cached sequence: the text before, the cached token, and the
+    prompt's own.
     """
 
     before: str
@@ -104,13 +91,13 @@ class DivergentTexts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ThoughtEnder: TypeAlias = Literal["repetition", "request"]
-"""What ended a thought in the middle: it went round in circles, or its client asked for its end."""
+"""What ended the reasoning early: it repeated itself, or the client asked for its end."""
 
 
 class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
-    """Last event of one choice.
+    """The last event of a choice.
 
-    `timings` lacks the decoding of an answer that a stop string has ended.
+    timings: without decoding if a stop string ended the answer.
     """
 
     index: int
@@ -120,29 +107,29 @@ class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
     timings: Timings = Timings()
     memory: CacheReport = CacheReport()
     divergent: DivergentTexts | None = None  # for memory.divergence
-    # part of completion_tokens, up to and including the marker that ends the thought
+    # part of completion_tokens, including the marker that ends the reasoning
     reasoning_tokens: int = 0
-    calls: int = 0  # complete calls of tools
-    stop_string: str | None = None  # the one of the request that ended the answer
-    resumptions: int = 0  # workers that ended while they had it
-    # None: the model ended its thoughts itself, or its budget did
+    calls: int = 0  # complete ones
+    stop_string: str | None = None  # the one that ended the answer
+    resumptions: int = 0  # workers that died while they had it
+    # None: the model ended its reasoning itself, or the budget did
     thought_ended_by: ThoughtEnder | None = None
 
     @property
     def finish_reason(self) -> EndWord:
-        """Why the answer ended; of one that ended by itself."""
+        """Why the answer ended, unless it failed or was cancelled."""
         if self.reason is FinishReason.LENGTH:
             return "length"
         return "tool_calls" if self.calls else "stop"
 
     @property
     def cached_tokens(self) -> int:
-        """The part of prompt_tokens that was not read again."""
+        """The part of prompt_tokens that was not prefilled."""
         return self.memory.cached_tokens
 
 
 class TextRead(msgspec.Struct, frozen=True, kw_only=True):
-    """What reading one text took of which nothing is continued."""
+    """A text that was prefilled without generating anything."""
 
     prompt_tokens: int
     timings: Timings = Timings()
@@ -150,14 +137,13 @@ class TextRead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Embedding(TextRead, frozen=True, kw_only=True):
-    """The vector that stands for one text."""
+    """The embedding of one text."""
 
-    # float32 in the order of the machine (little-endian wherever MLX runs), of length 1
-    vector: bytes
+    vector: bytes  # float32, little-endian, normalized
 
 
 class Relevance(TextRead, frozen=True, kw_only=True):
-    """How much one document is about a query."""
+    """The relevance of one document to a query."""
 
     method: RankMethod
     score: float  # 0 to 1
@@ -165,16 +151,13 @@ class Relevance(TextRead, frozen=True, kw_only=True):
 
 
 class PromptProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the prompt of a choice is read.
-
-    Only prompts that take long have this, and requests that ask for it.
-    """
+    """Progress of a choice's prefill, if it takes long or the request asked for this."""
 
     index: int
     total_tokens: int
-    cached_tokens: int  # of these, need not be read
-    read_tokens: int  # of these, are read; those that were cached included
-    seconds: float  # since its turn came
+    cached_tokens: int  # of these, found in the cache
+    read_tokens: int  # of these, cached or prefilled so far
+    seconds: float  # since it was admitted
 
 
 OutputDelta: TypeAlias = TextDelta | ToolCallStarted | ToolArgumentsDelta | ToolCallFinished
@@ -182,29 +165,28 @@ OutputEvent: TypeAlias = OutputDelta | ChoiceFinished | PromptProgress
 
 
 def text_of(deltas: Iterable[OutputDelta], kind: TextKind = "text") -> str:
-    """All text of one kind of a choice."""
+    """All text of one kind."""
     return "".join(
         [delta.appended for delta in deltas if isinstance(delta, TextDelta) and delta.kind == kind]
     )
 
 
 def separator(before: str, after: str) -> str:
-    """What goes between two texts of an answer that a call or a thought has parted, where they
-    become one string.
-    """
+    """What to insert when two texts, with a tool call or reasoning between them, become one string."""
     if not before or not after or before.endswith("\n") or after.startswith("\n"):
         return ""
     return "\n"
 
 
 def tool_calls_of(deltas: Iterable[OutputDelta]) -> tuple[ToolCall, ...]:
-    """The calls of a choice, in order; one that was cut is the last."""
+    """The calls of a choice, in order."""
     heads: dict[int, ToolCallStarted] = {}
     arguments: dict[int, list[str]] = {}
     complete: set[int] = set()
     for delta in deltas:
         if isinstance(delta, ToolCallStarted):
-            heads[delta.call], arguments[delta.call] = delta, []
+            heads[delta.call] = delta
+            arguments[delta.call] = []
         elif isinstance(delta, ToolArgumentsDelta):
             arguments[delta.call].append(delta.text)
         elif isinstance(delta, ToolCallFinished):
