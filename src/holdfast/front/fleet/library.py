@@ -1,4 +1,4 @@
-"""Models of the Hub, pulled and removed while the server runs; the catalog is read again behind it."""
+"""Pulling and removing models of the Hub while the server runs. The catalog is read again after it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 
 from holdfast.errors import InvalidRequest, ModelInUse, WorkerUnavailable
 from holdfast.front.fleet.catalog import CatalogEntry
-from holdfast.front.fleet.residency import Residency
+from holdfast.front.fleet.residency import ModelState, Residency
 from holdfast.front.fleet.slot import on_own_thread
 from holdfast.models.download import ModelSource, PullStage, hub_model_of, pull_model, removal_of
 from holdfast.models.model_folder import check_loadable
 
-_LOOK_SECONDS = 0.25  # between two looks at how far it is
-_LAST_SECONDS = 2.0  # until what was stopped has put away what it had half of
+_POLL_SECONDS = 0.25  # between two progress reports
+_LAST_SECONDS = 2.0  # for stopped pulls to save partial files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullStep:
-    """How far one stage of a pull is."""
+    """Progress of one stage of a pull."""
 
     stage: PullStage
     done_bytes: int
@@ -30,7 +30,7 @@ class PullStep:
 
 
 class Pull:
-    """One pull, for all who wait for it."""
+    """One pull, for all clients that wait for it."""
 
     def __init__(self) -> None:
         self.followers = 0
@@ -39,27 +39,25 @@ class Pull:
         self._steps: dict[PullStage, PullStep] = {}
 
     def note(self, stage: PullStage, done_bytes: int, total_bytes: int) -> None:
-        """It is so far. Any thread. Raises WorkerUnavailable when nobody waits any more, or the
-        server ends.
-        """
+        """Record progress; any thread. Raises WorkerUnavailable if the pull was stopped."""
         if self.is_stopped:
             raise WorkerUnavailable(
-                "the pull was stopped; the next one goes on with the files that are missing"
+                "the pull was stopped; the next one continues with the missing files"
             )
         self._steps[stage] = PullStep(stage=stage, done_bytes=done_bytes, total_bytes=total_bytes)
 
     @property
     def progress(self) -> tuple[PullStep, ...]:
-        """The stages that have begun, and how many bytes of each are done."""
+        """The stages that have begun."""
         return tuple(self._steps.values())
 
     async def steps(self) -> AsyncIterator[PullStep]:
-        """What is news of it, until the model is served. Raises ModelLoadError."""
-        assert self.task is not None, "a pull is followed once it has begun"
+        """Progress until the model is served. Raises ModelLoadError."""
+        assert self.task is not None
         seen: dict[PullStage, PullStep] = {}
         while True:
-            await asyncio.wait((self.task,), timeout=_LOOK_SECONDS)
-            for step in tuple(self._steps.values()):
+            await asyncio.wait((self.task,), timeout=_POLL_SECONDS)
+            for step in self.progress:
                 if seen.get(step.stage) != step:
                     seen[step.stage] = step
                     yield step
@@ -69,7 +67,7 @@ class Pull:
 
 
 class Library:
-    """The models of the Hub that this server can have and let go of. Loop's thread only."""
+    """Pulls models of the Hub and removes them. Only use it on the event loop's thread."""
 
     def __init__(
         self,
@@ -79,40 +77,37 @@ class Library:
         with_code: bool = False,
         read_again: Callable[[], Awaitable[None]],
     ) -> None:
-        """cache: the Hub's. with_code: whether models may bring code.
+        """cache: the Hub's. with_code: whether to pull models that contain code.
 
-        read_again: has the catalog read again and served.
+        read_again: reads the catalog again and serves it.
         """
-        self._residency, self._cache = residency, cache
-        self._with_code, self._read_again = with_code, read_again
-        self._pulls: dict[str, Pull] = {}  # under way, by Hub id
-        self._tasks: set[asyncio.Task[None]] = set()  # of all pulls, those too that were stopped
+        self._residency = residency
+        self._cache = cache
+        self._with_code = with_code
+        self._read_again = read_again
+        self._pulls: dict[str, Pull] = {}  # running ones, by Hub id
+        self._tasks: set[asyncio.Task[None]] = set()  # also of stopped pulls
 
     def source_of(self, entry: CatalogEntry) -> ModelSource | None:
-        """The model of the Hub that a model of the catalog is; None for one that comes from
-        elsewhere.
-        """
+        """The model of the Hub behind a catalog entry; None if it comes from elsewhere."""
         return hub_model_of(entry.model, self._cache)
 
     @contextlib.contextmanager
     def pulled(self, source: ModelSource) -> Iterator[Pull]:
-        """Pull a model, one pull for all who want it; it is stopped when the last of them has left.
+        """Pull a model, one pull for all who ask for it; it is stopped when the last one has left.
 
-        Raises InvalidRequest for a model that would not be served, and ModelInUse.
+        Raises InvalidRequest if this server would not serve the model.
         """
         if not (self._residency.catalog.takes_found or self._names_of(source)):
-            message = (
-                "this server serves only the models that it was started with, so others are of no "
-                "use to it"
-            )
             raise InvalidRequest(
-                f"{message}; `holdfast serve` without a model serves all that are in the Hub's "
-                "cache",
+                "this server serves only the models that it was started with; `holdfast serve` "
+                "without a model serves all models in the Hub's cache",
                 field="model",
             )
         pull = self._pulls.get(source.name)
         if pull is None:
-            pull = self._pulls[source.name] = Pull()
+            pull = Pull()
+            self._pulls[source.name] = pull
             pull.task = asyncio.create_task(self._pull(source, pull), name=f"pull of {source.name}")
             self._tasks.add(pull.task)
             pull.task.add_done_callback(self._ended)
@@ -129,7 +124,7 @@ class Library:
         return {name: pull.progress for name, pull in self._pulls.items()}
 
     async def remove(self, source: ModelSource) -> None:
-        """Remove a model from the Hub's cache, and from memory if it is loaded and nobody uses it.
+        """Remove a model from the Hub's cache, and unload it if nobody uses it.
 
         Raises NoSuchModel, ModelPinned and ModelInUse.
         """
@@ -138,17 +133,17 @@ class Library:
         self._refuse_used(source, names)
         for name in names:
             await self._residency.unload(name)
-        self._refuse_used(source, names, but=("unloaded", "failed"))
+        self._refuse_used(source, names, allowed=("unloaded", "failed"))
         await asyncio.to_thread(removal.execute)
         await self._serve_anew(source)
 
     def stop(self) -> None:
-        """Stop what is under way, as the server is about to end: it goes on the next time."""
+        """Stop all pulls because the server stops; the next pull continues them."""
         for name, pull in tuple(self._pulls.items()):
             self._stop(name, pull)
 
     async def close(self) -> None:
-        """Stop what is under way, and give it a moment to put away what it has half of."""
+        """Stop all pulls, and give them a moment to save partial files."""
         self.stop()
         if self._tasks:
             await asyncio.wait(tuple(self._tasks), timeout=_LAST_SECONDS)
@@ -156,12 +151,13 @@ class Library:
     def _stop(self, name: str, pull: Pull) -> None:
         pull.is_stopped = True
         if self._pulls.get(name) is pull:
-            # who comes now begins another one, which waits for the files that this one has locked
+            # the next client starts another pull, which waits for the files that this one has locked
             del self._pulls[name]
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        _ = task.cancelled() or task.exception()  # it may be that nobody waits for it
+        if not task.cancelled():
+            task.exception()  # marks it as retrieved: perhaps nobody waits for it
 
     async def _pull(self, source: ModelSource, pull: Pull) -> None:
         try:
@@ -179,7 +175,7 @@ class Library:
         await self._read_again()
 
     def _names_of(self, source: ModelSource) -> list[str]:
-        """The models of the catalog that are this one."""
+        """The names of this model in the catalog."""
         entries = self._residency.catalog.entries
         return [
             entry.name
@@ -192,12 +188,11 @@ class Library:
         source: ModelSource,
         names: list[str],
         *,
-        but: tuple[str, ...] = ("unloaded", "failed", "ready"),
+        allowed: tuple[ModelState, ...] = ("unloaded", "failed", "ready"),
     ) -> None:
         if source.name in self._pulls:
             raise ModelInUse(source.name, "is being pulled")
         for model in self._residency.statuses():
-            if model.id in names and (
-                model.figures.leases or model.figures.waiting or model.state not in but
-            ):
+            is_used = model.figures.leases or model.figures.waiting or model.state not in allowed
+            if model.id in names and is_used:
                 raise ModelInUse(model.id, "is in use")

@@ -51,6 +51,7 @@ class WorkerProcess:
         self._process = process
         self._temporaries = temporaries
         self.link = link
+        self.settings = settings  # that it was started with
         self.hang: str | None = None  # how it hung, if it was killed for that
         self.last_lines: deque[str] = deque(maxlen=_LINES_KEPT)  # of its log
         self.watchdog = Watchdog(

@@ -185,7 +185,6 @@ class ModelSlot:
         self._task: asyncio.Task[NoReturn] | None = None
         self._loaded: asyncio.Future[None] | None = None
         self._settings: WorkerSettings | None = None
-        self._launched_with: WorkerSettings | None = None
         self._client: ModelClient | None = None
         self._process: WorkerProcess | None = None
         self._refusal: WorkerUnavailable | None = (
@@ -275,16 +274,17 @@ class ModelSlot:
             self._enter(State.RESTARTING if self.client is None else State.READY)
 
     def begin_unload(self, *, reason: str) -> None:
-        """Give up the place; `unload` then ends the worker. reason: room, idle or asked."""
+        """Give up the place and end the worker; `unload` waits for that.
+
+        reason: room, idle or asked.
+        """
         assert not self.leases.held, "the model is in use"
         self.changes[reason] += 1
-        self._enter(State.STOPPING)
+        self._end_worker()
 
     async def unload(self) -> None:
-        """Have the worker exit in order: what it has cached is in its store then."""
+        """Wait until the worker has exited in order: what it has cached is in its store then."""
         assert self._task is not None
-        if not self._task.cancelling():
-            self._task.cancel()
         await asyncio.wait([self._task])
         if self._client is not None:
             self._client.close(SHUTTING_DOWN)
@@ -298,8 +298,13 @@ class ModelSlot:
             _fail_future(self._loaded, self._refusal)
         if self.has_place:
             if self.state is not State.STOPPING:
-                self._enter(State.STOPPING)
+                self._end_worker()
             await self.unload()
+
+    def _end_worker(self) -> None:
+        assert self._task is not None
+        self._enter(State.STOPPING)
+        self._task.cancel()  # at once: it must not leave STOPPING
 
     def _end_load(self, state: State) -> None:
         self._task = None
@@ -495,7 +500,6 @@ class ModelSlot:
 
     async def _launch(self, client: ModelClient) -> None:
         assert self._settings is not None
-        self._launched_with = self._settings
         self._process = await WorkerProcess.start(
             self._settings,
             on_progress=partial(self._on_progress, self.entry.name),
@@ -539,7 +543,7 @@ class ModelSlot:
         self, client: ModelClient, process: WorkerProcess, info: ModelInfo
     ) -> None:
         self.info = info
-        is_outdated = self._settings != self._launched_with  # changed while it was loading
+        is_outdated = self._settings != process.settings  # changed while it was loading
         resumed = client.begin_with(process.link, info)  # open requests before new ones
         self.resumed += resumed
         if self.state is State.LOADING:
