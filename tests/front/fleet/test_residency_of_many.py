@@ -204,7 +204,7 @@ async def test_pinned_models_are_there_from_the_start_and_whom_they_leave_no_roo
     async with models(catalog_over("a", "b", a={"is_pinned": True}), ONE) as made:
         await made.wait_ready()
         assert states(made) == {"a": "ready", "b": "unloaded"}
-        with pytest.raises(WorkerUnavailable, match=r"pinned \(a\) leave no room"):
+        with pytest.raises(WorkerUnavailable, match=r"pinned models \(a\) leave no room"):
             await answered(made, "b")
         with pytest.raises(ModelPinned):
             await made.unload("a")
@@ -356,7 +356,7 @@ async def test_it_is_told_that_a_model_keeps_the_memory_that_it_was_given_alone(
         await made.load("a")
         with caplog.at_level(logging.INFO, logger="holdfast.front.fleet"):
             await made.take_catalog(catalog_over("a", "b"))
-        assert "model a keeps the memory that it was given as the only one" in caplog.text
+        assert "model a keeps all the memory until it is loaded again" in caplog.text
 
 
 async def test_who_waits_for_an_unload_is_not_left_waiting_when_the_server_stops() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.front.fleet import compiled_code
+from holdfast.front.fleet import worker_files
 from holdfast.front.fleet.worker_files import WorkerTemporaries
 
 LIBRARY = Path("mlx", "0.0.0", "cpu", "libx.so")
@@ -103,7 +103,7 @@ def test_a_link_in_place_of_the_folder_is_not_followed(kept: Path, compiled: Pat
 def test_another_machine_with_the_same_home_has_its_own(
     kept: Path, compiled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled_code.platform, "machine", lambda: "riscv128")
+    monkeypatch.setattr(worker_files.platform, "machine", lambda: "riscv128")
     assert Worker(kept).found() == ""
 
 

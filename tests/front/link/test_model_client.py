@@ -75,10 +75,11 @@ class Front:
     def __init__(self) -> None:
         self.client = ModelClient(unread_bytes=UNREAD_BYTES)
         self.worker = WrittenLink()
+        self.resumed = 0
 
     def next_worker(self) -> WrittenLink:
         self.worker = WrittenLink()
-        self.client.begin_with(self.worker, model_info())  # type: ignore[arg-type]
+        self.resumed += self.client.begin_with(self.worker, model_info())  # type: ignore[arg-type]
         return self.worker
 
     def die(self) -> tuple[str, ...]:
@@ -143,7 +144,7 @@ async def test_a_request_goes_on_behind_the_tokens_that_came(front: Front) -> No
         TokensGenerated,
         Finished,
     ]
-    assert front.client.resumed == 2
+    assert front.resumed == 2
     assert front.client.open_streams == 0
 
 
@@ -154,7 +155,7 @@ async def test_what_waits_while_there_is_no_worker_is_sent_to_the_next_one_in_or
     front.die()
     front.submit("b", "c")
     assert front.next_worker().ids == ["a", "b", "c"]
-    assert front.client.resumed == 0, "none was accepted by the first"
+    assert front.resumed == 0, "none was accepted by the first"
 
 
 async def test_a_request_that_its_reader_has_left_is_not_sent_again(front: Front) -> None:
@@ -393,7 +394,7 @@ async def test_it_is_told_where_the_first_worker_may_have_done_it(
     answers(front, failure)
     answer = await command
     assert answer.failure is failure
-    assert ("may be this very command" in answer.message) is is_told
+    assert ("this very command may have caused" in answer.message) is is_told
 
 
 async def test_a_failure_of_the_first_worker_is_told_as_it_is(front: Front) -> None:
@@ -407,7 +408,7 @@ async def test_a_command_of_which_two_workers_died_is_not_sent_to_a_third_one(fr
     front.die()
     front.next_worker()
     front.die()
-    with pytest.raises(WorkerUnavailable, match="ended 2 times"):
+    with pytest.raises(WorkerUnavailable, match="died 2 times"):
         await command
     assert front.next_worker().commands == []
 

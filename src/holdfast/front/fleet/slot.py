@@ -307,6 +307,8 @@ class ModelSlot:
         self._task.cancel()  # at once: it must not leave STOPPING
 
     def _end_load(self, state: State) -> None:
+        if self._loaded is not None and not self._loaded.done():
+            self._loaded.set_result(None)  # unloaded while the new worker was told its settings
         self._task = None
         self._client = None
         self._settings = None
@@ -556,8 +558,6 @@ class ModelSlot:
             logger.info(
                 "model %s is ready again (worker %d)%s", self.entry.name, process.pid, continuing
             )
-        if self._loaded is not None and not self._loaded.done():
-            self._loaded.set_result(None)
         if self.state is State.DRAINING:
             self._notify()
         else:
@@ -571,6 +571,8 @@ class ModelSlot:
             with contextlib.suppress(WorkerUnavailable):  # it has died; the next one gets them
                 await process.link.statistics()
                 await self.set_limits()
+        if self._loaded is not None and not self._loaded.done():
+            self._loaded.set_result(None)
 
     async def _report(self, end: _WorkerEnd) -> None:
         """Log what the death of a worker interrupted, and write the crash report."""
