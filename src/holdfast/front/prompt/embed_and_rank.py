@@ -27,8 +27,7 @@ from holdfast.errors import (
     TooLargeForMemory,
     WorkerUnavailable,
 )
-from holdfast.front.link.event_stream import EngineClient
-from holdfast.front.link.event_stream import RequestEvent
+from holdfast.front.link.event_stream import EngineClient, RequestEvent
 from holdfast.front.prompt.limits import check_token_ids
 from holdfast.front.prompt.prepare import (
     MAX_CHARACTERS_PER_TOKEN,

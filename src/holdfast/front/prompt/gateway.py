@@ -9,8 +9,7 @@ from functools import partial
 
 from holdfast.config import DEFAULT_TOOLS, LimitsSettings, ToolsSettings
 from holdfast.errors import SessionRefused
-from holdfast.front.link.event_stream import EngineClient, LeaseOf
-from holdfast.front.link.event_stream import EventStream
+from holdfast.front.link.event_stream import EngineClient, EventStream, LeaseOf
 from holdfast.front.prompt.embed_and_rank import (
     embedding_of,
     embedding_sequences,
