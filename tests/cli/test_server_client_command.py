@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.server_client import NoSuchServer, address_of
+from holdfast.cli.server_client import NoSuchServer, client_of
 from holdfast.front.run.running_servers import RunningServer
 
 
@@ -19,7 +19,7 @@ def running(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[RunningServ
 
 
 def server(port: int) -> RunningServer:
-    url = f"https://127.0.0.1:{port}"
+    url = f"http://127.0.0.1:{port}"
     return RunningServer(
         pid=1,
         url=url,
@@ -35,16 +35,16 @@ def server(port: int) -> RunningServer:
 def test_the_only_running_server_is_chosen_on_any_port(
     running: list[RunningServer],
 ) -> None:
-    assert address_of(None, None).url == "http://127.0.0.1:8321"
+    assert client_of(None, None).url == "http://127.0.0.1:8321"
     running.append(server(9000))
-    found = address_of(None, "k")
+    found = client_of(None, "k")
     assert (found.url, found.api_key, found.certificate, found.pid) == (
-        "https://127.0.0.1:9000",
+        "http://127.0.0.1:9000",
         "k",
         "c.pem",
         1,
     )
-    assert address_of("box:1", None).url == "http://box:1"
+    assert client_of("box:1", None).url == "http://box:1"
 
 
 def test_a_port_in_the_settings_is_used(
@@ -52,7 +52,7 @@ def test_a_port_in_the_settings_is_used(
 ) -> None:
     running.append(server(9000))
     monkeypatch.setenv("HOLDFAST_SERVER_PORT", "9001")
-    assert address_of(None, None).url == "http://127.0.0.1:9001"
+    assert client_of(None, None).url == "http://127.0.0.1:9001"
 
 
 def test_of_several_servers_only_the_one_at_the_default_port_is_chosen(
@@ -61,8 +61,8 @@ def test_of_several_servers_only_the_one_at_the_default_port_is_chosen(
     running += [server(9000), server(9001)]
     with pytest.raises(
         NoSuchServer,
-        match=r"https://127\.0\.0\.1:9000, https://127\.0\.0\.1:9001; choose one with --url",
+        match=r"http://127\.0\.0\.1:9000, http://127\.0\.0\.1:9001; choose one with --url",
     ):
-        address_of(None, None)
+        client_of(None, None)
     running.append(server(8321))
-    assert address_of(None, None).url == "https://127.0.0.1:8321"
+    assert client_of(None, None).url == "http://127.0.0.1:8321"

@@ -29,7 +29,7 @@ from holdfast.cli.output import complain, count_text, plain_errors
 from holdfast.cli.server_client import (
     ServerClient,
     ServerFailed,
-    address_of_running,
+    client_of_own,
     error_text,
     json_object,
     own_servers,
@@ -257,7 +257,7 @@ def _running_server(effective: EffectiveSettings) -> tuple[ServerClient, str, in
     if not wanted and len(candidates) > 1:
         candidates = [server for server in candidates if server.port == settings.port]
     for server in candidates:
-        client = address_of_running(server, api_key=settings.api_key).client()
+        client = client_of_own(server, api_key=settings.api_key)
         with contextlib.suppress(ServerFailed):
             available = client.model_ids(seconds=_MODELS_SECONDS)
             if available and (not wanted or wanted in available):

@@ -27,11 +27,10 @@ import typer
 from holdfast.cli.output import FAILED, complain, plain_errors
 from holdfast.cli.server_client import (
     ApiKey,
-    ServerAddress,
     ServerClient,
     ServerFailed,
     Url,
-    address_of,
+    client_of,
     is_loopback,
 )
 from holdfast.errors import HoldfastError
@@ -351,18 +350,20 @@ def launch(
     with plain_errors():
         chosen = _chosen_agent(agent, arguments or [])
         program = chosen.program if print_only else _installed_program(chosen)
-        address = address_of(url, api_key)
-        with tempfile.TemporaryDirectory(prefix=f"holdfast-{agent}-") as folder:
-            target = _target(address, models=(model, small_model), folder=Path(folder))
+        with (
+            client_of(url, api_key) as server,
+            tempfile.TemporaryDirectory(prefix=f"holdfast-{agent}-") as folder,
+        ):
+            target = _target(server, models=(model, small_model), folder=Path(folder))
             _warn_of_small_context(chosen, target)
             setup = chosen.setup(target)
             command = [program, *setup.options, *_passed_on(arguments or [])]
             if print_only:
                 typer.echo(_shell_text(command, setup, secret=target.api_key))
                 return
-            complain(_server_line(target, address))
+            complain(_server_line(target, server.pid))
             _check_demo(target, is_allowed=allow_demo)
-            code = _run(command, setup, target, certificate=address.certificate)
+            code = _run(command, setup, target, certificate=server.certificate)
         if _is_interactive():
             complain(_resume_line(agent, options, allow_demo=allow_demo))
     raise typer.Exit(code)
@@ -416,27 +417,23 @@ def _chosen_agent(name: str, arguments: Sequence[str]) -> CodingAgent:
 
 
 def _target(
-    address: ServerAddress, *, models: tuple[str | None, str | None], folder: Path
+    server: ServerClient, *, models: tuple[str | None, str | None], folder: Path
 ) -> AgentTarget:
     """The server and the models for the agent. Raises ServerFailed with a hint."""
-    with ServerClient(
-        url=address.url, api_key=address.api_key, certificate=address.certificate
-    ) as server:
-        try:
-            served = {str(card["id"]): card.get("max_model_len") for card in server.models()}
-        except ServerFailed as error:
-            raise ServerFailed(_with_hint(str(error), address)) from None
-        url = server.url
+    try:
+        served = {str(card["id"]): card.get("max_model_len") for card in server.models()}
+    except ServerFailed as error:
+        raise ServerFailed(_with_hint(str(error), server)) from None
     unknown = [model for model in models if model is not None and model not in served]
     if unknown or not served:
         raise ServerFailed(
-            f"{url} does not serve {unknown[0] if unknown else 'any model'}; it serves: "
+            f"{server.url} does not serve {unknown[0] if unknown else 'any model'}; it serves: "
             f"{', '.join(served)}"
         )
     model = models[0] or next(iter(served))
     return AgentTarget(
-        url=url,
-        api_key=address.api_key,
+        url=server.url,
+        api_key=server.api_key,
         model=model,
         small_model=models[1] or model,
         context_tokens=served[model],
@@ -444,7 +441,7 @@ def _target(
     )
 
 
-def _with_hint(error: str, address: ServerAddress) -> str:
+def _with_hint(error: str, server: ServerClient) -> str:
     """The error with what the user can do."""
     if "not trusted" in error or "speak TLS" in error:
         return f"{error}."
@@ -455,21 +452,21 @@ def _with_hint(error: str, address: ServerAddress) -> str:
             "--url URL …"
         )
         if "Connection refused" in error:
-            error = f"no server is running at {address.url}"
+            error = f"no server is running at {server.url}"
     elif "answers 401" in error:
-        verdict = "wrong" if address.api_key else "missing"
+        verdict = "wrong" if server.api_key else "missing"
         hint = f"The key is {verdict}: holdfast launch --api-key KEY …"
     stop = "" if error.endswith((".", "?", "!", "…")) else "."
     return f"{error}{stop} {hint}"
 
 
-def _server_line(target: AgentTarget, address: ServerAddress) -> str:
+def _server_line(target: AgentTarget, pid: int | None) -> str:
     """The server and model that the agent uses, which may not be those that the user expects."""
     facts = [f"model {target.model}"]
     if target.context_tokens is not None:
         facts.append(f"context {target.context_tokens:,} tokens")
-    if address.pid is not None:
-        facts.append(f"pid {address.pid}")
+    if pid is not None:
+        facts.append(f"pid {pid}")
     return f"using the server at {target.url} ({', '.join(facts)})"
 
 

@@ -27,8 +27,8 @@ from holdfast.cli.server_client import (
     ApiKey,
     ServerFailed,
     Url,
-    address_of,
-    address_of_running,
+    client_of,
+    client_of_own,
     own_servers,
 )
 from holdfast.cli.settings import read_settings
@@ -214,12 +214,12 @@ def _running(url: str | None, api_key: str | None) -> dict[str, dict[str, Any]]:
     """
     if url is None:
         key = _settings(None).server.api_key if api_key is None else api_key
-        addresses = [address_of_running(server, api_key=key) for server in own_servers()]
+        clients = [client_of_own(server, api_key=key) for server in own_servers()]
     else:
-        addresses = [address_of(url, api_key)]
+        clients = [client_of(url, api_key)]
     served = {}
-    for address in addresses:
-        with address.client() as client:
+    for client in clients:
+        with client:
             served[client.url] = {
                 str(card["id"]): card
                 for card in client.models()

@@ -8,7 +8,6 @@ import json
 import os
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -102,9 +101,9 @@ def server_command(
 
         named = {name: value for name in options if (value := given.pop(name)) is not None}
         with plain_errors():
-            address = address_of(named.pop("url", None), named.pop("api_key", None))
+            url, api_key = named.pop("url", None), named.pop("api_key", None)
             headers = {TENANT_HEADER: named.pop("tenant")} if "tenant" in named else {}
-            with address.client(headers=headers, query=named) as server:
+            with client_of(url, api_key, headers=headers, query=named) as server:
                 try:
                     command(server, **given)
                 except OSError as error:
@@ -114,61 +113,49 @@ def server_command(
     return with_parameters(run, [*own, *added])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerAddress:
-    """What a client needs to reach a server."""
-
-    url: str
-    api_key: str
-    certificate: str  # file to trust in addition to the system's; empty: none
-    pid: int | None = None  # of the user's own server on this machine
-
-    def client(
-        self, *, headers: Mapping[str, str] | None = None, query: Mapping[str, str] | None = None
-    ) -> ServerClient:
-        """A client for the server. Raises ServerFailed."""
-        return ServerClient(
-            url=self.url,
-            api_key=self.api_key,
-            headers=headers,
-            query=query,
-            certificate=self.certificate,
-            is_local=self.pid is not None,
-        )
-
-
-def address_of(url: str | None, api_key: str | None) -> ServerAddress:
-    """The address of the server at `url`, or by default of the server in the settings.
+def client_of(
+    url: str | None,
+    api_key: str | None,
+    *,
+    headers: Mapping[str, str] | None = None,
+    query: Mapping[str, str] | None = None,
+) -> ServerClient:
+    """A client of the server at `url`, or by default of the server in the settings.
 
     If the settings name no port, it is the only server that this user runs, on whatever port.
-    Raises NoSuchServer if there are several.
+    Raises NoSuchServer if there are several, and ServerFailed.
     """
     effective = read_settings()
     settings = effective.settings.server
-    key = settings.api_key if api_key is None else api_key
+    if api_key is None:
+        api_key = settings.api_key
     if url:
-        return ServerAddress(url=with_scheme(url), api_key=key, certificate=settings.tls_cert)
-    if effective.origins["server.port"] == "default":
-        running = own_servers()
+        url = with_scheme(url)
+    else:
+        running = own_servers() if effective.origins["server.port"] == "default" else []
         found = [server for server in running if server.port == settings.port] or running
         if len(found) > 1:
             urls = ", ".join(server.url for server in found)
             raise NoSuchServer(f"several servers are running: {urls}; choose one with --url")
         if found:
-            return address_of_running(found[0], api_key=key)
-    host = _WILDCARDS.get(settings.host, settings.host)
-    return ServerAddress(
-        url=f"{settings.scheme}://{host}:{settings.port}",
-        api_key=key,
+            return client_of_own(found[0], api_key=api_key, headers=headers, query=query)
+        host = _WILDCARDS.get(settings.host, settings.host)
+        url = f"{settings.scheme}://{host}:{settings.port}"
+    return ServerClient(
+        url=url,
+        api_key=api_key,
+        headers=headers,
+        query=query,
         certificate=settings.tls_cert,
     )
 
 
-def address_of_running(server: RunningServer, *, api_key: str = "") -> ServerAddress:
-    """The address of a server of this user on this machine."""
-    return ServerAddress(
-        url=server.url, api_key=api_key, certificate=server.certificate, pid=server.pid
-    )
+def client_of_own(server: RunningServer, **options: Any) -> ServerClient:
+    """A client of a server of this user on this machine.
+
+    options: further arguments of ServerClient. Raises ServerFailed.
+    """
+    return ServerClient(url=server.url, certificate=server.certificate, pid=server.pid, **options)
 
 
 def with_scheme(url: str) -> str:
@@ -215,32 +202,34 @@ class ServerClient:
         headers: Mapping[str, str] | None = None,
         query: Mapping[str, str] | None = None,
         certificate: str = "",
-        is_local: bool = False,
+        pid: int | None = None,
     ) -> None:
         """headers, query: sent with every request.
         certificate: a file with a certificate to trust in addition to the system's.
-        is_local: the server is the user's own on this machine: no proxy is asked, and its
-            certificate may be for any name.
+        pid: of the user's own server on this machine, whose certificate may be for any name.
 
         Raises ServerFailed if the URL is invalid or the certificate cannot be read.
         """
         import httpx  # here, because it would slow down the start of every command
 
         self.url = url.rstrip("/").removesuffix("/v1")
+        self.api_key = api_key
+        self.certificate = certificate
+        self.pid = pid
         self.is_holdfast = False  # known once `models` was called
         sent = dict(headers or {})
         if api_key:
             sent["Authorization"] = f"Bearer {api_key}"
         verify: ssl.SSLContext | bool = True
         if self.url.startswith("https:"):
-            verify = _tls_context(certificate, any_name=is_local)
+            verify = _tls_context(certificate, any_name=pid is not None)
         try:
             self._options = dict[str, Any](
                 base_url=self.url,
                 headers=sent,
                 params=query,
                 timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
-                trust_env=not (is_local or is_loopback(self.url)),
+                trust_env=pid is None and not is_loopback(self.url),
                 verify=verify,
             )
             self._http = httpx.Client(**self._options)

@@ -41,8 +41,8 @@ from holdfast.cli.server_client import (
     Server,
     ServerClient,
     ServerFailed,
-    address_of_running,
     chosen_server,
+    client_of_own,
     own_servers,
     server_command,
 )
@@ -128,7 +128,7 @@ def port_in_use(error: AddressInUse) -> str:
 def _served_models(url: str) -> list[str] | None:
     """The ids of the models that a Holdfast at this address serves; None if it is no Holdfast."""
     try:
-        with ServerClient(url=url, is_local=True) as client:
+        with ServerClient(url=url) as client:
             health = client.health(seconds=_ASK_SECONDS)
     except ServerFailed:
         return None
@@ -215,7 +215,7 @@ def health_of(server: RunningServer, *, seconds: float) -> dict[str, Any]:
 def _asked(server: RunningServer, path: str, *, seconds: float) -> dict[str, Any]:
     """The content of a path; empty if the server refuses it or does not answer in time."""
     try:
-        with address_of_running(server).client() as client:
+        with client_of_own(server) as client:
             return client.call("GET", path, timeout=seconds)
     except ServerFailed:
         return {}
