@@ -72,7 +72,7 @@ def test_modules_of_the_package_are_run_without_the_current_folder_on_their_path
     found = [
         (source.name, match[1]) for source in product for match in starts.finditer(source.text)
     ]
-    assert len(found) >= 8
+    assert len(found) >= 7
     assert [name for name, before in found if before != '"-P", '] == []
 
 

@@ -114,6 +114,12 @@ async def test_a_worker_that_starts_later_has_the_current_log_level(
     assert levels == ["warning", "debug"]
 
 
+async def a_while(polls: int) -> None:
+    """Let the other tasks run."""
+    for _ in range(polls):
+        await asyncio.sleep(0.01)
+
+
 async def test_states_stay_consistent_while_workers_die_and_models_come_and_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -138,7 +144,7 @@ async def test_states_stay_consistent_while_workers_die_and_models_come_and_go(
 
     async def ask(number: int) -> None:
         nonlocal answers
-        await asyncio.sleep(chance.random())
+        await a_while(chance.randrange(100))
         model = chance.choice("aabbc")
         try:
             async with made.lease(model) as client:
@@ -149,7 +155,7 @@ async def test_states_stay_consistent_while_workers_die_and_models_come_and_go(
 
     async def disturb() -> None:
         while not is_over:
-            await asyncio.sleep(0.05 + 0.1 * chance.random())
+            await a_while(5 + chance.randrange(10))
             model = chance.choice("ab")
             if chance.random() < 0.3:
                 made.let_go(model)
