@@ -34,10 +34,11 @@ def print_json(value: Any) -> None:
 
 
 def print_rows(rows: Sequence[tuple[str, str]]) -> None:
-    """Print names and values, one pair per line."""
+    """Print names and values, one pair per line, without empty values."""
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
-        typer.echo(f"{name:<{width}}  {value}")
+        if value:
+            typer.echo(f"{name:<{width}}  {value}")
 
 
 def new_table(*columns: str, right: tuple[str, ...] = ()) -> Table:

@@ -420,20 +420,24 @@ def _print(session: Mapping[str, Any], *, as_json: bool = False) -> None:
     hot = ""
     if session["live_tokens"]:
         hot = f"{session['live_tokens']:,} tokens: the next turn continues without a copy"
-    rows = [
-        ("session", session["id"]),
-        ("model", session["model"]),
-        ("tokens", f"{session['tokens']:,}, {cached}"),
-        ("hot", hot),
-        ("size", f"{size_text(session['kept_bytes'])} in {branches}"),
-        ("requests", f"{session['requests']:,}"),
-        ("last used", _time(session["last_used_at"])),
-        ("ends", _NEVER if session["expires_at"] is None else _time(session["expires_at"])),
-        ("pinned", _pinned(session)),
-        ("forked from", session["forked_from"]),
-        ("metadata", ", ".join(f"{name}={value}" for name, value in session["metadata"].items())),
-    ]
-    print_rows([(name, value) for name, value in rows if value])
+    print_rows(
+        [
+            ("session", session["id"]),
+            ("model", session["model"]),
+            ("tokens", f"{session['tokens']:,}, {cached}"),
+            ("hot", hot),
+            ("size", f"{size_text(session['kept_bytes'])} in {branches}"),
+            ("requests", f"{session['requests']:,}"),
+            ("last used", _time(session["last_used_at"])),
+            ("ends", _NEVER if session["expires_at"] is None else _time(session["expires_at"])),
+            ("pinned", _pinned(session)),
+            ("forked from", session["forked_from"]),
+            (
+                "metadata",
+                ", ".join(f"{name}={value}" for name, value in session["metadata"].items()),
+            ),
+        ]
+    )
 
 
 def _print_table(found: Sequence[Mapping[str, Any]]) -> None:
