@@ -80,7 +80,7 @@ def admit(
     lookup.fetched = {
         key: payload for key in plan.keys if (payload := index.payload(key)) is not None
     }
-    scheduler.begin_behind(request.request_id, plan.tokens)
+    scheduler.make_ready(request.request_id, plan.tokens)
     decision = scheduler.next_step()
     assert len(decision.admitted) == 1
     assert all(piece.key in lookup.fetched for piece in plan.blocks)

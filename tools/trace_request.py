@@ -1,13 +1,11 @@
-"""Follows one real request through both processes and prints the calls that it takes: from the HTTP
-handler to the device, from a step's results to bytes in a file.
+"""Traces one real request through both processes and prints its calls: from the HTTP handler to the
+device, and from the results of a step to bytes in a file.
 
     python -m tools.trace_request
 
-A real server is started on the bundled model, with a profile hook in the front and in its worker (a
-`sitecustomize.py` on their path; the product knows nothing of it). A chain is what stands on the
-stack when its end is called, functions of Holdfast only, outermost first: what had returned by then
-is not a call on the way. The request is not streamed; of what a worker keeps, the calls count from
-the prefix cache on, in the writing thread from where it takes a block.
+Starts a real server on the bundled model, with a profile hook in the front and in its worker (a
+`sitecustomize.py` on their path; the product does not know it). A chain is the stack when its last
+function is called, outermost function first, functions of Holdfast only. The request is not streamed.
 """
 
 from __future__ import annotations
@@ -31,6 +29,7 @@ ENDS = {
     ("sugar/socket.py", "Socket.send"),
     ("worker/engine/engine.py", "Engine.dispatch"),
     ("worker/engine/engine.py", "Engine.open"),
+    ("worker/prefix/cache.py", "PrefixCache.lookup"),
         ("store/store.py", "BlockStore.put")}
 
 def chain(frame):
@@ -48,7 +47,7 @@ def write(end, frame):
 
 def hook(frame, event, argument):
     code = frame.f_code
-    if event == "call" and (code.co_name in ("send", "dispatch", "open", "put")):
+    if event == "call" and (code.co_name in ("send", "dispatch", "open", "put", "lookup")):
         name = code.co_filename.replace(os.sep, "/")
         for file, qualified in ENDS:
             if code.co_qualname == qualified and name.endswith(file):
@@ -63,10 +62,7 @@ threading.setprofile(hook)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """The calls from one place to another.
-
-    `first`: the outermost call that counts, by a part of its name.
-    """
+    """The calls from one place to another. first: a part of the name of the outermost one."""
 
     title: str
     end: str
@@ -74,12 +70,19 @@ class Chain:
     most: int
 
 
+MOST_BEFORE_FIRST_TOKEN = 12  # functions of the worker, those shared by several chains once
 CHAINS = (
     Chain(title="front: handler to the link", end="Socket.send", first="front/", most=8),
     Chain(
+        title="worker: arrival to PrefixCache.lookup",
+        end="PrefixCache.lookup",
+        first="WorkerLoop.",
+        most=6,
+    ),
+    Chain(title="worker: admission to Engine.open", end="Engine.open", first="WorkerLoop.", most=5),
+    Chain(
         title="worker: loop to Engine.dispatch", end="Engine.dispatch", first="WorkerLoop.", most=4
     ),
-    Chain(title="worker: admission to Engine.open", end="Engine.open", first="WorkerLoop.", most=8),
     Chain(
         title="device thread: step's results to the store's queue",
         end="BlockStore.put",
@@ -93,7 +96,7 @@ CHAINS = (
 
 
 def trace(folder: Path) -> list[dict[str, object]]:
-    """Serve one request of 600 tokens with the hook in place; what was written down."""
+    """Serve one request of 600 tokens with the hook in place; returns what the hook recorded."""
     calls, store = folder / "calls", folder / "store"
     calls.mkdir()
     (folder / "sitecustomize.py").write_text(HOOK, encoding="utf-8")
@@ -136,7 +139,7 @@ def trace(folder: Path) -> list[dict[str, object]]:
 
 
 def chain_of(records: list[dict[str, object]], chain: Chain) -> list[str]:
-    """The longest of the chains that were seen, from its first call that counts."""
+    """The longest recorded chain, from its first call on."""
     best: list[str] = []
     for record in records:
         calls = record["calls"]
@@ -148,15 +151,23 @@ def chain_of(records: list[dict[str, object]], chain: Chain) -> list[str]:
 
 
 def main() -> int:
-    """Print the chains; 1 when one was not seen, or is longer than it may be."""
+    """Print the chains; returns 1 if one was not recorded or is too long."""
     with tempfile.TemporaryDirectory() as folder:
         records = trace(Path(folder))
     is_well = True
+    before_first_token: set[str] = set()
     for chain in CHAINS:
         calls = chain_of(records, chain)
+        if chain.title.startswith("worker: "):
+            before_first_token.update(calls)
         is_well = is_well and 0 < len(calls) <= chain.most
         sys.stdout.write(f"{chain.title}: {len(calls)} calls, at most {chain.most}\n")
         sys.stdout.writelines(f"    {call}\n" for call in calls)
+    is_well = is_well and len(before_first_token) <= MOST_BEFORE_FIRST_TOKEN
+    sys.stdout.write(
+        f"worker: {len(before_first_token)} functions before the first token, at most "
+        f"{MOST_BEFORE_FIRST_TOKEN}\n"
+    )
     return int(not is_well)
 
 

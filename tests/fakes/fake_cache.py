@@ -12,8 +12,7 @@ from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import CacheFigures, CacheOutcome
 from holdfast.worker.engine.plan import KeepPolicy, StepPlan
 from holdfast.worker.prefix.chain import ChainBlock, Cursor, pack_tokens
-from holdfast.worker.prefix.lookup import LiveChain, Lookup, ReusePlan, Shortfall
-from holdfast.worker.prefix.no_cache import NothingLive
+from holdfast.worker.prefix.lookup import HeldMemory, LiveChain, Lookup, ReusePlan, Shortfall
 from holdfast.worker.prefix.tiers import EvictionOrder
 from tests.fakes.fake_engine import FakeEngine
 
@@ -35,14 +34,33 @@ class KeptTokens:
     is_finite: bool = True
 
 
+class NothingLive:
+    """No live state outlasts its sequence."""
+
+    held = HeldMemory()
+
+    def begin(self, lookup: Lookup | None, live: LiveChain, state: object) -> LiveChain:
+        return live
+
+    def park(self, live: LiveChain, chain: bytes) -> None:
+        """Keeps nothing."""
+
+    def leave(self, live: LiveChain) -> None:
+        """Keeps nothing."""
+
+    def reclaim(self, nbytes: int) -> None:
+        """Nothing is parked."""
+
+    def newly_frozen(self) -> tuple[LiveChain, ...]:
+        return ()
+
+
 class FakeCache:
     """Keeps chains whole, block by block; the key of a block is the chain up to its end.
 
     raises: names of methods that raise, as long as they are in it. on_disk: whether what is found
     has to be fetched, which `arrive` does.
     """
-
-    keeps_anything = True
 
     def __init__(self) -> None:
         self.blocks: set[bytes] = set()

@@ -85,7 +85,7 @@ class FakeEngine:
         )
 
     def grow(self, request_id: str, capacity_tokens: int) -> None:
-        assert capacity_tokens > self.opened[request_id].capacity
+        assert capacity_tokens >= self.opened[request_id].capacity
         self.opened[request_id].capacity = capacity_tokens
 
     def limit_thoughts(

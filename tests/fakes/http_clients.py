@@ -96,10 +96,12 @@ async def served(
     settings: ServerSettings | None = None,
     dialects: Sequence[Dialect] = DIALECTS,
     certificate: ServerCertificate | None = None,
+    directory: ScriptedDirectory | None = None,
 ) -> AsyncIterator[str]:
     """The application on a free loopback port, with the real server and the options that matter."""
     settings = settings or ServerSettings(port=0, shutdown_seconds=0, reconnect_seconds=0)
-    app = create_application(scripted_services(gateway, server=settings), dialects=dialects)
+    services = scripted_services(gateway, server=settings, directory=directory)
+    app = create_application(services, dialects=dialects)
     with listen(settings) as listener:
         started = asyncio.Event()
         running = HttpServer(app, settings, on_started=started.set, certificate=certificate)

@@ -6,7 +6,7 @@ from holdfast.config import SchedulerSettings
 from holdfast.wire.commands import Command, SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.loop.loop import WorkerLoop
-from holdfast.worker.loop.parts import Cache
+from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
 from tests.fakes.fake_engine import FakeEngine
@@ -39,7 +39,7 @@ def make_loop(
     inbox: ScriptInbox,
     *,
     budget_tokens: int = 10_000,
-    cache: Cache | None = None,
+    cache: PrefixCache | None = None,
 ) -> WorkerLoop:
     scheduler = a_scheduler(budget_tokens=budget_tokens)
     return WorkerLoop(

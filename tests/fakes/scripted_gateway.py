@@ -321,6 +321,7 @@ def model_status(**facts: Any) -> ModelStatus:
         "pid": 4711,
         "running": 2,
         "queued": 1,
+        "waits": {},
         "info": INFO,
         "memory": None,
         "created": 1_700_000_000,

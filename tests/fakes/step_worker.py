@@ -206,11 +206,11 @@ class StepWorker:
             self.scheduler.hold_back(request_id)
             served.is_ready = False
 
-    def begin_behind(self, request_id: str, cached_tokens: int) -> None:
+    def make_ready(self, request_id: str, cached_tokens: int) -> None:
         served = self.live.get(request_id)
         if served is not None and not served.runs:
             served.cached = min(cached_tokens, served.prompt_tokens + served.drawn - 1)
-            self.scheduler.begin_behind(request_id, served.cached)
+            self.scheduler.make_ready(request_id, served.cached)
             served.is_ready = True
 
     def step(self) -> Decision:
@@ -243,7 +243,7 @@ class StepWorker:
         for request_id in list(self.live):
             self.resume(request_id)
             if not self.live[request_id].is_ready:
-                self.begin_behind(request_id, 0)
+                self.make_ready(request_id, 0)
         for _ in range(most_steps):
             if not self.live and not self.under_way:
                 break

@@ -136,7 +136,7 @@ class SteppedWorker:
         worker = self.worker
         self.loop.check_invariants()
         worker.index.check_invariants()
-        self.loop._cache._count_held()  # as the next step begins
+        self.loop._cache._count_held(worker.cache)  # as the next step begins
         chains = list(worker.cache.live._chains)
         assert all(chain.state is not None for chain in chains), "a live chain without a state"
         for chain in chains:

@@ -19,9 +19,8 @@ from holdfast.wire.commands import WorkerSettings
 from holdfast.wire.events import ModelInfo
 from holdfast.worker.loop.inbox import Inbox, Progress, Pulse
 from holdfast.worker.loop.loop import WorkerLoop
-from holdfast.worker.loop.parts import MemoryBudget
+from holdfast.worker.loop.memory_budget import MemoryBudget
 from holdfast.worker.loop.process import WorkerEnd, live, run_process
-from holdfast.worker.prefix.no_cache import NoCache
 from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
 from tests.fakes.fake_engine import FakeEngine
@@ -80,7 +79,7 @@ def fake_loop(
     memory = MemoryBudget(
         plan,
         scheduler=scheduler,
-        cache=NoCache(),
+        cache=None,
         plan_for=lambda state_bytes: MemoryPlan(kv_bytes=state_bytes, ram_tier_bytes=0),
     )
     return WorkerLoop(

@@ -2,11 +2,19 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
 import pytest
 
 from holdfast.telemetry.metrics import Metrics
-from holdfast.telemetry.request_log import AnswerRecord, RequestRecord, write_line, write_progress
-from holdfast.wire.events import CacheReport, FinishReason
+from holdfast.telemetry.request_log import (
+    AnswerRecord,
+    RequestRecord,
+    current_record,
+    waiting_for,
+    write_line,
+    write_progress,
+)
+from holdfast.wire.events import CacheReport, FinishReason, Timings, WaitReason
 from holdfast.wire.output import ChoiceFinished, PromptProgress, TextDelta
 
 
@@ -77,6 +85,28 @@ def test_the_line_of_an_answer_has_its_tokens_and_speed() -> None:
         "finish_reason": "stop",
         "seconds": 1.75,
     }
+
+
+def test_the_line_says_what_a_request_waited_for_in_the_front_and_in_its_worker() -> None:
+    clock = Clock()
+    served = record(clock, model="demo")
+    with current_record(served), waiting_for(WaitReason.LOAD):
+        assert served.waits_for is WaitReason.LOAD
+        clock.now += 2.0
+    assert served.waits_for is None
+    served.answer = accepted(clock, prompt_tokens=812)
+    for index, seconds in enumerate((1.0, 1.5)):
+        end = ended(index, 5)
+        timings = Timings(waited={WaitReason.MEMORY: seconds, WaitReason.DISK: 0.001})
+        served.answer.observe(msgspec.structs.replace(end, timings=timings))
+    assert "in 2.00 s (waited for load 2.00 s, memory 1.50 s)" in str(served)
+    assert served.fields["waited_seconds"] == {"load": 2.0, "memory": 1.5}
+
+
+def test_waits_outside_of_a_request_are_nobodys() -> None:
+    with waiting_for(WaitReason.PLACE):
+        served = record(Clock())
+    assert served.waits == {}
 
 
 def test_a_request_without_an_answer_has_no_figures() -> None:

@@ -6,12 +6,14 @@ The log line contains no prompt or answer, unless the settings ask for contents.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from holdfast.wire.events import FinishReason
+from holdfast.wire.events import FinishReason, WaitReason
 from holdfast.wire.output import (
     ChoiceFinished,
     OutputDelta,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:  # workers log, too, but only the front has prometheus_client
 
 RECORD = "holdfast.record"  # key of the RequestRecord in an ASGI scope
 CLIENT_GONE = 499  # the client disconnected before the response began
+_LEAST_WAIT_SECONDS = 0.05  # shorter waits are not logged
 UNKNOWN_ROUTE = "other"  # the route of unknown paths
 # estimated duration from which a prefill is logged
 LONG_PREFILL_SECONDS = 5.0
@@ -74,6 +77,8 @@ class RequestRecord:
     rejoined: str = ""  # id of the earlier request whose answer it received
     asked: GenerationRequest | None = None  # if a model generates: the first prompt
     answer: AnswerRecord | None = None  # set when a model has accepted it
+    waits_for: WaitReason | None = None  # now, in the front
+    waited: dict[WaitReason, float] = field(default_factory=dict)  # seconds, in the front
     clock: Callable[[], float] = field(default=perf_counter, repr=False)
     began: float = field(init=False)
     ended: float | None = field(init=False, default=None)
@@ -91,6 +96,21 @@ class RequestRecord:
         self.error_code, self.error_message = code, message
 
     @property
+    def waits(self) -> dict[str, float]:
+        """Seconds that it waited, by reason, in the front and in the worker; of several sequences,
+        the longest. Known at the end.
+        """
+        waited = dict(self.waited)
+        for end, _ in () if self.answer is None else self.answer.ends:
+            for reason, seconds in end.timings.waited.items():
+                waited[reason] = max(seconds, waited.get(reason, 0.0))
+        return {
+            reason.value: round(waited[reason], 3)
+            for reason in WaitReason
+            if waited.get(reason, 0.0) >= _LEAST_WAIT_SECONDS
+        }
+
+    @property
     def seconds(self) -> float:
         """Its duration so far, or in total if it has ended."""
         return (self.clock() if self.ended is None else self.ended) - self.began
@@ -98,7 +118,15 @@ class RequestRecord:
     def __str__(self) -> str:
         fields = self.fields
         figures = (text.format(fields[name]) for name, text in _FIGURES if name in fields)
-        parts = (self.head, str(self.status), printable(self.model), *figures, self._end())
+        waits = ", ".join(f"{reason} {seconds:.2f} s" for reason, seconds in self.waits.items())
+        parts = (
+            self.head,
+            str(self.status),
+            printable(self.model),
+            *figures,
+            f"(waited for {waits})" if waits else "",
+            self._end(),
+        )
         return "\n".join([" ".join(filter(None, parts)), *self._contents()])
 
     @property
@@ -121,6 +149,7 @@ class RequestRecord:
             "status": self.status,
             "model": self.model,
             "seconds": round(self.seconds, 4),
+            "waited_seconds": self.waits or None,
             "error_code": self.error_code,
             "error_message": self.error_message[:_LONGEST_ERROR],
             "aborted": self.is_aborted or None,
@@ -158,6 +187,35 @@ class RequestRecord:
         texts = [("prompt", answer.prompt)]
         texts += [("answer", answer.texts[index]) for index in sorted(answer.texts)]
         return [f"    {name}: {printable(text, longest=_LONGEST_CONTENT)}" for name, text in texts]
+
+
+_current: ContextVar[RequestRecord | None] = ContextVar("holdfast_record", default=None)
+
+
+@contextmanager
+def current_record(record: RequestRecord) -> Iterator[None]:
+    """The current task, and the tasks that it creates, serve this request."""
+    token = _current.set(record)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+@contextmanager
+def waiting_for(reason: WaitReason) -> Iterator[None]:
+    """The request that the current task serves, if any, waits for `reason`."""
+    record = _current.get()
+    if record is None:
+        yield
+        return
+    began = record.clock()
+    record.waits_for = reason
+    try:
+        yield
+    finally:
+        record.waits_for = None
+        record.waited[reason] = record.waited.get(reason, 0.0) + record.clock() - began
 
 
 def write_line(record: RequestRecord) -> None:

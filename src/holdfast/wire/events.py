@@ -91,6 +91,17 @@ class ResidencyFigures(msgspec.Struct, frozen=True, kw_only=True):
     wait_seconds: dict[str, float] = {}  # of requests, by what they waited for: place or load
 
 
+class WaitReason(enum.Enum):
+    """What a request waits for. The first two are decided in the front, the others in the worker."""
+
+    PLACE = "place"  # memory of the machine for its model
+    LOAD = "load"  # its model is being loaded
+    DISK = "disk"  # cached blocks are being read
+    TWIN = "twin"  # another request prefills the same prefix
+    MEMORY = "memory"  # a place among the running sequences, and KV memory
+    READER = "reader"  # backpressure: nobody reads its answer
+
+
 class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A worker's gauges, and counters since its start."""
 
@@ -115,6 +126,7 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     step_seconds: Histogram | None = None
     memory: CacheFigures | None = None  # None: no prefix cache
     constraints: ConstraintFigures = msgspec.field(default_factory=ConstraintFigures)
+    waits: dict[RequestId, WaitReason] = {}  # of each request that waits
 
 
 class FinishReason(enum.Enum):
@@ -143,6 +155,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0  # admission to first token
     decode_seconds: float = 0.0  # first token to last
+    waited: dict[WaitReason, float] = {}  # seconds, by what the request waited for
 
 
 class CacheOutcome(enum.Enum):

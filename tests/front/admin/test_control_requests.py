@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from holdfast.config import ServerSettings
+from holdfast.wire.events import WaitReason
 from holdfast.wire.output import PromptProgress
 from tests.fakes.http_clients import (
     CHAT,
@@ -18,7 +19,13 @@ from tests.fakes.http_clients import (
     named_events_of,
     served,
 )
-from tests.fakes.scripted_gateway import MODEL, ScriptedGateway, answer
+from tests.fakes.scripted_gateway import (
+    MODEL,
+    ScriptedDirectory,
+    ScriptedGateway,
+    answer,
+    model_status,
+)
 
 REQUESTS = "/admin/requests"
 
@@ -48,6 +55,7 @@ async def test_a_request_is_listed_while_it_runs_and_cancelled_with_a_clear_end(
                 "id": "mine",
                 "model": MODEL,
                 "state": "writing",
+                "waits_for": None,
                 "path": CHAT,
                 "key": "",
                 "client": "127.0.0.1",
@@ -68,6 +76,29 @@ async def test_a_request_is_listed_while_it_runs_and_cancelled_with_a_clear_end(
         )
         assert await listed(client) == []
         assert gateway.closed == [gateway.request.request_id]
+
+
+async def test_health_and_the_list_say_what_a_request_waits_for() -> None:
+    gateway = endless("Hel")
+    directory = ScriptedDirectory(models=(model_status(waits={}),))
+    async with (
+        served(gateway, directory=directory) as url,
+        httpx.AsyncClient(base_url=url, trust_env=False) as client,
+    ):
+        body = chat_body(stream=True)
+        headers = {"x-request-id": "mine"}
+        async with client.stream("POST", CHAT, json=body, headers=headers) as stream:
+            lines = stream.aiter_lines()
+            while '"Hel"' not in await anext(lines):
+                continue
+            sequence = f"{gateway.request.request_id}/0"
+            directory.models = (
+                model_status(waits={sequence: WaitReason.READER, "b/0": WaitReason.DISK}),
+            )
+            (shown,) = await listed(client)
+            (model,) = (await client.get("/health")).json()["models"]
+    assert shown["waits_for"] == "reader"
+    assert [(each["id"], each["waits_for"]) for each in model["waiting"]] == [("mine", "reader")]
 
 
 async def test_a_whole_answer_that_is_cancelled_is_refused_in_the_form_of_its_protocol_and_is_not_tried_again() -> (

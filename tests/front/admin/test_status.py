@@ -103,6 +103,7 @@ async def test_health_tells_how_the_model_is_laid_out_and_how_busy_it_is() -> No
                 "layout_reason": "both ways agree",
                 "running": 2,
                 "queued": 1,
+                "waiting": [],
                 "memory": None,
                 "dialect": None,
                 "kv_bytes_per_token": 8,

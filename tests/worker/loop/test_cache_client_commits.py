@@ -57,7 +57,7 @@ def test_what_a_step_was_told_to_keep_is_committed_with_it_and_no_more() -> None
     a = subject.open("a")
     subject.commit(subject.read(a, 2 * BLOCK + 1), a)
     assert subject.cache.inserted == [("a", BLOCK), ("a", 2 * BLOCK)]
-    assert len(a.handed_over) == 2
+    assert len(a.inserted) == 2
     assert not subject.client.has_uncommitted
 
 
@@ -72,7 +72,7 @@ def test_the_rest_of_a_sequence_is_committed_when_the_step_behind_it_is_collecte
     subject = Committing()
     a, b = subject.open("a"), subject.open("b")
     subject.commit(subject.read(a, BLOCK + 2), a)
-    subject.client.copy_rest(a, for_good=True)
+    subject.client.copy_rest(a, has_ended=True)
     assert subject.client.is_computing_for([a])
     assert not subject.client.is_computing_for([b])
     subject.commit(subject.read(b, 1), b)
@@ -87,7 +87,7 @@ def test_a_sequence_that_is_only_preempted_has_not_ended() -> None:
     subject = Committing()
     a = subject.open("a")
     subject.read(a, 3)
-    subject.client.copy_rest(a, for_good=False)
+    subject.client.copy_rest(a, has_ended=False)
     subject.client.flush()
     assert (subject.cache.inserted, subject.ended) == ([("a", 3)], [])
 
@@ -97,7 +97,7 @@ def test_a_flush_commits_all_rests_at_once() -> None:
     a, b = subject.open("a"), subject.open("b")
     for sequence in (a, b):
         subject.read(sequence, 3)
-        subject.client.copy_rest(sequence, for_good=True)
+        subject.client.copy_rest(sequence, has_ended=True)
     assert subject.client.has_uncommitted
     subject.client.flush()
     assert subject.ended == ["a", "b"]
@@ -109,7 +109,7 @@ def test_what_was_copied_out_of_a_sequence_can_be_discarded() -> None:
     a, b = subject.open("a"), subject.open("b")
     for sequence in (a, b):
         subject.read(sequence, BLOCK - 1)
-        subject.client.copy_rest(sequence, for_good=True)
+        subject.client.copy_rest(sequence, has_ended=True)
     subject.client.discard([a])
     subject.client.flush()
     assert subject.ended == ["b"]
@@ -123,7 +123,7 @@ def test_what_one_sequence_raises_costs_the_others_nothing(
     a, b = subject.open("a"), subject.open("b")
     for sequence in (a, b):
         subject.read(sequence, BLOCK)
-        subject.client.copy_rest(sequence, for_good=True)
+        subject.client.copy_rest(sequence, has_ended=True)
     insert, failures = subject.cache.insert, [RuntimeError("the cache fails")]
 
     def fails_once(*args: Any, **more: Any) -> tuple[bytes, ...]:
@@ -142,6 +142,6 @@ def test_nothing_is_committed_twice() -> None:
     a = subject.open("a")
     subject.commit(subject.read(a, BLOCK), a)
     subject.commit(subject.read(a, BLOCK), a)
-    subject.client.copy_rest(a, for_good=True)
+    subject.client.copy_rest(a, has_ended=True)
     subject.client.flush()
     assert [end for _, end in subject.cache.inserted] == [BLOCK, 2 * BLOCK]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.wire.events import CacheFigures
+from holdfast.wire.events import CacheFigures, WaitReason
 from holdfast.worker.loop.cache_client import LEAST_SHARED_TOKENS, CacheClient
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.loop.sequences import LiveSequence
@@ -78,15 +78,18 @@ def test_who_waits_for_the_disk_lets_others_pass_and_begins_when_it_has_come() -
     waiting = Waiting()
     waiting.cache.blocks |= stored_chain(1, 2, 3, 4)
     waiting.cache.on_disk = True
-    waiting.arrive("disk", 1, 2, 3, 4, 5)
+    disk = waiting.arrive("disk", 1, 2, 3, 4, 5)
     waiting.arrive("other", 9, 9)
     assert waiting.client.is_waited_for
+    assert disk.waits_for is WaitReason.DISK
     assert waiting.admitted() == {"other": 0}
     waiting.client.advance()
     assert waiting.admitted() == {}
     waiting.cache.arrive()
     waiting.client.advance()
     assert not waiting.client.is_waited_for
+    assert disk.waits_for is WaitReason.MEMORY
+    assert disk.waited[WaitReason.DISK] > 0
     assert waiting.admitted() == {"disk": 4}
 
 
@@ -96,6 +99,7 @@ def test_who_begins_with_what_another_one_reads_waits_for_it_and_is_looked_up_ag
     behind = waiting.arrive("behind", *LONG, 2)
     assert (waiting.figures.waiting, waiting.figures.waits) == (1, 1)
     assert behind.lookup is None, "what it would begin from now is not held for it"
+    assert behind.waits_for is WaitReason.TWIN
     assert waiting.admitted().keys() == {"reader"}
     waiting.cache.blocks |= stored_chain(*LONG)
     waiting.progress(reader, len(LONG))
@@ -104,7 +108,7 @@ def test_who_begins_with_what_another_one_reads_waits_for_it_and_is_looked_up_ag
     assert waiting.scheduler.is_waiting("behind")
     assert behind.lookup is not None
     assert behind.lookup.cached_tokens == len(LONG) // BLOCK * BLOCK
-    assert behind.waited_seconds > 0
+    assert behind.waited[WaitReason.TWIN] > 0
 
 
 def test_nobody_waits_for_a_little_or_for_another_tenant() -> None:
@@ -187,5 +191,5 @@ def test_what_is_released_may_leave_the_cache() -> None:
     waiting.cache.order.add(next(iter(stored_chain(1, 2, 3, 4))), parent=None)
     sequence = waiting.arrive("a", 1, 2, 3, 4, 5)
     assert waiting.cache.order.next_to_leave() is None
-    waiting.client.release(sequence)
+    waiting.client.withdraw(sequence)
     assert waiting.cache.order.next_to_leave() is not None

@@ -78,7 +78,7 @@ def test_poisoned_blocks_are_found_out_once_and_forgotten(
     )
     assert inbox.tokens("a") == inbox.tokens("b") == right
     assert len(warnings(caplog)) == 1
-    assert "a is read again" in warnings(caplog)[0]
+    assert "a restarts from nothing" in warnings(caplog)[0]
     assert (inbox.finished("a").cached_tokens, inbox.finished("a").memory.outcome) == (
         0,
         CacheOutcome.FAILED,

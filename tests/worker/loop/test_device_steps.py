@@ -7,8 +7,13 @@ from __future__ import annotations
 import pytest
 
 from holdfast.worker.engine.plan import Span, StepPlan
-from holdfast.worker.loop.device_steps import FAILURES_OF_A_BROKEN_DEVICE, DeviceBroken, DeviceSteps
-from holdfast.worker.loop.sequences import Flight, LiveSequence
+from holdfast.worker.loop.device_steps import (
+    FAILURES_OF_A_BROKEN_DEVICE,
+    DeviceBroken,
+    DeviceSteps,
+    Flight,
+)
+from holdfast.worker.loop.sequences import LiveSequence
 from tests.fakes.fake_engine import (
     RAISES_AT_COLLECT,
     RAISES_AT_DISPATCH,
@@ -33,7 +38,7 @@ def a_flight(engine: FakeEngine, *prompts: tuple[int, ...]) -> Flight:
         decided=StepPlan(spans=spans),
         plan=StepPlan(spans=spans),
         sequences=tuple(LiveSequence(request=each, submitted_at=0.0) for each in asked),
-        lives=(0,) * len(asked),
+        attempts=(0,) * len(asked),
         started_at=0.0,
         expected_seconds=None,
     )
@@ -47,7 +52,7 @@ def test_a_step_that_goes_well_gives_what_the_engine_drew() -> None:
     engine = FakeEngine()
     subject, flight = steps(engine), a_flight(engine, (1, 2), (3,))
     subject.dispatch(flight)
-    result = subject.collect(flight, behind=None)
+    result = subject.collect(flight, later=None)
     assert result is not None
     assert [each.token_ids for each in result] == [
         tuple(expected_tokens(sequence.request)[:1]) for sequence in flight.sequences
@@ -59,7 +64,7 @@ def test_a_step_that_cannot_be_dispatched_is_suspect_and_gives_nothing() -> None
     subject, flight = steps(engine), a_flight(engine, (1, RAISES_AT_DISPATCH))
     subject.dispatch(flight)
     assert flight.is_suspect
-    assert subject.collect(flight, behind=None) is None
+    assert subject.collect(flight, later=None) is None
     assert not engine.pending
 
 
@@ -69,16 +74,16 @@ def test_a_step_that_fails_makes_the_one_behind_it_suspect() -> None:
     first, behind = a_flight(engine, (1, RAISES_ONCE)), a_flight(engine, (5, 6))
     subject.dispatch(first)
     subject.dispatch(behind)
-    assert subject.collect(first, behind=behind) is None
+    assert subject.collect(first, later=behind) is None
     assert behind.is_suspect
-    assert subject.collect(behind, behind=None) is None, "what it gives cannot be trusted"
+    assert subject.collect(behind, later=None) is None, "what it gives cannot be trusted"
 
 
 def test_a_flight_without_sequences_touches_no_device() -> None:
     subject = steps(FakeEngine(is_broken=True))
     empty = a_flight(FakeEngine())
     subject.dispatch(empty)
-    result = subject.collect(empty, behind=None)
+    result = subject.collect(empty, later=None)
     assert result is not None
     assert result == ()
 
@@ -134,8 +139,8 @@ def test_results_of_a_sequence_whose_state_was_given_up_are_not_wanted() -> None
     engine = FakeEngine()
     subject, flight = steps(engine), a_flight(engine, (1, 2), (3, 4))
     subject.dispatch(flight)
-    flight.sequences[0].give_up_state()
-    result = subject.collect(flight, behind=None)
+    flight.sequences[0].drop_state()
+    result = subject.collect(flight, later=None)
     assert result is not None
     assert [sequence for _, sequence, _ in flight.wanted(result)] == [flight.sequences[1]]
     assert flight.healthy(result) == (flight.sequences[1],)

@@ -71,7 +71,7 @@ def test_who_comes_meanwhile_is_read_with_the_next_step_and_takes_over_what_was_
     for _ in range(3):
         worker.step()
     assert reading(worker) == ["ahead"]
-    read = worker.loop._ledger["ahead"].read_to
+    read = worker.loop._ledger["ahead"].prefilled_tokens
     worker.send(greedy("next", PROMPT + TAIL + NEW))
     worker.step()
     assert reading(worker) == ["next"]

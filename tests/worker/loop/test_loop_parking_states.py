@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 from holdfast.wire.commands import ReadAhead, SequenceControl
 from holdfast.wire.sessions import SessionCommand
 from holdfast.worker.engine.engine import Engine
-from holdfast.worker.loop import failures
+from holdfast.worker.loop import device_steps
 from tests.fakes.caching_worker import greedy, random_prompt
 from tests.fakes.live_state import open_sequences
 from tests.fakes.running_ahead import RunningAhead
@@ -41,7 +41,7 @@ tenants = st.sampled_from(["", "", "", "b"])
 def small_blocks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         make_blocks_small(patch)
-        patch.setattr(failures.logger, "exception", raise_again)
+        patch.setattr(device_steps.logger, "exception", raise_again)
         yield
 
 

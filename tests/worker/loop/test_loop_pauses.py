@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.wire.commands import Command, ControlAction, SequenceControl
-from holdfast.wire.events import FinishReason
+from holdfast.wire.events import FinishReason, WaitReason, WorkerStatistics
 from tests.fakes.fake_engine import FakeEngine, expected_tokens
 from tests.fakes.looped_worker import make_loop, request, serve
 from tests.fakes.script_inbox import ScriptInbox, cancel, pause, resume
@@ -23,6 +23,9 @@ def test_nothing_is_drawn_for_a_paused_sequence_until_it_is_resumed() -> None:
     inbox = serve(*script, [resume("a")], engine=engine)
     assert inbox.tokens("a") == expected_tokens(request("a", max_tokens=30))
     assert len(engine.plans) == 30  # a step for each token; the pause made none
+    waits = [event.waits for event in inbox.events if isinstance(event, WorkerStatistics)]
+    assert {"a": WaitReason.READER} in waits
+    assert inbox.finished("a").timings.waited[WaitReason.READER] > 0
 
 
 def test_a_paused_sequence_makes_room_for_those_that_wait_and_goes_on_afterwards() -> None:

@@ -30,7 +30,7 @@ def a_ledger() -> Ledger:
 def test_a_request_is_accepted_started_and_finished_in_this_order() -> None:
     ledger = a_ledger()
     sequence = ledger.accept(request("a"))
-    sequence.admit(now=1.0, capacity_tokens=10)
+    sequence.admit(now=1.0)
     ledger.generate(sequence, (5, 6), ())
     ledger.generate(sequence, (7,), ())
     ledger.finish(sequence, FinishReason.LENGTH)
@@ -104,7 +104,7 @@ def test_a_refusal_says_why_and_nothing_follows(refusal: Exception, kind: str, f
         (2.5, 8) if kind == "queue_full" else (0.0, 0)
     )
     assert ledger.counters.rejected == 1
-    assert "a" not in ledger
+    assert ledger.find("a") is None
 
 
 def test_only_what_lies_in_the_prompt_is_counted_as_read() -> None:
@@ -157,7 +157,7 @@ def test_how_far_a_long_prompt_is_read_is_told_now_and_then_and_never_at_its_end
     now = 0.0
     ledger = Ledger(clock=lambda: now)
     sequence = ledger.accept(request("a", *range(1000)))
-    sequence.admit(now=0.0, capacity_tokens=1000)
+    sequence.admit(now=0.0)
     sequence.report = CacheReport(ram_tokens=100)
     for now, start in ((0.4, 100), (0.6, 200), (0.9, 300), (1.1, 400), (9.0, 900)):  # noqa: B007 - the clock reads it
         ledger.count_prompt(sequence, start=start, tokens=100)

@@ -451,7 +451,7 @@ def test_who_is_not_ready_lets_others_pass_and_keeps_its_place() -> None:
         run.submit(name, prompt_tokens=10, max_tokens=3)
     run.hold_back("a")
     assert [admission.request_id for admission in run.step().admitted] == ["b"]
-    run.begin_behind("a", 7)
+    run.make_ready("a", 7)
     run.run_to_end()
     assert [served.request_id for served in run.ended] == ["b", "a", "c", "d"]
     (first, *_) = [span for plan in run.plans for span in plan.spans if span.request_id == "a"]
@@ -466,7 +466,7 @@ def test_who_was_passed_while_it_was_not_ready_is_the_older_one_when_it_runs() -
     run.hold_back("old")
     run.submit("young", prompt_tokens=30, max_tokens=50)
     run.read_all_prompts_but("old")
-    run.begin_behind("old", 0)
+    run.make_ready("old", 0)
     run.run_to_end()
     assert run.preempted
     assert set(run.preempted) == {"young"}

@@ -56,7 +56,7 @@ def test_every_boundary_behind_what_is_cached_ends_a_span(
         scheduler.submit(
             str(index), prompt_tokens=tokens, max_tokens=3, boundaries=tuple(boundaries)
         )
-        scheduler.begin_behind(str(index), cached)
+        scheduler.make_ready(str(index), cached)
     played = spans_until_the_end(scheduler)
     for index, (tokens, boundaries, cached) in enumerate(prompts):
         ends = {span.start + span.tokens for span in played[str(index)]}
@@ -72,7 +72,7 @@ def test_every_boundary_behind_what_is_cached_ends_a_span(
 def test_a_request_that_is_cached_up_to_its_last_token_reads_that_token_only() -> None:
     scheduler = a_scheduler()
     scheduler.submit("a", prompt_tokens=500, max_tokens=1)
-    scheduler.begin_behind("a", 499)
+    scheduler.make_ready("a", 499)
     assert spans_until_the_end(scheduler)["a"] == [
         Span(request_id="a", start=499, tokens=1, draws=True)
     ]

@@ -65,7 +65,7 @@ class HoldingWorker:
         tokens = max(fit, default=0)
         if tokens:
             self.claims[request_id] = tokens
-        self.scheduler.begin_behind(request_id, tokens, held_tokens=tokens)
+        self.scheduler.make_ready(request_id, tokens, held_tokens=tokens)
 
     def make_room(self) -> None:
         self.scheduler.hold(

@@ -121,7 +121,7 @@ class SchedulerStates(RuleBasedStateMachine):
         if cached_tokens is None:
             self.worker.hold_back(name)
         else:
-            self.worker.begin_behind(name, cached_tokens)
+            self.worker.make_ready(name, cached_tokens)
 
     @rule(name=st.sampled_from("abcdefghij"))
     def restart(self, name: str) -> None:

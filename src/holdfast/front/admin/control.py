@@ -25,6 +25,7 @@ from holdfast.front.admin.status import (
     metrics,
     openapi_document,
     show_store,
+    wait_reason,
 )
 from holdfast.front.fleet.residency import ModelStatus
 from holdfast.front.openai.answers import ErrorBody, openai_error
@@ -42,6 +43,7 @@ from holdfast.front.server.in_progress import ActiveRequest, RequestState, unles
 from holdfast.front.server.problem import Problem, RequestRefused
 from holdfast.front.server.request import json_response, parse, read_body, read_json
 from holdfast.front.server.services import Services, named_model
+from holdfast.wire.events import WaitReason
 
 POLL_SECONDS = 0.25
 _STATUS_WORDS = {  # llama.cpp's words where they differ from our states
@@ -238,12 +240,13 @@ class RunningRequest(Struct, frozen=True, kw_only=True):
     state: waiting (for its model, or to be accepted), reading (queued, or its prompt is prefilled),
     writing, or abandoned (its client is gone and may come back for the answer). key: the name of
     its API key, or empty. client: its address. prefilled_tokens: progress of a long prefill, 0 until
-    it is reported.
+    it is reported. waits_for: as in /health; null if it does not wait.
     """
 
     id: str
     model: str
     state: RequestState
+    waits_for: WaitReason | None
     path: str
     key: str
     client: str
@@ -279,7 +282,9 @@ async def list_requests(request: Request, services: Services) -> Response:
 
     Needs an admin key, or, if no keys are set, a connection from this machine.
     """
-    return json_response(RunningRequests(requests=[_shown(active) for active in services.active]))
+    models = {model.id: model for model in services.statuses()}
+    shown = [_shown(active, models.get(active.record.model)) for active in services.active]
+    return json_response(RunningRequests(requests=shown))
 
 
 @operation("DELETE", REQUESTS_PATH + "/{id}", answers_of(CancelledRequest), needs_admin=True)
@@ -296,12 +301,13 @@ async def cancel_request(request: Request, services: Services) -> Response:
     return json_response(CancelledRequest(id=request_id))
 
 
-def _shown(active: ActiveRequest) -> RunningRequest:
+def _shown(active: ActiveRequest, model: ModelStatus | None) -> RunningRequest:
     record, answer = active.record, active.record.answer
     return RunningRequest(
         id=active.id,
         model=record.model,
         state=active.state,
+        waits_for=wait_reason(record, model),
         path=record.path,
         key=record.key,
         client=record.client,

@@ -38,6 +38,8 @@ from holdfast.store.folder import is_folder
 from holdfast.store.inspect import ModelHoldings, list_store, summarize_store
 from holdfast.store.maintenance import store_limits
 from holdfast.telemetry.metrics import CONTENT_TYPE
+from holdfast.telemetry.request_log import RequestRecord
+from holdfast.wire.events import WaitReason
 
 _STOPPING = "stopping"
 _TEXT = {"type": "string"}  # schema
@@ -140,6 +142,20 @@ class MemoryHealth(Struct, frozen=True, kw_only=True):
     store: StoreHealth | None
 
 
+class WaitingRequest(Struct, frozen=True, kw_only=True):
+    """A request that waits.
+
+    waits_for: place (memory of the machine for its model), load (its model is being loaded), disk
+    (cached blocks are being read), twin (another request prefills the same prefix), memory (a place
+    among the running sequences, and KV memory), or reader (its client does not read). `id` is null
+    unless an admin asks.
+    """
+
+    id: str | None
+    waits_for: WaitReason
+    age_seconds: float
+
+
 class ModelHealth(Struct, frozen=True, kw_only=True):
     """The state of one model.
 
@@ -163,6 +179,7 @@ class ModelHealth(Struct, frozen=True, kw_only=True):
     layout_reason: str | None
     running: int
     queued: int
+    waiting: list[WaitingRequest]
     memory: MemoryHealth | None
     dialect: DialectReport | None
     kv_bytes_per_token: int | None
@@ -188,7 +205,8 @@ async def health(request: Request, services: Services) -> Response:
     """The state of the server and its models. Needs no key."""
     statuses = services.statuses()
     status = _STOPPING if services.drain.is_on else _status(statuses)
-    models = [_health(model, services.dialects.get(model.id)) for model in statuses]
+    is_admin = caller_of(request).is_admin
+    models = [_health(model, services, shows_ids=is_admin) for model in statuses]
     return json_response(
         Health(status=status, version=__version__, models=models),
         status=200 if status == "ok" else 503,
@@ -229,10 +247,31 @@ async def openapi_document(request: Request, services: Services) -> Response:
 def health_of(model_id: str, services: Services) -> ModelHealth:
     """The state of a served model."""
     (model,) = [model for model in services.statuses() if model.id == model_id]
-    return _health(model, services.dialects.get(model_id))
+    return _health(model, services, shows_ids=True)
 
 
-def _health(model: ModelStatus, dialect: DialectReport | None) -> ModelHealth:
+def wait_reason(record: RequestRecord, model: ModelStatus | None) -> WaitReason | None:
+    """What a request waits for, in the front or in its worker; None if it does not wait."""
+    if record.waits_for is not None or record.asked is None or model is None:
+        return record.waits_for
+    of_request = f"{record.asked.request_id}/"
+    reasons = (reason for name, reason in model.waits.items() if name.startswith(of_request))
+    return next(reasons, None)
+
+
+def _waiting(model: ModelStatus, services: Services, *, shows_ids: bool) -> list[WaitingRequest]:
+    waiting: list[WaitingRequest] = []
+    for active in services.active:
+        record = active.record
+        reason = wait_reason(record, model) if record.model == model.id else None
+        if reason is not None:
+            name = active.id if shows_ids else None
+            age_seconds = round(record.seconds, 3)
+            waiting.append(WaitingRequest(id=name, waits_for=reason, age_seconds=age_seconds))
+    return waiting
+
+
+def _health(model: ModelStatus, services: Services, *, shows_ids: bool) -> ModelHealth:
     info = model.info
     return ModelHealth(
         id=model.id,
@@ -247,8 +286,9 @@ def _health(model: ModelStatus, dialect: DialectReport | None) -> ModelHealth:
         layout_reason=info.layout_reason if info else None,
         running=model.running,
         queued=model.queued,
+        waiting=_waiting(model, services, shows_ids=shows_ids),
         memory=msgspec.convert(model.memory, MemoryHealth | None, from_attributes=True),
-        dialect=dialect,
+        dialect=services.dialects.get(model.id),
         kv_bytes_per_token=info.kv_bytes_per_token if info else None,
         fixed_bytes_per_sequence=info.fixed_bytes_per_sequence if info else None,
     )

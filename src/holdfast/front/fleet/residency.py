@@ -26,14 +26,17 @@ from holdfast.front.fleet.slot import SHUTTING_DOWN, Fetch, ModelFiles, ModelSlo
 from holdfast.front.link.model_client import ModelClient
 from holdfast.machine import device_memory
 from holdfast.machine.device_memory import MemoryShare, memory_report
+from holdfast.telemetry.request_log import waiting_for
 from holdfast.wire.commands import SchedulerLimits, WorkerSettings
 from holdfast.wire.events import (
     CacheFigures,
     LoadProgress,
     ModelInfo,
     ResidencyFigures,
+    WaitReason,
     WorkerStatistics,
 )
+from holdfast.wire.requests import RequestId
 
 ModelState: TypeAlias = Literal["unloaded", "loading", "ready", "stopping", "failed"]
 WorkerOf: TypeAlias = Callable[[CatalogEntry, ModelFiles, MemoryShare], WorkerSettings]
@@ -56,6 +59,7 @@ class ModelStatus:
     pid: int | None
     running: int
     queued: int
+    waits: Mapping[RequestId, WaitReason]  # sequences that wait in the worker, and for what
     info: ModelInfo | None
     memory: CacheFigures | None
     created: int
@@ -206,11 +210,12 @@ class Residency:
         try:
             began = loop.time()
             try:
-                client = await slot.wait_client(
-                    sequences=sequences, seconds=self._settings.load_seconds
-                )
+                with waiting_for(WaitReason.LOAD):
+                    client = await slot.wait_client(
+                        sequences=sequences, seconds=self._settings.load_seconds
+                    )
             finally:
-                slot.wait_seconds["load"] += loop.time() - began
+                slot.wait_seconds[WaitReason.LOAD.value] += loop.time() - began
             yield client
         finally:
             slot.used_at = loop.time()
@@ -346,10 +351,11 @@ class Residency:
         began = loop.time()
         seconds = self._settings.place_seconds
         try:
-            await self._fetch(slot)
-            if not slot.is_listed:
-                raise self._catalog.unknown(slot.entry.name)
-            await slot.leases.take(sequences=sequences, seconds=seconds)
+            with waiting_for(WaitReason.PLACE):
+                await self._fetch(slot)
+                if not slot.is_listed:
+                    raise self._catalog.unknown(slot.entry.name)
+                await slot.leases.take(sequences=sequences, seconds=seconds)
         except TimeoutError:
             loaded = (name for name, other in self._slots.items() if other.has_place)
             in_use = ", ".join(name for name in loaded if name != slot.entry.name)
@@ -358,7 +364,7 @@ class Residency:
                 f"others are in use ({in_use}); please try again"
             ) from None
         finally:
-            slot.wait_seconds["place"] += loop.time() - began
+            slot.wait_seconds[WaitReason.PLACE.value] += loop.time() - began
 
     async def _fetch(self, slot: ModelSlot) -> None:
         seconds = self._settings.load_seconds
@@ -553,6 +559,7 @@ class Residency:
             pid=slot.pid,
             running=figures.running,
             queued=figures.queued,
+            waits=figures.waits,
             info=slot.info,
             memory=figures.memory,
             created=slot.created,

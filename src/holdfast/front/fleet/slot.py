@@ -62,6 +62,7 @@ from holdfast.wire.events import (
     LoadProgress,
     ModelInfo,
     ResidencyFigures,
+    WaitReason,
     WorkerFailed,
     WorkerStatistics,
 )
@@ -166,7 +167,7 @@ class ModelSlot:
         self.created = int(time.time())  # Unix time
         self.loads = 0
         self.changes: Counter[str] = Counter()  # loads, failures, and unloads by reason
-        self.wait_seconds = {"place": 0.0, "load": 0.0}  # of requests, by what they waited for
+        self.wait_seconds = {WaitReason.PLACE.value: 0.0, WaitReason.LOAD.value: 0.0}  # of requests
         self.restarts = {"died": 0, "hung": 0}  # of workers, by cause
         self.resumed = 0  # streams that have continued with another worker
         self.launched = asyncio.Event()  # there is, or was, a worker process

@@ -15,7 +15,7 @@ from starlette.types import Receive
 from holdfast.errors import HoldfastError, WorkerUnavailable
 from holdfast.front.server.held_answers import HeldAnswer
 from holdfast.front.server.problem import RequestRefused
-from holdfast.telemetry.request_log import RequestRecord
+from holdfast.telemetry.request_log import RequestRecord, current_record
 
 RequestState: TypeAlias = Literal["waiting", "reading", "writing", "abandoned"]
 _STOPPED = "the server stopped before the answer was done"
@@ -125,7 +125,8 @@ class ActiveRequests:
         self._active[active.id] = active
         self._on_change(len(self._active))
         try:
-            yield active
+            with current_record(record):
+                yield active
         finally:
             del self._active[active.id]
             self._on_change(len(self._active))

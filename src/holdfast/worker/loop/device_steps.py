@@ -1,44 +1,47 @@
-"""Running steps on an engine that may raise anything at any time: a step that fails is tried again,
-each sequence alone.
+"""Steps on an engine that may raise anything: when a step fails, each sequence is tried again alone.
+
+The only two places at which a worker catches every exception are here, so that the fault of one
+request never reaches another.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Generic
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from holdfast.wire.commands import SequenceRequest, ThinkingBudget
 from holdfast.wire.events import TokenLogprob
-from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
-from holdfast.worker.loop.parts import Step, StepEngine
-from holdfast.worker.loop.sequences import Flight
+from holdfast.wire.requests import RequestId
+from holdfast.worker.engine.plan import KeepPolicy, Span, SpanResult, StepPlan
+from holdfast.worker.loop.sequences import LiveSequence
+
+if TYPE_CHECKING:  # at run time these import MLX
+    from holdfast.worker.engine.sequence import Kept, Prefix
+    from holdfast.worker.kv.live import LiveState
+
+LEAST_RETRIED_TOKENS = 64  # a chunk that fails is not split into smaller pieces
+FAILURES_OF_A_BROKEN_DEVICE = 3  # sequences in a row that failed alone
+
+Step = TypeVar("Step")  # a dispatched step; only the engine looks into it
 
 logger = logging.getLogger("holdfast.worker")
-LEAST_RETRIED_TOKENS = 64  # a chunk that fails is not tried in smaller pieces than this
-# sequences in a row, each run alone, without one success between them
-FAILURES_OF_A_BROKEN_DEVICE = 3
 
 
 class DeviceFailed(Exception):
-    """A model or the device raised something; the cause says what.
-
-    Harms those only whose call it was.
-    """
+    """The model or the device raised something; only the request concerned is affected."""
 
 
 class DeviceBroken(Exception):
-    """Nothing runs on the device any more; only a new process can help."""
+    """The device computes nothing any more; only a new process can help."""
 
 
 @contextmanager
 def device_call() -> Iterator[None]:
-    """For what runs a model.
-
-    Raises DeviceFailed for whatever that raises: it must not end the other requests.
-    """
+    """Wrap calls that run a model: raises DeviceFailed for whatever they raise."""
     try:
         yield
     except Exception as error:
@@ -49,9 +52,7 @@ def device_call() -> Iterator[None]:
 def costing_no_answer(
     message: str, *names: str, otherwise: Callable[[Exception], None] = lambda error: None
 ) -> Iterator[None]:
-    """Log whatever is raised, and do `otherwise`: nobody's answer depends on what is done in this
-    context.
-    """
+    """Log whatever is raised and call `otherwise`: no answer depends on the work in this context."""
     try:
         yield
     except Exception as error:
@@ -59,30 +60,124 @@ def costing_no_answer(
         otherwise(error)
 
 
+class StepEngine(Protocol[Step]):
+    """Holds the state of open sequences and executes plans over them. Device thread only.
+
+    Any method may raise; the loop then reopens the sequences concerned and runs each alone.
+    """
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether to dispatch a step before the previous one is collected."""
+
+    def open(
+        self,
+        request: SequenceRequest,
+        *,
+        generated: tuple[int, ...] = (),
+        capacity_tokens: int,
+        prefix: Prefix | None = None,
+        keep: KeepPolicy | None = None,
+    ) -> LiveState:
+        """Open a sequence and return its state.
+
+        generated: tokens drawn before a preemption. prefix: cached state to start from.
+        keep: what to copy out for the cache while it runs.
+        """
+
+    def grow(self, request_id: RequestId, capacity_tokens: int) -> None:
+        """Enlarge the capacity of an open sequence."""
+
+    def limit_thoughts(
+        self, request_id: RequestId, budget: ThinkingBudget, *, generated: Sequence[int]
+    ) -> None:
+        """Change the thinking budget of an open sequence that is in no dispatched step.
+
+        generated: every token drawn so far.
+        """
+
+    def close(self, request_id: RequestId) -> None:
+        """Close a sequence; a dispatched span of it still runs."""
+
+    def keep_rest(self, request_id: RequestId) -> Kept | None:
+        """Copy out the rest that was not copied yet, without waiting; None if there is none."""
+
+    def check_device(self) -> None:
+        """Compute something with a known result; raises if the device computes nothing any more."""
+
+    def abandon_pending(self) -> None:
+        """Forget dispatched steps that are not collected, because one of them failed."""
+
+    def dispatch(self, plan: StepPlan) -> Step:
+        """Start a step without waiting for the device."""
+
+    def collect(self, pending: Step) -> tuple[SpanResult, ...]:
+        """Wait for a dispatched step; returns one result per span."""
+
+    def take_kept(self, pending: Step) -> Sequence[Kept]:
+        """The snapshots that a collected step has made."""
+
+
+def _nothing_kept() -> Sequence[Kept]:
+    return ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Flight:
+    """A step between its dispatch and its results."""
+
+    decided: StepPlan  # the scheduler's plan, which it expects back
+    plan: StepPlan  # the dispatched part of it: without sequences that could not be opened
+    sequences: tuple[LiveSequence, ...]  # in the order of `plan`
+    attempts: tuple[int, ...]  # of the sequences, when it was dispatched
+    started_at: float
+    expected_seconds: float | None  # upper bound; None: nothing like it was measured
+    collect: Callable[[], tuple[SpanResult, ...]] | None = None  # None: it was not dispatched
+    take_kept: Callable[[], Sequence[Kept]] = _nothing_kept
+    is_suspect: bool = False  # its dispatch raised, or the step before it failed
+
+    def wanted(
+        self, results: Sequence[SpanResult]
+    ) -> Iterator[tuple[Span, LiveSequence, SpanResult]]:
+        """The results of sequences whose state was not given up since."""
+        for span, sequence, attempt, result in zip(
+            self.plan.spans, self.sequences, self.attempts, results, strict=True
+        ):
+            if sequence.attempts == attempt:
+                yield span, sequence, result
+
+    def unhealthy(self, results: Sequence[SpanResult]) -> tuple[LiveSequence, ...]:
+        """The sequences whose span failed."""
+        return tuple(sequence for _, sequence, result in self.wanted(results) if result.failure)
+
+    def healthy(self, results: Sequence[SpanResult]) -> tuple[LiveSequence, ...]:
+        """The sequences whose span succeeded."""
+        return tuple(sequence for _, sequence, result in self.wanted(results) if not result.failure)
+
+
 def read_alone(engine: StepEngine[Step], span: Span, *, chunk_tokens: int) -> SpanResult:
-    """Read a freshly opened sequence up to the end of `span`.
+    """Prefill a freshly opened sequence up to the end of `span`.
 
-    The result stands for the span's, with the scores of all before it.
-
-    Raises what the engine raises.
+    Returns the span's result, with the scores of everything before it. Raises what the engine does.
     """
     scores: list[TokenLogprob] = []
-    start, end = 0, span.start + span.tokens
+    start = 0
+    end = span.start + span.tokens
     while True:
         tokens = min(chunk_tokens, end - start)
         is_last = start + tokens == end
         part = Span(
             request_id=span.request_id, start=start, tokens=tokens, draws=is_last and span.draws
         )
-        (given,) = engine.collect(engine.dispatch(StepPlan(spans=(part,))))
-        scores += given.prompt_logprobs
-        if is_last or given.failure or given.refusal:
-            return replace(given, prompt_logprobs=tuple(scores))
+        (result,) = engine.collect(engine.dispatch(StepPlan(spans=(part,))))
+        scores += result.prompt_logprobs
+        if is_last or result.failure or result.refusal:
+            return replace(result, prompt_logprobs=tuple(scores))
         start += tokens
 
 
 class DeviceSteps(Generic[Step]):
-    """Dispatches and collects. Device thread only."""
+    """Dispatches and collects steps. Device thread only."""
 
     def __init__(
         self,
@@ -91,18 +186,16 @@ class DeviceSteps(Generic[Step]):
         retry_chunk_tokens: int,
         limit_chunks: Callable[[int], None] = lambda tokens: None,
     ) -> None:
-        """retry_chunk_tokens: largest chunk of a retry. limit_chunks: told the size that worked
-        after a larger one had failed.
+        """retry_chunk_tokens: largest chunk of a retry. limit_chunks: called with the chunk size
+        that worked after a larger one had failed.
         """
-        self._engine, self._retry_chunk_tokens, self._limit_chunks = (
-            engine,
-            retry_chunk_tokens,
-            limit_chunks,
-        )
+        self._engine = engine
+        self._retry_chunk_tokens = retry_chunk_tokens
+        self._limit_chunks = limit_chunks
         self._failures_in_a_row = 0
 
     def dispatch(self, flight: Flight) -> None:
-        """Start a step; one that cannot be dispatched is suspect."""
+        """Start a step; if that fails, the step is suspect."""
         if not flight.sequences:
             return
         try:
@@ -118,11 +211,9 @@ class DeviceSteps(Generic[Step]):
             flight.collect = functools.partial(self._engine.collect, pending)
             flight.take_kept = functools.partial(self._engine.take_kept, pending)
 
-    def collect(self, flight: Flight, *, behind: Flight | None) -> tuple[SpanResult, ...] | None:
-        """Wait for a step.
-
-        None when it failed: its sequences have to be tried alone, and so have those of the step
-        behind it.
+    def collect(self, flight: Flight, *, later: Flight | None) -> tuple[SpanResult, ...] | None:
+        """Wait for a step. None if it failed: try its sequences alone, and those of the step
+        dispatched after it (`later`), too.
         """
         if not flight.sequences:
             return ()
@@ -134,8 +225,8 @@ class DeviceSteps(Generic[Step]):
                 logger.exception(
                     "a step of %d spans failed; each is tried alone", len(flight.sequences)
                 )
-                if behind is not None:
-                    behind.is_suspect = True
+                if later is not None:
+                    later.is_suspect = True
             else:
                 self._failures_in_a_row = 0
                 return result
@@ -143,10 +234,7 @@ class DeviceSteps(Generic[Step]):
         return None
 
     def collect_last(self, flight: Flight) -> tuple[SpanResult, ...] | None:
-        """Let the step under way end before its arrays are dropped.
-
-        None when it failed; nobody waits for it.
-        """
+        """Wait for the step under way at shutdown, before its arrays are freed. None if it failed."""
         if flight.collect is None:
             return None
         try:
@@ -156,27 +244,18 @@ class DeviceSteps(Generic[Step]):
             logger.exception("the last step failed")
             return None
 
-    def _check_device(self) -> None:
-        """Who failed is not to blame when nothing can be computed at all. Raises DeviceBroken then."""
-        try:
-            with device_call():
-                self._engine.check_device()
-        except DeviceFailed as failure:
-            raise DeviceBroken(f"the device computes nothing any more: {failure}") from failure
-
     def retry_alone(
         self, span: Span, *, reopen: Callable[[], None], was_alone: bool = False
     ) -> SpanResult:
-        """Read one sequence alone, up to the end of a span that failed.
-
-        Raises DeviceBroken when nothing runs any more.
+        """Prefill one sequence alone, up to the end of a span that failed.
 
         The chunk is split into quarters, and if these fail, into sixteenths: it may have needed too
         much memory, or run into the GPU watchdog of macOS. The size that worked limits all later
         chunks if size was to blame: when the sequence was alone in its step (`was_alone`), or when
         a smaller size worked after a larger one had failed alone.
 
-        reopen: opens the sequence anew, with nothing read.
+        reopen: opens the sequence again, with nothing computed. Raises DeviceBroken when nothing
+        runs any more.
         """
         sizes = self._retry_sizes(span)
         for tokens in sizes:
@@ -196,7 +275,7 @@ class DeviceSteps(Generic[Step]):
         self._failures_in_a_row = 0
         if tokens < span.tokens and (was_alone or tokens < sizes[0]):
             logger.warning(
-                "prompts are read in chunks of at most %d tokens from now on: %d failed",
+                "prompts are prefilled in chunks of at most %d tokens from now on: %d failed",
                 tokens,
                 span.tokens,
             )
@@ -217,7 +296,11 @@ class DeviceSteps(Generic[Step]):
             raise DeviceBroken(
                 f"{self._failures_in_a_row} requests in a row failed on the device: {failure}"
             ) from failure
-        self._check_device()
+        try:
+            with device_call():
+                self._engine.check_device()
+        except DeviceFailed as broken:  # the request is not to blame
+            raise DeviceBroken(f"the device computes nothing any more: {broken}") from broken
         return SpanResult(
             request_id=span.request_id, failure=f"the model failed on this request: {failure}"
         )

@@ -1,4 +1,4 @@
-"""Prefilling prompts ahead while the device is idle: one at a time, the newest first.
+"""Prefills prompts ahead while the device is idle: one at a time, the newest first.
 
 A new request waits for at most one idle-work step. Then the prompt that is being prefilled is
 closed, like a cancelled request, so that everything computed so far can be reused, even by the new
@@ -38,7 +38,7 @@ class IdleWork:
         self._running: LiveSequence | None = None
 
     def accept(self, request: SequenceRequest) -> None:
-        """Take idle work; drops it at once if the cache does not keep the result."""
+        """Take idle work; drops it at once if the cache would not keep the result."""
         sequence = self._ledger.accept(request)
         self._wait(sequence)
         if not self._cache.keeps(request):
@@ -49,7 +49,8 @@ class IdleWork:
 
         No step of idle work may be under way.
         """
-        if (running := self._current()) is not None:
+        running = self._current()
+        if running is not None:
             self._running = None
             self._wait(self._lifetimes.set_aside(running))
             self._cache.read_ahead.add(running)
@@ -68,8 +69,8 @@ class IdleWork:
         request = sequence.request
         try:
             self._scheduler.submit(
-                request.request_id,
-                prompt_tokens=len(request.prompt_token_ids),
+                sequence.id,
+                prompt_tokens=sequence.prompt_tokens,
                 max_tokens=request.max_tokens,
                 boundaries=self._cache.boundaries(request),
                 is_ready=False,
@@ -84,11 +85,9 @@ class IdleWork:
     def give_up_if_stuck(self) -> None:
         """The loop had nothing to do: a ready prompt that does not start lacks memory; drop it."""
         sequence = self._current()
-        if (
-            sequence is not None
-            and self._scheduler.is_waiting(sequence.request.request_id)
-            and not self._cache.is_waited_for
-        ):
+        if sequence is None or self._cache.is_waited_for:
+            return
+        if self._scheduler.is_waiting(sequence.id):
             self._running = None
             self._drop(sequence)
 

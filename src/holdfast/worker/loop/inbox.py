@@ -1,6 +1,6 @@
-"""The device thread's end of the link: commands in, events out.
+"""The worker's end of the link: commands in, events and heartbeats out.
 
-The thread that computes also speaks to the socket.
+The thread that computes also reads and writes the socket; only heartbeats have a thread of their own.
 """
 
 from __future__ import annotations
@@ -22,13 +22,9 @@ from holdfast.wire.events import Event, Heartbeat
 
 # the last events (Finished of cancelled requests) must leave before the process does
 LINGER_MILLISECONDS = 2_000
-# pages brought in from disk between two beats, from which on the process is taken to wait for its
-# own memory
+# major page faults between two heartbeats from which on the process is taken to wait for its memory
 PAGING_FAULTS = 16
-
-
 _RESTING = Heartbeat(activity="resting", expected_seconds=0.0)
-
 
 Progress = Callable[[str, float], None]  # how far the model is loaded: stage, fraction
 
@@ -37,22 +33,22 @@ class Inbox(Protocol):
     """Where the worker's loop gets its commands from. Device thread only."""
 
     def receive(self, *, timeout_seconds: float) -> list[Command]:
-        """All commands that are there; waits for the first one up to the timeout (0: polls)."""
+        """All commands that have arrived; waits for the first up to the timeout (0: polls)."""
         ...
 
     def send(self, events: Sequence[Event]) -> None:
-        """Give the front all events of one step as one message."""
+        """Send the events of one step as one message."""
         ...
 
     def close(self) -> None:
-        """Let go of the link; nothing may be sent afterwards."""
+        """Close the link; nothing may be sent afterwards."""
         ...
 
 
 class ZmqInbox:
     """Inbox over a ZeroMQ PAIR socket.
 
-    A front that is gone, and a byte on `wake_fd`, read as `SHUT_DOWN`.
+    The end of the front, or a byte on `wake_fd`, reads as `SHUT_DOWN`.
     """
 
     def __init__(self, endpoint: str, *, wake_fd: int) -> None:
@@ -71,131 +67,127 @@ class ZmqInbox:
             self._poller.register(source, zmq.POLLIN)
         self._decoder = msgspec.msgpack.Decoder(list[Command])
         self._encoder = msgspec.msgpack.Encoder()
-        self._over = False
+        self._is_over = False
 
     def receive(self, *, timeout_seconds: float) -> list[Command]:
-        """All commands that are there; waits for the first one up to the timeout (0: polls)."""
-        if self._over:
+        """All commands that have arrived; waits for the first up to the timeout (0: polls)."""
+        if self._is_over:
             return [SHUT_DOWN]
         ready = dict(self._poller.poll(int(timeout_seconds * 1000)))
         commands: list[Command] = []
         if self._socket in ready:
-            commands = self._drain()
+            with contextlib.suppress(zmq.Again):
+                while True:
+                    commands += self._decoder.decode(self._socket.recv(zmq.NOBLOCK))
         if self._monitor in ready:
             recv_monitor_message(self._monitor)
-            self._over = True
+            self._is_over = True
         if self._wake_fd in ready:
-            self._over = True
-        if self._over:
+            self._is_over = True
+        if self._is_over:
             commands.append(SHUT_DOWN)
         return commands
 
     def send(self, events: Sequence[Event]) -> None:
-        """Give the front all events of one step as one message."""
+        """Send the events of one step as one message."""
         if not events:
             return
         try:
             self._socket.send(self._encoder.encode(events), zmq.NOBLOCK)
         except zmq.Again:
-            self._over = True  # without a high-water mark only a missing peer refuses a message
+            # without a high-water mark, only a missing peer refuses a message
+            self._is_over = True
 
     def close(self) -> None:
-        """Let go of the link; waits until the last message has left, bounded by the linger time."""
+        """Close the link; waits until the last message has left, bounded by the linger time."""
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close()
         self._context.term()
 
-    def _drain(self) -> list[Command]:
-        commands: list[Command] = []
-        with contextlib.suppress(zmq.Again):
-            while True:
-                commands += self._decoder.decode(self._socket.recv(zmq.NOBLOCK))
-        return commands
-
 
 class Pulse:
-    """Written by the device thread, read by the thread of the heartbeat: one reference, replaced
-    whole.
+    """What the device thread does, and for how long: the content of a heartbeat.
 
-    Which heartbeat it is, and not what it says, tells whether the device thread is still at the
-    same thing. Time counts only in beats that are really made: a process that was stopped, a
-    machine that slept and one that is too busy to let the heart's thread run make fewer beats, and
-    so the work seems shorter, never longer, than it is.
+    Written by the device thread, read by the heartbeat's thread: one reference, replaced as a whole.
+    Its identity tells whether the device thread still does the same thing. Time counts only between
+    heartbeats that were made: when the process is stopped, the machine sleeps or is too busy, work
+    seems shorter than it is, never longer.
     """
 
     def __init__(self, *, interval_seconds: float = math.inf) -> None:
-        """interval_seconds: from one beat to the next; nobody looks without one."""
+        """interval_seconds: between two heartbeats; infinite if there are none."""
         self.interval_seconds = interval_seconds
-        self._occupation = self._seen = Heartbeat(activity="loading")
+        self._occupation = Heartbeat(activity="loading")
+        self._seen = self._occupation
         self._lasting_seconds = 0.0
 
     def rest(self) -> None:
-        """From now on the device thread waits for commands."""
+        """The device thread waits for commands from now on."""
         self._occupation = _RESTING
 
     def work(self, expected_seconds: float | None = None) -> None:
-        """From now on it does something that takes so long at most, as far as was measured; None:
-        nothing like it was.
-        """
+        """The device thread works from now on, for at most this long; None: not known."""
         self._occupation = Heartbeat(activity="working", expected_seconds=expected_seconds)
 
     def beat(self, *, elapsed_seconds: float, page_faults: int) -> Heartbeat:
-        """The next heartbeat.
+        """The next heartbeat. Heartbeat's thread only.
 
-        Its thread only. elapsed_seconds, page_faults (those that read a disk): since the one before
-        it.
+        elapsed_seconds, page_faults (major ones): since the last heartbeat.
         """
         occupation = self._occupation
         if occupation is not self._seen:
-            self._seen, self._lasting_seconds = occupation, 0.0
+            self._seen = occupation
+            self._lasting_seconds = 0.0
         elif page_faults < PAGING_FAULTS:
             self._lasting_seconds += min(elapsed_seconds, self.interval_seconds)
         return msgspec.structs.replace(occupation, lasting_seconds=self._lasting_seconds)
 
 
 class Heart:
-    """Sends a heartbeat at once and then at every interval of the pulse, until it is stopped.
+    """Sends a heartbeat at once, and then at every interval of the pulse.
 
-    Only the last one is kept on the way (CONFLATE), so a front that does not read them makes
-    nothing pile up.
+    The socket keeps only the latest one (CONFLATE), so nothing piles up if the front does not read.
     """
 
     def __init__(self, endpoint: str, pulse: Pulse) -> None:
-        self._endpoint, self._pulse = endpoint, pulse
+        self._endpoint = endpoint
+        self._pulse = pulse
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-heart", daemon=True)
 
     def start(self) -> None:
-        """Begin to beat."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Beat no more; waits for the thread."""
+        """Stop the thread and wait for it."""
         self._stopped.set()
         self._thread.join()
 
     def _run(self) -> None:
         with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
-            for option, value in ((zmq.CONFLATE, 1), (zmq.LINGER, 0)):
-                socket.setsockopt(option, value)
+            socket.setsockopt(zmq.CONFLATE, 1)
+            socket.setsockopt(zmq.LINGER, 0)
             socket.connect(self._endpoint)
             self._beat(socket)
 
     def _beat(self, socket: zmq.Socket[bytes]) -> None:
         encoder = msgspec.msgpack.Encoder()
-        beaten_at, faults = time.monotonic(), _page_faults()
+        beaten_at = time.monotonic()
+        faults_before = _major_page_faults()
         while True:
-            now, faults_now = time.monotonic(), _page_faults()
+            now = time.monotonic()
+            faults = _major_page_faults()
             beat = self._pulse.beat(
-                elapsed_seconds=now - beaten_at, page_faults=faults_now - faults
+                elapsed_seconds=now - beaten_at, page_faults=faults - faults_before
             )
-            beaten_at, faults = now, faults_now
-            socket.send(encoder.encode(beat))  # never blocks: a newer one replaces an older one
+            beaten_at = now
+            faults_before = faults
+            socket.send(encoder.encode(beat))  # never blocks, because of CONFLATE
             if self._stopped.wait(self._pulse.interval_seconds):
                 return
 
 
-def _page_faults() -> int:
-    """Pages of this process that had to be read from a disk so far."""
+def _major_page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_majflt

@@ -1,6 +1,4 @@
-"""The life of an accepted request from its admission to its Finished: opened, given room,
-preempted, given up, closed.
-"""
+"""Accepted requests from admission to Finished: open, grow, preempt, restart, close."""
 
 from __future__ import annotations
 
@@ -9,10 +7,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from holdfast.errors import InvalidRequest
-from holdfast.wire.events import FinishReason
+from holdfast.wire.events import FinishReason, WaitReason
+from holdfast.wire.requests import RequestId
 from holdfast.worker.loop.cache_client import CacheClient
-from holdfast.worker.loop.device_steps import DeviceFailed, device_call
-from holdfast.worker.loop.parts import StepEngine
+from holdfast.worker.loop.device_steps import DeviceFailed, StepEngine, device_call
 from holdfast.worker.loop.sequences import Ledger, LiveSequence
 from holdfast.worker.scheduler.admission import Reservation
 from holdfast.worker.scheduler.scheduler import Scheduler
@@ -21,7 +19,7 @@ logger = logging.getLogger("holdfast.worker")
 
 
 class Lifetimes:
-    """Keeps engine, scheduler, cache and ledger in step about who is there. Device thread only."""
+    """Keeps engine, scheduler, cache and ledger agreed on which sequences exist. Device thread only."""
 
     def __init__(
         self,
@@ -32,149 +30,121 @@ class Lifetimes:
         cache: CacheClient,
         clock: Callable[[], float],
     ) -> None:
-        self._engine, self._scheduler, self._ledger, self._cache, self._clock = (
-            engine,
-            scheduler,
-            ledger,
-            cache,
-            clock,
-        )
+        self._engine = engine
+        self._scheduler = scheduler
+        self._ledger = ledger
+        self._cache = cache
+        self._clock = clock
 
-    def preempt(self, sequence: LiveSequence) -> None:
-        """It gives its room back, and waits again."""
-        self._close(sequence, for_good=False)
-        # else it is looked up when it goes on
-        if not self._scheduler.is_paused(sequence.request.request_id):
+    def preempt(self, request_id: RequestId) -> None:
+        """Close a sequence that has to wait again, unless it has ended by now."""
+        sequence = self._ledger.find(request_id)
+        if sequence is None:
+            return
+        self._close(sequence, has_ended=False)
+        if not self._scheduler.is_paused(sequence.id):  # else it is looked up when it is resumed
             self._cache.look_up(sequence)
 
     def grow(self, growth: Reservation) -> None:
-        """Give an open sequence more room; it ends when there is none."""
+        """Enlarge the capacity of an open sequence; it fails if the engine cannot."""
         sequence = self._ledger.find(growth.request_id)
         if sequence is None or not sequence.is_open:
             return
-        sequence.capacity_tokens = growth.capacity_tokens
         try:
             with device_call():
                 self._engine.grow(growth.request_id, growth.capacity_tokens)
         except DeviceFailed as failure:
-            logger.exception("request %s could not be given more room", growth.request_id)
-            self.drop(
-                sequence, FinishReason.FAILED, error=f"no more room for the request: {failure}"
-            )
+            logger.exception("request %s could not be given more memory", sequence.id)
+            self.drop(sequence, FinishReason.FAILED, error=f"no memory for the request: {failure}")
 
     def admit(self, admitted: Iterable[Reservation]) -> None:
-        """Open those that may run from now on."""
+        """Open the sequences that may run from now on."""
         unopened: list[tuple[LiveSequence, DeviceFailed]] = []
         for admission in admitted:
             sequence = self._ledger[admission.request_id]
-            # to one that was admitted with it
+            # a sequence admitted with it took its base
             if sequence.lookup is not None and sequence.lookup.has_lost_its_base:
-                self._scheduler.restart(admission.request_id)
-                self._cache.release(sequence)
+                self._scheduler.restart(sequence.id)
                 self._cache.withdraw(sequence)
                 self._cache.look_up(sequence)
                 continue
-            sequence.admit(now=self._clock(), capacity_tokens=admission.capacity_tokens)
+            sequence.admit(now=self._clock())
             try:
                 with device_call():
-                    self._open(sequence)
+                    self._cache.open(sequence, capacity_tokens=admission.capacity_tokens)
             except DeviceFailed as raised:
                 unopened.append((sequence, raised))
-        # when the others have begun: nobody is between waiting and running
+        # after the others have started: no sequence is between waiting and running
         for sequence, failure in unopened:
-            if isinstance(failure.__cause__, InvalidRequest):  # what is cached is not to blame
-                logger.warning(
-                    "request %s cannot be served: %s",
-                    sequence.request.request_id,
-                    failure.__cause__.loggable,
-                )
-                self.drop(sequence, FinishReason.REFUSED, error=str(failure.__cause__))
-                continue
-            self._cache.could_not_begin(sequence)
-            if sequence.can_begin_anew:
-                self.give_up_state(sequence, f"it cannot begin from what is cached: {failure}")
-                continue
-            logger.error(
-                "request %s could not be opened", sequence.request.request_id, exc_info=failure
-            )
-            self.drop(
-                sequence, FinishReason.FAILED, error=f"the request could not be started: {failure}"
-            )
+            self._give_up_unopened(sequence, failure)
 
-    def _open(self, sequence: LiveSequence) -> None:
-        prefix, keep = self._cache.opening(sequence)
-        state = self._engine.open(
-            sequence.request,
-            generated=tuple(sequence.generated),
-            capacity_tokens=sequence.capacity_tokens,
-            prefix=prefix,
-            keep=keep,
-        )
-        sequence.is_open = True
-        self._cache.begin(sequence, state)
+    def _give_up_unopened(self, sequence: LiveSequence, failure: DeviceFailed) -> None:
+        cause = failure.__cause__
+        if isinstance(cause, InvalidRequest):  # what is cached is not to blame
+            logger.warning("request %s cannot be served: %s", sequence.id, cause.loggable)
+            self.drop(sequence, FinishReason.REFUSED, error=str(cause))
+            return
+        self._cache.could_not_begin(sequence)
+        if sequence.may_restart:
+            self.give_up_state(sequence, f"it cannot start from what is cached: {failure}")
+            return
+        logger.error("request %s could not be opened", sequence.id, exc_info=failure)
+        message = f"the request could not be started: {failure}"
+        self.drop(sequence, FinishReason.FAILED, error=message)
 
     def reopen_cold(self, sequence: LiveSequence) -> None:
-        """Open an open sequence anew with nothing read, after a failure.
-
-        Raises what the engine raises.
-        """
+        """Open an open sequence again with nothing computed, after a failure. May raise."""
         self._close(sequence, is_healthy=False)
         sequence.prompt_logprobs.clear()
-        self._cache.reused_nothing(sequence)
-        sequence.began_from, sequence.began_live = (), None
-        generated = tuple(sequence.generated)
+        self._start_from_nothing(sequence)
+        capacity_tokens = self._scheduler.capacity_of(sequence.id)
         self._engine.open(
-            sequence.request, generated=generated, capacity_tokens=sequence.capacity_tokens
+            sequence.request,
+            generated=tuple(sequence.generated),
+            # the scheduler may have just decided to preempt it
+            capacity_tokens=max(capacity_tokens, sequence.known_tokens),
         )
         sequence.is_open = True
-        self._scheduler.hold_apart(sequence.request.request_id, 0)
+        self._scheduler.hold_apart(sequence.id, 0)
 
     def wait_for_room(self, sequence: LiveSequence) -> bool:
-        """Have an open sequence read again later, if what it shared, read anew, has no room beside
-        the others now.
-        """
-        request_id = sequence.request.request_id
-        if self._scheduler.has_room_apart(request_id):
+        """Restart an open sequence later if the prefix that it shared has no room of its own now."""
+        if self._scheduler.has_room_apart(sequence.id):
             return False
-        sequence.give_up_state()
+        sequence.drop_state()
         self._close(sequence, is_healthy=False)
-        self._cache.reused_nothing(sequence)
-        sequence.began_from, sequence.began_live = (), None
-        self._scheduler.restart(request_id)
+        self._start_from_nothing(sequence)
+        self._restart(sequence)
         return True
 
     def give_up_state(self, sequence: LiveSequence, reason: str) -> None:
-        """Keep nothing of what a sequence has computed.
+        """Drop everything that a sequence has computed.
 
-        If what it began from may be to blame, have it read again without.
+        Restarts it if what it started from may be to blame: first from blocks, then from nothing.
         """
-        request_id = sequence.request.request_id
         is_live = self._ledger.is_live(sequence)
-        begins_anew = is_live and sequence.can_begin_anew
+        restarts = is_live and sequence.may_restart
+        blames_live_state = sequence.may_blame_live_state
         if is_live:
-            logger.warning(
-                "request %s %s: %s",
-                request_id,
-                sequence.next_attempt if begins_anew else "fails",
-                reason,
-            )
+            outcome = "fails"
+            if restarts:
+                outcome = "restarts from blocks" if blames_live_state else "restarts from nothing"
+            logger.warning("request %s %s: %s", sequence.id, outcome, reason)
         self._cache.distrust(sequence, live=self._ledger.live())
-        sequence.give_up_state()
-        if begins_anew:
-            self._close(sequence, is_healthy=False)
-            self._cache.reused_nothing(sequence)
-            blames_live_state, sequence.is_cold = (
-                sequence.may_blame_live_state,
-                not sequence.may_blame_live_state,
-            )
-            sequence.avoids_live = True
-            self._scheduler.restart(request_id)
-            if blames_live_state:
-                self._cache.look_up(sequence)
+        sequence.drop_state()
+        if not restarts:
+            return
+        self._close(sequence, is_healthy=False)
+        self._cache.reused_nothing(sequence)
+        sequence.is_cold = not blames_live_state
+        sequence.avoids_live = True
+        self._restart(sequence)
+        if blames_live_state:
+            self._cache.look_up(sequence)
 
     def drop(self, sequence: LiveSequence, reason: FinishReason, *, error: str = "") -> None:
-        """End a sequence of which the scheduler does not know yet."""
-        self._scheduler.cancel(sequence.request.request_id)
+        """End a sequence that the scheduler still knows."""
+        self._scheduler.cancel(sequence.id)
         self.finish(sequence, reason, error=error)
 
     def finish(self, sequence: LiveSequence, reason: FinishReason, *, error: str = "") -> None:
@@ -183,31 +153,38 @@ class Lifetimes:
         self._close(sequence, is_healthy=reason is not FinishReason.FAILED)
 
     def set_aside(self, sequence: LiveSequence) -> LiveSequence:
-        """Close a sequence of which nothing was said yet, to begin it anew some time; what it has
-        read is kept.
+        """Close a sequence, to start it again some time; what it has computed is kept.
 
-        Returns the one that stands for it from now on, of which the scheduler does not know.
+        Returns the one that replaces it, which the scheduler does not know.
         """
-        self._scheduler.cancel(sequence.request.request_id)
-        fresh = self._ledger.set_back(sequence)
+        self._scheduler.cancel(sequence.id)
+        fresh = self._ledger.replace(sequence)
         self._close(sequence)
         return fresh
 
     def cancel_all(self, *, unhealthy: tuple[LiveSequence, ...]) -> None:
-        """End all sequences; of those that are `unhealthy` nothing is kept."""
+        """End all sequences; nothing of the `unhealthy` ones is kept."""
         for sequence in self._ledger.live():
             self._ledger.finish(sequence, FinishReason.CANCELLED)
             self._close(sequence, is_healthy=sequence not in unhealthy)
 
+    def _restart(self, sequence: LiveSequence) -> None:
+        self._scheduler.restart(sequence.id)
+        sequence.wait(WaitReason.MEMORY, now=self._clock())
+
+    def _start_from_nothing(self, sequence: LiveSequence) -> None:
+        self._cache.reused_nothing(sequence)
+        sequence.began_from = ()
+        sequence.began_live = None
+
     def _close(
-        self, sequence: LiveSequence, *, is_healthy: bool = True, for_good: bool = True
+        self, sequence: LiveSequence, *, is_healthy: bool = True, has_ended: bool = True
     ) -> None:
-        self._cache.release(sequence)
         if sequence.is_open:
             sequence.is_open = False
             if is_healthy:
-                self._cache.copy_rest(sequence, for_good=for_good)
+                self._cache.copy_rest(sequence, has_ended=has_ended)
             else:
                 self._cache.give_up(sequence)
-            self._engine.close(sequence.request.request_id)
+            self._engine.close(sequence.id)
         self._cache.withdraw(sequence)

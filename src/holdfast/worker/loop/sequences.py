@@ -1,13 +1,10 @@
-"""What the worker keeps of one accepted request until its Finished."""
+"""Accepted requests until their Finished, and the events that wait to be sent."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-import msgspec
 
 from holdfast.errors import HoldfastError, InvalidRequest, QueueFull, TooLargeForMemory
 from holdfast.store.block import BlockKey
@@ -20,43 +17,37 @@ from holdfast.wire.events import (
     FinishReason,
     PromptRead,
     Rejected,
-    RejectionKind,
     Started,
     Timings,
     TokenLogprob,
     TokensGenerated,
+    WaitReason,
 )
 from holdfast.wire.requests import RequestId
-from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.prefix.chain import Cursor, pack_tokens
 from holdfast.worker.prefix.lookup import LiveChain, Lookup
 
-if TYPE_CHECKING:
-    from holdfast.worker.engine.sequence import Kept
-
-PROGRESS_SECONDS = 0.5  # at least, between two messages about how far the same prompt is read
+PROGRESS_SECONDS = 0.5  # least time between two progress events of one prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What counts of a step's tokens, and whether the sequence is over with them."""
+    """How many tokens of a step belong to the answer, and why the answer ends with them."""
 
-    # the first so many belong to the answer, a stop token included; the rest is dropped
-    counted_tokens: int
-    reason: FinishReason | None  # STOP, LENGTH, or None: it goes on
+    counted_tokens: int  # a stop token included; the rest is dropped
+    reason: FinishReason | None  # STOP, LENGTH, or None to go on
 
 
-_GOES_ON = Ending(1, None)  # nearly every call ends here: one token, not the last
+_GOES_ON = Ending(1, None)  # nearly every call: one token, and not the last
 
 
 def ending(
     drawn: Sequence[int], *, stop_token_ids: Set[int], generated_before: int, max_tokens: int
 ) -> Ending:
-    """Decide about the tokens that one step drew for one sequence.
+    """Decide whether the tokens that one step drew end the answer. No other place decides it.
 
-    `generated_before`: tokens of the answer before these. A stop token in the last allowed place is
-    a STOP, not a LENGTH.
+    A stop token in the last allowed place is a STOP, not a LENGTH.
     """
     allowed = max_tokens - generated_before
     if len(drawn) == 1 and allowed > 1 and drawn[0] not in stop_token_ids:
@@ -71,92 +62,95 @@ def ending(
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LiveSequence:
-    """An accepted request.
+    """An accepted request: its tokens, its times, and what it started from.
 
-    Its identity (not its id) says which results are still wanted: an id may be used again later.
+    Compared by identity: an id may be used again after the Finished.
     """
 
     request: SequenceRequest
     submitted_at: float
     admitted_at: float | None = None
-    progress_told_at: float = -math.inf  # how far its prompt is read
     first_token_at: float | None = None
     last_token_at: float | None = None
-    capacity_tokens: int = 0
-    read_to: int = 0  # tokens of the prompt, from its beginning, that it has or began from
-    is_open: bool = False  # the engine holds state for it
+    progress_sent_at: float = -math.inf
+    is_open: bool = False  # the engine has state for it
+    attempts: int = 0  # how often its state was given up; results of earlier attempts are dropped
+
+    chain: bytearray = field(default_factory=bytearray)  # prompt and answer, packed
     generated: list[int] = field(default_factory=list)
     stop_token_ids: frozenset[int] = frozenset()
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     embedding: bytes = b""
-    chain: bytearray = field(default_factory=bytearray)  # prompt and what was generated, packed
-    # how far the chain is known to be cached; None before it is opened
-    cursor: Cursor | None = None
-    live: LiveChain | None = None  # while it is open, and until what it leaves is committed
-    lookup: Lookup | None = None  # what it is to begin from, until the engine has it
+    prefilled_tokens: int = 0  # of idle work, cached ones included
+
+    waits_for: WaitReason | None = None
+    waits_since: float = 0.0
+    waited: dict[WaitReason, float] = field(default_factory=dict)  # seconds
+
+    lookup: Lookup | None = None  # what to start from, until the engine has it
     lookup_seconds: float = 0.0
-    waits_since: float | None = None  # for another one that reads the same beginning
-    waited_seconds: float = 0.0
-    report: CacheReport | None = None  # what it began from; None before it does
-    # the blocks that its state was restored from, for the last time that it was
-    began_from: tuple[BlockKey, ...] = ()
-    began_live: LiveChain | None = None  # the live chain that its state was made of, if it was
     restore_seconds: float = 0.0
-    # the blocks that it has brought into the cache
-    handed_over: list[BlockKey] = field(default_factory=list)
-    lives: int = 0  # how often its state was given up: results of an earlier life are not wanted
-    avoids_live: bool = False  # it came to grief with a live state, and begins from blocks only
-    # it came to grief with what it began from, and begins from nothing any more
-    is_cold: bool = False
+    report: CacheReport | None = None  # of its first start
+    cursor: Cursor | None = None  # how far its chain is known to be stored; None before its start
+    live: LiveChain | None = None  # while it is open, and until its rest is committed
+    began_from: tuple[BlockKey, ...] = ()  # the blocks that its state was restored from
+    began_live: LiveChain | None = None  # the live chain that its state was made of
+    inserted: list[BlockKey] = field(default_factory=list)  # blocks that it added to the cache
+    avoids_live: bool = False  # failed on a live state: starts from blocks only
+    is_cold: bool = False  # failed on cached blocks: starts from nothing
 
     def __post_init__(self) -> None:
         self.stop_token_ids = frozenset(self.request.stop_token_ids)
         self.generated += self.request.generated_token_ids
         self.chain += self.request.prompt_token_ids.packed + self.request.generated_token_ids.packed
 
-    def admit(self, *, now: float, capacity_tokens: int) -> None:
-        """It may run from now on; a second time after a preemption, when its prompt is read once
-        more.
-        """
-        if self.admitted_at is None:
-            self.admitted_at = now
-        self.capacity_tokens = capacity_tokens
-        self.prompt_logprobs.clear()
+    @property
+    def id(self) -> RequestId:
+        """The request's id."""
+        return self.request.request_id
 
     @property
-    def can_begin_anew(self) -> bool:
-        """Whether what it began from may be why it does not come out right; only once."""
+    def prompt_tokens(self) -> int:
+        """The length of the prompt."""
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def known_tokens(self) -> int:
+        """The length of prompt and answer so far."""
+        return self.prompt_tokens + len(self.generated)
+
+    @property
+    def may_restart(self) -> bool:
+        """Whether what it started from may be why it fails, so that it deserves another attempt."""
         return self.may_blame_live_state or (bool(self.began_from) and not self.is_cold)
 
     @property
     def may_blame_live_state(self) -> bool:
-        """Whether a live state that it began from may be why."""
+        """Whether a live state that it started from may be why it fails."""
         return self.began_live is not None and not self.avoids_live
 
-    @property
-    def next_attempt(self) -> str:
-        """How it begins anew, in words."""
-        return (
-            "begins again, from blocks"
-            if self.may_blame_live_state
-            else "is read again from its beginning"
-        )
+    def wait(self, reason: WaitReason | None, *, now: float) -> None:
+        """From now on the request waits for `reason`; None: for nothing."""
+        if self.waits_for is not None:
+            before = self.waited.get(self.waits_for, 0.0)
+            self.waited[self.waits_for] = before + now - self.waits_since
+        self.waits_for = reason
+        self.waits_since = now
 
-    def stop_waiting(self, *, now: float) -> None:
-        """It no longer waits for another one, if it did."""
-        if self.waits_since is not None:
-            self.waited_seconds += now - self.waits_since
-            self.waits_since = None
+    def admit(self, *, now: float) -> None:
+        """The scheduler lets it run, for the first time or after a preemption."""
+        self.wait(None, now=now)
+        if self.admitted_at is None:
+            self.admitted_at = now
+        self.prompt_logprobs.clear()
 
-    def give_up_state(self) -> None:
-        """Nothing that it has computed since it was opened counts any more, in steps under way
-        neither.
-        """
-        self.lives += 1
-        self.handed_over.clear()
+    def drop_state(self) -> None:
+        """Results of everything computed so far, steps under way included, no longer count."""
+        self.attempts += 1
+        self.inserted.clear()
 
     def ending(self, token_ids: tuple[int, ...]) -> Ending:
-        """What counts of newly drawn tokens, and whether they end the sequence."""
+        """Which of the newly drawn tokens count, and whether they end the answer."""
         return ending(
             token_ids,
             stop_token_ids=self.stop_token_ids,
@@ -164,37 +158,16 @@ class LiveSequence:
             max_tokens=self.request.max_tokens,
         )
 
-    def take(self, token_ids: tuple[int, ...], *, now: float) -> None:
-        """Count drawn tokens."""
+    def extend(self, token_ids: tuple[int, ...], *, now: float) -> None:
+        """Append drawn tokens to the answer."""
         if self.first_token_at is None:
             self.first_token_at = now
         self.last_token_at = now
         self.generated += token_ids
         self.chain += pack_tokens(token_ids)
 
-    def finished(self, reason: FinishReason, *, now: float, error: str = "") -> Finished:
-        """The last message about it."""
-        return Finished(
-            request_id=self.request.request_id,
-            reason=reason,
-            prompt_tokens=len(self.request.prompt_token_ids),
-            completion_tokens=len(self.generated),
-            error=error,
-            timings=self._timings(now),
-            memory=self.report or CacheReport(),
-            embedding=self.embedding if reason is FinishReason.LENGTH else b"",
-        )
-
-    def started(self, *, now: float) -> Started:
-        """What is said about it right before its first token."""
-        return Started(
-            request_id=self.request.request_id,
-            memory=self.report or CacheReport(),
-            timings=self._timings(now),
-            logprobs=tuple(self.prompt_logprobs),
-        )
-
-    def _timings(self, now: float) -> Timings:
+    def timings(self, now: float) -> Timings:
+        """Where the time has gone so far."""
         admitted = now if self.admitted_at is None else self.admitted_at
         first = now if self.first_token_at is None else self.first_token_at
         last = first if self.last_token_at is None else self.last_token_at
@@ -202,6 +175,7 @@ class LiveSequence:
             queue_seconds=admitted - self.submitted_at,
             prefill_seconds=max(0.0, first - admitted),
             decode_seconds=last - first,
+            waited=dict(self.waited),
         )
 
 
@@ -214,14 +188,11 @@ class Ledger:
         self._live: dict[RequestId, LiveSequence] = {}
         self._outbox: list[Event] = []
 
-    def __contains__(self, request_id: RequestId) -> bool:
-        return request_id in self._live
-
     def __getitem__(self, request_id: RequestId) -> LiveSequence:
         return self._live[request_id]
 
     def live(self) -> tuple[LiveSequence, ...]:
-        """All sequences that have not ended, oldest first."""
+        """All sequences without a Finished, oldest first."""
         return tuple(self._live.values())
 
     def find(self, request_id: RequestId) -> LiveSequence | None:
@@ -229,90 +200,77 @@ class Ledger:
         return self._live.get(request_id)
 
     def is_live(self, sequence: LiveSequence) -> bool:
-        """Whether this very sequence (not another one with its id) has not ended."""
-        return self._live.get(sequence.request.request_id) is sequence
+        """Whether this very sequence, not another one with its id, has no Finished yet."""
+        return self._live.get(sequence.id) is sequence
 
     def accept(self, request: SequenceRequest) -> LiveSequence:
-        """Enter a request; one Finished will follow."""
+        """Add a request; exactly one Finished will follow."""
         assert request.request_id not in self._live
         sequence = LiveSequence(request=request, submitted_at=self._clock())
-        self._live[request.request_id] = sequence
-        self.emit(Accepted(request_id=request.request_id))
+        self._live[sequence.id] = sequence
+        self.emit(Accepted(request_id=sequence.id))
         return sequence
 
     def reject(self, request: SequenceRequest, refusal: HoldfastError) -> None:
-        """Turn a request away; nothing more will be said about it."""
+        """Refuse a request; nothing follows."""
         self.counters.rejected += 1
-        rejected = Rejected(
-            request_id=request.request_id, kind=_kind(refusal), message=str(refusal)
-        )
-        if isinstance(refusal, QueueFull):
-            rejected = msgspec.structs.replace(
-                rejected,
-                retry_after_seconds=refusal.retry_after_seconds,
-                queued=refusal.queued,
-                queue_limit=refusal.limit,
-            )
-        elif isinstance(refusal, InvalidRequest):
-            rejected = msgspec.structs.replace(rejected, field=refusal.field)
-        if isinstance(refusal, TooLargeForMemory):
-            rejected = msgspec.structs.replace(
-                rejected, needed_bytes=refusal.needed_bytes, budget_bytes=refusal.budget_bytes
-            )
-        self.emit(rejected)
+        self.emit(_rejected(request.request_id, refusal))
 
     def finish(self, sequence: LiveSequence, reason: FinishReason, *, error: str = "") -> None:
-        """Strike a live sequence off; says its one and only Finished."""
+        """Remove a live sequence and emit its only Finished."""
         assert self.is_live(sequence)
-        del self._live[sequence.request.request_id]
+        del self._live[sequence.id]
         now = self._clock()
-        # nothing was to be drawn, only the prompt scored
-        if sequence.prompt_logprobs and reason is FinishReason.LENGTH:
+        is_complete = reason is FinishReason.LENGTH
+        if sequence.prompt_logprobs and is_complete:  # nothing was drawn, only the prompt scored
             self._emit_started(sequence, now=now)
         self.counters.finished[reason] += not sequence.request.is_idle_work
-        self.emit(sequence.finished(reason, now=now, error=error))
+        self.emit(
+            Finished(
+                request_id=sequence.id,
+                reason=reason,
+                prompt_tokens=sequence.prompt_tokens,
+                completion_tokens=len(sequence.generated),
+                error=error,
+                timings=sequence.timings(now),
+                memory=sequence.report or CacheReport(),
+                embedding=sequence.embedding if is_complete else b"",
+            )
+        )
 
-    def count_prompt(self, sequence: LiveSequence, *, start: int, tokens: int) -> None:
-        """Count the part of a span that lies in the prompt as read."""
-        end = min(start + tokens, len(sequence.request.prompt_token_ids))
-        if sequence.request.is_idle_work:
-            self.counters.read_ahead_tokens += end - start
-            sequence.read_to = end
-        else:
-            self.counters.prompt_tokens += max(0, end - start)
-            if end < len(sequence.request.prompt_token_ids):
-                self._tell_progress(sequence, read_tokens=end)
-
-    def set_back(self, sequence: LiveSequence) -> LiveSequence:
-        """Put a new one, of which nothing has begun, in the place of a live sequence; nothing is
-        said about it.
-        """
+    def replace(self, sequence: LiveSequence) -> LiveSequence:
+        """Put a fresh sequence of the same request in the place of a live one; emits nothing."""
         assert self.is_live(sequence)
         fresh = LiveSequence(request=sequence.request, submitted_at=sequence.submitted_at)
-        self._live[sequence.request.request_id] = fresh
+        self._live[fresh.id] = fresh
         return fresh
 
+    def count_prompt(self, sequence: LiveSequence, *, start: int, tokens: int) -> None:
+        """Count the part of a computed span that lies in the prompt."""
+        end = min(start + tokens, sequence.prompt_tokens)
+        if sequence.request.is_idle_work:
+            self.counters.read_ahead_tokens += end - start
+            sequence.prefilled_tokens = end
+            return
+        self.counters.prompt_tokens += max(0, end - start)
+        if end < sequence.prompt_tokens:
+            self._emit_progress(sequence, read_tokens=end)
+
     def score(self, sequence: LiveSequence, logprobs: tuple[TokenLogprob, ...]) -> None:
-        """Keep scores of a part of the prompt until they are complete."""
+        """Collect scores of the prompt until they are complete."""
         if sequence.first_token_at is None:
             sequence.prompt_logprobs += logprobs
 
     def generate(
         self, sequence: LiveSequence, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]
     ) -> None:
-        """Emit drawn tokens; before the answer's first, what it begins from, and the prompt's
-        scores if they are wanted.
-        """
+        """Emit drawn tokens; a Started precedes the first of them."""
         now = self._clock()
         if not sequence.generated:
             self._emit_started(sequence, now=now)
-        sequence.take(token_ids, now=now)
+        sequence.extend(token_ids, now=now)
         self.counters.generated_tokens += len(token_ids)
-        self.emit(
-            TokensGenerated(
-                request_id=sequence.request.request_id, token_ids=token_ids, logprobs=logprobs
-            )
-        )
+        self.emit(TokensGenerated(request_id=sequence.id, token_ids=token_ids, logprobs=logprobs))
 
     def emit(self, event: Event) -> None:
         """Put an event into the next message."""
@@ -320,27 +278,34 @@ class Ledger:
 
     def take_outbox(self) -> list[Event]:
         """All events since the last call, in order."""
-        events, self._outbox = self._outbox, []
+        events = self._outbox
+        self._outbox = []
         return events
 
+    def waits(self) -> dict[RequestId, WaitReason]:
+        """Which live requests wait, and for what."""
+        return {
+            sequence.id: sequence.waits_for
+            for sequence in self._live.values()
+            if sequence.waits_for is not None and not sequence.request.is_idle_work
+        }
+
     def check_invariants(self) -> None:
-        """Raise AssertionError when an id stands under a wrong key or a sequence has more tokens
-        than it asked for.
-        """
+        """Assert that every sequence is under its id and has no more tokens than requested."""
         for request_id, sequence in self._live.items():
-            assert sequence.request.request_id == request_id
+            assert sequence.id == request_id
             assert len(sequence.generated) <= sequence.request.max_tokens
 
-    def _tell_progress(self, sequence: LiveSequence, *, read_tokens: int) -> None:
+    def _emit_progress(self, sequence: LiveSequence, *, read_tokens: int) -> None:
         now = self._clock()
         admitted_at = now if sequence.admitted_at is None else sequence.admitted_at
-        if now - max(admitted_at, sequence.progress_told_at) < PROGRESS_SECONDS:
+        if now - max(admitted_at, sequence.progress_sent_at) < PROGRESS_SECONDS:
             return
-        sequence.progress_told_at = now
+        sequence.progress_sent_at = now
         self.emit(
             PromptRead(
-                request_id=sequence.request.request_id,
-                total_tokens=len(sequence.request.prompt_token_ids),
+                request_id=sequence.id,
+                total_tokens=sequence.prompt_tokens,
                 cached_tokens=0 if sequence.report is None else sequence.report.cached_tokens,
                 read_tokens=read_tokens,
                 seconds=now - admitted_at,
@@ -348,60 +313,37 @@ class Ledger:
         )
 
     def _emit_started(self, sequence: LiveSequence, *, now: float) -> None:
-        self.emit(sequence.started(now=now))
+        self.emit(
+            Started(
+                request_id=sequence.id,
+                memory=sequence.report or CacheReport(),
+                timings=sequence.timings(now),
+                logprobs=tuple(sequence.prompt_logprobs),
+            )
+        )
         sequence.prompt_logprobs.clear()
 
 
-def _kind(refusal: HoldfastError) -> RejectionKind:
+def _rejected(request_id: RequestId, refusal: HoldfastError) -> Rejected:
+    message = str(refusal)
     if isinstance(refusal, QueueFull):
-        return "queue_full"
+        return Rejected(
+            request_id=request_id,
+            kind="queue_full",
+            message=message,
+            retry_after_seconds=refusal.retry_after_seconds,
+            queued=refusal.queued,
+            queue_limit=refusal.limit,
+        )
     if isinstance(refusal, TooLargeForMemory):
-        return "too_large"
-    return "invalid" if isinstance(refusal, InvalidRequest) else "shutting_down"
-
-
-def _nothing_kept() -> Sequence[Kept]:
-    return ()
-
-
-@dataclass(slots=True, kw_only=True)
-class Flight:
-    """A step under way. `sequences`: whose spans they are, in the order of `plan`."""
-
-    decided: StepPlan  # the scheduler's, which wants it back
-    plan: StepPlan  # what of it was dispatched: without sequences that could not be opened
-    sequences: tuple[LiveSequence, ...]
-    lives: tuple[int, ...]  # of the sequences, when it was dispatched
-    started_at: float
-    expected_seconds: float | None  # what it takes at most; None: nothing like it was measured
-    collect: Callable[[], tuple[SpanResult, ...]] | None = None  # None: it was not dispatched
-    take_kept: Callable[[], Sequence[Kept]] = _nothing_kept
-    # its dispatch raised, or the step before it failed: what it gives cannot be trusted
-    is_suspect: bool = False
-
-    def wanted(
-        self, results: Sequence[SpanResult]
-    ) -> Iterator[tuple[Span, LiveSequence, SpanResult]]:
-        """What it gave for sequences whose state was not given up since."""
-        for span, sequence, life, given in zip(
-            self.plan.spans, self.sequences, self.lives, results, strict=True
-        ):
-            if sequence.lives == life:
-                yield span, sequence, given
-
-    def unhealthy(self, results: Sequence[SpanResult]) -> tuple[LiveSequence, ...]:
-        """For whom it did not come out right."""
-        return tuple(sequence for _, sequence, given in self.wanted(results) if given.failure)
-
-    def healthy(self, results: Sequence[SpanResult]) -> tuple[LiveSequence, ...]:
-        """For whom it did."""
-        return tuple(sequence for _, sequence, given in self.wanted(results) if not given.failure)
-
-
-def expected_together(expected_seconds: float | None, ahead: Flight | None) -> float | None:
-    """What a step takes at most that is dispatched behind another one; None when one of them is of
-    a kind not measured yet.
-    """
-    if ahead is None or expected_seconds is None:
-        return expected_seconds
-    return None if ahead.expected_seconds is None else ahead.expected_seconds + expected_seconds
+        return Rejected(
+            request_id=request_id,
+            kind="too_large",
+            message=message,
+            field=refusal.field,
+            needed_bytes=refusal.needed_bytes,
+            budget_bytes=refusal.budget_bytes,
+        )
+    if isinstance(refusal, InvalidRequest):
+        return Rejected(request_id=request_id, kind="invalid", message=message, field=refusal.field)
+    return Rejected(request_id=request_id, kind="shutting_down", message=message)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import msgspec
 
 from holdfast.config import SchedulerSettings, StoreSettings
 from holdfast.errors import ConfigError
@@ -44,10 +43,9 @@ from holdfast.worker.kv.layer import HeadsForm
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.loop.inbox import Inbox, Progress, Pulse
 from holdfast.worker.loop.loop import WorkerLoop
-from holdfast.worker.loop.parts import MemoryBudget
+from holdfast.worker.loop.memory_budget import MemoryBudget
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.index import PrefixIndex
-from holdfast.worker.prefix.no_cache import NoCache
 from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.cost_model import UNBOUNDED, ChunkBounds
 from holdfast.worker.scheduler.scheduler import Scheduler
@@ -56,16 +54,16 @@ from holdfast.worker.sessions.service import SessionService
 cache_logger = logging.getLogger("holdfast.cache")
 # longest step that only prefills: the GPU watchdog of macOS kills much longer ones (mlx-lm#1572)
 ALONE_SECONDS = 1.5
-WARM_UP_TOKENS = 256  # read once after loading, to measure what a step takes
+WARM_UP_TOKENS = 256  # prefilled once after loading, to measure the memory of a step
 LEAST_CACHE_BYTES = 512 << 20
 _CACHE_MARGIN = 1.25
-_FUSED_HEAD_DIMENSIONS = {64, 80, 96, 128}  # for which MLX's attention stores no scores
+_FUSED_HEAD_DIMENSIONS = {64, 80, 96, 128}  # MLX's attention stores no scores for these
 _SCORE_COPIES = 3  # scores, softmax, and what is being written
 _SCORE_ITEM_BYTES = 2
-_SCORE_PARTS = 16  # one part in so many of the working set is for attention scores
+_SCORE_PARTS = 16  # attention scores may take 1/16 of the working set
 STEP_TOKENS_ON_CPU = 512
 STEP_TOKENS_ON_GPU = 2048
-LOAD_ATTEMPTS = 3  # for a model that somebody is writing to
+LOAD_ATTEMPTS = 3  # while the model's files are being written
 
 logger = logging.getLogger("holdfast.worker")
 
@@ -78,12 +76,10 @@ def open_cache(
     settings: WorkerSettings,
     ram_tier_bytes: int,
 ) -> PrefixCache | None:
-    """The cache of a model; None for a layout whose state cannot be kept.
+    """The prefix cache of a model; None for a layout whose state cannot be kept.
 
-    Raises ConfigError for a bad folder of the store.
-
-    hashes: of all files that count (`fingerprint.files_of_identity`). ram_tier_bytes: for blocks
-    that are kept in RAM.
+    hashes: of the model files (`fingerprint.files_of_identity`). ram_tier_bytes: for blocks in RAM.
+    Raises ConfigError if the store's folder cannot be used.
     """
     if costs.form is None:
         return None  # the probe has warned of it
@@ -91,8 +87,8 @@ def open_cache(
     payloads = PayloadFormat(model=costs.form, codec=store.codec)
     if not payloads.is_possible:
         cache_logger.warning(
-            "store.codec = %s needs head dimensions that are multiples of 64; this model's KV is "
-            "kept as it is",
+            "store.codec = %s needs head dimensions that are multiples of 64; the KV of this model "
+            "is stored unquantized",
             store.codec,
         )
         payloads = PayloadFormat(model=costs.form)
@@ -107,19 +103,6 @@ def open_cache(
     )
     index = PrefixIndex(fingerprint=fingerprint, ram_budget_bytes=ram_tier_bytes, disk=blocks)
     return PrefixCache(index, store=blocks, payloads=payloads, most_parked_bytes=store.ram_bytes)
-
-
-def open_sessions(
-    memory: PrefixCache, store: StoreSettings, *, context_tokens: int
-) -> SessionService:
-    """The sessions of a model; those of an earlier worker on the same store are there again."""
-    return SessionService(
-        memory,
-        most=store.max_sessions,
-        ttl_seconds=store.session_seconds,
-        pinned_percent=store.pinned_percent,
-        context_tokens=context_tokens,
-    )
 
 
 def _open_store(store: StoreSettings, fingerprint: str, *, served_as: str) -> BlockStore:
@@ -137,14 +120,13 @@ def _open_store(store: StoreSettings, fingerprint: str, *, served_as: str) -> Bl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerMemory:
-    """How much of what a worker may use."""
+    """How the memory of a worker is divided."""
 
     plan: MemoryPlan
-    bounds: ChunkBounds = UNBOUNDED
-    reserve_bytes: int = 0  # for activations, attention scores and buffers that are used again
-    wired_bytes: int = 0
-    # for another number of bytes for KV and blocks
-    plan_for: Callable[[int], MemoryPlan] | None = None
+    plan_for: Callable[[int], MemoryPlan]  # the plan for another number of bytes for KV and blocks
+    bounds: ChunkBounds
+    reserve_bytes: int  # for activations, attention scores and buffers that are reused
+    wired_bytes: int
 
 
 def divide_memory(
@@ -155,17 +137,19 @@ def divide_memory(
     settings: WorkerSettings,
     step_tokens: int,
 ) -> WorkerMemory:
-    """Measure what a step takes, divide what the weights leave, and tell MLX its limits.
+    """Measure the memory of a step, divide what the weights leave, and set MLX's limits.
 
-    Raises ModelLoadError when more is requested than there is.
+    Raises ModelLoadError when the settings request more than there is.
     """
     working_set_bytes = platform.working_set_bytes()
-    bounds, activation_bytes, cache_bytes = UNBOUNDED, 0, 0
+    bounds = UNBOUNDED
+    activation_bytes = 0
+    cache_bytes = 0
     if working_set_bytes:
-        activation_bytes, used_again_bytes = engine.measure_step(min(WARM_UP_TOKENS, step_tokens))
+        activation_bytes, reused_bytes = engine.measure_step(min(WARM_UP_TOKENS, step_tokens))
         scale = max(1.0, step_tokens / WARM_UP_TOKENS)
         activation_bytes = int(activation_bytes * scale)
-        cache_bytes = max(LEAST_CACHE_BYTES, int(used_again_bytes * scale * _CACHE_MARGIN))
+        cache_bytes = max(LEAST_CACHE_BYTES, int(reused_bytes * scale * _CACHE_MARGIN))
         bounds = chunk_bounds(loaded.model, costs, working_set_bytes=working_set_bytes)
     reserve_bytes = activation_bytes + cache_bytes + bounds.score_bytes
     memory = device_memory.memory_report(working_set_bytes=working_set_bytes)
@@ -202,7 +186,7 @@ def divide_memory(
 def chunk_bounds(model: Any, costs: KVCosts, *, working_set_bytes: int) -> ChunkBounds:
     """The bounds of prompt chunks on a GPU.
 
-    Attention of head dimensions that no fused kernel takes stores its scores.
+    Attention stores its scores for head dimensions without a fused kernel.
     """
     heads = getattr(getattr(model, "args", None), "num_attention_heads", None)
     block = () if costs.form is None else costs.form.block
@@ -219,12 +203,10 @@ def chunk_bounds(model: Any, costs: KVCosts, *, working_set_bytes: int) -> Chunk
 def build_loop(
     inbox: Inbox, progress: Progress, *, settings: WorkerSettings, pulse: Pulse
 ) -> tuple[WorkerLoop, ModelInfo]:
-    """Load and probe the model and put the loop together.
+    """Load and probe the model, and build the loop.
 
-    Raises ModelLoadError when the model or a setting is at fault.
-
-    A model that is changed while it is loaded is loaded again: what is in memory would be of no
-    version, and so would its states.
+    A model whose files change while it is loaded is loaded again, because its state in memory would
+    belong to no version. Raises ModelLoadError when the model or a setting is at fault.
     """
     folder = Path(settings.folder)
     own_code = runs_own_code(folder, trust_remote_code=settings.model.trust_remote_code)
@@ -233,16 +215,27 @@ def build_loop(
     for attempts_left in reversed(range(LOAD_ATTEMPTS)):
         try:
             with FileHashing(files, cache=cache) as hashing:
-                return _loop_over(inbox, progress, hashing, settings=settings, pulse=pulse)
+                return _load_and_build(inbox, progress, hashing, settings=settings, pulse=pulse)
         except ModelChanged as change:
             if not attempts_left:
                 raise
             logger.warning("%s; it is loaded again", change)
-        _give_back_memory()  # behind the handler: the error holds what was loaded
+        _give_back_memory()  # outside the handler, because the error refers to what was loaded
     raise AssertionError("unreachable")
 
 
-def _loop_over(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Probed:
+    """A loaded model with its engine and what was measured on it."""
+
+    loaded: LoadedModel
+    runner: Runner
+    constraints: Constraints
+    engine: Engine
+    costs: KVCosts
+
+
+def _load_and_build(
     inbox: Inbox,
     progress: Progress,
     hashing: FileHashing,
@@ -251,6 +244,49 @@ def _loop_over(
     pulse: Pulse,
 ) -> tuple[WorkerLoop, ModelInfo]:
     started_at = time.perf_counter()
+    probed = _load(settings, progress)
+    step_tokens = _step_tokens(settings.scheduler, on_cpu=probed.loaded.platform.device == "cpu")
+    memory = divide_memory(
+        probed.engine, probed.loaded, probed.costs, settings=settings, step_tokens=step_tokens
+    )
+    scheduler = Scheduler(
+        replace(settings.scheduler, step_tokens=step_tokens),
+        SequenceCosts(
+            kv_bytes_per_token=probed.costs.bytes_per_token,
+            fixed_bytes_per_sequence=probed.costs.fixed_bytes,
+        ),
+        budget_bytes=memory.plan.kv_bytes,
+        context_tokens=probed.loaded.context_tokens,
+        mixes_chunks=probed.engine.mixes_chunks,
+        bounds=memory.bounds,
+    )
+    progress("probing", 1.0)
+    progress("hashing", 0.0)  # it began with the load, and is mostly done by now
+    cache = open_cache(
+        probed.loaded,
+        probed.costs,
+        hashes=hashing.result(),
+        settings=settings,
+        ram_tier_bytes=memory.plan.ram_tier_bytes,
+    )
+    loop = _build(
+        inbox,
+        probed,
+        scheduler,
+        cache=cache,
+        memory=memory,
+        store=settings.store,
+        step_tokens=step_tokens,
+        pulse=pulse,
+    )
+    _give_back_memory()
+    platform.wire(memory.wired_bytes)  # after loading: the buffers of steps are not wired
+    gc.freeze()  # model and modules live as long as the worker: no collection need visit them
+    progress("hashing", 1.0)
+    return loop, _info(probed, memory, load_seconds=time.perf_counter() - started_at)
+
+
+def _load(settings: WorkerSettings, progress: Progress) -> _Probed:
     model = settings.model
     platform.use_device(model.device)
     loaded = load_model(Path(settings.folder), model, progress=progress)
@@ -258,82 +294,62 @@ def _loop_over(
     grammars.prepare()
     progress("probing", 0.0)
     runner = choose_layout(loaded.model, vocab_size=loaded.vocab_size, wanted=model.layout)
-    warnings = _warned(loaded, runner)
     constraints = Constraints(grammars, vocab_size=loaded.vocab_size)
     engine = Engine(runner, vocab_size=loaded.vocab_size, constraints=constraints)
-    measured = engine.measure_costs()
+    costs = engine.measure_costs()
     choose_sharing(runner)
-    costs = SequenceCosts(
-        kv_bytes_per_token=measured.bytes_per_token, fixed_bytes_per_sequence=measured.fixed_bytes
+    return _Probed(
+        loaded=loaded, runner=runner, constraints=constraints, engine=engine, costs=costs
     )
-    step_tokens = _step_tokens(settings.scheduler, on_cpu=loaded.platform.device == "cpu")
-    scheduler = replace(settings.scheduler, step_tokens=step_tokens)
-    memory = divide_memory(engine, loaded, measured, settings=settings, step_tokens=step_tokens)
-    plans = Scheduler(
-        scheduler,
-        costs,
-        budget_bytes=memory.plan.kv_bytes,
-        context_tokens=loaded.context_tokens,
-        mixes_chunks=engine.mixes_chunks,
-        bounds=memory.bounds,
-    )
-    progress("probing", 1.0)
-    progress("hashing", 0.0)  # it began with the load, and has mostly ended by now
-    kept = open_cache(
-        loaded,
-        measured,
-        hashes=hashing.result(),
-        settings=settings,
-        ram_tier_bytes=memory.plan.ram_tier_bytes,
-    )
+
+
+def _build(
+    inbox: Inbox,
+    probed: _Probed,
+    scheduler: Scheduler,
+    *,
+    cache: PrefixCache | None,
+    memory: WorkerMemory,
+    store: StoreSettings,
+    step_tokens: int,
+    pulse: Pulse,
+) -> WorkerLoop:
+    sessions = None
+    if cache is not None:
+        sessions = SessionService(
+            cache,
+            most=store.max_sessions,
+            ttl_seconds=store.session_seconds,
+            pinned_percent=store.pinned_percent,
+            context_tokens=probed.loaded.context_tokens,
+        )
     budget = MemoryBudget(
         memory.plan,
-        scheduler=plans,
-        cache=NoCache() if kept is None else kept,
-        most_parked_bytes=settings.store.ram_bytes,
-        clear_buffers=_give_back_memory,
         plan_for=memory.plan_for,
+        scheduler=scheduler,
+        cache=cache,
+        most_parked_bytes=store.ram_bytes,
+        clear_buffers=_give_back_memory,
         read_pressure=pressure_reader(),
     )
-    loop = WorkerLoop(
-        engine=engine,
-        scheduler=plans,
+    counters = Counters(constraints=probed.constraints.figures, device_bytes=platform.taken_bytes)
+    return WorkerLoop(
+        engine=probed.engine,
+        scheduler=scheduler,
         inbox=inbox,
         retry_chunk_tokens=step_tokens,
-        cache=kept,
-        sessions=None
-        if kept is None
-        else open_sessions(kept, settings.store, context_tokens=loaded.context_tokens),
+        cache=cache,
+        sessions=sessions,
         memory=budget,
         on_rest=_rest,
         on_wake=partial(platform.wire, memory.wired_bytes),
         pulse=pulse,
-        counters=Counters(constraints=constraints.figures, device_bytes=platform.taken_bytes),
+        counters=counters,
     )
-    _give_back_memory()
-    # what was loaded; the buffers of a step come later, and are not
-    platform.wire(memory.wired_bytes)
-    # model and modules live as long as the worker: no collection between two steps need look at
-    # them
-    gc.freeze()
-    progress("hashing", 1.0)
-    load_seconds = time.perf_counter() - started_at
-    info = _info(loaded, runner, costs, memory, load_seconds=load_seconds)
-    return loop, msgspec.structs.replace(info, warnings=warnings)
-
-
-def _warned(loaded: LoadedModel, runner: Runner) -> tuple[str, ...]:
-    """What a user has to know of this model; it is in the log too."""
-    warnings = (*warnings_about(runner), *warnings_about_kernels(loaded.model))
-    for warning in warnings:
-        logger.warning("%s", warning)
-    return warnings
 
 
 def _rest() -> None:
-    """Take nothing from others while there is nothing to do: weights may be paged out, and free
-    buffers go back.
-    """
+    """While there is nothing to do, let the system page weights out, and give free buffers back."""
     platform.wire(0)
     _give_back_memory()
 
@@ -347,31 +363,27 @@ def _give_back_memory() -> None:
 
 
 def let_go_of_device() -> None:
-    """The last thing a device thread does: MLX aborts at exit when a thread's streams are still
-    there.
-    """
+    """The last call of a device thread: MLX aborts at exit if streams of a thread still exist."""
     mx.synchronize()
     mx.clear_cache()
     mx.clear_streams()
 
 
 def _step_tokens(scheduler: SchedulerSettings, *, on_cpu: bool) -> int:
-    """The size of a step: as set, or what suits the device, where that was left to us."""
+    """The step size of the settings, or what suits the device if they leave it open."""
     if scheduler.step_tokens is not None:
         return scheduler.step_tokens
     suits = STEP_TOKENS_ON_CPU if on_cpu else STEP_TOKENS_ON_GPU
     return max(suits, scheduler.max_running, scheduler.min_chunk_tokens)
 
 
-def _info(
-    loaded: LoadedModel,
-    runner: Runner,
-    costs: SequenceCosts,
-    memory: WorkerMemory,
-    *,
-    load_seconds: float,
-) -> ModelInfo:
+def _info(probed: _Probed, memory: WorkerMemory, *, load_seconds: float) -> ModelInfo:
+    loaded = probed.loaded
+    runner = probed.runner
     found = loaded.platform
+    warnings = (*warnings_about(runner), *warnings_about_kernels(loaded.model))
+    for warning in warnings:
+        logger.warning("%s", warning)
     return ModelInfo(
         model_type=loaded.model_type,
         layout=runner.name,
@@ -381,8 +393,8 @@ def _info(
         compute_dtype=str(loaded.compute_dtype).removeprefix("mlx.core."),
         context_tokens=loaded.context_tokens,
         vocab_size=loaded.vocab_size,
-        kv_bytes_per_token=costs.kv_bytes_per_token,
-        fixed_bytes_per_sequence=costs.fixed_bytes_per_sequence,
+        kv_bytes_per_token=probed.costs.bytes_per_token,
+        fixed_bytes_per_sequence=probed.costs.fixed_bytes,
         kv_budget_bytes=memory.plan.kv_bytes,
         device=found.device_name or found.device,
         is_on_cpu=found.device == "cpu",
@@ -392,4 +404,5 @@ def _info(
         embedding_dimensions=runner.hidden_size,
         blas=str(found.blas),
         load_seconds=load_seconds,
+        warnings=warnings,
     )

@@ -1,4 +1,5 @@
-"""The prefix cache: finds what a request can start from, restores it, keeps what is computed.
+"""The prefix cache: finds the blocks and states that a request can start from, restores them, and
+stores new ones.
 
 Device thread only. The store's threads see bytes, never arrays.
 """
@@ -51,8 +52,6 @@ logger = logging.getLogger("holdfast.cache")
 class PrefixCache:
     """The index of one model, its store and its live states."""
 
-    keeps_anything = True
-
     def __init__(
         self,
         index: PrefixIndex,
@@ -74,7 +73,7 @@ class PrefixCache:
                 "the store has %d block%s of this model", placed, "" if placed == 1 else "s"
             )
 
-    # -- start from what is cached
+    # -- start from the cache
 
     def boundaries(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> tuple[int, ...]:
         """Where spans of a prompt must end so that a state can be kept.
@@ -101,8 +100,8 @@ class PrefixCache:
     ) -> Lookup:
         """Find what a sequence that knows `chain`, packed tokens, can start from.
 
-        Starts to read what is on disk. in_blocks_only: not from live states. may_move: it leaves a
-        state as good as the one that it takes over.
+        Starts reads from disk. in_blocks_only: not from live states. may_move: it leaves a state as
+        good as the one that it takes over.
         """
         asked_at = time.perf_counter()
         plan = self._plan(chain, tenant)
@@ -116,10 +115,10 @@ class PrefixCache:
         return lookup
 
     def advance(self, lookup: Lookup) -> bool:
-        """Take what has come from disk; returns whether all of the plan is in RAM.
+        """Take blocks that were read from disk; returns whether all of the plan is in RAM.
 
-        What cannot be read is forgotten, and the request starts from what remains. Takes a few
-        blocks at a time, so that decoding streams are hardly delayed.
+        Unreadable blocks are forgotten, and the request starts from the others. Takes a few blocks
+        at a time, so that decoding streams are hardly delayed.
         """
         done = [key for key, future in lookup.awaited.items() if future.done()]
         if not all(self._take(lookup, key) for key in done[:BLOCKS_AT_A_TIME]):
@@ -210,7 +209,7 @@ class PrefixCache:
         self._fetch(lookup)
 
     def _fetch(self, lookup: Lookup) -> None:
-        """Read from disk what is missing; keeps the reads that are under way."""
+        """Read missing blocks from disk, unless they are being read already."""
         to_read = set(lookup.plan.to_read)
         awaited = lookup.awaited
         lookup.awaited = {}
@@ -222,7 +221,7 @@ class PrefixCache:
             elif self.store is not None:
                 lookup.awaited[key] = self.store.read(key)
 
-    # -- keep what is computed
+    # -- store new blocks
 
     def cursor(self, *, tenant: str = "") -> Cursor:
         """A cursor before the first token of a chain."""
@@ -231,10 +230,10 @@ class PrefixCache:
     def insert(
         self, cursor: Cursor, chain: bytes | bytearray, kept: Kept, *, live: LiveChain | None = None
     ) -> tuple[BlockKey, ...]:
-        """Keep what was copied out of a sequence that knows `chain`, packed tokens.
+        """Store snapshots of a sequence with the packed tokens `chain`.
 
-        Returns what is new; moves `cursor` to the end of what is stored. Keeps nothing beyond the
-        chain, and nothing that is not finite. live: the sequence's live chain, which holds it, too.
+        Returns the new keys, and moves `cursor` to the end of the stored part. Stores nothing beyond
+        the chain, and nothing that is not finite. live: the sequence's live chain, which holds it, too.
         """
         if not kept.is_finite:
             logger.debug(
@@ -258,7 +257,7 @@ class PrefixCache:
         *,
         live: LiveChain | None = None,
     ) -> Block | None:
-        """Keep the part of a run of the chain that is not stored yet; returns what is new."""
+        """Store the part of a run of the chain that is not stored yet; returns the new block."""
         end = min(run.start + run.tokens, len(chain) // TOKEN_BYTES)
         self.index.advance(cursor, chain, end=end)
         start = cursor.position
@@ -275,7 +274,7 @@ class PrefixCache:
     def insert_checkpoint(
         self, cursor: Cursor, chain: bytes | bytearray, state: StateCheckpoint
     ) -> Block | None:
-        """Keep a state of the chain if its tokens are stored; returns what is new."""
+        """Store a state of the chain if its tokens are stored; returns the new block."""
         position = state.position
         if state.layers != self._form.layers or not 0 < position <= len(chain) // TOKEN_BYTES:
             return None
@@ -285,7 +284,7 @@ class PrefixCache:
         return self._save(self.index.insert_checkpoint(cursor.back_at(position), state), state)
 
     def _save(self, block: Block | None, payload: Payload) -> Block | None:
-        """Give what is new to the store."""
+        """Give a new block to the store."""
         if block is not None and self.store is not None:
             self.store.put(StoredBlock(block=block, parts=to_bytes(payload)))
         return block
@@ -293,7 +292,7 @@ class PrefixCache:
     # -- forget
 
     def forget(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
-        """Forget blocks that cannot be trusted and everything after them; returns what that was."""
+        """Forget blocks that cannot be trusted and everything after them; returns the forgotten keys."""
         return self.index.forget(keys, cause=CacheOutcome.UNREADABLE)
 
     def gone(self, keys: Iterable[BlockKey]) -> tuple[BlockKey, ...]:
@@ -303,7 +302,7 @@ class PrefixCache:
     def forget_unsound(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
         """Forget the blocks of a chain from the first one that is not known to be sound.
 
-        Sound is what is in RAM, has the model's form and is finite. Returns what was forgotten.
+        A sound block is in RAM, has the model's form and is finite. Returns the forgotten keys.
         """
         first = next((key for key in keys if not self._is_sound(key)), None)
         return () if first is None else self.forget((first,))
@@ -349,8 +348,8 @@ class PrefixCache:
             self.index.disk_changed(stored=changes.stored, lost=changes.lost)
 
     def offer_rest(self) -> None:
-        """Before RAM goes, offer the store what it refused until it takes all, no more, or time is
-        up. Waits.
+        """At shutdown, offer the store the blocks that it refused, until it has all, takes no more, or
+        the time is up. Waits.
         """
         if (store := self.store) is None:
             return
@@ -364,7 +363,7 @@ class PrefixCache:
             self._offer_again()
 
     def _offer_again(self) -> None:
-        """Offer the store what it had no room or no disk for."""
+        """Offer the store blocks that it had no room or no disk for."""
         for block in self.index.unsaved()[:BLOCKS_OFFERED_AGAIN]:
             payload = self.payload(block.key)
             if payload is not None:
@@ -372,7 +371,7 @@ class PrefixCache:
                 self._save(block, payload)
 
     def figures(self) -> CacheFigures:
-        """What is kept."""
+        """Figures of RAM, live states and store."""
         store = None if self.store is None else self.store.statistics()
         held = self.live.held
         return msgspec.structs.replace(
@@ -383,7 +382,7 @@ class PrefixCache:
         )
 
     def close(self) -> None:
-        """Write what is queued and end the store's threads."""
+        """Write queued blocks and end the threads of the store."""
         if self.store is not None:
             self.store.close()
 

@@ -108,7 +108,7 @@ class InFlightPrefills:
         self, packed: bytes, have: int, *, tenant: str = "", limit: int | None = None
     ) -> InFlightPrefill | None:
         """The reader that will store most of these tokens: more than the asker's `have`, and not
-        behind it now. Of equals, the one with the most progress.
+        less far than the asker. Of equals, the one with the most progress.
 
         limit: the most tokens that the asker can use; usually all but its last one.
         """
@@ -119,7 +119,7 @@ class InFlightPrefills:
             if reader.tenant != tenant or reader.progress < have:
                 continue
             tokens = reader.shared(packed)
-            # what it has stored and the asker does not find was evicted
+            # tokens that it has stored and the asker does not find were evicted
             is_coming = tokens > max(have, reader.progress)
             if is_coming and (best is None or (tokens, reader.progress) > best[:2]):
                 best = (tokens, reader.progress, request_id)
@@ -128,9 +128,9 @@ class InFlightPrefills:
     def wait(self, request_id: RequestId, ahead: InFlightPrefill) -> None:
         """A request waits for what `ahead_of` has just returned."""
         assert request_id not in self._readers, "a reader waits"
-        assert ahead.request_id in self._readers, "nothing prefills what is waited for"
+        assert ahead.request_id in self._readers, "the reader does not exist"
         assert self._readers[ahead.request_id].progress < ahead.tokens, (
-            "what is waited for is stored"
+            "the awaited tokens are stored already"
         )
         self._waiting[request_id] = ahead
         self._waits += 1
@@ -141,10 +141,10 @@ class InFlightPrefills:
         return tuple(waiting)
 
     def check_invariants(self) -> None:
-        """Assert that every waiting request waits for a reader, and for what is not stored yet."""
+        """Assert that every waiting request waits for a reader, and for tokens that are not stored yet."""
         assert not self._readers.keys() & self._waiting.keys(), "a request prefills and waits"
         for ahead in self._waiting.values():
             assert ahead.request_id in self._readers, "a request waits for no reader"
             assert self._readers[ahead.request_id].progress < ahead.tokens, (
-                "a request waits for what is stored"
+                "a request waits for stored tokens"
             )

@@ -1,12 +1,11 @@
-"""The index of everything that is kept of one model: which tokens, where, and what is evicted.
+"""The index of everything that is stored of one model: which tokens, where, and what to evict.
 
 Device thread only; no MLX.
 
-It joins the tree (which tokens), the RAM tier (payloads), and the disk (of which only the keys are
-known here). A key is in the tree for as long as its payload is somewhere, and so is everything
-before it. What leaves RAM stays in the tree if the disk has it or a live chain holds its tokens;
-otherwise it is lost, with everything after it. What a live chain holds has a payload in RAM only
-while it is being saved.
+It joins the tree (which tokens), the RAM tier (payloads), and the disk (only its keys). A key is in
+the tree as long as its payload is somewhere, and so is everything before it. A block that leaves RAM
+stays in the tree if the disk has it or a live chain holds its tokens; otherwise it is lost, with
+everything after it. A block that a live chain holds has a payload in RAM only while it is saved.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ MOST_STATES = 3
 
 
 class PrefixIndex:
-    """Everything that is kept of one model, for all tenants."""
+    """All stored blocks and states of one model, for all tenants."""
 
     def __init__(
         self, *, fingerprint: str, ram_budget_bytes: int, disk: DiskSide | None = None
@@ -54,7 +53,7 @@ class PrefixIndex:
         return self._ram.budget_bytes
 
     def set_ram_budget(self, nbytes: int) -> None:
-        """Change the RAM budget; evicts the excess, except what is held."""
+        """Change the RAM budget; evicts the excess, except held blocks."""
         self._ram.budget_bytes = nbytes
         while not self._ram.fits(0) and (victim := self._ram.next_to_leave()) is not None:
             self._evict(victim)
@@ -79,7 +78,7 @@ class PrefixIndex:
                 placed += 1
         return placed
 
-    # -- what can be reused
+    # -- reuse
 
     def plan(
         self, packed: bytes, *, tenant: str = "", resumable_anywhere: bool, limit: int
@@ -128,10 +127,10 @@ class PrefixIndex:
         return self._ram.pinned(self._tree.with_ancestors(keys))
 
     def pinned(self, plan: ReusePlan) -> ExitStack:
-        """The same for what a plan needs, which is everything before it, too."""
+        """The same for the keys of a plan, which include all ancestors."""
         return self._ram.pinned(plan.keys)
 
-    # -- what is added
+    # -- add
 
     def cursor(self, *, tenant: str = "") -> Cursor:
         """A cursor before the first token of a chain."""
@@ -262,7 +261,7 @@ class PrefixIndex:
         *,
         copies: Mapping[BlockKey, Payload | None],
     ) -> tuple[BlockKey, ...]:
-        """A live chain no longer holds these blocks; returns what is lost.
+        """A live chain no longer holds these blocks; returns the lost keys.
 
         copies: payloads of those that it alone had, parents first.
         """
@@ -333,7 +332,7 @@ class PrefixIndex:
     def forget_branch(self, branch: Branch, *, needed: Container[BlockKey]) -> tuple[BlockKey, ...]:
         """Remove a branch from its end up to where something else depends on it, or is `needed`.
 
-        Returns what was removed.
+        Returns the removed keys.
         """
         last: BlockKey | None = None
         for block in reversed(self.kept_part(branch).blocks):
@@ -376,7 +375,7 @@ class PrefixIndex:
     def disk_changed(
         self, *, stored: Iterable[BlockKey] = (), lost: Iterable[BlockKey] = ()
     ) -> tuple[BlockKey, ...]:
-        """What happened on disk since the last call; returns what is lost for good.
+        """Record changes of the disk since the last call; returns the keys that are lost for good.
 
         `lost`: dropped before it was written, evicted, found missing or damaged.
         """
@@ -400,13 +399,13 @@ class PrefixIndex:
         return tuple(gone)
 
     def unreadable(self, keys: Iterable[BlockKey]) -> tuple[BlockKey, ...]:
-        """The copies on disk of these are unusable; returns what is lost. RAM keeps its copies."""
+        """The copies of these on disk are unusable; returns the lost keys. RAM keeps its copies."""
         gone: list[BlockKey] = []
         for key in keys:
             if self._store is None or key not in self._disk:
                 continue
             if key not in self._ram and key not in self._holders:
-                # the store reports both what it finds damaged and what is removed
+                # the store reports a damaged file as lost, and its removal again
                 self._disk.expect_loss(key)
                 gone += self._lose(key, CacheOutcome.UNREADABLE)
             elif not self._disk.is_saving(key):
@@ -416,10 +415,10 @@ class PrefixIndex:
                 self._store.remove((key,))
         return tuple(gone)
 
-    # -- what goes
+    # -- remove
 
     def forget(self, keys: Iterable[BlockKey], *, cause: CacheOutcome) -> tuple[BlockKey, ...]:
-        """Remove keys everywhere, with everything after them; returns what that was."""
+        """Remove keys everywhere, with everything after them; returns the removed keys."""
         gone: list[BlockKey] = []
         for key in keys:
             if self._tree.has_node(key):

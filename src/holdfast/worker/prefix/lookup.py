@@ -123,7 +123,7 @@ class EvictionHistory:
 
 
 class Planner:
-    """Plans by what the tree holds, and explains by what was lost."""
+    """Plans reuse with the tree, and explains misses with the eviction history."""
 
     def __init__(
         self,
@@ -356,7 +356,7 @@ class Lookup:
         )
 
     def release(self) -> None:
-        """Let go of everything; what was fetched stays where the index put it."""
+        """Unpin the plan and give up the claim; fetched blocks stay in the index."""
         self.hold.close()
         self.fetched.clear()
         self.drop_base()

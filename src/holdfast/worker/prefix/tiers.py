@@ -1,4 +1,4 @@
-"""Where payloads are: RAM, within a budget, and disk, of which only the keys are known here.
+"""The tiers of payloads: RAM, within a budget, and disk, which is known here by its keys only.
 
 Device thread only; no MLX.
 """
@@ -18,7 +18,7 @@ MOST_EXPECTED_LOSSES = 65536
 
 
 class Residence(Enum):
-    """Where the payload of a block or state is."""
+    """The tiers that have a payload."""
 
     RAM = "ram"
     DISK = "disk"
@@ -221,7 +221,7 @@ class RamTier(EvictionOrder):
 
 
 class DiskIndex:
-    """What the device thread knows about the disk.
+    """The device thread's view of the disk.
 
     Each key is stored, being saved, unsaved (the disk did not take it) or unknown. News from the
     disk arrive late: a removed key may be on its way to the disk again before the loss of the
@@ -320,7 +320,7 @@ class DiskIndex:
 class Pins:
     """Keys pinned by sessions: they stay in RAM for as long as the disk does not have them.
 
-    Which session pins what is counted in `sessions/`.
+    `sessions/` counts which session pins which key.
     """
 
     def __init__(self, ram: RamTier, disk: DiskIndex) -> None:
@@ -346,7 +346,7 @@ class Pins:
     def sync(self, key: BlockKey) -> None:
         """Hold or release a key after it was stored, lost, pinned or unpinned.
 
-        The bound on what is held matters while the disk fails.
+        The bound on held bytes matters while the disk fails.
         """
         wanted = key in self._pins and not self._disk.is_stored(key)
         if wanted and key not in self._held:
@@ -360,7 +360,7 @@ class Pins:
             self._ram.release((key,))
 
     def check_invariants(self) -> None:
-        """Assert that what is held is pinned and not on disk, and within the bound."""
+        """Assert that held keys are pinned, not on disk, and within the bound."""
         assert self._held.keys() <= {key for key in self._pins if not self._disk.is_stored(key)}, (
             "held without being pinned, or though the disk has it"
         )

@@ -1,4 +1,4 @@
-"""KV bytes against the budget: what a sequence needs, what is reserved, who may come in."""
+"""KV memory: the needs of a sequence, reservations, admission, and preemption."""
 
 from __future__ import annotations
 
@@ -13,26 +13,23 @@ from holdfast.worker.scheduler.queue import Rank, ScheduledSequence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceCosts:
-    """What KV memory a sequence of the loaded model takes."""
+    """The KV memory of one sequence of the loaded model."""
 
     kv_bytes_per_token: int  # growing layers only
     fixed_bytes_per_sequence: int  # windows and recurrent states
-    reserve_step_tokens: int = 256  # capacities are multiples of it
+    reserve_step_tokens: int = 256  # capacities are multiples of this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """A sequence and for how many tokens there is room for it now."""
+    """The tokens that a sequence has memory for now."""
 
     request_id: RequestId
     capacity_tokens: int
 
 
 class KvLedger:
-    """Counts reserved bytes.
-
-    Bytes of a sequence that a step under way still touches stay reserved until that step is over.
-    """
+    """Counts reserved bytes. What a dispatched step uses stays reserved until that step is over."""
 
     def __init__(
         self, costs: SequenceCosts, *, budget_bytes: int, expected_output_tokens: int
@@ -41,17 +38,17 @@ class KvLedger:
         self._expected_output_tokens = expected_output_tokens
         self.budget_bytes = budget_bytes
         self.wanted_budget_bytes = budget_bytes
-        # reserved when the budget shrank: nothing is taken away, nothing is added
+        # what was reserved when the budget shrank: nothing is taken away, nothing is added
         self._tolerated_bytes = budget_bytes
         self.running_bytes = 0
         self.leaving_bytes = 0
-        self.held_bytes = 0  # of live states that no sequence here has reserved
-        self.parked_bytes = 0  # of these, what becomes free when it is asked for
+        self.held_bytes = 0  # of live states, beside the reservations
+        self.parked_bytes = 0  # of these, what can be freed
         self._leaving: deque[tuple[int, int]] = deque()  # (step, bytes), not sorted by step
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes that nobody else may have now."""
+        """Bytes that are taken now."""
         return self.running_bytes + self.leaving_bytes
 
     @property
@@ -65,20 +62,18 @@ class KvLedger:
         return -(-tokens // step) * step
 
     def bytes_for(self, capacity_tokens: int, *, held_tokens: int = 0) -> int:
-        """Bytes of one sequence of that capacity, without those of tokens that are held elsewhere."""
+        """Bytes of one sequence of that capacity, without its held tokens."""
         own_tokens = max(0, capacity_tokens - held_tokens)
         return own_tokens * self._costs.kv_bytes_per_token + self._costs.fixed_bytes_per_sequence
 
     def check_fits_alone(self, *, final_tokens: int) -> None:
-        """Raise TooLargeForMemory for what could not even run alone."""
+        """Raise TooLargeForMemory for a request that could not even run alone."""
         needed = self.bytes_for(self.capacity_for(final_tokens))
         if needed > self.budget_bytes:
             raise TooLargeForMemory(needed_bytes=needed, budget_bytes=self.budget_bytes)
 
     def fit_budget(self, known: Iterable[ScheduledSequence]) -> None:
-        """Bring the budget to what is wanted, as far as each sequence that was accepted still fits
-        alone.
-        """
+        """Set the wanted budget, or as much as the largest accepted sequence needs alone."""
         if self.budget_bytes == self.wanted_budget_bytes:
             return
         needs = (self.bytes_for(self.capacity_for(each.final_tokens)) for each in known)
@@ -86,21 +81,20 @@ class KvLedger:
         self._tolerated_bytes = max(self.budget_bytes, self.reserved_bytes)
 
     def capacity_at_admission(self, sequence: ScheduledSequence) -> int:
-        """Capacity for what is known and the answer that is expected."""
+        """The capacity for the known tokens and the expected answer."""
         ahead = min(sequence.max_tokens - sequence.drawn, self._expected_output_tokens)
         return self.capacity_for(sequence.prompt_tokens + sequence.drawn + ahead)
 
     def capacities_for_growth(self, sequence: ScheduledSequence) -> tuple[int, ...]:
-        """Larger capacities for a sequence that has no room for its next token, the most welcome
-        first, the least one last.
-        """
-        wanted = min(sequence.position + self._expected_output_tokens, sequence.final_tokens)
+        """Capacities for a sequence without room for its next token: the best, and the least."""
+        tokens = min(sequence.position + self._expected_output_tokens, sequence.final_tokens)
+        best = self.capacity_for(tokens)
         least = self.capacity_for(sequence.position + 1)
-        return (self.capacity_for(wanted), least) if self.capacity_for(wanted) > least else (least,)
+        return (best, least) if best > least else (least,)
 
     def may_enter(self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]) -> bool:
-        """Whether it fits beside those that run and the next growth of each of them, lest it be
-        preempted at once.
+        """Whether it fits beside the running sequences and the next growth of each of them; otherwise
+        it would be preempted at once.
         """
         return self._needed_to_enter(sequence, running) <= self.free_bytes
 
@@ -121,7 +115,7 @@ class KvLedger:
     def may_enter_soon(
         self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]
     ) -> bool:
-        """Whether it will, when the steps under way are over."""
+        """Whether it will fit when the dispatched steps are over."""
         return (
             self._needed_to_enter(sequence, running)
             <= self.budget_bytes - self.running_bytes - self.held_bytes
@@ -134,8 +128,9 @@ class KvLedger:
         *,
         gone: Iterable[ScheduledSequence],
     ) -> bool:
-        """Whether it will beside those that are left of all that run now, when parked states have
-        given up what they hold.
+        """Whether it would fit without the sequences `gone` and without parked states.
+
+        running: the sequences that are left.
         """
         reserved = self.running_bytes - sum(each.reserved_bytes for each in gone)
         return (
@@ -146,34 +141,30 @@ class KvLedger:
     def missing_to_enter(
         self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]
     ) -> int:
-        """Bytes that parked states have to give up before it may enter; 0 when that is not enough,
-        or none have to.
-        """
+        """Bytes of parked states to free before it fits; 0 if that is not needed or not enough."""
         missing = self._needed_to_enter(sequence, running) - self.free_bytes
         return missing if 0 < missing <= self.parked_bytes else 0
 
     def hold_apart(self, sequence: ScheduledSequence, held_tokens: int) -> None:
-        """The first tokens of a running sequence are counted elsewhere from now on."""
+        """Reserve nothing for the first tokens of a running sequence: they are held elsewhere."""
         sequence.held_tokens = held_tokens
         self.grow(sequence, sequence.capacity_tokens)
 
     def enter(self, sequence: ScheduledSequence, *, step: int) -> None:
-        """Reserve for a sequence and let it run."""
+        """Reserve memory for a sequence and start it."""
         capacity = self.capacity_at_admission(sequence)
         needed = self.bytes_for(capacity, held_tokens=sequence.held_tokens)
         self.running_bytes += needed
         sequence.start(capacity_tokens=capacity, reserved_bytes=needed, step=step)
 
     def grow(self, sequence: ScheduledSequence, capacity_tokens: int) -> None:
-        """Reserve more for a running sequence."""
+        """Change the capacity of a running sequence."""
         needed = self.bytes_for(capacity_tokens, held_tokens=sequence.held_tokens)
         self.running_bytes += needed - sequence.reserved_bytes
         sequence.capacity_tokens, sequence.reserved_bytes = capacity_tokens, needed
 
     def leave(self, sequence: ScheduledSequence, *, observed_steps: int) -> None:
-        """Give back what a sequence has reserved, at once or when the last step that touches it is
-        over.
-        """
+        """Free the reservation of a sequence, at once or when the last step that uses it is over."""
         freed = sequence.stop()
         self.running_bytes -= freed
         if sequence.last_step > observed_steps and freed:
@@ -181,7 +172,7 @@ class KvLedger:
             self._leaving.append((sequence.last_step, freed))
 
     def step_is_over(self, step: int) -> None:
-        """Give back what was held for steps up to this one."""
+        """Free the bytes that steps up to this one have used."""
         if self._leaving:
             kept = [(until, held) for until, held in self._leaving if until > step]
             self._leaving = deque(kept)
@@ -200,11 +191,11 @@ class KvLedger:
 
 @dataclass(slots=True)
 class RoomMade:
-    """What was done so that running sequences can go on."""
+    """What was done so that running sequences can continue."""
 
     grown: list[Reservation] = field(default_factory=list)
     preempted: list[RequestId] = field(default_factory=list)
-    someone_waits: bool = False  # for memory that becomes free soon; nobody may be admitted before
+    someone_waits: bool = False  # for memory that is freed soon; admit nothing before
 
 
 def make_room(
@@ -215,12 +206,12 @@ def make_room(
     ranks: Mapping[RequestId, Rank],
     preempt: Callable[[ScheduledSequence], None],
 ) -> RoomMade:
-    """Grow each sequence that has no room for its next token, the lowest in rank first.
+    """Grow each sequence that has no room for its next token, the lowest rank first.
 
-    What does not fit waits if the steps under way will free enough, else the highest is preempted.
-    The highest itself is never preempted for its own sake: it keeps what it has read and pauses
-    until a lower one ends. The lowest always finds room, for alone it fits (admission saw to it),
-    so somebody always moves on.
+    A sequence that does not fit waits if the dispatched steps will free enough; otherwise the
+    highest rank is preempted. The highest rank is never preempted for its own sake: it keeps its KV
+    and stalls until a lower one ends. The lowest always finds room, because it fits alone (admission
+    checked it), so some sequence always makes progress.
 
     running: oldest first; `preempt` takes a sequence out of it.
     """
@@ -231,10 +222,10 @@ def make_room(
             continue  # preempted for a lower one
         least_bytes = extra_bytes(ledger, sequence, ledger.capacities_for_growth(sequence)[-1])
         while ledger.free_bytes - claimed_bytes < least_bytes:
-            victim = first_to_give_way(running, ranks)
+            victim = preemption_order(running, ranks)[0]
             if victim is sequence and len(running) == 1 and sequence.held_tokens:
-                # What it shares may take more than its tokens need, and nobody else can free
-                # anything: it begins anew.
+                # What it shares may take more than its tokens need, and no other sequence can free
+                # anything: it restarts.
                 made.preempted.append(victim.request_id)
                 preempt(victim)
                 break
@@ -254,37 +245,48 @@ def make_room(
     return made
 
 
-def who_is_beyond(
-    running: Mapping[RequestId, ScheduledSequence], ranks: Mapping[RequestId, Rank], *, most: int
+def preemption_order(
+    running: Mapping[RequestId, ScheduledSequence], ranks: Mapping[RequestId, Rank]
 ) -> list[ScheduledSequence]:
-    """Those that have to leave so that only `most` run; what is about to end does so by itself."""
+    """Who is preempted first: paused sequences, then the highest rank.
+
+    By rank, that is the youngest sequence of the flow with most of them. Sequences that are about to
+    end are not preempted, because they free their memory themselves.
+    """
     able = [sequence for sequence in running.values() if not sequence.is_fully_planned]
     able.sort(key=lambda each: (each.is_paused, ranks[each.request_id]), reverse=True)
-    return able[: max(0, len(running) - most)]
+    return able
 
 
-def who_makes_way(
-    waits: ScheduledSequence,
+def victims_for(
+    waiting: ScheduledSequence,
     running: Mapping[RequestId, ScheduledSequence],
     ledger: KvLedger,
     *,
-    givers: Iterable[ScheduledSequence],
+    candidates: Iterable[ScheduledSequence],
     max_running: int,
 ) -> list[ScheduledSequence]:
-    """Those of `givers`, the first ones, that leave a waiting sequence a place and memory; none
-    where all of them could not.
-    """
-    left, gone = dict(running), list[ScheduledSequence]()
+    """The first candidates whose preemption admits a waiting sequence; none if all do not suffice."""
+    left = dict(running)
+    gone: list[ScheduledSequence] = []
 
     def has_room() -> bool:
-        return len(left) < max_running and ledger.may_enter_without(waits, left.values(), gone=gone)
+        return len(left) < max_running and ledger.may_enter_without(
+            waiting, left.values(), gone=gone
+        )
 
-    for giver in givers:
+    for candidate in candidates:
         if has_room():
             return gone
-        gone.append(giver)
-        del left[giver.request_id]
+        gone.append(candidate)
+        del left[candidate.request_id]
     return gone if has_room() else []
+
+
+def extra_bytes(ledger: KvLedger, sequence: ScheduledSequence, capacity_tokens: int) -> int:
+    """The bytes to reserve for a larger capacity, beyond those that are reserved."""
+    needed = ledger.bytes_for(capacity_tokens, held_tokens=sequence.held_tokens)
+    return needed - sequence.reserved_bytes
 
 
 def _grow(ledger: KvLedger, sequence: ScheduledSequence, *, spare_bytes: int) -> Reservation:
@@ -293,25 +295,6 @@ def _grow(ledger: KvLedger, sequence: ScheduledSequence, *, spare_bytes: int) ->
             break
     ledger.grow(sequence, capacity)
     return Reservation(request_id=sequence.request_id, capacity_tokens=capacity)
-
-
-def extra_bytes(ledger: KvLedger, sequence: ScheduledSequence, capacity_tokens: int) -> int:
-    """What has to be reserved beyond what is, for a larger capacity."""
-    return (
-        ledger.bytes_for(capacity_tokens, held_tokens=sequence.held_tokens)
-        - sequence.reserved_bytes
-    )
-
-
-def first_to_give_way(
-    running: dict[RequestId, ScheduledSequence], ranks: Mapping[RequestId, Rank]
-) -> ScheduledSequence:
-    """The highest that is paused, else the highest that still has something to plan.
-
-    One that is about to end frees its memory by itself.
-    """
-    able = [sequence for sequence in running.values() if not sequence.is_fully_planned]
-    return max(able, key=lambda each: (each.is_paused, ranks[each.request_id]))
 
 
 def _bytes_free_soon(ledger: KvLedger, running: dict[RequestId, ScheduledSequence]) -> int:

@@ -1,16 +1,16 @@
-"""How much of which prompt goes into a step.
+"""Chunked prefill: how many tokens of which prompt go into a step.
 
-Prompts that are being read share a step like this. The oldest and those that are ahead of it
-(shorter, or passed over for a while) each may count on half of the step; which half is dealt out
-first alternates, so that both move even when a step has room for one chunk only. What one side
-leaves the other takes, and what is left after that goes to the rest, shortest first. So a short
-prompt never waits for a long one to be read, a long one is slowed down by short ones to half its
-pace at most, and equal ones are read one after the other, which lets the first answer begin early.
+Within one flow, prompts share a step like this. The oldest prompt, and those ahead of it (shorter
+ones, or ones that were passed over for a while), may each count on half of the step; which half is
+dealt first alternates, so that both progress even if a step has room for one chunk only. What one
+side leaves the other takes, and what is left after that goes to the rest, shortest first. So a short
+prompt never waits for a long one, a long one is slowed down by short ones to half its speed at most,
+and equal ones are prefilled one after the other, which lets the first answer start early.
 
-That holds within one flow. Where several have prompts to be read, each has an equal share of the
-step, with what its answers take of it, and what one leaves the others take; but short prompts of
-flows that had none until now are read first (`SparseFlows`). Prompts of a batch get what
-interactive ones leave, until they were passed over for a while.
+If several flows have prompts, each gets an equal share of the step, its decoding rows included, and
+what one leaves the others take; but short prompts of flows that had none until now go first
+(`SparseFlows`). Batch prompts get what interactive ones leave, until they were passed over for a
+while.
 """
 
 from __future__ import annotations
@@ -23,32 +23,36 @@ from types import MappingProxyType
 from holdfast.worker.scheduler.cost_model import CostModel
 from holdfast.worker.scheduler.queue import ScheduledSequence
 
-MOST_SECONDS = 0.5  # of reading, that a flow may be ahead of the others
-MOST_STEPS = 8  # in a row, in which old flows read nothing
-# what was before is forgotten; there may be one step between two with prompts that only decodes
+MOST_SECONDS = 0.5  # of prefill that a sparse flow may be ahead of the others
+MOST_STEPS = 8  # in a row in which old flows prefill nothing
+# after more steps without prompts, flows are no longer old; one step that only decodes may intervene
 _FRESH_STEPS = 2
 NO_ROWS: Mapping[str, int] = MappingProxyType({})
-PATIENCE_STEPS = 8  # a prompt that was passed over so often goes ahead of shorter ones
-# of a prompt that is alone, however slow the device: smaller steps read 2 to 3 times as slowly
+PATIENCE_STEPS = 8  # a prompt that was passed over this often goes ahead of shorter ones
+# least chunk of a prompt that is alone, however slow the device: smaller ones are 2 to 3 times slower
 LEAST_ALONE_TOKENS = 256
-# then one step only decodes: what chunks add cannot be told without knowing what it takes
+# then one step only decodes, because the cost of chunks is measured against such a step
 MIXED_STEPS_IN_A_ROW = 32
 
 
 class SparseFlows:
-    """Remembers which flows are old, and how far the new ones are ahead."""
+    """Prompts of new flows go first while their flow is little ahead: deficit round robin with sparse
+    flows, as in fq_codel.
+    """
 
     def __init__(self, costs: CostModel) -> None:
         self._costs = costs
         self._old: frozenset[str] = frozenset()
-        self._deficits: dict[str, float] = {}  # seconds; those of flows that are gone, too
-        self._step = self._steps_in_a_row = 0
+        self._deficits: dict[str, float] = {}  # seconds of prefill, also of flows that have ended
+        self._step = 0
+        self._steps_in_a_row = 0
 
     def first(
         self, groups: Sequence[list[ScheduledSequence]], *, step: int
     ) -> list[ScheduledSequence]:
-        """The prompts that alone are read in this step; empty: it is shared. groups: the prompts of
-        each flow, oldest first.
+        """The prompts of sparse flows, which take the step for themselves; empty: it is shared.
+
+        groups: the prompts of each flow, oldest first.
         """
         flows = {group[0].service.flow for group in groups}
         is_fresh = step <= self._step + _FRESH_STEPS
@@ -72,9 +76,7 @@ class SparseFlows:
         read_first: Mapping[ScheduledSequence, int],
         step: int,
     ) -> None:
-        """Prompts were dealt out for a step; read_first: so many tokens of those that go first,
-        before they count as read.
-        """
+        """A step was planned. read_first: the tokens of the prompts that went first."""
         flows = frozenset(group[0].service.flow for group in groups)
         self._step = step
         self._steps_in_a_row = self._steps_in_a_row + 1 if read_first else 0
@@ -85,7 +87,7 @@ class SparseFlows:
                 self._old |= {prompt.service.flow}
 
     def pass_time(self, seconds: float) -> None:
-        """A step took so long."""
+        """A step took this long."""
         if self._deficits:
             share = seconds / len(self._old.union(self._deficits))
             self._deficits = {
@@ -93,7 +95,7 @@ class SparseFlows:
             }
 
     def _deficit_with(self, prompt: ScheduledSequence, *, tokens: int) -> float:
-        """How far its flow is ahead when it has read so many tokens more."""
+        """The deficit of a prompt's flow after prefilling this many more tokens."""
         score_seconds = self._costs.score_seconds if prompt.scores_prompt else 0.0
         reading = self._costs.more_chunk_seconds(
             prompt.position, tokens, score_seconds=score_seconds
@@ -104,28 +106,30 @@ class SparseFlows:
 
 
 class Allowance:
-    """What prompts may take of one step: tokens, and seconds when others decode in it."""
+    """What is left of a step for prompts: tokens, and seconds if sequences decode in it."""
 
     __slots__ = ("_held_seconds", "_held_tokens", "_quantum", "seconds", "tokens")
 
     def __init__(self, *, tokens: int, seconds: float, quantum_tokens: int) -> None:
-        self.tokens, self.seconds = tokens, seconds
+        self.tokens = tokens
+        self.seconds = seconds
         self._quantum = quantum_tokens
-        self._held_tokens, self._held_seconds = 0, 0.0
+        self._held_tokens = 0
+        self._held_seconds = 0.0
 
     def hold_back_half(self) -> None:
         """Keep half of what is left for later takers."""
-        self._held_tokens = self.tokens // 2
-        self._held_seconds = 0.0 if math.isinf(self.seconds) else self.seconds / 2
-
-    def release(self) -> None:
-        """Give out what was held back."""
-        self._held_tokens, self._held_seconds = 0, 0.0
+        self.hold_back_all_but(tokens=self.tokens - self.tokens // 2, seconds=self.seconds / 2)
 
     def hold_back_all_but(self, *, tokens: int, seconds: float) -> None:
-        """Give out so much, and keep the rest for later takers."""
+        """Offer this much, and keep the rest for later takers."""
         self._held_tokens = max(0, self.tokens - tokens)
         self._held_seconds = 0.0 if math.isinf(self.seconds) else max(0.0, self.seconds - seconds)
+
+    def release(self) -> None:
+        """Offer what was held back."""
+        self._held_tokens = 0
+        self._held_seconds = 0.0
 
     def take(
         self,
@@ -135,10 +139,10 @@ class Allowance:
         taken: int,
         at_least_a_quantum: bool = False,
     ) -> int:
-        """Take as much as there is for one prompt that has `taken` tokens of the step already.
+        """Take tokens for a prompt that has `taken` tokens of the step already; returns how many.
 
-        Whole quanta, unless the prompt or a boundary ends with it. `at_least_a_quantum`: at any
-        cost, so that somebody moves.
+        Whole quanta, unless the prompt or a boundary ends with them. at_least_a_quantum: at any
+        cost, so that a prompt progresses.
         """
         position = sequence.position + taken
         wanted = longest_chunk(costs, sequence) - taken
@@ -161,17 +165,12 @@ class Allowance:
 
 
 def longest_chunk(costs: CostModel, sequence: ScheduledSequence) -> int:
-    """How much of its prompt may be in one step: up to the next boundary, and as much as the device
-    takes at this position.
-    """
+    """The largest chunk of a prompt: up to the next boundary, within the bounds of the device."""
     return min(sequence.longest_span, costs.most_chunk_tokens(sequence.position))
 
 
 class ChunkSharing:
-    """Deals the steps' room for prompts out.
-
-    Remembers whose turn it is to be first, and when a step last did without chunks.
-    """
+    """Divides each step among prompts; remembers whose turn it is, and the last step without chunks."""
 
     def __init__(self, costs: CostModel, *, min_chunk_tokens: int) -> None:
         self._costs = costs
@@ -191,13 +190,10 @@ class ChunkSharing:
         step: int,
         rows: Mapping[str, int] = NO_ROWS,
     ) -> list[tuple[ScheduledSequence, int]]:
-        """Chunks for step number `step`; at least one, if there are prompts and tokens and the step
-        shall not only decode.
+        """The chunks of step number `step`: at least one, unless the step should only decode.
 
-        prompts: oldest first, none of them read to its end. seconds: infinite when nobody decodes
-            in this step.
-        rows: answers that are written in this step, by flow; may be left out when all prompts are
-            of one flow.
+        prompts: oldest first, each with unread tokens. seconds: infinite if nothing decodes in this
+        step. rows: decoding rows of the step by flow; not needed if all prompts are of one flow.
         """
         groups, batch = self._groups(prompts, step)
         if math.isinf(seconds):
@@ -222,7 +218,7 @@ class ChunkSharing:
         return list(taken.items())
 
     def _read_alone(self, prompt: ScheduledSequence, *, tokens: int, seconds: float) -> int:
-        """How much of the only prompt is read in a step in which nothing else happens."""
+        """The chunk of the only prompt in a step without decoding rows."""
         most = min(tokens, longest_chunk(self._costs, prompt))
         if math.isinf(seconds):
             return most
@@ -230,13 +226,13 @@ class ChunkSharing:
         return min(most, max(within - within % LEAST_ALONE_TOKENS, LEAST_ALONE_TOKENS))
 
     def pass_time(self, seconds: float) -> None:
-        """A step took so long."""
+        """A step took this long."""
         self._sparse.pass_time(seconds)
 
     def _groups(
         self, prompts: list[ScheduledSequence], step: int
     ) -> tuple[list[list[ScheduledSequence]], list[ScheduledSequence]]:
-        """The prompts of each flow, and those of a batch that can wait."""
+        """The prompts of each flow, and the batch prompts that can wait."""
         by_flow: dict[str, list[ScheduledSequence]] = {}
         batch: list[ScheduledSequence] = []
         for prompt in prompts:
@@ -257,13 +253,10 @@ class ChunkSharing:
         step: int,
         rows: Mapping[str, int],
     ) -> None:
-        """An equal share for each flow.
-
-        Each is the first to be dealt to in its turn, so that all move.
-        """
+        """Give each flow an equal share. The flows take turns to be the first, so all progress."""
         turn, first = divmod(self._first_flow, len(groups))
         self._first_flow += 1
-        # Changes from one turn of a flow to its next, whatever the number of flows.
+        # alternates from one turn of a flow to its next, whatever the number of flows
         oldest_is_first = turn % 2 == 0
         dealt = groups[first:] + groups[:first]
         for place, (group, (share, part)) in enumerate(
@@ -281,8 +274,8 @@ class ChunkSharing:
     def _equal_shares(
         self, groups: list[list[ScheduledSequence]], tokens: int, rows: Mapping[str, int]
     ) -> list[tuple[int, float]]:
-        """Of each group: tokens, and its part of the time that those before it leave; all flows
-        take the same time of a step.
+        """Per group: tokens, and its fraction of the time that the groups before it leave, so that all
+        flows take the same time of a step.
         """
         each = [self._costs.prompt_token_seconds_at(group[0].position) for group in groups]
         row_seconds = self._costs.decode_row_seconds(sum(rows.values()))
@@ -301,13 +294,10 @@ class ChunkSharing:
     def _in_order(
         self, prompts: list[ScheduledSequence], step: int, oldest_is_first: bool
     ) -> list[ScheduledSequence]:
-        """As `_share_within` would serve them if there were room for few: the shorter ones, the
-        oldest, the others.
-        """
+        """The order of `_share_within`, without halves."""
         ahead, behind = self._others(prompts, step)
-        if oldest_is_first:
-            return [prompts[0], *ahead, *behind]
-        return [*ahead, prompts[0], *behind]
+        first = [prompts[0], *ahead] if oldest_is_first else [*ahead, prompts[0]]
+        return first + behind
 
     def _share_within(
         self,
@@ -341,9 +331,7 @@ class ChunkSharing:
     def _others(
         self, prompts: list[ScheduledSequence], step: int
     ) -> tuple[list[ScheduledSequence], list[ScheduledSequence]]:
-        """All but the oldest, split in those ahead of it and the rest, each in the order in which
-        they are served.
-        """
+        """All but the oldest, in order: those ahead of it, and the rest."""
         oldest = prompts[0]
         passed_over = [other for other in prompts[1:] if step - other.last_step > PATIENCE_STEPS]
         passed_over.sort(key=lambda other: other.last_step)

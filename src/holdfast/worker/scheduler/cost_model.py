@@ -1,6 +1,4 @@
-"""What steps cost on this machine, learned from the steps themselves: decoding rows, prompt tokens
-and their scores apart.
-"""
+"""The cost of steps on this machine, learned from the steps: decoding rows, prompt tokens, scores."""
 
 from __future__ import annotations
 
@@ -8,11 +6,11 @@ import math
 import sys
 from dataclasses import dataclass
 
-# observations of full weight that an estimate remembers: the gain never falls below 1/4
+# an estimate remembers this many observations of full weight: the gain never falls below 1/4
 _MEMORY = 4.0
-# one observation moves an estimate no further than towards this many times itself
+# one observation counts as at least, and at most, this multiple of the estimate
 _LOWEST, _HIGHEST = 1 / 8, 3.0
-_FLOOR = 1 / 10  # of the mean: extrapolation never goes below it
+_FLOOR = 1 / 10  # of the mean: the least result of an extrapolation
 
 _FIRST_DECODE_SECONDS = 0.02
 _FIRST_PROMPT_TOKEN_SECONDS = 0.001
@@ -23,16 +21,12 @@ _POSITIONS_SPREAD = 256.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkBounds:
-    """What a chunk of a prompt may take, however much room its step has.
+    """Bounds of a prompt chunk, whatever room its step has. The default bounds nothing.
 
-    By default nothing is bounded.
-
-    seconds: of a step in which no sequence decodes. The GPU watchdog of macOS ends a command that
-        runs too long, and a new
-    request waits for the step under way.
-    score_bytes_per_pair: what attention stores for each pair of a query and a key; 0 where a fused
-        kernel stores no scores.
-    score_bytes: the memory that there is for these.
+    seconds: of a step without decoding rows. The GPU watchdog of macOS ends a command that runs too
+        long, and a new request waits for the dispatched step.
+    score_bytes_per_pair: what attention stores for each pair of a query and a key; 0 if a fused
+        kernel stores no scores. score_bytes: the memory for these scores.
     """
 
     seconds: float = math.inf
@@ -44,17 +38,19 @@ UNBOUNDED = ChunkBounds()
 
 
 class Trend:
-    """A cost that rises in a straight line with x, followed by exponentially weighted means.
+    """A cost that is linear in x, estimated with exponentially weighted means.
 
-    `spread` is the scatter of x from which a slope is believed. Before the first observation the
-    cost is `first_guess`.
+    spread: the scatter of x from which on a slope is trusted. first_guess: the cost before the first
+    observation.
     """
 
     __slots__ = ("_covariance", "_mean", "_mean_x", "_spread_squared", "_variance", "_weight")
 
     def __init__(self, *, first_guess: float, spread: float) -> None:
-        self._mean, self._mean_x = first_guess, 0.0
-        self._variance = self._covariance = 0.0
+        self._mean = first_guess
+        self._mean_x = 0.0
+        self._variance = 0.0
+        self._covariance = 0.0
         self._weight = 0.0
         self._spread_squared = spread * spread
 
@@ -65,7 +61,7 @@ class Trend:
 
     @property
     def mean(self) -> float:
-        """The cost at the x seen lately."""
+        """The cost at the mean of recent x."""
         return self._mean
 
     @property
@@ -78,22 +74,18 @@ class Trend:
         return max(self._mean + self.slope * (x - self._mean_x), self._mean * _FLOOR)
 
     def at_most(self, x: float) -> float:
-        """A bound at x for a cost that grows with x at most in proportion, wherever it was
-        measured.
-        """
+        """An upper bound at x, for a cost that grows at most in proportion to x."""
         return max(self._mean * max(1.0, x / max(self._mean_x, 1.0)), self.at(x))
 
     def learn(self, x: float, cost: float, *, weight: float = 1.0) -> None:
-        """Take in one observation; `weight`: between 0 and 1, how much it says.
-
-        An outlier moves the estimate only so far.
-        """
+        """Learn from an observation of this weight, from 0 to 1. The effect of outliers is bounded."""
         if self._weight >= 1.0:
             expected = self.at(x)
             cost = min(max(cost, expected * _LOWEST), expected * _HIGHEST)
         self._weight = min(self._weight + weight, _MEMORY)
         gain = weight / self._weight
-        away_x, away = x - self._mean_x, cost - self._mean
+        away_x = x - self._mean_x
+        away = cost - self._mean
         if gain < 1.0:
             self._variance = (1.0 - gain) * (self._variance + gain * away_x * away_x)
             self._covariance = (1.0 - gain) * (self._covariance + gain * away_x * away)
@@ -103,23 +95,23 @@ class Trend:
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """What a step contained, as far as its cost goes."""
+    """The contents of a step that determine its cost."""
 
     decode_rows: int
     chunks: int = 0
     chunk_tokens: int = 0
-    position_sum: float = 0.0  # over the chunks' tokens, of their positions
-    scored_tokens: int = 0  # of the chunks' tokens, those whose log-probabilities are wanted
+    position_sum: float = 0.0  # of the positions of all chunk tokens
+    scored_tokens: int = 0  # chunk tokens whose log-probabilities are wanted
 
 
 class CostModel:
-    """Learns the seconds of a decode step by its rows, and of a prompt token by its position
-    (attention grows with it).
+    """Learns the seconds of a decode step by its rows, and of a prompt token by its position, with
+    which attention grows.
 
-    `mixes_chunks`: prompt chunks ride in the same forward as the decoding rows. Otherwise each
-    chunk reads the weights once more, which is taken to cost as much as a decode step of one row.
-    What it takes to score a prompt token (logits over the whole vocabulary) is learned apart: with
-    a small model and a large vocabulary it is most of what a token costs.
+    mixes_chunks: prompt chunks are in the same forward pass as the decoding rows. Otherwise each
+    chunk reads the weights once more, which should cost as much as a decode step of one row. The
+    cost to score a prompt token (logits over the whole vocabulary) is learned separately: with a
+    small model and a large vocabulary it is most of the cost of a token.
     """
 
     def __init__(
@@ -137,32 +129,28 @@ class CostModel:
 
     @property
     def score_seconds(self) -> float:
-        """What the log-probability of a prompt token costs beside reading it."""
+        """Seconds for the log-probability of a prompt token, beside its prefill."""
         return self._scores.mean
 
     @property
     def knows_decoding(self) -> bool:
-        """Whether a step without chunks was ever seen."""
+        """Whether a step without chunks was ever measured."""
         return self._decode.is_learned
 
     @property
     def seconds_without_decoding(self) -> float:
-        """How long a step may take in which no sequence decodes."""
+        """How long a step without decoding rows may take."""
         return self._bounds.seconds
 
     def limit_chunks(self, tokens: int) -> None:
-        """Never read more of a prompt at once from now on: the device has failed on a larger chunk,
-        and not on this one.
-        """
+        """Limit chunks from now on: the device failed on a larger one, and not on this size."""
         self._most_chunk_tokens = min(self._most_chunk_tokens, max(tokens, self._min_chunk_tokens))
 
     def most_chunk_tokens(self, position: int) -> int:
-        """The longest chunk that may begin at a position: as large as memory for attention scores
-        and past failures allow.
-        """
+        """The longest chunk at a position, by the memory for attention scores and past failures."""
         most = self._most_chunk_tokens
         if self._bounds.score_bytes_per_pair:
-            # The largest n with n * (position + n) pairs; the stable form of the root.
+            # the largest n with n * (position + n) pairs, in the stable form of the root
             pairs = self._bounds.score_bytes / self._bounds.score_bytes_per_pair
             fitting = (
                 int(2 * pairs / (position + math.sqrt(position * position + 4 * pairs)))
@@ -175,46 +163,44 @@ class CostModel:
         return most
 
     def decode_seconds(self, rows: int) -> float:
-        """A step that only decodes so many rows."""
+        """Seconds of a step that only decodes this many rows."""
         return self._decode.at(rows)
 
     def decode_row_seconds(self, rows: int) -> float:
-        """What one of so many decoding rows takes of a step; 0 before such a step was measured."""
+        """Seconds of a step per decoding row; 0 before such a step was measured."""
         return self._decode.at(rows) / rows if rows and self._decode.is_learned else 0.0
 
     def prompt_token_seconds_at(self, position: int) -> float:
-        """A prompt token at that position."""
+        """Seconds of a prompt token at this position."""
         return self._prompt.at(position)
 
     def seconds_per_chunk(self) -> float:
-        """What a chunk costs beside decoding rows before its first token is counted."""
+        """Seconds of a chunk beside decoding rows, apart from its tokens."""
         return 0.0 if self._mixes_chunks or not self._decode.is_learned else self._decode.at(1)
 
     def more_chunk_seconds(
         self, position: int, tokens: int, *, score_seconds: float = 0.0
     ) -> float:
-        """What further tokens add to a chunk that is in the step already. score_seconds: what each
-        costs beside being read.
-        """
+        """Seconds that more tokens add to a chunk of the step. score_seconds: for each, in addition."""
         return tokens * (self._prompt.at(position + tokens / 2) + score_seconds)
 
     def tokens_within(self, seconds: float, position: int, *, score_seconds: float = 0.0) -> int:
-        """The most tokens from `position` on that take no longer; the inverse of
-        `more_chunk_seconds`, or a little less.
+        """The most tokens from `position` on within this time: the inverse of `more_chunk_seconds`,
+        or a little less.
         """
         if seconds <= 0.0:
             return 0
-        first, slope = self._prompt.at(position) + score_seconds, self._prompt.slope
-        # The stable form of the positive root of slope/2·n² + first·n = seconds; right for slope =
-        # 0 too.
+        first = self._prompt.at(position) + score_seconds
+        slope = self._prompt.slope
+        # the stable form of the positive root of slope/2·n² + first·n = seconds, also for slope = 0
         return int(2 * seconds / (first + math.sqrt(first * first + 2 * slope * seconds)))
 
     def at_most(self, load: StepLoad) -> float | None:
-        """What a step of this load takes at most, None before its like was seen; an outlier may
-        still take several times that.
+        """An upper bound for a step of this load, None before a similar one was measured; an outlier
+        may still take several times as long.
 
-        Rows and positions beyond those measured count in proportion: no row costs more than the
-        first, and attention over twice as many tokens no more than twice as much.
+        Beyond the measured range, rows and positions count in proportion: no row costs more than the
+        first, and attention over twice as many tokens at most twice as much.
         """
         if (load.decode_rows and not self._decode.is_learned) or (
             load.chunks and not self._prompt.is_learned
@@ -224,10 +210,10 @@ class CostModel:
             return None
         seconds = 0.0
         if load.decode_rows or (self._mixes_chunks and self._decode.is_learned):
-            # what any step takes that reads the weights
+            # any step reads the weights
             seconds = self._decode.at_most(max(load.decode_rows, 1))
         if not self._decode.is_learned:
-            seconds = self._last_chunks_seconds  # one token may take as long as all of them
+            seconds = self._last_chunks_seconds  # one token may take as long as all of these
         if load.chunk_tokens:
             seconds += load.chunk_tokens * self._prompt.at_most(
                 load.position_sum / load.chunk_tokens
@@ -239,23 +225,21 @@ class CostModel:
         )
 
     def learn(self, load: StepLoad, seconds: float) -> None:
-        """Take in what a step took."""
+        """Learn from the duration of a step."""
         if not load.chunks:
             if load.decode_rows:
                 self._decode.learn(load.decode_rows, seconds)
             return
         self._last_chunks_seconds = seconds
         fixed = self._seconds_without_prompt_tokens(load)
-        # A decode estimate that is too high for the moment must not make prompt tokens look free.
+        # a decode estimate that is too high must not make prompt tokens look free
         added = max(seconds - fixed, seconds / 4)
         if load.scored_tokens and self._prompt.is_learned:
             read = load.chunk_tokens * self._prompt.at(load.position_sum / load.chunk_tokens)
-            # As above: what reading is thought to take must not make scores look free, from where
-            # no factor leads back.
+            # likewise, the estimate of prefill must not make scores look free: no factor of 0 recovers
             self._scores.learn(0.0, max(added - read, added / 16) / load.scored_tokens)
             return
-        # What a step takes beside its tokens blurs the cost of each in inverse proportion to their
-        # number.
+        # the fixed cost of a step blurs the cost of each token in inverse proportion to their number
         weight = min(1.0, (load.chunk_tokens / self._full_weight_tokens) ** 2)
         self._prompt.learn(
             load.position_sum / load.chunk_tokens, added / load.chunk_tokens, weight=weight

@@ -1,14 +1,13 @@
-"""Whose turn it is, and who gives way: interactive before batch, and nobody's second sequence
-before somebody's first.
+"""The sequences of the scheduler, and the order in which they are admitted and preempted.
 
-Requests of one flow (who asks) are served in their order. Among flows it is max-min fair over
-places: each running sequence of a flow has a level, 0 for its first, 1 for its second, and a lower
-level goes before a higher one, whoever came first. On one level flows take turns. What runs on a
-higher level than a waiting one would have gives way to it; it is on the same or a higher level when
-it waits itself, so it never takes the place back. A request of a batch that has waited long enough
-counts as interactive.
+Interactive requests go before batch requests. Requests of one flow (a client, see `ServiceClass`)
+are served in order. Among flows, places are max-min fair: the running sequences of a flow have the
+levels 0, 1, 2, ..., and a lower level goes before a higher one, whichever was submitted first. On
+one level, flows take turns. A waiting sequence preempts sequences on a higher level than it would
+get; these wait on the same or a higher level, so they never take the place back. A batch request
+that has waited long enough counts as interactive.
 
-While there is one flow and no batch, all of this is first come, first served.
+With one flow and no batch requests, this is first come, first served.
 """
 
 from __future__ import annotations
@@ -21,70 +20,66 @@ from typing import TypeAlias
 from holdfast.wire.requests import RequestId, ServiceClass
 
 DEFAULT_SERVICE = ServiceClass()
-# priority class (0: interactive), level, order; the highest gives way first
+# priority class (0: interactive), level, order; the highest is preempted first
 Rank: TypeAlias = tuple[int, int, int]
 
-_MOST_TURNS = 4096  # flows, those that are gone among them
+_MOST_TURNS = 4096  # flows, ended ones included
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ScheduledSequence:
-    """A request that waits or runs.
+    """What the scheduler knows of a waiting or running request: counts, never a token.
 
-    Steps are numbered from 1 in the order they are given out. `planned_draws` runs ahead of `drawn`
-    by the steps under way.
+    Steps are numbered from 1 in the order of their plans. `planned_draws` is ahead of `drawn` by
+    the dispatched steps.
     """
 
     request_id: RequestId
     order: int  # of submission; smaller is older
     prompt_tokens: int
     max_tokens: int
-    # results of that step and of earlier ones are of another sequence of the same id, or not wanted
-    submitted_after_step: int
-    # ascending; a span of the prompt ends at each of them, so that state can be kept there
-    boundaries: tuple[int, ...] = ()
+    submitted_after_step: int  # results up to this step belong to an earlier use of the id
+    boundaries: tuple[int, ...] = ()  # ascending; spans of the prompt end there, to keep state
     service: ServiceClass = DEFAULT_SERVICE
-    # before it was admitted, of the time that steps took; all times together
-    waited_seconds: float = 0.0
-    waits_since: float = 0.0  # of that time, while it waits
-    is_idle_work: bool = False  # runs alone, in steps for whose end others can wait
-    scores_prompt: bool = False  # log-probabilities of the prompt's tokens are wanted
-    cached_tokens: int = 0  # need not be read: the engine begins from snapshots of them
-    # of these, in memory that is counted elsewhere: nothing is reserved for them
-    held_tokens: int = 0
+    waited_seconds: float = 0.0  # in the queue, all times together; counts time of steps only
+    waits_since: float = 0.0
+    is_idle_work: bool = False  # runs alone, in short steps
+    scores_prompt: bool = False  # log-probabilities of the prompt are wanted
+    cached_tokens: int = 0  # need no prefill
+    held_tokens: int = 0  # of these, in memory that is counted elsewhere, without a reservation
     drawn: int = 0
     planned_draws: int = 0
-    known_tokens: int = 0  # to be read before the first draw after admission
+    known_tokens: int = 0  # to prefill before the first draw after admission
     position: int = 0  # the next token to plan
     capacity_tokens: int = 0
     reserved_bytes: int = 0
-    is_paused: bool = False  # nobody reads what it says; it gets no spans and gives way first
-    is_ready: bool = True  # it is known from where it is to be read; what it begins from is at hand
-    last_step: int = 0  # the last step with a span of it, or that admitted it
+    is_paused: bool = False  # gets no spans, and is preempted first
+    is_ready: bool = True  # what it starts from is known and in memory
+    last_step: int = 0  # the last step with a span of it, or the step that admitted it
 
     @property
     def may_be_admitted(self) -> bool:
-        """Whether nothing but room keeps it waiting."""
+        """Whether it waits only for a place and memory."""
         return self.is_ready and not self.is_paused
 
     @property
     def is_batch(self) -> bool:
-        """Whether nobody waits for it."""
+        """Whether it is a batch request."""
         return self.service.priority == "batch"
 
     @property
     def final_tokens(self) -> int:
-        """Tokens of prompt and longest answer."""
+        """Tokens of the prompt and the longest answer."""
         return self.prompt_tokens + self.max_tokens
 
     @property
     def unread_tokens(self) -> int:
-        """Known tokens that no step has been given yet."""
+        """Known tokens that are not planned yet."""
         return self.known_tokens - self.position
 
     @property
     def longest_span(self) -> int:
-        """Tokens that one span may have: up to the next boundary, or all that are unread."""
+        """The most tokens of its next span: up to the next boundary, or all unread ones."""
         for boundary in self.boundaries:
             if boundary > self.position:
                 return min(boundary, self.known_tokens) - self.position
@@ -92,25 +87,23 @@ class ScheduledSequence:
 
     @property
     def is_fully_planned(self) -> bool:
-        """Whether nothing is left to plan: it ends, at the latest, when the steps under way are
-        observed.
-        """
+        """Whether nothing is left to plan: it ends with the dispatched steps at the latest."""
         return self.planned_draws >= self.max_tokens and self.position >= self.known_tokens
 
     def start(self, *, capacity_tokens: int, reserved_bytes: int, step: int) -> None:
-        """Let it run from its first token that is not cached."""
+        """Run it from its first token that is not cached."""
         self.known_tokens = self.prompt_tokens + self.drawn
         self.planned_draws = self.drawn
         self.position = self.cached_tokens
-        self.capacity_tokens, self.reserved_bytes = capacity_tokens, reserved_bytes
+        self.capacity_tokens = capacity_tokens
+        self.reserved_bytes = reserved_bytes
         self.last_step = step
 
     def stop(self) -> int:
-        """Let it run no longer; returns the bytes that it had reserved.
-
-        Draws of steps under way still count.
-        """
-        freed, self.reserved_bytes, self.capacity_tokens = self.reserved_bytes, 0, 0
+        """Stop it; returns the bytes that it had reserved. Draws of dispatched steps still count."""
+        freed = self.reserved_bytes
+        self.reserved_bytes = 0
+        self.capacity_tokens = 0
         return freed
 
 
@@ -121,12 +114,12 @@ def check_sequences(
     reading: Sequence[ScheduledSequence],
     decoding: Sequence[ScheduledSequence],
 ) -> None:
-    """Assert that the lists of a scheduler agree with each other and with their sequences."""
+    """Assert that the lists of a scheduler agree with their sequences."""
     for row in (list(queue), list(running.values())):
-        assert row == sorted(row, key=lambda each: each.order), "somebody overtook"
+        assert row == sorted(row, key=by_order), "a younger sequence is first"
     active = [sequence for sequence in running.values() if not sequence.is_paused]
     unread = [sequence for sequence in active if sequence.position < sequence.known_tokens]
-    assert unread == list(reading), "the list of prompts being read is wrong"
+    assert unread == list(reading), "the list of prompts being prefilled is wrong"
     writing = {each for each in active if each not in unread and not each.is_fully_planned}
     assert writing == set(decoding), "the list of decoding sequences is wrong"
     assert len(writing) == len(decoding), "a sequence decodes twice"
@@ -138,35 +131,34 @@ def check_sequences(
 
 
 def by_order(sequence: ScheduledSequence) -> int:
-    """The key that sorts by age, oldest first."""
+    """The key to sort by age, oldest first."""
     return sequence.order
 
 
 class FairShare:
-    """Keeps count of flows. Time is what steps took: while nothing runs, nobody waits."""
+    """Counts flows and decides between them. Time is the duration of steps: it stops while idle."""
 
     def __init__(self, *, aging_seconds: float) -> None:
         self._aging_seconds = aging_seconds
         self._known: Counter[str] = Counter()  # waiting and running sequences of each flow
         self._batch_known = 0
-        # grows with each admission: of two flows the lower one is next
-        self._turns: dict[str, int] = {}
+        self._turns: dict[str, int] = {}  # by flow; the lowest is next
         self._admissions = 0
         self._now = 0.0
 
     @property
     def is_first_come_first_served(self) -> bool:
-        """Whether order alone decides."""
+        """Whether only the order of submission counts."""
         return len(self._known) <= 1 and not self._batch_known
 
     @property
     def flows(self) -> int:
-        """Flows of which anything waits or runs."""
+        """The number of flows with waiting or running sequences."""
         return len(self._known)
 
     def may_wait(self, flow: str, queue: Sequence[ScheduledSequence], *, limit: int) -> bool:
-        """Whether one more of a flow may wait: there is room, or others fill the queue and it has
-        less than its share of it.
+        """Whether one more request of a flow may wait: the queue has room, or the flow has less than
+        its share of a full queue.
         """
         if len(queue) < limit:
             return True
@@ -188,34 +180,33 @@ class FairShare:
         self._batch_known -= sequence.is_batch
         if not self._known[flow]:
             del self._known[flow]
-            # there is nobody to take turns with, or too many were
+            # there is no other flow to take turns with, or too many ended flows are remembered
             if len(self._known) <= 1 or len(self._turns) > _MOST_TURNS:
                 self._turns = {each: self._turns[each] for each in self._known}
 
     def admit(self, sequence: ScheduledSequence) -> None:
-        """A sequence runs from now on."""
+        """A sequence is admitted."""
         sequence.waited_seconds += self._now - sequence.waits_since
         self._admissions += 1
-        self._turns[sequence.service.flow] = self._admissions + 1  # behind a flow that comes now
+        self._turns[sequence.service.flow] = self._admissions + 1  # after a flow that joins now
 
     def preempt(self, sequence: ScheduledSequence) -> None:
-        """A sequence waits again."""
+        """A sequence is preempted and waits again."""
         sequence.waits_since = self._now
 
     def pass_time(self, seconds: float) -> None:
-        """A step took so long."""
+        """A step took this long."""
         self._now += seconds
 
     def next(
         self, queue: Iterable[ScheduledSequence], running: Iterable[ScheduledSequence]
     ) -> ScheduledSequence | None:
-        """Whose turn it is of those that may be admitted. queue: oldest first."""
+        """The sequence to admit next, of those that may be admitted. queue: oldest first."""
         able = (sequence for sequence in queue if sequence.may_be_admitted)
         if self.is_first_come_first_served:
             return next(able, None)
         firsts: dict[tuple[str, bool], ScheduledSequence] = {}
-        # one that gave way has waited less than a younger one may have, and goes before it all the
-        # same
+        # the oldest, even if a preempted sequence has waited less than a younger one
         for sequence in able:
             firsts.setdefault((sequence.service.flow, sequence.is_batch), sequence)
         if len(firsts) <= 1:
@@ -231,7 +222,7 @@ class FairShare:
         )
 
     def ranks(self, running: Mapping[RequestId, ScheduledSequence]) -> dict[RequestId, Rank]:
-        """Who gives way before whom. running: oldest first."""
+        """The rank of each running sequence; the highest is preempted first. running: oldest first."""
         levels: Counter[str] = Counter()
         found: dict[RequestId, Rank] = {}
         for sequence in sorted(running.values(), key=self._class):  # stable: by age within a class
@@ -243,9 +234,7 @@ class FairShare:
     def givers(
         self, waiting: ScheduledSequence, running: Mapping[RequestId, ScheduledSequence]
     ) -> Iterator[ScheduledSequence]:
-        """Those that have to make room for a waiting one if there is none, the first to do so
-        first.
-        """
+        """The sequences that a waiting one may preempt, in this order."""
         if self.is_first_come_first_served:
             return
         standing = self._standing(waiting, self._counts(running.values()))
@@ -260,7 +249,7 @@ class FairShare:
                 waiting.is_batch,
             )
             if not sequence.is_fully_planned and not (is_elder and sequence.order < waiting.order):
-                yield sequence  # an elder would go before the waiting one again, and both for ever
+                yield sequence  # an elder one would be next, and both would preempt each other forever
 
     def _class(self, sequence: ScheduledSequence, *, waits: bool = False) -> int:
         if not sequence.is_batch:
@@ -274,6 +263,7 @@ class FairShare:
     def _standing(
         self, waiting: ScheduledSequence, counts: Counter[tuple[str, int]]
     ) -> tuple[int, int]:
-        """Class and level that it would have if it ran."""
-        flow, its_class = waiting.service.flow, self._class(waiting, waits=True)
-        return its_class, sum(counts[flow, other] for other in range(its_class + 1))
+        """The class and level that a waiting sequence would have if it ran."""
+        flow = waiting.service.flow
+        own_class = self._class(waiting, waits=True)
+        return own_class, sum(counts[flow, other] for other in range(own_class + 1))

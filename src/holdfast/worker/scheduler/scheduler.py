@@ -1,11 +1,11 @@
-"""Turns what waits and runs into the plan of the next step.
+"""Turns the waiting and running sequences into the plan of the next step.
 
 Pure counting: no tokens, no clock, no MLX.
 
 The worker may ask for step k+1 before it reports step k, so that the device never waits. Planned
-draws count at once; a sequence all of whose tokens are planned gets no more spans; one that turns
-out to have ended in step k may have a span in step k+1, whose draw is then ignored. Memory that a
-step under way touches stays reserved until that step is reported.
+draws count at once, and a sequence whose tokens are all planned gets no more spans. A sequence that
+turns out to have ended in step k may have a span in step k+1, whose draw is ignored. Memory that a
+dispatched step uses stays reserved until that step is reported.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from holdfast.worker.scheduler.admission import (
     SequenceCosts,
     extra_bytes,
     make_room,
-    who_is_beyond,
-    who_makes_way,
+    preemption_order,
+    victims_for,
 )
 from holdfast.worker.scheduler.chunking import NO_ROWS, ChunkSharing
 from holdfast.worker.scheduler.cost_model import UNBOUNDED, ChunkBounds, CostModel, StepLoad
@@ -48,35 +48,30 @@ _SHORTEST_SECONDS, _LONGEST_SECONDS = 1.0, 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """One step. The worker closes what is preempted, grows, opens what is admitted, then dispatches
-    the plan, in this order.
+    """One step. The worker closes the preempted sequences, grows, opens the admitted ones, and
+    dispatches the plan, in this order.
 
-    A step that is already under way may still draw a token for a sequence that is preempted here.
-    It counts and is reported with `observe` like any other: the sequence is not admitted again
-    before that.
+    A dispatched step may still draw a token for a sequence that is preempted here. The token counts,
+    and is reported with `observe` before the sequence is admitted again.
     """
 
-    # read from their first token that is not cached, after a preemption too
-    admitted: tuple[Reservation, ...] = ()
+    admitted: tuple[Reservation, ...] = ()  # prefilled from their first token that is not cached
     preempted: tuple[RequestId, ...] = ()
     grown: tuple[Reservation, ...] = ()
     plan: StepPlan = StepPlan()
-    # what it takes at most, room made before included; None: not measured yet
+    # upper bound, with the time to enlarge buffers; None: not measured yet
     expected_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """What became of one plan.
+    """The result of one plan. Every plan with spans is reported exactly once, in order.
 
-    Every plan with spans is reported exactly once, in the order they were given out.
-
-    `seconds`: how long the device was busy with it, from its dispatch (or the end of the step
-    before it, if that was later) to its end.
+    seconds: from its dispatch, or the end of the step before it if that was later, to its end.
     """
 
     plan: StepPlan
-    drawn: Mapping[RequestId, int]  # tokens of each sequence that has drawn any
+    drawn: Mapping[RequestId, int]  # number of tokens, of the sequences that drew any
     ended: tuple[RequestId, ...]  # by a stop token or a failure
     seconds: float
 
@@ -87,31 +82,27 @@ class SchedulerStatistics:
 
     running: int
     queued: int
-    reading: int  # running sequences that still read their prompt
-    # of running sequences, live states that they share included, and of ended ones that a step
-    # still touches
+    reading: int  # running sequences that are being prefilled
+    # of running sequences with the live states that they share, and of dispatched steps
     reserved_bytes: int
     budget_bytes: int
     preemptions: int  # since the start
-    max_running: int  # the limits that count
+    max_running: int
     step_tokens: int
 
 
 @dataclass(slots=True)
 class StepUnderWay:
-    """What the scheduler keeps of it."""
+    """A plan that was handed out and not reported yet."""
 
     number: int
     plan: StepPlan
     load: StepLoad
-    # may draw nothing and are read to their end with this step
-    drawless: tuple[ScheduledSequence, ...]
+    drawless: tuple[ScheduledSequence, ...]  # end with this step, because they draw nothing
 
 
 class PlaceEstimate:
-    """How long it takes until a place in a full queue is free: the busy seconds between two ends,
-    lately.
-    """
+    """When a client that found the queue full should come back: the recent busy seconds per end."""
 
     def __init__(self) -> None:
         self._seconds_per_end = _FIRST_GUESS_SECONDS
@@ -126,14 +117,14 @@ class PlaceEstimate:
 
     @property
     def seconds(self) -> float:
-        """The estimate, never shorter than a second, never longer than a minute."""
+        """The estimate, from one second to one minute."""
         return min(
             max(self._seconds_per_end, self._busy_seconds, _SHORTEST_SECONDS), _LONGEST_SECONDS
         )
 
 
 _NOTHING_TO_DO = Decision()
-# of KV that is made room for or restored; a slow memory bus does several times that
+# to enlarge and restore KV buffers; even a slow memory bus copies several times faster
 _COPIED_BYTES_PER_SECOND = 1e9
 
 
@@ -150,10 +141,9 @@ class Scheduler:
         mixes_chunks: bool,
         bounds: ChunkBounds = UNBOUNDED,
     ) -> None:
-        """`mixes_chunks`: whether a prompt chunk shares its forward pass with the decoding rows.
-        bounds: of each chunk.
+        """mixes_chunks: whether prompt chunks share a forward pass with the decoding rows.
 
-        Raises ConfigError when `settings.step_tokens` is still `auto`: only the worker knows the
+        Raises ConfigError if `settings.step_tokens` is still `auto`: only the worker knows the
         device.
         """
         if settings.step_tokens is None or settings.step_tokens < 1:
@@ -161,7 +151,8 @@ class Scheduler:
                 f"scheduler.step_tokens = {settings.step_tokens} must be at least 1 once the "
                 "device is known"
             )
-        self._settings, self._step_tokens = settings, settings.step_tokens
+        self._settings = settings
+        self._step_tokens = settings.step_tokens
         self._context_tokens = context_tokens
         self._ledger = KvLedger(
             costs, budget_bytes=budget_bytes, expected_output_tokens=settings.expected_output_tokens
@@ -173,18 +164,18 @@ class Scheduler:
         self._places = PlaceEstimate()
         self._fairness = FairShare(aging_seconds=settings.aging_seconds)
         self._known: dict[RequestId, ScheduledSequence] = {}  # waiting and running
-        # oldest first; those that are not ready keep their place and let others pass
+        # oldest first; sequences that are not ready keep their place and let others pass
         self._queue: list[ScheduledSequence] = []
         self._running: dict[RequestId, ScheduledSequence] = {}  # oldest first
-        # running, known tokens left to plan; oldest first
-        self._reading: list[ScheduledSequence] = []
-        self._decoding: list[ScheduledSequence] = []  # running, draws left to plan
+        self._reading: list[ScheduledSequence] = []  # running, being prefilled; oldest first
+        self._decoding: list[ScheduledSequence] = []  # running, with draws left to plan
         self._under_way: deque[StepUnderWay] = deque()
-        self._submissions = self._issued_steps = self._observed_steps = 0
+        self._submissions = 0
+        self._issued_steps = 0
+        self._observed_steps = 0
         self._preemptions = 0
         self.admits_one_at_a_time = False
-        # the limit of running sequences: more may run until the next step
-        self._was_lowered = False
+        self._was_lowered = False  # `max_running`: more may run until the next step
 
     def submit(
         self,
@@ -199,44 +190,26 @@ class Scheduler:
         service: ServiceClass = DEFAULT_SERVICE,
         is_idle_work: bool = False,
     ) -> None:
-        """Put a request into the queue. boundaries: positions within the prompt, ascending, at each
-        of which a span shall end.
+        """Put a request into the queue. Its answer ends where the context window ends.
 
-        drawn_tokens: of its answer, by another worker: read like the prompt, part of `max_tokens`.
-            Then the queue is never full.
-        is_ready: if not, it waits in its place until `begin_behind` says from where it is to be
-            read.
-        scores_prompt: the log-probabilities of the prompt's tokens are wanted, which makes reading
-            them dearer.
-        is_idle_work: nobody waits for it, and it is cancelled when somebody comes; who comes waits
-            for one short step at most.
-        An answer is cut short where the context window ends. Raises QueueFull, TooLargeForMemory,
-        PromptTooLong, and
-        InvalidRequest for an empty prompt or an id that is waiting or running already.
+        drawn_tokens: the part of the answer that an earlier worker drew; prefilled like the prompt,
+            counted in `max_tokens`. Such a request finds a place even in a full queue.
+        boundaries: positions within the prompt, ascending, at which spans must end.
+        scores_prompt: the log-probabilities of the prompt are wanted, which makes prefill slower.
+        is_ready: if not, it keeps its place until `make_ready` says where its prefill starts.
+        is_idle_work: its steps are short, because new requests cancel it and wait for one step.
+
+        Raises QueueFull, TooLargeForMemory, PromptTooLong, and InvalidRequest for an empty prompt or
+        an id in use.
         """
-        if request_id in self._known:
-            raise InvalidRequest(
-                f"a request with the id {request_id!r} is being served already", field="request_id"
-            )
-        if prompt_tokens < 1 or max_tokens < 0:
-            raise InvalidRequest(
-                f"cannot draw {max_tokens} tokens after a prompt of {prompt_tokens}", field="prompt"
-            )
-        if prompt_tokens > self._context_tokens - min(max_tokens, 1):
-            raise PromptTooLong(prompt_tokens=prompt_tokens, context_tokens=self._context_tokens)
-        max_tokens = min(max_tokens, self._context_tokens - prompt_tokens)
-        if drawn_tokens and drawn_tokens >= max_tokens:
-            raise InvalidRequest(
-                f"all {max_tokens} tokens of the answer are drawn already",
-                field="generated_token_ids",
-            )
-        self._ledger.check_fits_alone(final_tokens=prompt_tokens + max_tokens)
-        # Who will run with the next step does not wait: a burst at rest may fill both.
-        limit = self._settings.max_queued + max(0, self._settings.max_running - len(self._running))
-        if not drawn_tokens and not self._fairness.may_wait(service.flow, self._queue, limit=limit):
-            raise QueueFull(
-                queued=len(self._queue), limit=limit, retry_after_seconds=self._places.seconds
-            )
+        max_tokens = self._checked_max_tokens(
+            request_id,
+            prompt_tokens=prompt_tokens,
+            max_tokens=max_tokens,
+            drawn_tokens=drawn_tokens,
+        )
+        if not drawn_tokens:
+            self._check_queue(service)
         self._submissions += 1
         sequence = ScheduledSequence(
             request_id=request_id,
@@ -255,71 +228,94 @@ class Scheduler:
         self._queue.append(sequence)
         self._fairness.join(sequence)
 
+    def _checked_max_tokens(
+        self, request_id: RequestId, *, prompt_tokens: int, max_tokens: int, drawn_tokens: int
+    ) -> int:
+        """The longest answer to a valid request: within the context window and the memory."""
+        if request_id in self._known:
+            raise InvalidRequest(
+                f"a request with the id {request_id!r} is being served already", field="request_id"
+            )
+        if prompt_tokens < 1 or max_tokens < 0:
+            raise InvalidRequest(
+                f"cannot draw {max_tokens} tokens after a prompt of {prompt_tokens}", field="prompt"
+            )
+        if prompt_tokens > self._context_tokens - min(max_tokens, 1):
+            raise PromptTooLong(prompt_tokens=prompt_tokens, context_tokens=self._context_tokens)
+        max_tokens = min(max_tokens, self._context_tokens - prompt_tokens)
+        if drawn_tokens and drawn_tokens >= max_tokens:
+            raise InvalidRequest(
+                f"all {max_tokens} tokens of the answer are drawn already",
+                field="generated_token_ids",
+            )
+        self._ledger.check_fits_alone(final_tokens=prompt_tokens + max_tokens)
+        return max_tokens
+
+    def _check_queue(self, service: ServiceClass) -> None:
+        # a burst at rest may also take the places of sequences that run with the next step
+        limit = self._settings.max_queued + max(0, self._settings.max_running - len(self._running))
+        if not self._fairness.may_wait(service.flow, self._queue, limit=limit):
+            raise QueueFull(
+                queued=len(self._queue), limit=limit, retry_after_seconds=self._places.seconds
+            )
+
     def set_limits(self, *, max_running: int, step_tokens: int) -> None:
-        """From the next step on so many may run, and a step may read so much.
+        """Change the limits from the next step on. Sequences beyond `max_running` wait again.
 
-        Who runs beyond it waits again; nobody is ended.
-
-        Raises InvalidRequest, and nothing changes, for what they may not be.
+        Raises InvalidRequest, and changes nothing, for limits out of range.
         """
         self._settings = checked_limits(
             self._settings, max_running=max_running, step_tokens=step_tokens
         )
-        self._step_tokens, self._was_lowered = step_tokens, True
+        self._step_tokens = step_tokens
+        self._was_lowered = True
 
     def set_budget(self, nbytes: int) -> None:
-        """Let live KV take so many bytes from now on.
+        """Change the budget of live KV.
 
-        Whoever was accepted can still run alone; nobody is preempted for it.
+        It stays large enough for each accepted request to run alone. Nothing is preempted for it.
         """
         self._ledger.wanted_budget_bytes = nbytes
         self._ledger.fit_budget(self._known.values())
 
     @property
     def excess_bytes(self) -> int:
-        """How much more is reserved and held than the budget allows."""
+        """The bytes that are reserved and held beyond the budget."""
         return max(0, -self._ledger.free_bytes)
 
     def limit_chunks(self, tokens: int) -> None:
-        """Read at most so much of a prompt at once from now on: the device has failed on more."""
+        """Limit prompt chunks, because the device has failed on larger ones."""
         self._costs.limit_chunks(tokens)
 
-    def begin_behind(
+    def make_ready(
         self, request_id: RequestId, cached_tokens: int, *, held_tokens: int = 0
     ) -> None:
-        """A waiting request is ready: it begins behind its first tokens, which are cached; fewer
-        than it knows.
+        """A waiting request is ready: its prefill starts after the cached tokens.
 
-        held_tokens: of these, in live states, for which no memory has to be reserved (`hold`).
-
-        Counts from the next admission on, also for one that waits again after a preemption.
+        held_tokens: of these, the tokens in live states, which need no reservation (`hold`).
         """
         sequence = self._known[request_id]
-        assert request_id not in self._running, "a running sequence has begun already"
+        assert request_id not in self._running, "a running sequence has started already"
         assert 0 <= cached_tokens < sequence.prompt_tokens + sequence.drawn, (
-            "the last known token is always read"
+            "the last known token is always prefilled"
         )
-        sequence.cached_tokens, sequence.held_tokens = cached_tokens, held_tokens
+        sequence.cached_tokens = cached_tokens
+        sequence.held_tokens = held_tokens
         sequence.is_ready = True
 
     def hold(self, *, total_bytes: int, parked_bytes: int) -> None:
-        """So much memory is taken by live states beside what is reserved; `parked_bytes` of it are
-        given back when wanted.
-        """
-        self._ledger.held_bytes, self._ledger.parked_bytes = total_bytes, parked_bytes
+        """Count the memory of live states beside the reservations; `parked_bytes` can be freed."""
+        self._ledger.held_bytes = total_bytes
+        self._ledger.parked_bytes = parked_bytes
 
     def hold_apart(self, request_id: RequestId, held_tokens: int) -> None:
-        """The first tokens of a running request are held in memory that `hold` counts, and need not
-        be reserved.
-        """
+        """The first tokens of a running request are in memory that `hold` counts: reserve the rest."""
         sequence = self._running.get(request_id)
         if sequence is not None and sequence.held_tokens != held_tokens:
             self._ledger.hold_apart(sequence, held_tokens)
 
     def has_room_apart(self, request_id: RequestId) -> bool:
-        """Whether all of a running request's memory can be reserved, that of tokens too which are
-        held elsewhere.
-        """
+        """Whether a running request's memory can be reserved in full, with its held tokens."""
         sequence = self._running.get(request_id)
         if sequence is None:
             return True
@@ -328,14 +324,17 @@ class Scheduler:
             <= self._ledger.free_bytes
         )
 
+    def capacity_of(self, request_id: RequestId) -> int:
+        """The tokens that a running request has memory for; 0 if it does not run."""
+        sequence = self._running.get(request_id)
+        return 0 if sequence is None else sequence.capacity_tokens
+
     def missing_bytes(self) -> int:
-        """How much of what is parked has to go before the next step can be what it should be."""
+        """The bytes of parked states that must be freed for the next step."""
         ledger = self._ledger
-        needy = [
-            sequence for sequence in self._decoding if sequence.position >= sequence.capacity_tokens
-        ]
         growth = sum(
-            extra_bytes(ledger, each, ledger.capacities_for_growth(each)[-1]) for each in needy
+            extra_bytes(ledger, each, ledger.capacities_for_growth(each)[-1])
+            for each in self._needy()
         )
         missing = min(max(0, growth - ledger.free_bytes), ledger.parked_bytes)
         head = self._next_in_queue()
@@ -344,20 +343,13 @@ class Scheduler:
         return ledger.missing_to_enter(head, self._running.values())
 
     def hold_back(self, request_id: RequestId) -> None:
-        """Admit a waiting request only when `begin_behind` has said from where it is to be read.
-
-        It keeps its place.
-
-        Nobody who could run has to wait for what another one fetches.
-        """
+        """Do not admit a waiting request before `make_ready`. It keeps its place; others pass."""
         self._known[request_id].is_ready = False
 
     def pause(self, request_id: RequestId) -> None:
-        """Plan nothing more for a request until it is resumed.
+        """Plan nothing for a request until it is resumed. It keeps its memory while there is enough.
 
-        It keeps its memory as long as nobody else needs it.
-
-        One that is not known has just ended, which needs no pause.
+        Ignores unknown requests, which have just ended.
         """
         sequence = self._known.get(request_id)
         if sequence is None or sequence.is_paused:
@@ -369,7 +361,7 @@ class Scheduler:
             self._decoding.remove(sequence)
 
     def resume(self, request_id: RequestId) -> None:
-        """Go on with a paused request; one that had to give way meanwhile is the last in the queue."""
+        """Continue a paused request; if it was preempted meanwhile, it joins the end of the queue."""
         sequence = self._known.get(request_id)
         if sequence is None or not sequence.is_paused:
             return
@@ -379,26 +371,22 @@ class Scheduler:
             self._join_as_the_last(sequence)
         elif sequence.position < sequence.known_tokens:
             reading = (*self._reading, sequence)
-            # oldest first
             self._reading = [each for each in self._running.values() if each in reading]
         elif not sequence.is_fully_planned:
             self._decoding.append(sequence)
 
     def is_waiting(self, request_id: RequestId) -> bool:
-        """Whether a request is known and not admitted, or not yet again; one is admitted as soon as
-        a decision says so.
-        """
+        """Whether a request waits to be admitted, for the first time or again."""
         return request_id in self._known and request_id not in self._running
 
     def is_paused(self, request_id: RequestId) -> bool:
-        """Whether a request is paused; not if it is not known."""
+        """Whether a request is paused; False for unknown ones."""
         return request_id in self._known and self._known[request_id].is_paused
 
     def restart(self, request_id: RequestId) -> None:
-        """Have a request, running or waiting, read again from its first token, behind all that
-        wait. What it has drawn stays.
+        """Prefill a request again from its first token; it joins the end of the queue.
 
-        Draws of steps under way do not count.
+        It keeps its drawn tokens; draws of dispatched steps do not count.
         """
         sequence = self._known[request_id]
         if request_id in self._running:
@@ -407,13 +395,13 @@ class Scheduler:
         else:
             self._queue.remove(sequence)
         sequence.submitted_after_step = self._issued_steps
-        sequence.cached_tokens, sequence.held_tokens, sequence.is_ready = 0, 0, True
+        sequence.cached_tokens = 0
+        sequence.held_tokens = 0
+        sequence.is_ready = True
         self._join_as_the_last(sequence)
 
     def cancel(self, request_id: RequestId) -> bool:
-        """Forget a request from the next step on; False when it is not known, because it has just
-        ended for instance.
-        """
+        """Forget a request; False if it is not known, for example because it has just ended."""
         sequence = self._known.get(request_id)
         if sequence is None:
             return False
@@ -422,13 +410,10 @@ class Scheduler:
         return True
 
     def next_step(self) -> Decision:
-        """Decide about one more step.
-
-        An empty plan means: nothing to do before something is observed or submitted.
+        """Decide on one more step. An empty plan: there is nothing to do before the next call of
+        `observe` or `submit`.
         """
-        needy = [
-            sequence for sequence in self._decoding if sequence.position >= sequence.capacity_tokens
-        ]
+        needy = self._needy()
         if not needy and not self._reading and not self._excess and self._next_in_queue() is None:
             if not self._decoding:
                 return _NOTHING_TO_DO
@@ -461,22 +446,19 @@ class Scheduler:
         return Decision(
             admitted=admitted,
             preempted=tuple(room.preempted),
-            # who has just grown may give way
+            # a sequence that has just grown may be preempted
             grown=tuple(each for each in room.grown if each.request_id in self._running),
             plan=plan,
             expected_seconds=expected,
         )
 
     def observe(self, outcome: StepOutcome) -> tuple[RequestId, ...]:
-        """Take in what a step gave.
-
-        Returns the sequences that ended because all their tokens are drawn.
-        """
+        """Record the result of a step; returns the sequences that ended by length."""
         if not outcome.plan.spans:
             return ()
         step = self._under_way.popleft()
         assert step.plan is outcome.plan or step.plan == outcome.plan, (
-            "steps are to be reported in the order they were given out"
+            "steps are reported out of order"
         )
         self._observed_steps = step.number
         finished: list[RequestId] = []
@@ -500,7 +482,7 @@ class Scheduler:
         return ends
 
     def statistics(self) -> SchedulerStatistics:
-        """What is going on now, and counters since the start."""
+        """The present state, and counters since the start."""
         return SchedulerStatistics(
             running=sum(not each.is_idle_work for each in self._running.values()),
             queued=sum(not each.is_idle_work for each in self._queue),
@@ -533,13 +515,13 @@ class Scheduler:
         check_sequences(self._queue, self._running, reading=self._reading, decoding=self._decoding)
 
     def _next_in_queue(self) -> ScheduledSequence | None:
-        """Whose turn it is to be admitted; of a single flow the oldest's."""
+        """The sequence to admit next; of a single flow, the oldest."""
         return self._fairness.next(self._queue, self._running.values())
 
     def _admit(self) -> tuple[Reservation, ...]:
         admitted: list[Reservation] = []
         most = self._settings.max_running
-        # a paused one makes no progress, so it must not keep others out
+        # paused sequences make no progress, so they must not keep others out
         if self.admits_one_at_a_time:
             most = min(most, len(self._running) - self._unpaused + 1)
         while len(self._running) < most and (sequence := self._next_in_queue()) is not None:
@@ -559,7 +541,7 @@ class Scheduler:
 
     @property
     def _unpaused(self) -> int:
-        """How many running sequences are not paused."""
+        """The number of running sequences that are not paused."""
         return sum(not each.is_paused for each in self._running.values())
 
     def _let_run(self, sequence: ScheduledSequence) -> None:
@@ -568,14 +550,14 @@ class Scheduler:
         )
         self._running[sequence.request_id] = sequence
         self._reading.append(sequence)
-        if not is_youngest:  # younger ones have passed it while it was not ready
+        if not is_youngest:  # younger ones passed it while it was not ready
             self._running = {
                 each.request_id: each for each in sorted(self._running.values(), key=by_order)
             }
             self._reading.sort(key=by_order)
 
     def _make_paused_give_way(self) -> list[RequestId]:
-        """Preempt paused sequences for the head of the queue, as many as it takes."""
+        """Preempt paused sequences until the head of the queue fits."""
         preempted: list[RequestId] = []
         while (waits := self._next_in_queue()) is not None:
             paused = [
@@ -593,29 +575,32 @@ class Scheduler:
         return preempted
 
     def _make_many_give_way(self) -> list[RequestId]:
-        """Preempt sequences of who has many running for the one whose turn it is, if that gives it
-        room.
-        """
+        """Preempt sequences of flows that have many running, if that makes room for the next one."""
         waits = self._next_in_queue()
         if waits is None or waits.last_step > self._observed_steps:
             return []
-        givers, most = self._fairness.givers(waits, self._running), self._settings.max_running
-        return self._preempt_all(
-            who_makes_way(waits, self._running, self._ledger, givers=givers, max_running=most)
+        victims = victims_for(
+            waits,
+            self._running,
+            self._ledger,
+            candidates=self._fairness.givers(waits, self._running),
+            max_running=self._settings.max_running,
         )
+        return self._preempt_all(victims)
 
     @property
     def _excess(self) -> int:
-        """How many more run than may."""
+        """How many sequences run beyond the limit."""
         return max(0, len(self._running) - self._settings.max_running)
 
     def _shrink(self) -> list[RequestId]:
-        """Preempt what runs beyond a limit that was lowered."""
-        self._was_lowered = bool(self._excess)
-        ranks = self._fairness.ranks(self._running) if self._was_lowered else {}
-        return self._preempt_all(
-            who_is_beyond(self._running, ranks, most=self._settings.max_running) if ranks else []
-        )
+        """Preempt the sequences beyond a limit that was lowered."""
+        excess = self._excess
+        self._was_lowered = excess > 0
+        if not excess:
+            return []
+        ranks = self._fairness.ranks(self._running)
+        return self._preempt_all(preemption_order(self._running, ranks)[:excess])
 
     def _preempt_all(self, sequences: list[ScheduledSequence]) -> list[RequestId]:
         for sequence in sequences:
@@ -655,8 +640,8 @@ class Scheduler:
     def _end_all(
         self, step: StepUnderWay, outcome: StepOutcome, finished: list[RequestId]
     ) -> tuple[RequestId, ...]:
-        """Forget what ended with a step; returns those of them that the worker does not know of
-        yet.
+        """Forget the sequences that ended with a step; returns those that the worker does not know
+        of yet.
         """
         finished += [
             each.request_id
@@ -668,6 +653,12 @@ class Scheduler:
             if sequence is not None and sequence.submitted_after_step < step.number:
                 self._forget(sequence)
         return tuple(request_id for request_id in finished if request_id not in outcome.ended)
+
+    def _needy(self) -> list[ScheduledSequence]:
+        """Decoding sequences without memory for their next token."""
+        return [
+            sequence for sequence in self._decoding if sequence.position >= sequence.capacity_tokens
+        ]
 
     def _plan(self) -> StepPlan:
         number = self._issued_steps + 1
@@ -688,7 +679,7 @@ class Scheduler:
         for sequence in self._decoding_this_step(number):
             position = sequence.position
             if position >= sequence.capacity_tokens:
-                continue  # pauses until there is memory
+                continue  # stalls until there is memory
             spans.append(Span(request_id=sequence.request_id, start=position, tokens=1, draws=True))
             sequence.position = position + 1
             sequence.last_step = number
@@ -702,22 +693,18 @@ class Scheduler:
         return spans
 
     def _decoding_this_step(self, number: int) -> list[ScheduledSequence]:
-        """All that decode, unless there are more of them than fit beside a chunk: then they take
-        turns.
-        """
+        """All decoding sequences; if they leave no room for a chunk, they take turns."""
         limit = self._step_tokens
         if self._reading:
-            # With a single token per step, prompts and answers alternate.
+            # with one token per step, prefill and decode alternate
             limit -= min(self._settings.min_chunk_tokens, limit // 2) or number % 2
         if len(self._decoding) <= limit:
             return self._decoding
-        paused = [
-            sequence for sequence in self._decoding if sequence.position >= sequence.capacity_tokens
-        ]
+        stalled = self._needy()
         able = [
             sequence for sequence in self._decoding if sequence.position < sequence.capacity_tokens
         ]
-        self._decoding = paused + able[limit:] + able[:limit]
+        self._decoding = stalled + able[limit:] + able[:limit]
         return able[:limit]
 
     def _add_chunks(
@@ -725,7 +712,9 @@ class Scheduler:
     ) -> tuple[StepLoad, tuple[ScheduledSequence, ...]]:
         rows = len(spans)
         seconds = self._settings.stall_seconds if rows else math.inf
-        chunk_tokens, scored_tokens, position_sum = 0, 0, 0.0
+        chunk_tokens = 0
+        scored_tokens = 0
+        position_sum = 0.0
         drawless: list[ScheduledSequence] = []
         by_flow = (
             Counter(self._known[span.request_id].service.flow for span in spans)
@@ -734,7 +723,7 @@ class Scheduler:
         )
         room = self._step_tokens - rows
         if self._reading[0].is_idle_work:
-            room = min(room, self._tokens_for_whom_one_can_wait(self._reading[0].position))
+            room = min(room, self._idle_work_tokens(self._reading[0].position))
         chunks = self._sharing.share(
             self._reading, tokens=room, seconds=seconds, step=number, rows=by_flow
         )
@@ -757,14 +746,11 @@ class Scheduler:
             chunk_tokens += tokens
             scored_tokens += tokens if sequence.scores_prompt else 0
             position_sum += tokens * (start + tokens / 2)
-        return StepLoad(rows, len(chunks), chunk_tokens, position_sum, scored_tokens), tuple(
-            drawless
-        )
+        load = StepLoad(rows, len(chunks), chunk_tokens, position_sum, scored_tokens)
+        return load, tuple(drawless)
 
-    def _tokens_for_whom_one_can_wait(self, position: int) -> int:
-        """Of a prompt for which nobody waits: who comes meanwhile is held up no longer than by
-        another one's chunk.
-        """
+    def _idle_work_tokens(self, position: int) -> int:
+        """Chunk size of idle work: a new request waits no longer than for an ordinary chunk."""
         return max(
             self._settings.min_chunk_tokens,
             self._costs.tokens_within(self._settings.stall_seconds, position),

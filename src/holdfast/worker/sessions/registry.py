@@ -108,7 +108,7 @@ class SessionRegistry:
         return iter(tuple(self._sessions.values()))
 
     def put(self, session: Session) -> None:
-        """Add a session as it is, for example one of an earlier process."""
+        """Add an existing session, for example one of an earlier process."""
         self._sessions[session.tenant, session.session_id] = session
 
     def open(

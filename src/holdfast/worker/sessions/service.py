@@ -101,7 +101,7 @@ class SessionService:
             return _refused(command, refusal)
 
     def used(self, session_id: str, *, tenant: str, chain: bytes | bytearray) -> None:
-        """A request of a session has ended, and what it computed is committed.
+        """A request of a session has ended, and its blocks are committed.
 
         Opens the session if there is none of that id.
         """
@@ -144,13 +144,10 @@ class SessionService:
             self._write_records()
         return answers
 
-    def close(self) -> None:
-        """Write what is not written yet."""
-        self._write_records()
-        self._transfers.close()
-
-    def abandon(self) -> None:
-        """End the threads, nothing else."""
+    def close(self, *, writes_records: bool = True) -> None:
+        """Stop all transfers, and write the records that are not written yet."""
+        if writes_records:
+            self._write_records()
         self._transfers.close()
 
     # -- operations

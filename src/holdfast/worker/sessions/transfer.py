@@ -58,7 +58,7 @@ class Transfer:
 
     @contextmanager
     def costing_nobody_else(self) -> Iterator[None]:
-        """Turn what is raised into this transfer's failure, unless it has one already."""
+        """Turn any exception into the failure of this transfer, unless it has failed already."""
         failure: SessionRefused | None = _failed("the transfer was interrupted")
         try:
             yield
@@ -103,7 +103,7 @@ class Transfers:
         return bool(self._under_way)
 
     def begin_export(self, command: SessionCommand, session: Session) -> None:
-        """Write what is kept of a session. Raises SessionRefused if busy, or if nothing is left."""
+        """Export the cached blocks of a session. Raises SessionRefused if busy, or if none is left."""
         self._refuse_too_many()
         index = self._cache.index
         branches = [part for branch in session.branches if (part := index.kept_part(branch)).blocks]
@@ -144,7 +144,7 @@ class Transfers:
         )
 
     def advance(self) -> list[Transfer]:
-        """Continue what is under way for a moment; returns what has ended."""
+        """Continue all transfers for a moment; returns those that have ended."""
         until = time.perf_counter() + SECONDS_AT_A_TIME
         ended = [
             transfer
@@ -156,7 +156,7 @@ class Transfers:
         return ended
 
     def close(self) -> None:
-        """Stop everything; what was imported so far stays in the cache."""
+        """Stop all transfers; blocks that were imported so far stay in the cache."""
         for transfer in self._under_way:
             transfer.stop.set()
         for transfer in list(self._under_way):
@@ -300,7 +300,7 @@ class Transfers:
         """The next item of a queue, once it is there and the store's queue is not too full."""
         yield False
         while True:
-            # asked before the queue is checked: nothing is added after the end
+            # read this first: the thread adds nothing after its end
             has_all = transfer.ended.is_set()
             if not self._writes_too_much():
                 try:

@@ -10,11 +10,10 @@ import pytest
 
 from holdfast.config import SchedulerSettings
 from holdfast.machine.device_memory import MemoryPlan, Pressure, pressure_of, pressure_reader
-from holdfast.worker.loop.parts import MemoryBudget
-from holdfast.worker.loop.serving import READ_SECONDS
-from holdfast.worker.prefix.no_cache import NoCache, NothingLive
+from holdfast.worker.loop.memory_budget import READ_SECONDS, MemoryBudget
 from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
+from tests.fakes.fake_cache import NothingLive
 
 MIB = 1 << 20
 
@@ -27,7 +26,7 @@ class ParkedStates(NothingLive):
         self.reclaimed.append(nbytes)
 
 
-class CacheWithLimits(NoCache):
+class CacheWithLimits:
     def __init__(self) -> None:
         self.live = ParkedStates()
         self.limits: list[tuple[int, int | None]] = []
@@ -51,7 +50,7 @@ class Subject:
         self.budget = MemoryBudget(
             MemoryPlan(kv_bytes=8 * MIB, ram_tier_bytes=2 * MIB),
             scheduler=self.scheduler,
-            cache=self.cache,
+            cache=self.cache,  # type: ignore[arg-type]
             clear_buffers=self.clear,
             plan_for=lambda state_bytes: MemoryPlan(
                 kv_bytes=state_bytes * 4 // 5, ram_tier_bytes=state_bytes // 5

@@ -1,0 +1,102 @@
+"""How much memory a worker may use, which changes while it serves: other models come and go, and the
+system runs short of memory.
+
+Device thread only. No running sequence is ended: live KV beyond a smaller budget stays until its
+sequences end; parked states and blocks in RAM make room first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from holdfast.machine.device_memory import MemoryPlan, Pressure
+from holdfast.worker.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:  # at run time this imports MLX
+    from holdfast.worker.prefix.cache import PrefixCache
+
+READ_SECONDS = 1.0  # between two looks at the memory pressure
+
+logger = logging.getLogger("holdfast.worker")
+
+
+class MemoryBudget:
+    """Applies a plan and the system's memory pressure to the scheduler and the cache."""
+
+    def __init__(
+        self,
+        plan: MemoryPlan,
+        *,
+        plan_for: Callable[[int], MemoryPlan],
+        scheduler: Scheduler,
+        cache: PrefixCache | None,
+        most_parked_bytes: int | None = None,
+        clear_buffers: Callable[[], None] = lambda: None,
+        read_pressure: Callable[[], Pressure] | None = None,
+    ) -> None:
+        """plan_for: the plan for another number of bytes for KV and blocks.
+
+        most_parked_bytes: as the cache was opened with. clear_buffers: frees what MLX keeps for
+        later allocations. read_pressure: None if the system does not report its memory pressure.
+        """
+        self._plan = plan
+        self._plan_for = plan_for
+        self._scheduler = scheduler
+        self._cache = cache
+        self._most_parked_bytes = most_parked_bytes
+        self._clear_buffers = clear_buffers
+        self._read_pressure = read_pressure
+        self._read_at = 0.0
+        self._pressure = Pressure.NORMAL
+
+    @property
+    def pressure(self) -> Pressure:
+        """The memory pressure in force."""
+        return self._pressure
+
+    def share(self, state_bytes: int) -> None:
+        """Let KV and blocks in RAM take this many bytes together from now on."""
+        self._plan = self._plan_for(state_bytes)
+        logger.info(
+            "KV may take %.1f GiB from now on, because other models came or went",
+            self._plan.kv_bytes / (1 << 30),
+        )
+        self._apply()
+
+    def tend(self, *, now: float) -> None:
+        """Look at the system's memory pressure once a second; call often. now: any steady clock."""
+        if self._read_pressure is not None and now - self._read_at >= READ_SECONDS:
+            self._read_at = now
+            self.follow(self._read_pressure())
+
+    def follow(self, pressure: Pressure) -> None:
+        """Give memory back at once under pressure, and take it again when the pressure is over."""
+        if pressure is self._pressure:
+            return
+        before = self._pressure
+        self._pressure = pressure
+        logger.log(
+            logging.WARNING if pressure > before else logging.INFO,
+            "memory pressure of the system: %s, was %s",
+            pressure.name.lower(),
+            before.name.lower(),
+        )
+        self._apply()
+
+    def _apply(self) -> None:
+        self._scheduler.set_budget(self._plan.kv_bytes)
+        self._scheduler.admits_one_at_a_time = self._pressure is Pressure.CRITICAL
+        is_short = self._pressure is not Pressure.NORMAL
+        if is_short:
+            self._clear_buffers()
+        if self._cache is None:
+            return
+        if is_short:
+            self._cache.limit_ram(0, most_parked_bytes=0)
+        else:
+            self._cache.limit_ram(
+                self._plan.ram_tier_bytes, most_parked_bytes=self._most_parked_bytes
+            )
+            self._cache.live.reclaim(self._scheduler.excess_bytes)
