@@ -19,6 +19,7 @@ from holdfast.config import Settings, load_settings
 from holdfast.errors import InvalidRequest, ModelLoadError
 from holdfast.files import hash_cache_file
 from holdfast.front.answers.choice import ChoiceText
+from holdfast.front.link.event_stream import refusal
 from holdfast.front.prompt.conversation import answer_message
 from holdfast.front.prompt.embed_and_rank import (
     PromptReader,
@@ -28,9 +29,8 @@ from holdfast.front.prompt.embed_and_rank import (
 )
 from holdfast.front.prompt.gateway import sessions_of
 from holdfast.front.prompt.limits import tenant_of
-from holdfast.front.prompt.next_turn import observer
+from holdfast.front.prompt.next_turn import Observe, observer
 from holdfast.front.prompt.prepare import prepare
-from holdfast.front.prompt.stream import Observe, refusal
 from holdfast.front.prompt.tokenizer_bundle import load_tokenizer_bundle
 from holdfast.library.in_process import (
     BlockingEventStream,

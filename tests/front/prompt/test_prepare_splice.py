@@ -127,13 +127,8 @@ def test_places_are_found_as_a_scan_of_all_tokens_finds_them(
     inside = [
         number for number, (left, right) in enumerate(offsets) if start <= left and left < end
     ]
-    edges = [offset for offset in offsets if offset[0] < start < offset[1]]
-    fits = (
-        bool(inside)
-        and offsets[inside[0]][0] == start
-        and offsets[inside[-1]][1] == end
-        and not edges
-    )
+    cut = [left for left, right in offsets for edge in (start, end) if left < edge < right]
+    fits = bool(inside) and not cut
     expected = [*ids[: inside[0]], 9_000_000, *ids[inside[-1] + 1 :]] if fits else ids
     of_memory = TokenMemory().tokens_of(text, tokenizer, places=(start, end, point))
     tokens = splice(prompt, of_memory if remembered else tokenizer.encode_in_place([text])[0])

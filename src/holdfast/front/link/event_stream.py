@@ -12,6 +12,13 @@ from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
+from holdfast.errors import (
+    HoldfastError,
+    InvalidRequest,
+    QueueFull,
+    TooLargeForMemory,
+    WorkerUnavailable,
+)
 from holdfast.wire.commands import (
     ControlAction,
     SequenceControl,
@@ -257,3 +264,22 @@ def _size_of(event: RequestEvent) -> int:
     rivals = sum(1 + len(scored.top) for scored in event.logprobs)
     tokens = len(event.token_ids) if isinstance(event, TokensGenerated) else len(event.logprobs)
     return tokens * _TOKEN_BYTES + rivals * _RIVAL_BYTES
+
+
+def refusal(event: Rejected) -> HoldfastError:
+    """The client's error for a worker's refusal."""
+    match event.kind:
+        case "queue_full":
+            return QueueFull(
+                queued=event.queued,
+                limit=event.queue_limit,
+                retry_after_seconds=event.retry_after_seconds,
+            )
+        case "shutting_down":
+            return WorkerUnavailable(event.message)
+        case "too_large":
+            return TooLargeForMemory(
+                needed_bytes=event.needed_bytes, budget_bytes=event.budget_bytes
+            )
+        case "invalid":
+            return InvalidRequest(event.message, field=event.field)

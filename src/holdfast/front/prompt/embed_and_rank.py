@@ -27,7 +27,7 @@ from holdfast.errors import (
     TooLargeForMemory,
     WorkerUnavailable,
 )
-from holdfast.front.link.event_stream import EngineClient, RequestEvent
+from holdfast.front.link.event_stream import EngineClient, RequestEvent, refusal
 from holdfast.front.prompt.limits import check_token_ids
 from holdfast.front.prompt.prepare import (
     MAX_CHARACTERS_PER_TOKEN,
@@ -35,7 +35,6 @@ from holdfast.front.prompt.prepare import (
     prompt_tokens,
     refuse_by_beginning,
 )
-from holdfast.front.prompt.stream import refusal
 from holdfast.front.prompt.tokenize import TokenMemory, well_formed
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.models.sentence_modules import AnswerTokens

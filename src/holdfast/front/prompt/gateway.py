@@ -1,29 +1,43 @@
-"""Takes requests from the protocols: prepares and submits them, and returns the answers."""
+"""Takes requests from the protocols, prepares and submits them, and streams the answers."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 
+import msgspec
+
 from holdfast.config import DEFAULT_TOOLS, LimitsSettings, ToolsSettings
-from holdfast.errors import SessionRefused
-from holdfast.front.link.event_stream import EngineClient, EventStream, LeaseOf
+from holdfast.errors import GenerationFailed, SessionRefused, WorkerUnavailable
+from holdfast.front.answers.choice import ChoiceText
+from holdfast.front.answers.repetition import RepetitionGuard
+from holdfast.front.link.event_stream import EngineClient, EventStream, LeaseOf, refusal
 from holdfast.front.prompt.embed_and_rank import (
     embedding_of,
     embedding_sequences,
     ranking,
     read_prompts,
 )
-from holdfast.front.prompt.next_turn import WarmAhead, observer
+from holdfast.front.prompt.next_turn import Observe, WarmAhead, observer
 from holdfast.front.prompt.prepare import Prepared, prepare, prompt_text, prompt_tokens
-from holdfast.front.prompt.stream import GenerationStream
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle
 from holdfast.front.structured.answer import is_constrained
-from holdfast.wire.events import ModelInfo
-from holdfast.wire.output import Embedding, Relevance
+from holdfast.wire.events import ModelInfo, Rejected
+from holdfast.wire.output import (
+    ChoiceFinished,
+    Embedding,
+    OutputEvent,
+    Relevance,
+    TextDelta,
+    ThoughtEnder,
+)
 from holdfast.wire.requests import (
     ChatPrompt,
     EmbeddingRequest,
@@ -34,6 +48,10 @@ from holdfast.wire.requests import (
 )
 from holdfast.wire.sessions import SessionAnswer, SessionCommand, SessionInfo
 
+_log = logging.getLogger(__name__)
+# about 20 ms of tokenization; for shorter answers the hop to a thread costs more than it saves
+_LONG_ANSWER_TOKENS = 2048
+_MAX_READY = 64  # events of several choices that are taken from the link in advance
 # About 5 ms of tokenization. For shorter texts the hop to a thread costs more than it saves.
 _LONG_TEXT_CHARACTERS = 20_000
 # per model; most of the time they wait for a template that is rendered in another process
@@ -198,3 +216,186 @@ def _takes_long(prompt: Prompt) -> bool:
     return isinstance(prompt, ChatPrompt) or (
         isinstance(prompt, str) and len(prompt) > _LONG_TEXT_CHARACTERS
     )
+
+
+@dataclass(slots=True)
+class _Choice:
+    text: ChoiceText
+    source: EventStream
+    guard: RepetitionGuard
+    thought_ended_by: ThoughtEnder | None = None
+
+
+class GenerationStream:
+    """The events of an accepted request: deltas, and one `ChoiceFinished` per choice.
+
+    `aclose` cancels what still runs, and so does cancelling a pending `__anext__`. A failed choice
+    raises GenerationFailed and cancels the others. For one consumer, who should use `async with
+    contextlib.aclosing(stream)`.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        prepared: Prepared,
+        *,
+        sources: Sequence[EventStream],
+        observe: Observe = lambda event: None,
+        repeated_thought_tokens: int = 0,
+    ) -> None:
+        """sources: the events of each sequence. repeated_thought_tokens: see `RepetitionGuard`."""
+        self.request = request
+        self.prompt_tokens = prepared.prompt_tokens
+        self.sampling = prepared.sequences[0].sampling
+        self.put_back_tokens = prepared.put_back_tokens
+        self.dropped_tokens = prepared.dropped_tokens
+        self.breakpoints = prepared.breakpoints
+        self.unenforced = prepared.unenforced
+        self._observe = observe
+        self._choices = [
+            _Choice(prepared.choice(index), source, RepetitionGuard(repeated_thought_tokens))
+            for index, source in enumerate(sources)
+        ]
+        self._thought_end = prepared.thought_end
+        self._ready: deque[OutputEvent] = deque()
+        self._pumps: list[asyncio.Task[None]] = []
+        # for several choices: an event is ready or a pump has ended; few enough events are ready
+        self._changed = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._closed = False
+        self._held = AsyncExitStack()
+
+    def hold(self, resources: AsyncExitStack) -> None:
+        """Keep resources, such as the lease of the model, until the answer has ended."""
+        self._held = resources
+
+    def __aiter__(self) -> GenerationStream:
+        return self
+
+    async def __anext__(self) -> OutputEvent:
+        while not self._ready:
+            if self._closed:
+                raise StopAsyncIteration
+            is_complete = False
+            try:
+                await (self._next_of_one() if len(self._choices) == 1 else self._next_of_many())
+                is_complete = True
+            finally:
+                if not is_complete:
+                    await self.aclose()
+        event = self._ready.popleft()
+        if len(self._ready) < _MAX_READY:
+            self._has_room.set()
+        if isinstance(event, ChoiceFinished) and event.completion_tokens > _LONG_ANSWER_TOKENS:
+            await asyncio.to_thread(self._observe, event)  # may tokenize the whole answer
+        else:
+            self._observe(event)
+        return event
+
+    async def accepted(self) -> None:
+        """Wait until the worker has accepted all choices.
+
+        Raises the error for its refusal; then the caller closes the stream.
+        """
+        for choice in self._choices:
+            event = await anext(choice.source, None)
+            if event is None:
+                raise WorkerUnavailable(
+                    "the worker ended before it took the request; please try again"
+                )
+            if isinstance(event, Rejected):
+                raise refusal(event)
+            self._ready.extend(choice.text.feed(event))
+
+    def pause(self) -> None:
+        """Pause generation until `go_on`. What was generated can still be read."""
+        for choice in self._choices:
+            choice.source.pause()
+
+    def go_on(self) -> None:
+        """Undo `pause`."""
+        for choice in self._choices:
+            choice.source.go_on()
+
+    def end_thoughts(self) -> bool:
+        """End the thoughts of all choices. Returns False if the model has no marker for that."""
+        for choice in self._choices:
+            self._end_thought(choice, by="request")
+        return self._thought_end is not None
+
+    async def aclose(self) -> None:
+        """Cancel what still runs and end the iteration. May be called twice."""
+        self._closed = True
+        self._ready.clear()
+        for pump in self._pumps:
+            pump.cancel()
+        # before anything that may be interrupted and leave a sequence running
+        for choice in self._choices:
+            await choice.source.aclose()
+        if self._pumps:
+            await asyncio.gather(*self._pumps, return_exceptions=True)
+            self._pumps.clear()
+        await self._held.aclose()
+
+    async def _next_of_one(self) -> None:
+        """Read directly from the link, without a task or queue."""
+        (choice,) = self._choices
+        self._ready.extend(await self._read(choice))
+        if choice.text.done:
+            self._closed = True
+            await choice.source.aclose()
+            await self._held.aclose()
+
+    async def _next_of_many(self) -> None:
+        if not self._pumps:
+            self._pumps = [asyncio.create_task(self._pump(choice)) for choice in self._choices]
+            for pump in self._pumps:
+                pump.add_done_callback(lambda _: self._changed.set())
+        self._changed.clear()
+        ended = [pump for pump in self._pumps if pump.done()]
+        for pump in ended:
+            pump.result()  # raises what the pump raised
+        if len(ended) == len(self._pumps):
+            self._closed = True
+            await self._held.aclose()
+        else:
+            await self._changed.wait()
+
+    async def _pump(self, choice: _Choice) -> None:
+        while not choice.text.done:
+            # what is not read stays in the link, which exerts backpressure
+            await self._has_room.wait()
+            events = await self._read(choice)
+            if events:
+                self._ready.extend(events)
+                self._changed.set()
+                if len(self._ready) >= _MAX_READY:
+                    self._has_room.clear()
+        await choice.source.aclose()
+
+    async def _read(self, choice: _Choice) -> list[OutputEvent]:
+        received = await anext(choice.source, None)
+        if received is None:
+            raise GenerationFailed("the worker's stream ended without a word")
+        return [self._watched(choice, event) for event in choice.text.feed(received)]
+
+    def _watched(self, choice: _Choice, event: OutputEvent) -> OutputEvent:
+        """End a thought that repeats itself, and report at the end what ended it."""
+        if (
+            isinstance(event, TextDelta)
+            and event.kind == "reasoning"
+            and choice.guard.take(event.token_ids)
+        ):
+            self._end_thought(choice, by="repetition")
+        if isinstance(event, ChoiceFinished) and choice.thought_ended_by is not None:
+            return msgspec.structs.replace(event, thought_ended_by=choice.thought_ended_by)
+        return event
+
+    def _end_thought(self, choice: _Choice, *, by: ThoughtEnder) -> None:
+        if self._thought_end is None or choice.thought_ended_by is not None or choice.text.done:
+            return
+        choice.thought_ended_by = by
+        choice.source.limit_thoughts(self._thought_end)
+        if by == "repetition":
+            _log.info("the thought of %s repeated itself and was ended", self.request.request_id)

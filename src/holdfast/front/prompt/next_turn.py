@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -26,7 +26,6 @@ from holdfast.front.link.event_stream import EngineClient
 from holdfast.front.prompt.conversation import REASONING_FIELDS, answer_message
 from holdfast.front.prompt.known_answers import AnswerMeaning, meaning_of_deltas, meaning_of_text
 from holdfast.front.prompt.prepare import Prepared, conversation_tokens
-from holdfast.front.prompt.stream import Observe
 from holdfast.front.prompt.template_probes import next_messages
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.wire.commands import ReadAhead, SequenceRequest
@@ -47,6 +46,9 @@ from holdfast.wire.requests import (
     TokenIds,
     common_tokens,
 )
+
+Observe: TypeAlias = Callable[[OutputEvent], None]
+"""Sees every event of an answer."""
 
 logger = logging.getLogger("holdfast.front.prompt")
 LEAST_TOKENS = 64  # fewer take no time when the turn comes

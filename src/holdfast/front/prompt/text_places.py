@@ -115,7 +115,7 @@ def find_frame(
 
     ends: the texts of tokens that end an answer. thought: its markers; a header ends before them.
     """
-    every_end = {*ends, *_written_ends(template)}
+    every_end = dict.fromkeys((*ends, *_written_ends(template)))
     known_ends = tuple(sorted((end for end in every_end if end.strip()), key=len, reverse=True))
     markers = tuple(marker for marker in thought or () if marker)
     found = [

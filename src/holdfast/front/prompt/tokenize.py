@@ -9,7 +9,7 @@ import re
 import sys
 import threading
 import unicodedata
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -184,8 +184,7 @@ class TokenPlace(NamedTuple):
     """A character's position among the tokens of its text."""
 
     before: int  # tokens that end at or before it
-    opens: int | None  # the token that starts exactly here; None if one spans this position
-    closes: int | None  # one more than the token that ends exactly here; None if one spans it
+    is_edge: bool  # no token spans it
 
 
 class EncodedText:
@@ -203,13 +202,10 @@ class EncodedText:
     def place(self, character: int) -> TokenPlace:
         """The position of a character; `characters` stands for the end of the text."""
         before = self.tokens_before(character)
-        previous_end = self._span_of(before - 1)[1] if before else 0
-        begins = before < len(self.token_ids) and self._span_of(before)[0] == character
-        return TokenPlace(
-            before=before,
-            opens=before if begins and previous_end <= character else None,
-            closes=before if before and previous_end == character else None,
-        )
+        if before == len(self.token_ids):
+            return TokenPlace(before, is_edge=True)
+        start, _ = self._encoding.token_to_chars(before) or self._spans[before]
+        return TokenPlace(before, is_edge=start >= character)
 
     def tokens_before(self, character: int) -> int:
         """The number of tokens that end at or before a character."""
@@ -221,18 +217,18 @@ class EncodedText:
         return bisect_right(self._spans, character, key=lambda span: span[1])
 
     def span(self, start: int, end: int) -> tuple[int, int] | None:
-        """The tokens that cover exactly the characters from start to end, if there are any."""
-        first = self.place(start).opens
-        last = self.place(end).closes
-        return (first, last) if first is not None and last is not None and first < last else None
-
-    def _span_of(self, token: int) -> tuple[int, int]:
-        span = self._encoding.token_to_chars(token)
-        return self._spans[token] if span is None else span
+        """The tokens between two characters; None if there are none, or one spans an end."""
+        return _span(self.place(start), self.place(end))
 
     @cached_property
     def _spans(self) -> list[tuple[int, int]]:
         return self._encoding.offsets
+
+
+def _span(start: TokenPlace, end: TokenPlace) -> tuple[int, int] | None:
+    if not start.is_edge or not end.is_edge or start.before >= end.before:
+        return None
+    return start.before, end.before
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,24 +248,18 @@ class RememberedText:
 
     def tokens_before(self, character: int) -> int:
         """The number of tokens that end at or before a character."""
-        at = bisect_right(self._starts, character) - 1
-        if at == len(self._pieces):
-            return len(self.token_ids)
-        return self._tokens[at] + self._pieces[at].places[character - self._starts[at]].before
+        return self._place(character).before
 
     def span(self, start: int, end: int) -> tuple[int, int] | None:
-        """The tokens that cover exactly the characters from start to end, if there are any."""
-        if not 0 <= start < end <= self._starts[-1]:
-            return None
-        left = bisect_right(self._starts, start) - 1
-        right = bisect_left(self._starts, end) - 1
-        opens = self._pieces[left].places[start - self._starts[left]].opens
-        closes = self._pieces[right].places[end - self._starts[right]].closes
-        if opens is None or closes is None:
-            return None
-        first = self._tokens[left] + opens
-        last = self._tokens[right] + closes
-        return (first, last) if first < last else None
+        """The tokens between two characters; None if there are none, or one spans an end."""
+        return _span(self._place(start), self._place(end))
+
+    def _place(self, character: int) -> TokenPlace:
+        at = bisect_right(self._starts, character) - 1
+        if at == len(self._pieces):
+            return TokenPlace(len(self.token_ids), is_edge=True)
+        place = self._pieces[at].places[character - self._starts[at]]
+        return TokenPlace(self._tokens[at] + place.before, place.is_edge)
 
 
 class TokenMemory:
@@ -348,13 +338,13 @@ def _encoded(
 
 
 def _by_piece(places: Iterable[int], texts: Sequence[str]) -> dict[str, frozenset[int]]:
-    """The places within each piece. A place between two pieces belongs to both."""
+    """The places within each piece. A place between two pieces belongs to the second."""
     found: dict[str, set[int]] = {}
     starts = [0, *accumulate(map(len, texts))]
     for place in places:
-        for at in {bisect_right(starts, place) - 1, bisect_left(starts, place) - 1}:
-            if 0 <= at < len(texts):
-                found.setdefault(texts[at], set()).add(place - starts[at])
+        at = bisect_right(starts, place) - 1
+        if at < len(texts):
+            found.setdefault(texts[at], set()).add(place - starts[at])
     return {text: frozenset(each) for text, each in found.items()}
 
 

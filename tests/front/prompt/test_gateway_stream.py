@@ -13,8 +13,8 @@ import pytest
 
 from holdfast.front.answers.choice import ChoiceRules
 from holdfast.front.answers.pieces import TokenPieces
+from holdfast.front.prompt.gateway import GenerationStream
 from holdfast.front.prompt.prepare import Prepared
-from holdfast.front.prompt.stream import GenerationStream
 from holdfast.front.toolcalls.dialect import ModelDialect, ReasoningFormat
 from holdfast.wire.commands import SequenceRequest, ThinkingBudget
 from holdfast.wire.events import Event, FinishReason
