@@ -75,7 +75,7 @@ def test_no_room_is_made_where_there_is_some_or_can_be_none(tmp_path: Path) -> N
 
 def test_blocks_without_parents_are_removed_unless_they_are_pinned(tmp_path: Path) -> None:
     folder, supervisor, maintenance = maintenance_of(tmp_path)
-    maintenance.remove([KEYS[2]], fingerprint=FINGERPRINT)
+    maintenance.remove([KEYS[2]], model=MODEL)
     supervisor.use(lambda index: index.pin([KEYS[5]], holder="", until=101.0))
     removed = maintenance.remove_unreachable()
     assert {entry.block.key for entry in removed} == {KEYS[3], KEYS[4]}

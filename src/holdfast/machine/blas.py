@@ -251,7 +251,9 @@ def usable_cores(*, cpus: Path = _CPUS, cgroup: Path = _CGROUP) -> int:
     else:
         cores = os.cpu_count() or 1
     quota = _cpu_quota(cgroup)
-    return max(1, min(cores, math.ceil(quota)) if quota else cores)
+    if quota:
+        cores = min(cores, math.ceil(quota))
+    return max(1, cores)
 
 
 def _core_of(cpu: int, cpus: Path) -> tuple[str, ...]:

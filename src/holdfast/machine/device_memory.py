@@ -66,9 +66,11 @@ def memory_report(
     import psutil  # takes 10 ms, which the start of a server avoids
 
     machine = psutil.virtual_memory()
-    total, available = int(machine.total), int(machine.available)
+    total = int(machine.total)
+    available = int(machine.available)
     for most_bytes, used_bytes in (*_cgroup_limits(cgroup, own_cgroups), *_process_limits()):
-        total, available = min(total, most_bytes), min(available, max(most_bytes - used_bytes, 0))
+        total = min(total, most_bytes)
+        available = min(available, max(most_bytes - used_bytes, 0))
     return DeviceMemory(
         total_bytes=total, available_bytes=available, working_set_bytes=working_set_bytes
     )
@@ -128,10 +130,9 @@ def plan_memory(
         if memory.working_set_bytes:
             free = memory.working_set_bytes - weight_bytes - share.taken_bytes - reserve_bytes
         kv_bytes = _bounded(int((free - share.promised_bytes) // share.parts * _KV_SHARE))
-    return MemoryPlan(
-        kv_bytes=kv_bytes,
-        ram_tier_bytes=kv_bytes // _RAM_TIER_PARTS if ram_tier_bytes is None else ram_tier_bytes,
-    )
+    if ram_tier_bytes is None:
+        ram_tier_bytes = kv_bytes // _RAM_TIER_PARTS
+    return MemoryPlan(kv_bytes=kv_bytes, ram_tier_bytes=ram_tier_bytes)
 
 
 def _check_requested(kv_bytes: int | None, memory: DeviceMemory) -> None:
@@ -280,7 +281,8 @@ def pressure_reader() -> Callable[[], Pressure] | None:
         return None
 
     def read() -> Pressure:
-        level, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+        level = ctypes.c_int(0)
+        size = ctypes.c_size_t(ctypes.sizeof(level))
         if sysctl(_SYSCTL, ctypes.byref(level), ctypes.byref(size), None, ctypes.c_size_t(0)) != 0:
             return Pressure.NORMAL
         return pressure_of(level.value)

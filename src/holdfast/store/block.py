@@ -69,7 +69,8 @@ class ReadFailed(HoldfastError):
 
     def __init__(self, key: BlockKey, reason: str) -> None:
         super().__init__(f"block {key.hex()[:12]}: {reason}")
-        self.key, self.reason = key, reason
+        self.key = key
+        self.reason = reason
 
 
 class BlockMissing(ReadFailed):

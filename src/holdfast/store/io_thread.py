@@ -236,7 +236,8 @@ class IoThread:
             work()
 
     def _over_daily_budget(self, file_bytes: int) -> bool:
-        limit, day = self._limits.daily_write_bytes, self._day()
+        limit = self._limits.daily_write_bytes
+        day = self._day()
         if limit is None:
             return False
         written = (
@@ -303,12 +304,10 @@ class IoThread:
             self._write(block)
 
     def _record_use(self) -> None:
-        used, self._used = self._used, {}
+        used = self._used
+        self._used = {}
         if used and self._retry_at is None:
-            self._on_index(
-                "record what was used",
-                lambda: self._supervisor.use(lambda index: index.touch(used)),
-            )
+            self._on_index("record what was used", lambda index: index.touch(used))
 
     def _refresh_counts(self) -> None:
         damaged, gone = self._maintenance.set_aside_damaged()
@@ -340,25 +339,20 @@ class IoThread:
 
     def pin(self, keys: tuple[BlockKey, ...], holder: str, until: float) -> None:
         """Keep blocks from eviction."""
-        self._on_index(
-            "pin",
-            lambda: self._supervisor.use(lambda index: index.pin(keys, holder=holder, until=until)),
-        )
+        self._on_index("pin", lambda index: index.pin(keys, holder=holder, until=until))
 
     def unpin(self, keys: tuple[BlockKey, ...], holder: str) -> None:
         """Remove pins."""
-        self._on_index(
-            "unpin", lambda: self._supervisor.use(lambda index: index.unpin(keys, holder=holder))
-        )
+        self._on_index("unpin", lambda index: index.unpin(keys, holder=holder))
 
     def put_record(self, name: str, data: bytes) -> None:
         """Write a record. If that is impossible now, it is written when it changes again."""
         if self._can_write():
-            self._on_index("write a session's record", lambda: self._records.put(name, data))
+            self._attempt("write a session's record", lambda: self._records.put(name, data))
 
     def remove_record(self, name: str) -> None:
         """Delete a record."""
-        self._on_index("remove a session's record", lambda: self._records.remove(name))
+        self._attempt("remove a session's record", lambda: self._records.remove(name))
 
     def records(self) -> dict[str, bytes]:
         """All records of this model."""
@@ -371,9 +365,7 @@ class IoThread:
     def remove(self, keys: tuple[BlockKey, ...]) -> None:
         """Delete blocks, queued ones too."""
         self.flush()
-        self._on_index(
-            "remove blocks", lambda: self._maintenance.remove(keys, fingerprint=self._fingerprint)
-        )
+        self._attempt("remove blocks", lambda: self._maintenance.remove(keys, model=self._model))
         self._mailbox.lose(keys)
         self._recount()
 
@@ -381,7 +373,7 @@ class IoThread:
         """Quarantine a file that could not be read."""
         self._figures.bad_blocks += 1
         self._mailbox.lose([bad.key])
-        self._on_index("quarantine a damaged block", lambda: self._maintenance.condemn(path, bad))
+        self._attempt("quarantine a damaged block", lambda: self._maintenance.condemn(path, bad))
         self._recount()
 
     def entries(self) -> tuple[Entry, ...]:
@@ -404,9 +396,12 @@ class IoThread:
         self._supervisor.use(lambda index: index.check_invariants())
 
     def _recount(self) -> None:
-        self._on_index("count blocks", self._refresh_counts)
+        self._attempt("count blocks", self._refresh_counts)
 
-    def _on_index(self, what: str, work: Callable[[], object]) -> None:
+    def _on_index(self, what: str, work: Callable[[BlockIndex], object]) -> None:
+        self._attempt(what, lambda: self._supervisor.use(work))
+
+    def _attempt(self, what: str, work: Callable[[], object]) -> None:
         """Do something that is skipped, with a warning, if the folder cannot be written."""
         try:
             work()

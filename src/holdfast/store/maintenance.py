@@ -22,7 +22,6 @@ from holdfast.store.block import (
     BlockMissing,
     Entry,
     by_place,
-    fingerprint_id,
     reachable_keys,
     read_block,
 )
@@ -193,9 +192,8 @@ class StoreMaintenance:
             if done:
                 self.supervisor.use(lambda index: index.remove(done))
 
-    def remove(self, keys: Iterable[BlockKey], *, fingerprint: str) -> None:
-        """Delete blocks of one model."""
-        model = fingerprint_id(fingerprint)
+    def remove(self, keys: Iterable[BlockKey], *, model: str) -> None:
+        """Delete blocks of one model (short name)."""
         gone = list(keys)
         for key in gone:
             self.folder.block_path(key, model=model).unlink(missing_ok=True)

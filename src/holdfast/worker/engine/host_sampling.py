@@ -78,7 +78,8 @@ class GroupedRow:
         ids = self.tokens(np.flatnonzero(self.maxima >= least))
         values = self.row[ids]
         wanted = np.flatnonzero(values >= least)
-        ids, values = ids[wanted], values[wanted]
+        ids = ids[wanted]
+        values = values[wanted]
         return ids[np.lexsort((ids, -values))[:count]]
 
 
@@ -110,7 +111,8 @@ def score_on_host(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -
     maximum. Needs the memory of one more row.
     """
     mx.eval(logits, token_ids)
-    rows, tokens = rows_of(logits), np.array(token_ids)
+    rows = rows_of(logits)
+    tokens = np.array(token_ids)
     top_ids = np.zeros((len(rows), top_logprobs), np.uint32)
     top = np.full((len(rows), top_logprobs), np.nan, np.float32)
     chosen = np.full(len(rows), np.nan, np.float32)
@@ -232,8 +234,7 @@ class WeighedRow:
     def few(self, ids: Ids, weights: Floats, *, threshold: float) -> FewKept:
         """Keep the tokens of at least this weight."""
         kept = np.flatnonzero(weights >= np.float32(threshold))
-        ids, weights = ids[kept], weights[kept]
-        order = np.argsort(ids)
+        order = kept[np.argsort(ids[kept])]
         return FewKept(ids[order], weights[order], self.row.size)
 
 

@@ -215,11 +215,10 @@ def _joined(parts: list[StepLogits]) -> StepLogits:
     drawn = [part.drawn for part in parts if part.drawn is not None]
     scored = {request_id: logits for part in parts for request_id, logits in part.scored.items()}
     hidden = {request_id: rows for part in parts for request_id, rows in part.hidden.items()}
-    return StepLogits(
-        drawn=mx.concatenate(drawn) if len(drawn) > 1 else next(iter(drawn), None),
-        scored=scored,
-        hidden=hidden,
-    )
+    together = None
+    if drawn:
+        together = drawn[0] if len(drawn) == 1 else mx.concatenate(drawn)
+    return StepLogits(drawn=together, scored=scored, hidden=hidden)
 
 
 def _project(

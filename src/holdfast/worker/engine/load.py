@@ -44,7 +44,8 @@ _MISFITS = (
 
 def vocabulary_size(model: Module, config: Mapping[str, Any]) -> int:
     """The number of logits: rows of the head or embedding, or as the configuration says."""
-    heads, embeddings = [], []
+    heads = []
+    embeddings = []
     modules: list[tuple[str, Any]] = cast("Any", model).named_modules()
     for path, module in modules:
         if "weight" not in module:

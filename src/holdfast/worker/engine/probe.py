@@ -226,7 +226,8 @@ class _Judge:
     """Decides whether a layout is right: by one prompt of each length, or by several if in doubt."""
 
     def __init__(self, model: Any, vocab_size: int) -> None:
-        self._model, self._vocab_size = model, vocab_size
+        self._model = model
+        self._vocab_size = vocab_size
         self.first = _Reference(model, _cases(model, vocab_size, prompt=0))
 
     def trial_of(self, runner: Runner) -> Trial:
@@ -358,7 +359,8 @@ class _Reference:
 
 def _divergence(expected: mx.array, got: mx.array) -> Numbers:
     """Root of the KL divergence of each row; NaN if a logit is not a number."""
-    p, q = _log_probabilities(expected), _log_probabilities(got)
+    p = _log_probabilities(expected)
+    q = _log_probabilities(got)
     # -inf in both: no difference
     difference = np.subtract(p, q, out=np.zeros_like(p), where=p != q)
     weights = np.exp(p)
@@ -379,7 +381,8 @@ def _distance(a: mx.array, b: mx.array) -> float:
 
     Infinities that agree do not differ: some models mask tokens out with them.
     """
-    a, b = a.astype(mx.float32), b.astype(mx.float32)
+    a = a.astype(mx.float32)
+    b = b.astype(mx.float32)
     distance = float(mx.where(a == b, 0.0, mx.abs(a - b)).max())
     return distance if distance == distance else math.inf
 
@@ -538,7 +541,7 @@ def _queries(shape: AttentionShape, held: mx.array, wanted: list[int]) -> mx.arr
 def _exact(queries: mx.array, keys: mx.array, values: mx.array, *, scale: float) -> mx.array:
     """Attention by plain products in float32; the queries are the last of a causal chunk."""
     _, heads, count, size = queries.shape
-    kv_heads, tokens = keys.shape[1], keys.shape[2]
+    _, kv_heads, tokens, _ = keys.shape
     grouped = queries.astype(mx.float32).reshape(1, kv_heads, -1, size)
     ends = mx.tile(mx.arange(tokens - count, tokens), heads // kv_heads)[:, None]
     with mx.stream(mx.cpu):  # not by the products of the GPU

@@ -40,7 +40,8 @@ def attend_one(queries: mx.array, parts: Sequence[tuple[mx.array, mx.array]]) ->
     mx.fast: a softmax in bf16 alone moves logits by 2 % of what a changed token of the context
     does.
     """
-    heads, kv_heads = queries.shape[1], parts[0][0].shape[1]
+    heads = queries.shape[1]
+    kv_heads = parts[0][0].shape[1]
     grouped = queries.reshape(1, kv_heads, heads // kv_heads, queries.shape[3])
     scores = [grouped @ keys.swapaxes(-1, -2) for keys, _ in parts]
     if len(parts) == 1:
@@ -169,7 +170,8 @@ class RowsView:
         """queries: [rows, heads, 1, head_dim]; the same shape comes back."""
         asked = mask.window if isinstance(mask, WindowMask) else None
         if self._context.composes_attention:
-            queries, scale = queries * scale, 1.0  # once for all rows
+            queries = queries * scale  # once for all rows
+            scale = 1.0
         spans = [
             _attention_span(layer, part, asked)
             for layer, part in zip(self._layers, self._split(queries), strict=True)

@@ -27,7 +27,8 @@ from holdfast.worker.engine import seams
 _FLOAT32_SHARE = 0.75
 _GIB = 1 << 30
 _DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
-_PACKED_EXPERTS, _PLAIN_EXPERTS = "QuantizedSwitchLinear", "SwitchLinear"
+_PACKED_EXPERTS = "QuantizedSwitchLinear"
+_PLAIN_EXPERTS = "SwitchLinear"
 
 
 @cache

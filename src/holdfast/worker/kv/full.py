@@ -204,7 +204,8 @@ class FullKV(LayerKV):
         return pair_of(self._copied(start, end))
 
     def restore(self, arrays: Iterator[mx.array], layout: CheckpointLayout, *, end: int) -> None:
-        keys, values = next(arrays), next(arrays)
+        keys = next(arrays)
+        values = next(arrays)
         if {keys.shape[2], values.shape[2]} != {end - self.tokens}:
             raise SnapshotMismatch(
                 f"a block of {end - self.tokens} tokens has {keys.shape[2]} keys and "
