@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from holdfast.front.answers.answer import AnswerReader
+from holdfast.front.answers.answer import AnswerReader, TextJoints
 from holdfast.front.toolcalls.call_format import (
     AnswerPart,
     Call,
@@ -16,7 +16,6 @@ from holdfast.front.toolcalls.call_format import (
     CallBegun,
     CallEnded,
     Segment,
-    TextJoints,
 )
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import ModelDialect

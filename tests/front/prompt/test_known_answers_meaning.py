@@ -18,7 +18,6 @@ from holdfast.front.prompt.known_answers import (
     meaning_of_message,
     meaning_of_text,
 )
-from holdfast.front.toolcalls.call_format import SegmentFormat
 from holdfast.front.toolcalls.dialect import ModelDialect, ReasoningFormat
 from holdfast.front.toolcalls.families import FAMILIES
 
@@ -115,9 +114,9 @@ def test_a_text_says_what_a_reader_gives_of_it() -> None:
 
 
 def test_a_text_is_read_once() -> None:
-    made: list[SegmentFormat] = []
+    made: list[AnswerReader] = []
 
-    def form() -> SegmentFormat:
+    def form() -> AnswerReader:
         made.append(AnswerReader(HERMES))
         return made[-1]
 

@@ -23,7 +23,7 @@ from holdfast.front.toolcalls.call_format import (
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import ModelDialect
 from holdfast.front.toolcalls.incoming import Incoming, Waiting, advanced, is_marker
-from holdfast.wire.output import TextKind
+from holdfast.wire.output import TextKind, separator
 
 _SPACES = " \t\r\n"
 _END_OR_SPACE = ("", *_SPACES)
@@ -34,7 +34,11 @@ _MOST_SPACES = 64  # longer white space before a marker is text and is not held 
 
 
 class AnswerReader:
-    """The `SegmentFormat` of a model whose dialect is known. One for each sequence.
+    """Reads one answer by the dialect of its model.
+
+    The parts are the same however the text was cut (adjacent segments of a kind, and adjacent
+    arguments, joined). What is neither a complete call nor a marker is a segment: no text is lost.
+    Markers that are single tokens come in as one character each (`Markers`).
 
     White space next to a marker belongs to it: all white space before a marker and around calls;
     after the beginning and the end of a thought, the lines before the first line of text.
@@ -384,6 +388,43 @@ class AnswerReader:
         self._indents = False
         self._blank_line = True
         self._long_space = False
+
+
+class PlainReader:
+    """Reads an answer that is visible text throughout, and holds nothing back."""
+
+    thoughts: Sequence[Thought] = ()
+
+    def __init__(self) -> None:
+        self.certain = 0
+
+    def push(self, text: str) -> Sequence[AnswerPart]:
+        """The text, as one segment."""
+        start = self.certain
+        self.certain += len(text)
+        return (Segment("text", text, start),) if text else ()
+
+    def flush(self, *, cut: bool = False) -> Sequence[AnswerPart]:
+        """Nothing: there is no state."""
+        return ()
+
+
+class TextJoints:
+    """Finds what separates the texts of one answer when they become one string."""
+
+    def __init__(self) -> None:
+        self._last = ""  # the last character of visible text
+        self._parted = False  # something else has followed it
+
+    def separator(self, part: AnswerPart) -> str:
+        """What goes before this part, the next one."""
+        if not isinstance(part, Segment) or part.kind != "text":
+            self._parted = True
+            return ""
+        found = separator(self._last, part.text) if self._parted else ""
+        self._last = part.text[-1:] or self._last
+        self._parted = False
+        return found
 
 
 def _first(marks: Sequence[str]) -> re.Pattern[str]:

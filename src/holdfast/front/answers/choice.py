@@ -13,7 +13,7 @@ from itertools import groupby
 import msgspec
 
 from holdfast.errors import GenerationFailed, InvalidRequest
-from holdfast.front.answers.answer import AnswerReader
+from holdfast.front.answers.answer import AnswerReader, PlainReader, TextJoints
 from holdfast.front.answers.detokenize import PlacedTokens, detokenizer, rival, text_and_bytes
 from holdfast.front.answers.pieces import TokenPieces
 from holdfast.front.answers.stops import VisibleStops
@@ -23,10 +23,7 @@ from holdfast.front.toolcalls.call_format import (
     CallBegun,
     CallEnded,
     CallIds,
-    PlainFormat,
     Segment,
-    SegmentFormat,
-    TextJoints,
     random_text,
 )
 from holdfast.front.toolcalls.declared import DeclaredTools
@@ -102,7 +99,7 @@ class ChoiceText:
         self.resumptions = 0  # known at the end
         self._pieces = pieces
         self._rules = rules
-        self._format = _format(rules)
+        self._reader = _reader(rules)
         self._stops = VisibleStops(rules.stops)
         self._plain = rules.dialect.is_plain and not rules.stops and not rules.want_logprobs
         self._may_end = bool(rules.stops) or rules.one_call  # before the worker's Finished
@@ -178,7 +175,7 @@ class ChoiceText:
         self.completion_tokens += len(token_ids)
         if token_ids and token_ids[-1] in self._rules.stop_token_ids:
             token_ids = token_ids[:-1]
-        return self._deltas(self._format.push(self._detokenizer.push(token_ids)), token_ids)
+        return self._deltas(self._reader.push(self._detokenizer.push(token_ids)), token_ids)
 
     def _read(self, event: TokensGenerated) -> tuple[OutputDelta, ...]:
         parts: list[AnswerPart] = []
@@ -187,7 +184,7 @@ class ChoiceText:
             if token_id in self._rules.stop_token_ids:
                 break
             text = self._tokens.push(token_id, event.logprobs[place] if event.logprobs else None)
-            found = self._format.push(text)
+            found = self._reader.push(text)
             parts += self._up_to_end(found) if self._may_end else found
             if self.done:
                 break
@@ -224,7 +221,7 @@ class ChoiceText:
 
     def _flush(self, *, cut: bool) -> tuple[OutputDelta, ...]:
         text = self._detokenizer.flush() if self._plain else self._tokens.flush()
-        parts = [*self._up_to_end([*self._format.push(text), *self._format.flush(cut=cut)])]
+        parts = [*self._up_to_end([*self._reader.push(text), *self._reader.flush(cut=cut)])]
         if not self.done:
             parts += self._stops.flush()
         return self._show(parts, is_end=True)
@@ -234,13 +231,13 @@ class ChoiceText:
     ) -> tuple[OutputDelta, ...]:
         """The deltas for parts that may be shown now, with the tokens that are certain now."""
         cut = self._stops.cut
-        certain = self._format.certain if cut is None else cut
+        certain = self._reader.certain if cut is None else cut
         if self._stops.held_from is not None:
             certain = min(certain, self._stops.held_from)
         tokens = [*self._tokens.take(certain)]
         if cut is not None or is_end:
             tokens += self._tokens.take_before(cut)
-        thoughts = self._format.thoughts
+        thoughts = self._reader.thoughts
         if thoughts:
             self._reasoning_tokens += sum(
                 any(start <= token.start < end for start, end in thoughts) for token in tokens
@@ -371,9 +368,9 @@ class ChoiceText:
         )
 
 
-def _format(rules: ChoiceRules) -> SegmentFormat:
+def _reader(rules: ChoiceRules) -> AnswerReader | PlainReader:
     if rules.dialect.is_plain:
-        return PlainFormat()
+        return PlainReader()
     return AnswerReader(
         rules.dialect,
         tools=rules.tools,

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
+from holdfast.front.answers.answer import AnswerReader, TextJoints
 from holdfast.front.prompt.conversation import REASONING_FIELDS, reasoning_of
 from holdfast.front.prompt.text_places import AnswerFrame
 from holdfast.front.toolcalls.call_format import (
@@ -27,8 +28,6 @@ from holdfast.front.toolcalls.call_format import (
     CallArguments,
     CallBegun,
     Segment,
-    SegmentFormat,
-    TextJoints,
 )
 from holdfast.store.answers import SECRET_BYTES, AnswerFile, Secret, StoredAnswer
 from holdfast.wire.output import OutputDelta, text_of, tool_calls_of
@@ -295,7 +294,7 @@ def meaning_of_deltas(deltas: Sequence[OutputDelta]) -> AnswerMeaning | None:
     )
 
 
-def meaning_of_text(text: str, form: SegmentFormat, *, cut: bool = False) -> AnswerMeaning:
+def meaning_of_text(text: str, form: AnswerReader, *, cut: bool = False) -> AnswerMeaning:
     """The meaning of a generated text, read by a new `form`.
 
     cut: the answer reached its length limit, so what is open at its end was never closed.
@@ -356,7 +355,7 @@ class ReadTexts:
         self._lock = threading.Lock()
 
     def meaning(
-        self, text: str, form: Callable[[], SegmentFormat], *, context: str
+        self, text: str, form: Callable[[], AnswerReader], *, context: str
     ) -> AnswerMeaning:
         """The meaning of a text. context: identifies the form and all it depends on, like tools."""
         key = hashlib.blake2b(

@@ -31,7 +31,7 @@ _FIELD: Final = re.compile(r"(\{id\}|\{number\})")
 class CallBlock:
     """All calls of an answer, in the layout of a family.
 
-    calls: for each tool, the text up to the first field of its head, and an expression for the rest.
+    calls: for each tool, the text up to the first field of its head, and the rest as an expression.
     left_out: keywords that the layout cannot enforce, by the name of the tool.
     """
 
@@ -160,7 +160,7 @@ def text_or_calls(rules: Rules, form: CallFormat, block: CallBlock, *, parallel:
     marked = [mark for mark in form.openers if mark in form.marks]
     mark = max((mark for mark in marked if opening.startswith(mark)), key=len, default="")
     if not mark:
-        # The beginning of a call and its name are one lexeme, to tell it from text that begins alike.
+        # The start of a call and its name are one lexeme, to tell it from text that starts alike.
         first = one_of(f"{rules.literal(opening + head)} {rest}" for head, rest in block.calls)
         text = rules.terminal(f"/{ANY}/ & ~/({ANY}\\n)?\\s*{_beginning(block)}{ANY}/")
         return f"({text} | {rules.rule(first)} {_more_calls(rules, block, parallel=parallel)})"

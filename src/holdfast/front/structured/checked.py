@@ -161,8 +161,9 @@ def fault_of_composed(grammar: str) -> str:
 def checked_schema(schema: Any, *, bounds: SchemaBounds, strict: bool) -> CleanSchema:
     """The schema as a grammar can enforce it. Takes a few milliseconds the first time; any thread.
 
-    strict: raise SchemaFault for what is not a schema, too large, or cannot be enforced or satisfied.
-    Otherwise such parts are left out; in the worst case, all that remains is that it is an object.
+    strict: raise SchemaFault for what is not a schema, too large, or cannot be enforced or
+    satisfied. Otherwise such parts are left out; in the worst case, all that remains is that it is
+    an object.
     """
     return _checked(msgspec.json.encode(schema), bounds, strict)
 

@@ -1,5 +1,6 @@
-"""JSON Schema's keywords (drafts 7 to 2020-12, and OpenAPI's): which ones a grammar enforces, and what
-they may cost. The cost is known before a grammar is built, so that one that explodes is refused at once.
+"""JSON Schema's keywords (drafts 7 to 2020-12, and OpenAPI's): which ones a grammar enforces, and
+what they may cost. The cost is known before a grammar is built, so that one that explodes is
+refused at once.
 """
 
 from __future__ import annotations
@@ -25,8 +26,12 @@ UNSUPPORTED: Final = tuple(
 Keywords in none of these lists restrict nothing.
 """
 OF_OBJECTS: Final = (*MAPS, "additionalProperties", "required", "minProperties", "maxProperties")
-OPENING: Final = tuple(
-    "additionalProperties patternProperties unevaluatedProperties propertyNames minProperties".split()
+OPENING: Final = (
+    "additionalProperties",
+    "patternProperties",
+    "unevaluatedProperties",
+    "propertyNames",
+    "minProperties",
 )
 """Keywords that say what an object may have besides its declared properties."""
 FORMATS: Final = frozenset(
@@ -38,8 +43,8 @@ UNKNOWN_FORMATS: Final = frozenset(
 )
 """Formats of JSON Schema that no grammar enforces. Others, such as `password`, are only notes."""
 LONGEST: Final = {"email": 254, "hostname": 253, "uri": 2048}
-"""The most characters of formats whose patterns have no limit: those of SMTP, of DNS, and what most of
-the web accepts.
+"""The most characters of formats whose patterns have no limit: those of SMTP, of DNS, and what most
+of the web accepts.
 """
 # Single characters in one pattern, nested repetitions multiplied: 10 ms for the first token.
 MOST_REPETITIONS: Final = 20_000
@@ -128,7 +133,9 @@ def alternatives(node: Any) -> int:
 
 
 def is_too_small(value: Any) -> bool:
-    """Whether a value contains a number below 64 bits: such an integer overflows llguidance's stack."""
+    """Whether a value contains a number below 64 bits: such an integer overflows llguidance's
+    stack.
+    """
     if isinstance(value, dict):
         return any(map(is_too_small, value.values()))
     if isinstance(value, list | tuple):

@@ -65,8 +65,8 @@ _RAW_FORMATS: Final = {
 }
 """Patterns of formats for strings outside of JSON; they are simpler and allow only right values."""
 
-# A space, or a new line and its indent, as models write. Without a bound, a small model writes white
-# space forever.
+# A space, or a new line and its indent, as models write. Without a bound, a small model writes
+# white space forever.
 WHITE_SPACE: Final = r"( |\n[ \t]{0,24})?"
 # Regular expressions. Tokens that are markers have no text for a grammar and never match.
 ANY: Final = r"(.|\n)*"
@@ -158,8 +158,8 @@ class Rules:
     ) -> str:
         """Free text up to the first occurrence of this end, and the end.
 
-        content: regular expressions that the text must match, all of them. never: those that must not
-        match any part of it.
+        content: regular expressions that the text must match, all of them. never: those that must
+        not match any part of it.
         """
         before, token, after = self.parted(end)
         body = " & ".join(f"/{each}{escaped(before)}/" for each in content)

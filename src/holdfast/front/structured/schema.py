@@ -17,7 +17,8 @@ Schema: TypeAlias = dict[str, Any]
 class SchemaFault(Exception):
     """A schema cannot be enforced.
 
-    place: a JSON pointer into the schema, to the keyword. It quotes the schema: keep it out of logs.
+    place: a JSON pointer into the schema, to the keyword. It quotes the schema: keep it out of
+    logs.
     """
 
     def __init__(self, reason: str, *, place: str = "") -> None:
@@ -55,8 +56,8 @@ class CleanSchema:
 def clean(schema: Any, *, bounds: SchemaBounds, strict: bool) -> CleanSchema:
     """The schema with only what a grammar enforces. References out of the schema are not followed.
 
-    strict: raise SchemaFault for a keyword that cannot be enforced, instead of leaving it out. Always
-    raises SchemaFault for what is not a schema or exceeds the bounds.
+    strict: raise SchemaFault for a keyword that cannot be enforced, instead of leaving it out.
+    Always raises SchemaFault for what is not a schema or exceeds the bounds.
     """
     walk = _Walk(schema, bounds=bounds, strict=strict)
     root = walk.schema(schema, place="#", depth=0, may_close=True)

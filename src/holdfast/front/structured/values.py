@@ -231,8 +231,8 @@ def _by_type(node: Schema) -> Iterator[Schema]:
 def _first_characters(others: Iterable[Schema]) -> str:
     """The first characters of the JSON of these schemas, as a part of a character class.
 
-    A string that begins like this would be read as one of these values. Numbers and words only count
-    if a reader checks more than their type.
+    A string that begins like this would be read as one of these values. Numbers and words only
+    count if a reader checks more than their type.
     """
     found = ""
     for other in others:

@@ -1,4 +1,4 @@
-"""What a family declares about its calls, and what its reader puts out: the parts of an answer. Pure."""
+"""What a family declares about its calls, and the parts of an answer that its reader puts out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import string
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from holdfast.front.toolcalls.declared import (
     DeclaredTools,
@@ -19,12 +19,12 @@ from holdfast.front.toolcalls.declared import (
 )
 from holdfast.front.toolcalls.incoming import Incoming, Waiting
 from holdfast.front.toolcalls.literals import JsonStream, json_text
-from holdfast.wire.output import TextKind, separator
+from holdfast.wire.output import TextKind
 
 _ALPHABET: Final = string.ascii_letters + string.digits
 IdForm: TypeAlias = Literal["random", "alnum9", "function_number", "number", "client"]
-"""The form of a family's call ids: `call_` and 24 characters, 9 characters, `functions.NAME:N`, `N`,
-or whatever the client sent.
+"""The form of a family's call ids: `call_` and 24 characters, 9 characters, `functions.NAME:N`,
+`N`, or whatever the client sent.
 """
 
 
@@ -63,7 +63,7 @@ class JsonObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaggedValues:
-    """Arguments as tags with raw values: `before`, the key, `text` or `json`, the value, `end`, `gap`.
+    """Arguments as tags with raw values: before, key, text or json, value, end, gap.
 
     text: before a string. json: before any other value, which is written as JSON; {type} in it
         stands for the value's type.
@@ -181,9 +181,9 @@ Values: TypeAlias = JsonObject | TaggedValues | NestedValues | LiteralValues
 class CallLayout:
     """How a family writes the calls of an answer; its writer and its grammar follow from it.
 
-    The answer is `opening`, a call, more calls that each follow `again`, and `closing`. A call is a head,
-    its arguments, `optional_id` if it has an id, and `tail`. In heads and `optional_id` stand {name},
-    {quoted} (the name as a JSON string), {id} and {number} (of the call in the answer, from 1).
+    The answer is `opening`, a call, more calls that each follow `again`, and `closing`. A call is a
+    head, its arguments, `optional_id` if it has an id, and `tail`. In heads and `optional_id` stand
+    {name}, {quoted} (the name as a JSON string), {id} and {number} (of the call, from 1).
 
     heads: the first one is written; a grammar allows any. is_single: an answer has only one call.
     """
@@ -250,7 +250,7 @@ class CallFormat(ABC):
     def openers(self) -> Sequence[str]:
         """What calls may begin with.
 
-        An opener without a marker is ordinary text, and only opens calls at the beginning of a line.
+        An opener without a marker is ordinary text: it only opens calls at the start of a line.
         """
 
     @property
@@ -415,73 +415,6 @@ class CallParts:
     def _write(self, text: str) -> None:
         if text and not self._is_cut:
             self.done.append(CallArguments(text))
-
-
-class TextJoints:
-    """Finds what separates the texts of one answer when they become one string."""
-
-    def __init__(self) -> None:
-        self._last = ""  # the last character of visible text
-        self._parted = False  # something else has followed it
-
-    def separator(self, part: AnswerPart) -> str:
-        """What goes before this part, the next one."""
-        if not isinstance(part, Segment) or part.kind != "text":
-            self._parted = True
-            return ""
-        found = separator(self._last, part.text) if self._parted else ""
-        self._last = part.text[-1:] or self._last
-        self._parted = False
-        return found
-
-
-class SegmentFormat(Protocol):
-    """Reads one answer. One object per sequence, because it has state.
-
-    The parts are the same however the text was cut (adjacent segments of a kind, and adjacent
-    arguments, joined). What is neither a complete call nor a marker is a segment: no text is lost.
-    Markers that are single tokens come in as one character each (`Markers`).
-    """
-
-    @property
-    def certain(self) -> int:
-        """How many characters of the answer, markers written out, are certain."""
-        ...
-
-    @property
-    def thoughts(self) -> Sequence[Thought]:
-        """Where the answer's reasoning stands, as far as it is certain."""
-        ...
-
-    def push(self, text: str) -> Sequence[AnswerPart]:
-        """Add text, and return the parts that are certain now."""
-        ...
-
-    def flush(self, *, cut: bool = False) -> Sequence[AnswerPart]:
-        """Return what was held back; no text follows.
-
-        cut: the answer reached its length limit. An open call stays open, without `CallEnded`.
-        """
-        ...
-
-
-class PlainFormat:
-    """Reads an answer that is visible text throughout, and holds nothing back."""
-
-    thoughts: Sequence[Thought] = ()
-
-    def __init__(self) -> None:
-        self.certain = 0
-
-    def push(self, text: str) -> Sequence[Segment]:
-        """The text, as one segment."""
-        start = self.certain
-        self.certain += len(text)
-        return (Segment("text", text, start),) if text else ()
-
-    def flush(self, *, cut: bool = False) -> Sequence[Segment]:
-        """Nothing: there is no state."""
-        return ()
 
 
 # Call ids

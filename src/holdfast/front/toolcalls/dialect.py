@@ -43,8 +43,8 @@ class ModelDialect:
     """What a model's answers consist of. The default is text throughout.
 
     family: a key of FAMILIES; empty: unknown. read_too: further forms in which it may write calls.
-    marker_ids: markers, as text, that are single tokens of the model. dropped_marks: markers next to
-    visible text that say nothing, such as <response>. frame: ordinary text around the whole visible
+    marker_ids: markers, as text, that are single tokens of the model. dropped_marks: markers
+    next to visible text that say nothing, such as <response>. frame: ordinary text around the whole visible
     answer, such as <answer> and </answer>.
     """
 
@@ -98,8 +98,8 @@ class ModelDialect:
 
 
 def _bare_start(reasoning: ReasoningFormat | None, openers: Collection[str]) -> tuple[str, ...]:
-    """The token that begins a longer marker of thoughts: Gemma 4 sometimes writes it twice, or alone,
-    without any meaning.
+    """The token that begins a longer marker of thoughts: Gemma 4 sometimes writes it twice, or
+    alone, without any meaning.
     """
     start = reasoning.start.strip() if reasoning else ""
     if len(start) > 1 and is_marker(start) and start[0] not in openers:

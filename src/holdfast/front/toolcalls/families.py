@@ -1,5 +1,5 @@
-"""The families of tool calls: one record for each, from which its reader, its writer, its grammar and its
-recognition follow.
+"""The families of tool calls: one record for each, from which its reader, its writer, its grammar
+and its recognition follow.
 
 To add a family of a known mechanism, add a record. FAMILIES is also the order in which families are
 tried: markers that only one family has come before those that many have.

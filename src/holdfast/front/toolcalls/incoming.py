@@ -227,8 +227,8 @@ class Markers:
 
 
 def in_vocabulary(data: Data, marks: Iterable[str], tokens: Collection[str]) -> Data:
-    """The same data with its tags as in the vocabulary: some vocabularies add one suffix to all tags,
-    as in `<tool_call:opensource>`.
+    """The same data with its tags as in the vocabulary: some vocabularies add one suffix to all
+    tags, as in `<tool_call:opensource>`.
     """
     texts = [mark.strip() for mark in marks]
     tags = [text for text in texts if _TAG.fullmatch(text) and text not in tokens]

@@ -36,9 +36,9 @@ _HEAD_LENGTH: Final = 512
 class JsonCalls(CallFormat):
     """A family that writes `{"name": NAME, "arguments": {...}}` between markers.
 
-    section: around all calls of a turn. wrapper: around each call. pairs_too: other pairs of markers
-    that are read. array: the calls of a turn are one JSON array. between: two calls. id_key: the
-    member with the call's id, if calls have one. name_is_key: a call is {NAME: {...}}.
+    section: around all calls of a turn. wrapper: around each call. pairs_too: other pairs of
+    markers that are read. array: the calls of a turn are one JSON array. between: two calls.
+    id_key: the member with the call's id, if calls have one. name_is_key: a call is {NAME: {...}}.
     """
 
     section: tuple[str, str] = ("", "")
@@ -287,8 +287,8 @@ def _close(source: Incoming, parts: CallParts, closing: Sequence[str]) -> Waitin
 class NamedJson(CallFormat):
     """A family that writes `MARKER NAME MARKER {...}`.
 
-    section: around all calls of a turn. head: before the arguments, with {name} and {id}; heads_too:
-    other heads that are read. close: after the arguments. between: two calls.
+    section: around all calls of a turn. head: before the arguments, with {name} and {id};
+    heads_too: other heads that are read. close: after the arguments. between: two calls.
     """
 
     section: tuple[str, str] = ("", "")

@@ -54,8 +54,8 @@ def json_text(value: Any) -> str:
 class Literals:
     """Reads values in a family's own syntax into JSON text. The default reads JSON and Python.
 
-    Nothing is refused: what is not a value of the syntax is a string, and what is open at the end of
-    the text is closed. Numbers keep their spelling where JSON allows it.
+    Nothing is refused: what is not a value of the syntax is a string, and what is open at the end
+    of the text is closed. Numbers keep their spelling where JSON allows it.
 
     raw_quotes: marks around strings without escapes. bare_keys: keys of objects have no quotes.
     stops: marks that end everything that is open, except quoted strings.

@@ -1,5 +1,5 @@
-"""Calls as a name in a tag and tagged parameters with raw values (Qwen3-Coder and all that look like
-it), and the reader of raw values for all families with tags. Pure.
+"""Calls as a name in a tag and tagged parameters with raw values (Qwen3-Coder and all that look
+like it), and the reader of raw values for all families with tags. Pure.
 
 Strings stream; every other value is typed by the tool's schema once it is complete.
 """
@@ -438,6 +438,8 @@ def _may_wrap(name: str, parts: CallParts) -> bool:
 
 
 def _forms(mark: str) -> tuple[str, ...]:
-    """A tag's first word with `=NAME` and with ` name=`, the family's own first: models mix them up."""
+    """A tag's first word with `=NAME` and with ` name=`, the family's own first: models mix them
+    up.
+    """
     stem = mark.rstrip('"').removesuffix("=").removesuffix(" name")
     return tuple(dict.fromkeys((mark, stem + "=", stem + ' name="', stem + " name=")))
