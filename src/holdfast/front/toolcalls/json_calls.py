@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from holdfast.front.toolcalls.call_format import (
@@ -89,11 +89,10 @@ class JsonCalls(CallFormat):
         opener, begun, repeated = "", False, 0
         while True:
             yield from source.skip_space()
-            if (
-                opening
-                and repeated < _MOST_OPENERS
-                and (mark := (yield from source.taken(*opening)))
-            ):
+            mark = ""
+            if repeated < _MOST_OPENERS:
+                mark = yield from source.taken(*opening)
+            if mark:
                 opener, repeated = mark, repeated + 1
             elif begun and (source.at("]") or (yield from source.standing(closing))):
                 source.place += max(1, len((yield from source.standing(closing))))
@@ -103,43 +102,37 @@ class JsonCalls(CallFormat):
             elif (yield from source.taken(*_FENCES)):
                 closing = (*closing, "```")
             else:
-                call = _JsonCall(self, parts, marked=bool(opener), opening=opening, closing=closing)
+                call = _JsonCall(self, parts, bool(opener), opening, closing)
                 if not source.at("{") or not (yield from call.read(source)):
                     break
                 begun, repeated = True, 0
                 closed = yield from _close(source, parts, closing)
-                parts.end(
-                    "" if closed or not opener or opener in endless else "unclosed_call",
-                    complete=True,
-                )
+                is_fine = closed or not opener or opener in endless
+                parts.end("" if is_fine else "unclosed_call", complete=True)
                 source.drop_read()
         if begun:
             source.place = 0
         return begun
 
 
+@dataclass(slots=True)
 class _JsonCall:
-    """Reads the object of one call."""
+    """Reads the object of one call.
 
-    def __init__(
-        self,
-        family: JsonCalls,
-        parts: CallParts,
-        *,
-        marked: bool,
-        opening: tuple[str, ...],
-        closing: tuple[str, ...],
-    ) -> None:
-        self._family = family
-        self._parts = parts
-        self._marked = marked
-        self._opening = opening
-        self._closing = closing
-        self._tool: ToolName | None = None
-        self._early: str | None = None  # arguments that came before the name, as JSON text
-        self._id = ""
-        self._repairs: list[str] = []
-        self._failed = False  # it is not a call
+    marked: a marker stands before it. early: arguments that came before the name, as JSON text.
+    failed: it is not a call.
+    """
+
+    family: JsonCalls
+    parts: CallParts
+    marked: bool
+    opening: tuple[str, ...]
+    closing: tuple[str, ...]
+    tool: ToolName | None = None
+    early: str | None = None
+    id: str = ""
+    repairs: list[str] = field(default_factory=list)
+    failed: bool = False
 
     def read(self, source: Incoming) -> Waiting[bool]:
         """Read from the opening brace to the closing one.
@@ -150,7 +143,7 @@ class _JsonCall:
         while True:
             if depth:
                 yield from source.skip_space()
-            if source.at_end or (self._closing and (yield from source.standing(self._closing))):
+            if source.at_end or (self.closing and (yield from source.standing(self.closing))):
                 closed = not source.at_end
                 break
             character = source.text[source.place]
@@ -158,31 +151,31 @@ class _JsonCall:
                 source.place += 1
                 depth += {"{": 1, "}": -1, ",": 0}[character]
                 closed = closed or not depth
-                self._failed = depth > _MOST_BRACES
-                if closed or self._failed:
+                self.failed = depth > _MOST_BRACES
+                if closed or self.failed:
                     break
                 continue
             start = source.place
             yield from self._member(source)
-            if self._failed:
+            if self.failed:
                 source.place = start  # what follows the arguments does not belong to the call
                 break
         return self._finished(closed)
 
     def _member(self, source: Incoming) -> Waiting[None]:
         """Read the key and the value of a member."""
-        family = self._family
-        if not self._marked and source.text[source.place] not in "\"'":
-            self._failed = True
+        family = self.family
+        if not self.marked and source.text[source.place] not in "\"'":
+            self.failed = True
             return
         key = yield from self._value(source, ends=":,{}")
         yield from source.skip_space()
         if not isinstance(key, str) or not (yield from source.taken(":")):
-            self._failed = True
+            self.failed = True
             return
         yield from source.skip_space()
         is_object = source.at("{")
-        if family.name_is_key and self._tool is None and is_object:
+        if family.name_is_key and self.tool is None and is_object:
             self._named(key)
             yield from self._arguments(source)
         elif key == family.name_key or (key in _NAMES and not family.name_is_key):
@@ -194,33 +187,33 @@ class _JsonCall:
             yield from self._arguments(source)
         elif key in (family.id_key, "id", "tool_call_id"):
             call_id = yield from self._value(source)
-            self._id = str(call_id) if key == family.id_key else ""
-        elif self._marked or key == "type":
+            self.id = str(call_id) if key == family.id_key else ""
+        elif self.marked or key == "type":
             yield from self._value(source)
         else:
-            self._failed = True
+            self.failed = True
 
     def _named(self, name: Any) -> None:
-        tool = self._parts.tools.named(name) if isinstance(name, str) else None
-        if self._tool is None:
-            self._tool = tool
-            self._failed = tool is None or not (self._marked or tool.declared)
+        tool = self.parts.tools.named(name) if isinstance(name, str) else None
+        if self.tool is None:
+            self.tool = tool
+            self.failed = tool is None or not (self.marked or tool.declared)
 
     def _arguments(self, source: Incoming) -> Waiting[None]:
         """Read the arguments. They stream once the name is known."""
-        if self._failed or self._parts.is_open or self._early is not None:
-            if not self._failed:
+        if self.failed or self.parts.is_open or self.early is not None:
+            if not self.failed:
                 yield from self._value(source)
             return
-        if self._tool is not None and source.at("{"):
-            self._begin(self._tool)
-            yield from self._parts.read_object(source, stops=self._closing, follows=self._opening)
+        if self.tool is not None and source.at("{"):
+            self._begin(self.tool)
+            yield from self.parts.read_object(source, stops=self.closing, follows=self.opening)
             return
-        self._early = self._object((yield from LENIENT.value(source, self._repairs, ends=",}")))
-        if self._early is None:
-            self._failed = True
-        elif self._tool is not None:
-            self._begin(self._tool)
+        self.early = self._object((yield from LENIENT.value(source, self.repairs, ends=",}")))
+        if self.early is None:
+            self.failed = True
+        elif self.tool is not None:
+            self._begin(self.tool)
 
     def _object(self, text: str) -> str | None:
         """The arguments as JSON text; None if they are not an object.
@@ -241,30 +234,30 @@ class _JsonCall:
 
     def _finished(self, closed: bool) -> bool:
         if (
-            not (self._parts.is_open or self._failed)
-            and self._tool is not None
+            not (self.parts.is_open or self.failed)
+            and self.tool is not None
             and closed
-            and (self._marked or self._early is not None)
+            and (self.marked or self.early is not None)
         ):
-            self._begin(self._tool)
-            if self._early is None:
-                self._parts.json("{}")
-        if self._parts.is_open:
-            self._parts.repair(*self._repairs)
-        return self._parts.is_open
+            self._begin(self.tool)
+            if self.early is None:
+                self.parts.json("{}")
+        if self.parts.is_open:
+            self.parts.repair(*self.repairs)
+        return self.parts.is_open
 
     def _begin(self, tool: ToolName) -> None:
-        self._parts.begin(tool, call_id=self._id)
-        if self._early is not None:
-            self._parts.json(self._early)
+        self.parts.begin(tool, call_id=self.id)
+        if self.early is not None:
+            self.parts.json(self.early)
 
     def _value(self, source: Incoming, *, ends: str = ",}") -> Waiting[Any]:
-        text = yield from LENIENT.value(source, self._repairs, ends=ends)
+        text = yield from LENIENT.value(source, self.repairs, ends=ends)
         return json.loads(text)
 
     def _repair(self, name: str) -> None:
-        if name and name not in self._repairs:
-            self._repairs.append(name)
+        if name and name not in self.repairs:
+            self.repairs.append(name)
 
 
 def _close(source: Incoming, parts: CallParts, closing: Sequence[str]) -> Waiting[bool]:
