@@ -1,6 +1,4 @@
-"""The grammar of an answer: which texts it takes, with a thought in front, and which forms are
-refused.
-"""
+"""Grammars of answers: the texts that they accept, with and without a thought, and refused formats."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ def _schema(schema: Any) -> OutputFormat:
     )
 
 
-def test_an_answer_without_a_form_has_no_grammar() -> None:
+def test_an_answer_without_a_format_has_no_grammar() -> None:
     request = GenerationRequest(request_id="r", model="m", prompt=ChatPrompt(messages=()))
     assert (
         answer_grammar(
@@ -57,7 +55,7 @@ def test_an_answer_without_a_form_has_no_grammar() -> None:
     )
 
 
-def test_a_json_object_is_an_object_of_anything() -> None:
+def test_a_json_object_may_have_any_members() -> None:
     grammar = _grammar(OutputFormat(kind="json_object"))
     assert accepts(grammar, '{"a": [1, {"b": null}], "c": "é"}')
     assert not accepts(grammar, "[1]")
@@ -73,7 +71,7 @@ def test_a_schema_is_enforced_and_what_it_does_not_declare_is_not_written() -> N
         assert not accepts(grammar, wrong), wrong
 
 
-def test_white_space_is_what_models_write_and_bounded() -> None:
+def test_white_space_is_bounded_and_as_models_write_it() -> None:
     grammar = _grammar(_schema(_PERSON))
     assert accepts(grammar, '{\n    "name": "Ada",\n    "age": 36\n}')
     assert not accepts(grammar, '{  "name": "Ada"}')
@@ -102,7 +100,7 @@ def test_white_space_is_what_models_write_and_bounded() -> None:
         (_schema(True), ("1", '"a"', "null"), ("nil",)),
     ],
 )
-def test_a_form_takes_what_is_right_and_nothing_else(
+def test_a_format_accepts_valid_answers_only(
     form: OutputFormat, right: tuple[str, ...], wrong: tuple[str, ...]
 ) -> None:
     grammar = _grammar(form)
@@ -112,7 +110,7 @@ def test_a_form_takes_what_is_right_and_nothing_else(
         assert not accepts(grammar, text), text
 
 
-def test_a_thought_may_come_first_and_is_free() -> None:
+def test_a_thought_may_come_first_and_is_unconstrained() -> None:
     grammar = _grammar(_schema(_PERSON), dialect=_dialect())
     assert accepts(grammar, '<think>\nWhat {"name"?\n</think>\n\n{"name": "Ada"}')
     assert accepts(grammar, '{"name": "Ada"}')
@@ -131,7 +129,7 @@ def test_a_thought_that_the_prompt_has_opened_must_be_ended() -> None:
     assert not accepts(grammar, '{"name": "Ada"}')
 
 
-def test_a_thought_that_the_prompt_has_closed_does_not_come_again() -> None:
+def test_a_thought_that_the_prompt_has_closed_is_not_repeated() -> None:
     grammar = _grammar(
         _schema(_PERSON),
         dialect=_dialect(),
@@ -142,7 +140,7 @@ def test_a_thought_that_the_prompt_has_closed_does_not_come_again() -> None:
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-def test_markers_that_are_no_tokens_are_text_of_the_grammar(is_open: bool) -> None:
+def test_markers_that_are_not_tokens_are_text_in_the_grammar(is_open: bool) -> None:
     grammar = _grammar(
         _schema(_PERSON),
         dialect=_TEXT_MARKERS,
@@ -199,7 +197,7 @@ def test_markers_that_are_no_tokens_are_text_of_the_grammar(is_open: bool) -> No
         (_schema({"type": "string", "minLength": 3, "maxLength": 2}), "minLength"),
     ],
 )
-def test_a_form_that_cannot_be_had_is_refused_with_its_field_and_the_reason(
+def test_a_format_that_cannot_be_enforced_is_refused_with_its_field_and_the_reason(
     form: OutputFormat, said: str
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:

@@ -1,5 +1,5 @@
-"""Grammars of calls, for every family: what they draw at random is read as valid calls, and what
-the family writes fits.
+"""Grammars of calls, for every family: random samples are read as valid calls, and the calls that
+the family writes are accepted.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _grammar(
 
 
 def _check(dialect: ModelDialect, answer: str) -> None:
-    """The answer is calls, and nothing else, that fit their tools' schemas and needed no repair."""
+    """The answer consists of calls that match their schemas and needed no repair."""
     calls = told(dialect, _TOOLS, answer)
     assert calls, answer
     for call in calls:
@@ -147,25 +147,25 @@ def _check(dialect: ModelDialect, answer: str) -> None:
         jsonschema.validate(arguments, _SCHEMAS[name], format_checker=jsonschema.FormatChecker())
 
 
-# whose thought has no end at random
+# at random, its thoughts do not end
 @pytest.mark.parametrize("family", [name for name in _CONSTRAINED if name != "harmony"])
 @pytest.mark.parametrize("seed", range(2))
-def test_what_is_drawn_at_random_is_read_as_calls_that_fit_their_schemas(
-    family: str, seed: int
-) -> None:
+def test_random_samples_are_read_as_calls_that_match_their_schemas(family: str, seed: int) -> None:
     dialect = _dialect(family)
     _check(dialect, random_answer(_grammar(dialect, ToolChoice(mode="required")).text, seed=seed))
 
 
 @pytest.mark.parametrize("family", _AS_TOKENS)
 @pytest.mark.parametrize("seed", range(2))
-def test_so_it_is_where_markers_are_tokens(family: str, seed: int) -> None:
+def test_random_samples_with_markers_as_tokens_are_read_as_such_calls(
+    family: str, seed: int
+) -> None:
     dialect = _dialect(family, as_tokens=True)
     _check(dialect, random_answer(_grammar(dialect, ToolChoice(mode="required")).text, seed=seed))
 
 
 @pytest.mark.parametrize("family", [name for name in _CONSTRAINED if name != "harmony"])
-def test_what_a_family_writes_fits_its_grammar(family: str) -> None:
+def test_the_calls_that_a_family_writes_match_its_grammar(family: str) -> None:
     dialect = _dialect(family)
     grammar = _grammar(dialect, ToolChoice(mode="required")).text
     for calls in ([_WEATHER], _CALLS):
@@ -179,7 +179,7 @@ def test_what_a_family_writes_fits_its_grammar(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["hermes", "mistral_v13", "kimi_k2", "deepseek_v31", "lfm2"])
-def test_a_held_call_may_escape_characters_of_its_strings(family: str) -> None:
+def test_a_constrained_call_may_escape_characters_in_strings(family: str) -> None:
     dialect, tool = (
         _dialect(family),
         _tool("find", {"city": {"type": "string", "maxLength": 8}}, "city"),
@@ -192,7 +192,7 @@ def test_a_held_call_may_escape_characters_of_its_strings(family: str) -> None:
     assert told(dialect, [tool], escaped) == [("find", {"city": "Zürich 🙂"}, ())]
 
 
-def test_only_tools_that_a_choice_holds_to_their_schemas_are_held() -> None:
+def test_only_the_tools_that_a_choice_holds_to_their_schemas_are_constrained() -> None:
     dialect = _dialect("hermes")
     grammar = _grammar(dialect, ToolChoice(held=("get_weather",)), settings=ToolsSettings()).text
     assert accepts(grammar, _written(dialect, _WEATHER))
@@ -203,7 +203,7 @@ def test_only_tools_that_a_choice_holds_to_their_schemas_are_held() -> None:
 
 
 @pytest.mark.parametrize("family", _MARKED)
-def test_a_model_that_may_call_or_not_is_held_to_the_schema_when_it_calls(family: str) -> None:
+def test_optional_calls_are_held_to_their_schemas(family: str) -> None:
     dialect = _dialect(family)
     grammar = _grammar(dialect, ToolChoice()).text
     written = _written(dialect, _WEATHER)
@@ -216,15 +216,15 @@ def test_a_model_that_may_call_or_not_is_held_to_the_schema_when_it_calls(family
 
 
 @pytest.mark.parametrize("family", _MARKED)
-def test_without_parallel_calls_there_is_one(family: str) -> None:
+def test_without_parallel_calls_an_answer_has_one_call(family: str) -> None:
     dialect = _dialect(family)
     grammar = _grammar(dialect, ToolChoice(mode="required", parallel=False)).text
     assert accepts(grammar, _written(dialect, _WEATHER))
     assert not accepts(grammar, _written(dialect, _WEATHER, Call("list_all", {})))
 
 
-def test_tools_that_are_too_many_together_are_refused_in_one_short_sentence() -> None:
-    # Each is fine alone; it takes so many to come to more than a grammar may be.
+def test_too_many_tools_are_refused_in_one_short_sentence() -> None:
+    # Each tool is fine alone; only this many exceed the size of a grammar.
     listed = [[f"value {number} of {place}" for number in range(60)] for place in range(8)]
     tools = [
         _tool(
@@ -242,7 +242,7 @@ def test_tools_that_are_too_many_together_are_refused_in_one_short_sentence() ->
 
 @pytest.mark.parametrize("family", _CONSTRAINED)
 @pytest.mark.parametrize("mode", ["required", "auto"])
-def test_all_tools_of_an_agent_are_not_too_many(
+def test_the_tools_of_an_agent_are_not_too_many(
     family: str, mode: Literal["required", "auto"]
 ) -> None:
     tools = [
@@ -264,7 +264,7 @@ def test_a_named_tool_is_the_only_one_that_is_called() -> None:
     )
 
 
-def test_some_tools_are_allowed_and_their_arguments_are_free() -> None:
+def test_a_choice_of_tools_leaves_their_arguments_unconstrained() -> None:
     dialect = _dialect("hermes", as_tokens=True)
     grammar = _grammar(dialect, ToolChoice(names=("get_weather",)), settings=ToolsSettings()).text
     assert accepts(grammar, "Hello!")
@@ -274,7 +274,7 @@ def test_some_tools_are_allowed_and_their_arguments_are_free() -> None:
     assert not accepts(grammar, '<tool_call>\n{"name": "list_all", "arguments": {}}\n</tool_call>')
 
 
-def test_without_anything_asked_for_calls_are_not_constrained() -> None:
+def test_calls_are_not_constrained_by_default() -> None:
     assert _grammar(_dialect("hermes"), ToolChoice(), settings=ToolsSettings()) == AnswerGrammar()
 
 
@@ -297,16 +297,17 @@ def test_a_strict_tool_is_held_to_its_schema_and_others_to_their_names() -> None
     )
 
 
-def test_no_call_is_possible_where_none_is_wanted() -> None:
+def test_tool_choice_none_makes_calls_impossible() -> None:
     choice = ToolChoice(mode="none")
     banned = _grammar(_dialect("hermes", as_tokens=True), choice)
     assert (banned.text, banned.banned_token_ids) == ("", (demo_token_ids()["<tool_call>"],))
+    assert _grammar(_dialect("muse_spark", as_tokens=True), choice) == AnswerGrammar()
     grammar = _grammar(_dialect("minimax_m2"), choice).text
     assert accepts(grammar, "Hello <minimax> you")
     assert not accepts(grammar, "Hello <minimax:tool_call> you")
 
 
-def test_an_answer_of_a_form_may_be_a_call_instead() -> None:
+def test_an_answer_with_a_format_may_be_a_call_instead() -> None:
     form = OutputFormat(
         kind="json_schema", schema={"type": "object", "properties": {"x": {"type": "integer"}}}
     )
@@ -332,13 +333,13 @@ def test_messages_in_channels_have_their_headers() -> None:
     assert not accepts(said, '{"a": 1}')
 
 
-def test_a_call_that_cannot_be_enforced_is_refused_and_not_ignored() -> None:
+def test_a_required_call_that_cannot_be_enforced_is_refused() -> None:
     with pytest.raises(InvalidRequest) as caught:
         _grammar(ModelDialect(), ToolChoice(mode="required"))
     assert caught.value.field == "tool_choice"
 
 
-def test_a_keyword_that_no_grammar_enforces_is_told_or_refused_when_it_is_strict() -> None:
+def test_an_unenforceable_keyword_is_reported_or_refused_if_the_tool_is_strict() -> None:
     tool = _tool(
         "tags", {"names": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}}
     )
@@ -353,6 +354,6 @@ def test_a_keyword_that_no_grammar_enforces_is_told_or_refused_when_it_is_strict
     assert "uniqueItems" in str(caught.value)
 
 
-def test_grammars_are_what_llguidance_reads_as_json() -> None:
+def test_a_grammar_is_the_json_of_llguidance() -> None:
     text = _grammar(_dialect("hermes"), ToolChoice(mode="required")).text
     assert [each["name"] for each in json.loads(text)["grammars"]] == ["answer"]

@@ -1,5 +1,5 @@
-"""Schemas before a grammar is made of them: what is refused with its place, what is left out, what
-would explode.
+"""Schemas are checked before they become grammars: what is refused with its place, what is left
+out, and what would explode.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _inside(node: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("schema", [*AGENTS.values(), *OWN.values()], ids=[*AGENTS, *OWN])
-def test_what_agents_and_others_send_is_enforced_in_full(schema: Any) -> None:
+def test_the_schemas_of_agents_and_others_are_fully_enforced(schema: Any) -> None:
     assert _checked(schema).unenforced == ()
 
 
@@ -80,7 +80,7 @@ def test_what_agents_and_others_send_is_enforced_in_full(schema: Any) -> None:
         ({"type": "object", "required": ["c"], "additionalProperties": False}, "required"),
     ],
 )
-def test_what_no_grammar_enforces_is_named_with_its_place_or_left_out(
+def test_an_unenforceable_keyword_is_refused_with_its_place_or_left_out(
     node: Any, keyword: str
 ) -> None:
     fault = _fault(_inside(node))
@@ -91,7 +91,7 @@ def test_what_no_grammar_enforces_is_named_with_its_place_or_left_out(
     assert not _takes(_inside(node), {"a": 1}, strict=False)
 
 
-def test_the_place_of_a_fault_behind_a_reference_is_the_clients() -> None:
+def test_the_place_of_a_fault_in_a_definition_is_the_one_in_the_clients_schema() -> None:
     schema = {
         "$ref": "#/definitions/x",
         "definitions": {"x": _inside({"type": "string", "minLength": 3, "maxLength": 2})},
@@ -125,7 +125,7 @@ def test_the_place_of_a_fault_behind_a_reference_is_the_clients() -> None:
         },
     ],
 )
-def test_what_says_nothing_is_no_reason_to_refuse(node: Any) -> None:
+def test_unsupported_keywords_without_effect_are_accepted(node: Any) -> None:
     assert _checked(_inside(node)).unenforced == ()
 
 
@@ -142,7 +142,7 @@ def test_a_schema_that_no_finite_value_fits_is_refused(schema: Any) -> None:
     assert "no finite value" in _fault(schema).reason
 
 
-def test_objects_have_the_properties_that_they_declare_unless_they_say_otherwise() -> None:
+def test_objects_have_only_their_declared_properties_by_default() -> None:
     closed = {"type": "object", "properties": {"a": {"type": "integer"}}}
     assert not _takes(closed, {"b": 1})
     assert _takes({**closed, "additionalProperties": True}, {"b": 1})
@@ -151,11 +151,11 @@ def test_objects_have_the_properties_that_they_declare_unless_they_say_otherwise
     assert _takes(both, {"a": 1, "b": 1})
 
 
-def test_overlapping_branches_of_one_of_are_taken_as_any_of() -> None:
+def test_overlapping_branches_of_one_of_count_as_any_of() -> None:
     assert _takes({"oneOf": [{"type": "string"}, {"type": "string", "minLength": 2}]}, "abc")
 
 
-def test_a_clients_own_options_for_the_grammar_are_no_part_of_the_schema() -> None:
+def test_a_client_cannot_set_options_of_the_grammar() -> None:
     schema = {
         "type": "object",
         "x-guidance": {"whitespace_pattern": " *"},
@@ -217,7 +217,7 @@ def test_a_schema_that_explodes_is_refused_or_left_unenforced(name: str) -> None
     assert unenforced
 
 
-def test_what_is_no_schema_is_refused() -> None:
+def test_a_value_that_is_not_a_schema_is_refused() -> None:
     assert _fault({"type": "object", "properties": []}).place == "#/properties"
     assert _fault({"type": "object", "properties": {"a": 1}}).place == "#/properties/a"
     assert _fault({"anyOf": {}}).place == "#/anyOf"
@@ -234,7 +234,7 @@ def test_what_is_no_schema_is_refused() -> None:
         {"items": {"type": "integer"}, "const": [-1e30]},
     ],
 )
-def test_the_least_integer_of_64_bits_which_overflows_the_stack_of_llguidance_never_gets_there(
+def test_integers_that_overflow_the_stack_of_llguidance_never_reach_it(
     schema: Any,
 ) -> None:
     assert "below what 64 bits hold" in _fault(schema).reason
@@ -243,7 +243,9 @@ def test_the_least_integer_of_64_bits_which_overflows_the_stack_of_llguidance_ne
 
 @pytest.mark.parametrize("keyword", PLAIN)
 @pytest.mark.parametrize("value", [None, True, 5, 1.5, "a", [5], [[]], {}])
-def test_a_keyword_with_a_value_of_any_type_is_no_error_of_ours(keyword: str, value: Any) -> None:
+def test_a_keyword_with_a_value_of_any_type_causes_no_internal_error(
+    keyword: str, value: Any
+) -> None:
     for beside in (
         {},
         {"type": "object", "properties": {"a": {}}},
@@ -255,7 +257,7 @@ def test_a_keyword_with_a_value_of_any_type_is_no_error_of_ours(keyword: str, va
 
 
 @pytest.mark.parametrize("kind", ["integer", "number"])
-def test_bounds_beyond_64_bits_are_the_last_that_can_be_told_apart(kind: str) -> None:
+def test_bounds_beyond_64_bits_become_the_last_exact_ones(kind: str) -> None:
     schema = {"type": kind, "minimum": -(2**63), "maximum": 18446744073709551615}
     for value in (-(10**18), -1, 0, 5, 10**18):
         assert _takes(schema, value)
@@ -359,7 +361,7 @@ _OF_FORMATS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", _OF_FORMATS)
-def test_a_format_takes_what_is_right_and_nothing_else(name: str) -> None:
+def test_a_string_format_accepts_valid_values_only(name: str) -> None:
     grammar = grammar_text(
         f"start: {json_value(_checked({'type': 'string', 'format': name}).schema)}"
     )
@@ -376,7 +378,7 @@ def test_a_format_and_a_pattern_both_hold() -> None:
 
 
 @given(st.integers(1, 9999), st.integers(0, 13), st.integers(0, 32))
-def test_a_date_is_one_of_the_calendar(year: int, month: int, day: int) -> None:
+def test_a_date_exists_in_the_calendar(year: int, month: int, day: int) -> None:
     text = f"{year:04}-{month:02}-{day:02}"
     try:
         date.fromisoformat(text)
@@ -392,7 +394,7 @@ def test_a_date_is_one_of_the_calendar(year: int, month: int, day: int) -> None:
         max_size=16,
     )
 )
-def test_an_address_is_one_that_python_reads(pieces: list[str]) -> None:
+def test_an_ip_address_is_one_that_python_parses(pieces: list[str]) -> None:
     for text in ("".join(pieces), ":".join(pieces)):
         try:
             ipaddress.IPv6Address(text)
@@ -404,7 +406,7 @@ def test_an_address_is_one_that_python_reads(pieces: list[str]) -> None:
 
 @st.composite
 def _written(draw: st.DrawFn) -> tuple[str, str]:
-    """A text, and JSON of it in which any character may be escaped."""
+    """A text, and its JSON, in which any character may be escaped."""
     text = draw(st.text(st.sampled_from('aZü/"\\\n\x01\x7f東🙂'), max_size=6))
     written = ""
     for character in text:
@@ -423,7 +425,7 @@ def _written(draw: st.DrawFn) -> tuple[str, str]:
 
 @settings(max_examples=60)
 @given(_written(), st.integers(0, 4), st.integers(0, 4))
-def test_any_character_of_a_string_may_be_escaped_and_counts_as_one(
+def test_any_character_of_a_string_may_be_escaped_and_counts_once(
     said: tuple[str, str], least: int, more: int
 ) -> None:
     text, written = said
@@ -433,7 +435,7 @@ def test_any_character_of_a_string_may_be_escaped_and_counts_as_one(
 
 
 @pytest.mark.parametrize("half", ["\\ud83d", "\\ude00", "\\ud83dx", "\\ude00\\ud83d"])
-def test_half_of_a_character_is_none(half: str) -> None:
+def test_half_of_a_surrogate_pair_is_not_a_character(half: str) -> None:
     assert not accepts(grammar_text(f"start: {json_value({'type': 'string'})}"), f'"{half}"')
 
 
@@ -482,7 +484,7 @@ _SPELLINGS = (
 
 
 @pytest.mark.parametrize("kind", _NAMES)
-def test_an_object_whose_names_are_escaped_fits_its_schema_or_is_not_accepted(kind: str) -> None:
+def test_an_object_with_escaped_names_matches_its_schema_or_is_refused(kind: str) -> None:
     schema = {"type": "object", **_NAMES[kind]}
     grammar = grammar_text(f"start: {json_value(_checked(schema).schema)}")
     firsts = itertools.product(_SPELLINGS[::2], ("1", '"x"'))
@@ -492,7 +494,7 @@ def test_an_object_whose_names_are_escaped_fits_its_schema_or_is_not_accepted(ki
             jsonschema.validate(json.loads(text), schema)
 
 
-def test_names_of_one_kind_leave_strings_their_escapes() -> None:
+def test_strings_keep_their_escapes_if_names_cannot_be_confused() -> None:
     closed = {
         "type": "object",
         "properties": {"city": {"type": "string"}},

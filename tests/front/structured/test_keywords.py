@@ -1,4 +1,4 @@
-"""What a pattern and a schema cost, before a grammar is built."""
+"""The cost of patterns and schemas is known before a grammar is built."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from holdfast.front.structured.keywords import alternatives, pattern_fault, repe
         ("(a|b)*c+", 3),
     ],
 )
-def test_counted_repetitions_multiply_where_they_are_nested(pattern: str, characters: int) -> None:
+def test_nested_repetitions_multiply(pattern: str, characters: int) -> None:
     assert repetitions(pattern) == characters
 
 
-def test_two_long_parts_are_no_product() -> None:
+def test_repetitions_in_sequence_do_not_multiply() -> None:
     assert pattern_fault("^[a-z]{1,200}-[a-z]{1,200}$") == ""
     assert pattern_fault("([a-z]{1,200}-){1,200}")
     assert pattern_fault("x" * 3000)

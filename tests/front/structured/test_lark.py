@@ -1,4 +1,4 @@
-"""What a schema says of a string, as patterns of the whole string."""
+"""Schemas of strings become patterns that match the whole string."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_pattern_matches_anywhere_unless_it_is_anchored(pattern: str) -> None:
 @pytest.mark.parametrize(
     "node", [{"pattern": "(^a)"}, {"pattern": "a$b"}, {"format": "duration"}, {"maxLength": 20_000}]
 )
-def test_what_no_pattern_says_is_told(node: dict[str, Any]) -> None:
+def test_keywords_that_no_pattern_expresses_are_reported(node: dict[str, Any]) -> None:
     assert content_of(node)[1] == next(iter(node))
 
 
@@ -61,7 +61,7 @@ def test_what_no_pattern_says_is_told(node: dict[str, Any]) -> None:
         ("uri", ("https://example.org/a?b=c#d",), ("example.org", "https://a b")),
     ],
 )
-def test_formats_take_what_is_right(
+def test_formats_accept_valid_values_only(
     name: str, right: tuple[str, ...], wrong: tuple[str, ...]
 ) -> None:
     (found,), _ = content_of({"type": "string", "format": name})
@@ -69,7 +69,7 @@ def test_formats_take_what_is_right(
     assert not any(re.fullmatch(found, text) for text in wrong)
 
 
-def test_lengths_and_listed_values_are_said_too() -> None:
+def test_lengths_and_listed_values_become_patterns() -> None:
     found, _ = content_of({"minLength": 2, "maxLength": 3, "pattern": "a"})
     assert [
         all(re.fullmatch(each, text) for each in found)

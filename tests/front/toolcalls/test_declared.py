@@ -1,5 +1,5 @@
-"""What a model wrote as plain text gets the type that the tool's schema names; what fits no type
-stays the text it is.
+"""Values that a model wrote as plain text get the type of the tool's schema. What fits no type
+stays text.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def test_numbers_and_json_keep_the_spelling_of_the_model(raw: str) -> None:
 @pytest.mark.parametrize(
     "schema", [None, [], {"properties": 3}, {"properties": {"text": [], "count": {"type": 3}}}]
 )
-def test_a_schema_without_sense_says_nothing(schema: Any) -> None:
+def test_a_malformed_schema_allows_any_type(schema: Any) -> None:
     assert ParameterTypes(schema).of("text") == frozenset()
 
 
@@ -90,7 +90,7 @@ def test_a_schema_without_sense_says_nothing(schema: Any) -> None:
     raw=st.text(alphabet="{}[]()\"'\\,: \nnulltrue0123-.", max_size=40),
     types=st.sets(st.sampled_from(sorted(JSON_TYPES | {"string"}))),
 )
-def test_any_text_gives_valid_json(raw: str, types: set[str]) -> None:
+def test_every_text_becomes_valid_json(raw: str, types: set[str]) -> None:
     given = typed(raw, frozenset(types)).json
     json.loads(given, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert given.encode() == given.encode("utf-8", "surrogatepass"), (
@@ -112,12 +112,12 @@ values = st.recursive(
 
 
 @given(value=values)
-def test_a_value_as_python_or_json_writes_it_is_read_as_itself(value: object) -> None:
+def test_a_value_written_as_python_or_json_is_read_back(value: object) -> None:
     for text in (repr(value), json.dumps(value), json.dumps(value, ensure_ascii=False)):
         read = whole(text)
         assert read is not None, text
         assert json.loads(read) == value
 
 
-def test_escapes_of_json_and_python_are_read_and_others_stay() -> None:
+def test_escapes_of_json_and_python_are_replaced_and_others_stay() -> None:
     assert unescaped(r"a\n\t\"\/\\ \ud83d\ude42 \x41 \U0001F642 \d") == 'a\n\t"/\\ 🙂 A 🙂 \\d'

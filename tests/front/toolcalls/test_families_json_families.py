@@ -1,6 +1,4 @@
-"""Calls of the families that write them as JSON: read back as they are written, however cut, and
-mended where models err.
-"""
+"""Calls written as JSON are read back, however they are cut, and repaired where models err."""
 
 from __future__ import annotations
 
@@ -63,7 +61,7 @@ def read(text: str, name: str = "hermes", *, tokens: bool = True) -> WholeAnswer
 
 @pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "text"])
 @pytest.mark.parametrize("name", NAMES)
-def test_calls_come_back_as_they_were_written(name: str, tokens: bool) -> None:
+def test_written_calls_are_read_back(name: str, tokens: bool) -> None:
     found = read("\n" + FAMILIES[name].write(CALLS), name, tokens=tokens)
     assert [(call.name, call.arguments) for call in found.calls] == [
         (call.name, call.arguments) for call in CALLS
@@ -72,7 +70,7 @@ def test_calls_come_back_as_they_were_written(name: str, tokens: bool) -> None:
 
 
 @given(name=st.sampled_from(NAMES), given=arguments, at=cuts)
-def test_any_arguments_come_back_however_the_text_is_cut(
+def test_any_arguments_are_read_back_however_the_text_is_cut(
     name: str, given: dict[str, object], at: list[int]
 ) -> None:
     model = dialect(name, tokens=True)
@@ -89,7 +87,7 @@ def test_any_arguments_come_back_however_the_text_is_cut(
 
 @pytest.mark.parametrize(("text", "repairs"), MISTAKEN_CALLS)
 @pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "text"])
-def test_a_mistaken_call_is_mended_and_the_repair_named(
+def test_a_malformed_call_is_repaired_and_the_repair_is_named(
     text: str, repairs: tuple[str, ...], tokens: bool
 ) -> None:
     found = read(text, tokens=tokens)
@@ -98,7 +96,7 @@ def test_a_mistaken_call_is_mended_and_the_repair_named(
 
 
 @pytest.mark.parametrize(("written", "arguments", "repairs"), MISTAKEN_ARGUMENTS)
-def test_mistaken_arguments_are_mended_as_they_come(
+def test_malformed_arguments_are_repaired_while_they_stream(
     written: str, arguments: dict[str, object], repairs: tuple[str, ...]
 ) -> None:
     found = read(f'<tool_call>{{"name": "write_file", "arguments": {written}}}</tool_call>')
@@ -111,7 +109,7 @@ def test_several_objects_in_one_pair_are_several_calls() -> None:
     assert len(read(f"<tool_call>{one}\n{one}, {one}</tool_call>").calls) == 3
 
 
-def test_a_marker_in_a_string_that_goes_on_is_a_part_of_it() -> None:
+def test_a_marker_inside_a_string_belongs_to_the_string() -> None:
     text = (
         '<tool_call>{"name": "write_file", "arguments": {"text": "a </tool_call> b"}}</tool_call>'
     )
@@ -130,7 +128,7 @@ def test_a_marker_in_a_string_that_goes_on_is_a_part_of_it() -> None:
         '<tool_call>{"name": "get_weather", "arguments": [1]}</tool_call>',
     ],
 )
-def test_what_is_no_call_is_text(text: str) -> None:
+def test_text_that_is_not_a_call_stays_text(text: str) -> None:
     found = read(text)
     assert found.text == text and found.calls == ()
 
@@ -151,7 +149,7 @@ def test_other_forms_of_a_family_are_read(name: str, text: str, repairs: tuple[s
     assert (found.text, found.repairs) == ("", repairs)
 
 
-def test_long_arguments_cost_what_they_are_long() -> None:
+def test_long_arguments_do_not_hold_back_more_text() -> None:
     steps = {}
     for length in (2_000, 20_000):
         reader = AnswerReader(dialect("hermes", tokens=True), tools=TOOLS)

@@ -1,4 +1,4 @@
-"""Each family reads what it writes, however it was cut, and turns nothing that is no call into one."""
+"""Each family reads the calls that it writes, however they are cut, and nothing else as a call."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ FRAGMENTS = [
     ")",
     ", ",
 ]
-# What ends a value and a call is the end of both: no reader can tell.
+# Such a string ends the value and the call: no reader can tell it from the markup.
 strings = (
     st.lists(st.sampled_from(FRAGMENTS), max_size=8)
     .map("".join)
@@ -104,7 +104,7 @@ calls = st.lists(
 
 
 def dialect_of(name: str, *, as_tokens: bool) -> ModelDialect:
-    """A model of the family, whose markers are tokens or text."""
+    """A model of the family with markers as tokens or as text."""
     family = MARKUP_FAMILIES[name]
     single = [
         mark
@@ -134,7 +134,7 @@ def test_a_family_reads_what_it_writes_however_it_is_cut(
 @pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=12)
 @given(data=st.data(), places=st.lists(st.integers(0, 1000), max_size=6), as_tokens=st.booleans())
-def test_any_text_is_read_the_same_however_it_is_cut_and_none_is_lost(
+def test_any_text_is_read_the_same_however_it_is_cut_and_no_text_is_lost(
     name: str, data: st.DataObject, places: list[int], as_tokens: bool
 ) -> None:
     family = MARKUP_FAMILIES[name]
@@ -161,7 +161,9 @@ def test_any_text_is_read_the_same_however_it_is_cut_and_none_is_lost(
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), [*RECORDED, *MISTAKES])
-def test_an_answer_is_read_as_it_was_meant(name: str, text: str, expected: list[Any]) -> None:
+def test_recorded_answers_and_mistakes_are_read_as_expected(
+    name: str, text: str, expected: list[Any]
+) -> None:
     for as_tokens in (False, True):
         for places in (
             [],
@@ -197,7 +199,7 @@ HAS_ITEM: dict[str, Any] = {"type": "object", "properties": {"item": {"type": "s
         ({"type": "object"}, [("item", "alpha"), ("item", "beta")], ["alpha", "beta"]),
     ],
 )
-def test_tags_called_item_are_an_array_where_the_schema_allows_one_or_an_object_would_lose_some(
+def test_item_tags_are_an_array_if_the_schema_allows_one_or_an_object_would_lose_values(
     schema: dict[str, Any], tags: list[tuple[str, str]], value: Any
 ) -> None:
     mark = NestedTags().mark
@@ -219,15 +221,13 @@ def test_every_family_has_a_recorded_answer() -> None:
 
 
 STREAMED = [name for name in FAMILIES if name not in ("lfm2", "gemma4")]
-"""Families whose strings are given as they come; the others' values once they are there."""
+"""Families whose strings stream; the values of the others arrive as a whole."""
 
 
 def begun_arguments(
     dialect: ModelDialect, encoded: str, *, ends: bool = False, cut: bool = False
 ) -> tuple[str, bool]:
-    """The arguments that are given of the first call when so much of an answer has come, and
-    whether it has ended.
-    """
+    """The arguments of the first call after this part of an answer, and whether the call has ended."""
     reader = AnswerReader(dialect, tools=DeclaredTools(WEATHER))
     parts = [*reader.push(encoded), *(reader.flush(cut=cut) if ends else ())]
     return "".join(part.text for part in parts if isinstance(part, CallArguments)), any(
@@ -237,7 +237,7 @@ def begun_arguments(
 
 @pytest.mark.parametrize("as_tokens", [False, True])
 @pytest.mark.parametrize("name", STREAMED)
-def test_strings_are_given_as_they_come(name: str, as_tokens: bool) -> None:
+def test_strings_stream(name: str, as_tokens: bool) -> None:
     city = 'A "long" name\nof a city, which takes some time to write. ' * 4
     text = MARKUP_FAMILIES[name].write([Call("get_weather", {"city": city})])
     so_far = text[: text.index("takes some", len(text) // 2)]
@@ -250,7 +250,7 @@ def test_strings_are_given_as_they_come(name: str, as_tokens: bool) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_call_that_is_cut_off_does_not_end_and_what_was_given_stands(name: str) -> None:
+def test_a_call_that_is_cut_off_does_not_end_and_keeps_its_arguments(name: str) -> None:
     text = MARKUP_FAMILIES[name].write(
         [Call("get_weather", {"city": "Rome < </p", "days": 3, "opt": {"a": [1]}})]
     )
@@ -268,7 +268,7 @@ def test_a_call_that_is_cut_off_does_not_end_and_what_was_given_stands(name: str
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), RECORDED)
-def test_calls_that_are_not_wanted_are_text(name: str, text: str, expected: list[Any]) -> None:
+def test_calls_are_text_if_no_calls_are_read(name: str, text: str, expected: list[Any]) -> None:
     said = told(dialect_of(name, as_tokens=True), WEATHER, text, reads_calls=False)
     assert all(isinstance(part, str) or part[0] == "thought" for part in said)
     assert [part for part in said if not isinstance(part, str)] == [
@@ -297,7 +297,7 @@ CALL = "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter
 @pytest.mark.parametrize(
     "marker_ids", [{}, {"<tool_call>": 1, "</tool_call>": 2, "<think>": 3, "</think>": 4}]
 )
-def test_a_thought_may_speak_of_calls_and_end_with_one(
+def test_a_thought_may_mention_calls_and_end_with_one(
     thought: str, said: list[Any] | None, marker_ids: dict[str, int]
 ) -> None:
     dialect = ModelDialect(
@@ -311,9 +311,7 @@ def test_a_thought_may_speak_of_calls_and_end_with_one(
 
 @pytest.mark.parametrize("filler", ["[", "{", '{"a":', "<item>", "]<]minimax[>[<item>", "("])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_brackets_without_an_end_give_arguments_that_a_client_can_read(
-    name: str, filler: str
-) -> None:
+def test_endless_brackets_become_arguments_that_a_client_can_parse(name: str, filler: str) -> None:
     text = (
         MARKUP_FAMILIES[name]
         .write([Call("get_weather", {"opt": {"a": ["XX"]}})])

@@ -1,4 +1,4 @@
-"""Markers that are tokens are one character each, in what is read and in the data it is read by."""
+"""Markers that are tokens become one character each, in answers and in the data of families."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_text_comes_back_from_its_encoding(text: str) -> None:
     assert not any(mark in encoded for mark in ("<think>", "<thinking>", "[ARGS]"))
 
 
-def test_of_two_markers_at_a_place_the_longer_one_counts() -> None:
+def test_the_longer_of_two_markers_at_a_place_counts() -> None:
     assert MARKERS.encode("<thinking>") == MARKERS.characters[8]
     assert (
         is_marker(MARKERS.encode("<think>ing>")) and not is_marker("<think>") and not is_marker("")
