@@ -34,7 +34,6 @@ from holdfast.front.fleet.catalog import Catalog, CatalogEntry, catalog_of
 from holdfast.front.fleet.residency import Residency
 from holdfast.front.fleet.slot import ModelFiles
 from holdfast.front.run.running_servers import (
-    ReadyModel,
     ReadyServer,
     RunningServer,
     announce,
@@ -267,7 +266,7 @@ class Front:
             url=url,
             model=first.id,
             info=first.info,
-            models=tuple(ReadyModel(name=status.id, state=status.state) for status in statuses),
+            models={status.id: status.state for status in statuses},
             ready_seconds=time.monotonic() - self._started_at,
             needs_key=needs_key,
             store_folder=self._settings.store.folder,

@@ -14,7 +14,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -122,21 +122,13 @@ def _claimed(environ: Mapping[str, str]) -> Claim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadyModel:
-    """One of the served models."""
-
-    name: str
-    state: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyServer:
     """What a user needs to know when the server is ready."""
 
     url: str
     model: str  # the first one, for requests without a model
     info: ModelInfo | None  # of the first model; None: not loaded yet
-    models: tuple[ReadyModel, ...] = ()
+    models: Mapping[str, str] = field(default_factory=dict)  # name → state
     ready_seconds: float
     needs_key: bool
     store_folder: str  # empty: the cache is in RAM only
@@ -206,11 +198,12 @@ def _rows(ready: ReadyServer) -> list[tuple[str, str]]:
 def _names(ready: ReadyServer) -> str:
     """The first models, with their state unless it is `unloaded`."""
     shown = [
-        model.name + ("" if model.state == "unloaded" else f" ({model.state})")
-        for model in ready.models[:_MAX_SHOWN_MODELS]
+        name if state == "unloaded" else f"{name} ({state})"
+        for name, state in list(ready.models.items())[:_MAX_SHOWN_MODELS]
     ]
-    more = len(ready.models) - len(shown)
-    return ", ".join([*shown, *([f"{more:,} more"] if more else [])])
+    if more := len(ready.models) - len(shown):
+        shown.append(f"{more:,} more")
+    return ", ".join(shown)
 
 
 def _store(ready: ReadyServer) -> str:
