@@ -40,9 +40,8 @@ from holdfast.front.server.dialect import (
     operation,
 )
 from holdfast.front.server.guard import LOCAL_ORIGIN, ForwardedAddresses, Guard, trusted_networks
-from holdfast.front.server.in_progress import disconnected
 from holdfast.front.server.request import json_response
-from holdfast.front.server.services import Services, named_model, served_models
+from holdfast.front.server.services import Services, disconnected, named_model, served_models
 from holdfast.front.tokens import TOKENS
 from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.request_log import RECORD, UNKNOWN_ROUTE, RequestRecord, write_line

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from holdfast.front.anthropic.answer import MessageEvent, MessagesAnswer
+from holdfast.front.server.access import Seal
 from holdfast.front.server.answers import TokenCounts, WholeChoice
 from holdfast.front.server.problem import Problem
-from holdfast.front.server.sealing import Seal
 from holdfast.wire.events import FinishReason
 from holdfast.wire.output import (
     ChoiceFinished,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from holdfast.front.anthropic.conversation import Conversation, Turn, referenced_tools
+from holdfast.front.server.access import Seal
 from holdfast.front.server.problem import RequestRefused
-from holdfast.front.server.sealing import Seal
 
 SEAL = Seal()
 TURNS: TypeAdapter[list[Turn]] = TypeAdapter(list[Turn])

@@ -10,8 +10,8 @@ import pytest
 from holdfast.front.anthropic.answer import MessagesAnswer
 from holdfast.front.ollama.answer import ChatLines
 from holdfast.front.openai.answers import ChatAnswer
+from holdfast.front.server.access import Seal
 from holdfast.front.server.answers import AnswerFormat, TokenCounts, WholeChoice
-from holdfast.front.server.sealing import Seal
 from holdfast.front.toolcalls.call_format import Call
 from holdfast.wire.output import ChoiceFinished, OutputEvent
 from tests.fakes.family_bundles import bundle

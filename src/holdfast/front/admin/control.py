@@ -39,10 +39,15 @@ from holdfast.front.server.dialect import (
     response_of,
 )
 from holdfast.front.server.generation import FollowingResponse
-from holdfast.front.server.in_progress import ActiveRequest, RequestState, unless_disconnected
 from holdfast.front.server.problem import Problem, RequestRefused
 from holdfast.front.server.request import json_response, parse, read_body, read_json
-from holdfast.front.server.services import Services, named_model
+from holdfast.front.server.services import (
+    ActiveRequest,
+    RequestState,
+    Services,
+    named_model,
+    unless_disconnected,
+)
 from holdfast.wire.events import WaitReason
 
 POLL_SECONDS = 0.25

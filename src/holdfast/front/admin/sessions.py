@@ -30,7 +30,6 @@ from holdfast.front.server.dialect import (
 )
 from holdfast.front.server.dialect import operation as described
 from holdfast.front.server.fields import optional
-from holdfast.front.server.in_progress import unless_disconnected
 from holdfast.front.server.problem import invalid_field
 from holdfast.front.server.request import (
     body_pieces,
@@ -40,7 +39,7 @@ from holdfast.front.server.request import (
     read_body,
     tenant_in,
 )
-from holdfast.front.server.services import Services, first_model, is_waited_for
+from holdfast.front.server.services import Services, first_model, is_waited_for, unless_disconnected
 from holdfast.wire.sessions import (
     LONGEST_METADATA_KEY,
     LONGEST_METADATA_VALUE,

@@ -11,9 +11,9 @@ from msgspec import UNSET, Struct, UnsetType
 from pydantic_core import from_json
 
 from holdfast.errors import PromptTooLong
+from holdfast.front.server.access import Seal
 from holdfast.front.server.answers import AnswerFormat, Explanation, TokenCounts, WholeChoice
 from holdfast.front.server.problem import Problem
-from holdfast.front.server.sealing import Seal
 from holdfast.wire.output import (
     ChoiceFinished,
     OutputDelta,

@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, Tag, with_config
 from typing_extensions import TypedDict
 
 from holdfast.config import LimitsSettings
+from holdfast.front.server.access import Seal
 from holdfast.front.server.fields import (
     STRICT,
     TAG_MARK,
@@ -25,7 +26,6 @@ from holdfast.front.server.fields import (
     without_media,
 )
 from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
-from holdfast.front.server.sealing import Seal
 from holdfast.wire.output import separator
 from holdfast.wire.requests import CacheBreakpoint, ToolChoice
 

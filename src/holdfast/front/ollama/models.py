@@ -26,7 +26,6 @@ from holdfast.front.ollama.answer import OllamaAnswer, OllamaError, timestamp, w
 from holdfast.front.server.answers import EventWriter, StreamFormat
 from holdfast.front.server.dialect import Operation, answers_of, operation, request_of
 from holdfast.front.server.fields import STRICT, optional
-from holdfast.front.server.in_progress import unless_disconnected
 from holdfast.front.server.problem import (
     Problem,
     RequestRefused,
@@ -36,7 +35,7 @@ from holdfast.front.server.problem import (
     record_problem,
 )
 from holdfast.front.server.request import json_response, read_json
-from holdfast.front.server.services import Services, model_of, served_models
+from holdfast.front.server.services import Services, model_of, served_models, unless_disconnected
 from holdfast.models.download import ModelSource, hub_source
 from holdfast.telemetry.request_log import RECORD, RequestRecord
 

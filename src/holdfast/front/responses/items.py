@@ -16,6 +16,7 @@ import msgspec
 from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
+from holdfast.front.server.access import Seal
 from holdfast.front.server.fields import (
     STRICT,
     TextOrMany,
@@ -24,7 +25,6 @@ from holdfast.front.server.fields import (
     without_media,
 )
 from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
-from holdfast.front.server.sealing import Seal
 from holdfast.store.responses import Item
 from holdfast.wire.output import separator
 from holdfast.wire.requests import ChatPrompt, GenerationRequest, Thinking, ToolChoice

@@ -26,11 +26,9 @@ from holdfast.front.fleet.library import Library
 from holdfast.front.fleet.residency import Residency
 from holdfast.front.prompt.gateway import Gateway
 from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle, load_tokenizer_bundle
-from holdfast.front.server.access import KeyRing
+from holdfast.front.server.access import KeyRing, Seal
 from holdfast.front.server.dialect import Dialect
-from holdfast.front.server.in_progress import ActiveRequests
-from holdfast.front.server.sealing import Seal
-from holdfast.front.server.services import Services
+from holdfast.front.server.services import ActiveRequests, Services
 from holdfast.models.download import hub_cache_folder
 from holdfast.store.answers import AnswerFile
 from holdfast.store.folder import is_folder

@@ -31,12 +31,6 @@ from holdfast.front.server.answers import (
     explanation_of,
 )
 from holdfast.front.server.held_answers import HeldAnswer, RequestIdentity, identity_of
-from holdfast.front.server.in_progress import (
-    ActiveRequest,
-    disconnected,
-    unless_disconnected,
-    unless_first,
-)
 from holdfast.front.server.problem import problem_of, record_problem
 from holdfast.front.server.request import (
     extended,
@@ -45,8 +39,17 @@ from holdfast.front.server.request import (
     tenant_in,
     time_limit_in,
 )
-from holdfast.front.server.services import OutputStream, Services, is_waited_for
-from holdfast.front.server.streams import TimeLimit, open_streams
+from holdfast.front.server.services import (
+    ActiveRequest,
+    OutputStream,
+    Services,
+    TimeLimit,
+    disconnected,
+    is_waited_for,
+    open_streams,
+    unless_disconnected,
+    unless_first,
+)
 from holdfast.telemetry.request_log import (
     RECORD,
     AnswerRecord,

@@ -1,24 +1,46 @@
-"""The services that HTTP handlers work with, and how a client's model name is resolved."""
+"""What HTTP handlers work with: the services, the requests in progress, and the streams of their answers.
+
+It also resolves the model names of clients.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+import asyncio
+import contextlib
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
+
+import msgspec
+from starlette.types import Receive
 
 from holdfast.config import LimitsSettings, LogSettings, ServerSettings, StoreSettings
+from holdfast.errors import (
+    HoldfastError,
+    QueueFull,
+    TimeLimitExceeded,
+    WorkerUnavailable,
+)
 from holdfast.front.fleet.catalog import Catalog
 from holdfast.front.fleet.library import Library
 from holdfast.front.fleet.residency import ModelStatus, Residency
 from holdfast.front.prompt.dialects import DialectReport
 from holdfast.front.prompt.tokenize import Tokenizer
-from holdfast.front.server.access import AnswersAtOnce, Drain, KeyRing
-from holdfast.front.server.held_answers import HeldAnswers
-from holdfast.front.server.in_progress import ActiveRequests
-from holdfast.front.server.sealing import Seal
+from holdfast.front.server.access import AnswersAtOnce, Drain, KeyRing, Seal
+from holdfast.front.server.held_answers import HeldAnswer, HeldAnswers
+from holdfast.front.server.problem import RequestRefused
 from holdfast.store.responses import ResponseStore
 from holdfast.telemetry.metrics import Metrics
+from holdfast.telemetry.request_log import RequestRecord, current_record
 from holdfast.telemetry.traces import Traces
 from holdfast.wire.commands import PinnedPrefix
 from holdfast.wire.events import WorkerStatistics
@@ -31,6 +53,10 @@ from holdfast.wire.requests import (
     SamplingParams,
 )
 from holdfast.wire.sessions import SessionCommand, SessionInfo
+
+RequestState: TypeAlias = Literal["waiting", "reading", "writing", "abandoned"]
+_STOPPED = "the server stopped before the answer was done"
+_MOST_READY = 64  # events of several prompts that are buffered
 
 # Sends a session command to the worker of a model. Raises SessionRefused, UnknownModel, QueueFull
 # and WorkerUnavailable.
@@ -80,6 +106,105 @@ EncodeCall: TypeAlias = Callable[[GenerationRequest], Awaitable[EncodedPrompt]]
 EmbedCall: TypeAlias = Callable[[EmbeddingRequest], Awaitable[tuple[Embedding, ...]]]
 # Scores the relevance of each document for a query; raises like EmbedCall.
 RankCall: TypeAlias = Callable[[RankRequest], Awaitable[tuple[Relevance, ...]]]
+
+
+@dataclass(slots=True, eq=False)
+class ActiveRequest:
+    """A request in progress."""
+
+    id: str  # the request's id, with a number if several requests have the same one
+    record: RequestRecord
+    task: asyncio.Task[object]
+    is_cancelled: bool = False
+    thinker: OutputStream | None = None  # once the model has accepted the request
+    makes: HeldAnswer | None = None  # the answer that it generates and that a retry may get
+    follows: HeldAnswer | None = None  # the answer to an earlier request, which it gets instead
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether its answer is generated although no client is connected."""
+        return self.makes is not None and self.makes.clients == 0
+
+    @property
+    def state(self) -> RequestState:
+        """waiting: for its model or a place in the queue. reading: queued, or in prefill.
+        writing: in decode. abandoned: its client is gone, but a retry may get the answer.
+        """
+        if self.is_abandoned:
+            return "abandoned"
+        if self.follows is not None:
+            return "writing" if self.follows.next_place else "reading"
+        if self.record.answer is None:
+            return "waiting" if self.record.asked is not None else "reading"
+        return "reading" if self.record.answer.first_text_at is None else "writing"
+
+    def ended_by(self) -> HoldfastError:
+        """The error for its client after its task was cancelled, by an administrator or because the
+        server stops.
+        """
+        if self.is_cancelled:
+            return RequestRefused(
+                "the server's administrator has cancelled this request",
+                status=403,
+                code="request_cancelled",
+            )
+        return WorkerUnavailable(_STOPPED)
+
+
+class ActiveRequests:
+    """All requests in progress, the oldest first. Only call it from the event loop's thread."""
+
+    def __init__(self, *, on_change: Callable[[int], None] = lambda count: None) -> None:
+        """on_change: called with the number of requests whenever it has changed."""
+        self._active: dict[str, ActiveRequest] = {}
+        self._on_change = on_change
+
+    def __iter__(self) -> Iterator[ActiveRequest]:
+        return iter(tuple(self._active.values()))
+
+    @contextlib.contextmanager
+    def entered(self, record: RequestRecord) -> Iterator[ActiveRequest]:
+        """A context in which the current task answers this request."""
+        task = asyncio.current_task()
+        assert task is not None
+        active = ActiveRequest(self._free_id(record.request_id), record, task)
+        self._active[active.id] = active
+        self._on_change(len(self._active))
+        try:
+            with current_record(record):
+                yield active
+        finally:
+            del self._active[active.id]
+            self._on_change(len(self._active))
+
+    def answering(self, answer_id: str, *, key: str) -> ActiveRequest | None:
+        """The request of this API key whose answer has this id, if there is one."""
+        for each in self:
+            asked = each.record.asked
+            if asked is not None and asked.request_id == answer_id and each.record.key == key:
+                return each
+        return None
+
+    @property
+    def has_clients(self) -> bool:
+        """Whether any client is waiting for an answer."""
+        return not all(active.is_abandoned for active in self._active.values())
+
+    def cancel(self, request_id: str) -> ActiveRequest | None:
+        """End a request with an error for its client. None: there is no request with this id."""
+        found = self._active.get(request_id)
+        if found is not None and not found.is_cancelled:
+            found.is_cancelled = True
+            found.task.cancel()
+        return found
+
+    def _free_id(self, request_id: str) -> str:
+        number = 1
+        free = request_id
+        while free in self._active:
+            number += 1
+            free = f"{request_id}.{number}"
+        return free
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,3 +294,191 @@ def named_model(services: Services, name: str) -> ModelStatus:
 def first_model(services: Services) -> str:
     """The id of the model for requests that name none; empty if there is no model."""
     return next((entry.name for entry in services.catalog().entries), "")
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
+    """Run `work`, but cancel it if the client disconnects first.
+
+    Returns whether the work ended; raises its error.
+    """
+    return await unless_first(disconnected(receive), work)
+
+
+async def unless_first(other: Coroutine[Any, Any, None], work: Coroutine[Any, Any, None]) -> bool:
+    """Run `work`, but cancel it if `other` ends first.
+
+    Returns whether the work ended; raises its error.
+    """
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(other)
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+            return True
+        return False
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.wait((working, watching))
+
+
+async def disconnected(receive: Receive) -> None:
+    """Wait until the connection is closed."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def open_streams(
+    generate: GenerateCall, requests: Sequence[GenerationRequest]
+) -> OutputStream:
+    """Submit all requests; once all are accepted, return their events as one stream, with the
+    choices numbered consecutively.
+
+    Raises the first refusal after cancelling the requests that were accepted. A request that could
+    never fit into the queue raises RequestRefused.
+    """
+    try:
+        return await (
+            generate(requests[0]) if len(requests) == 1 else _open_many(generate, requests)
+        )
+    except QueueFull as full:
+        answers = sum(request.choices for request in requests)
+        if answers <= full.limit:
+            raise
+        field = "n" if len(requests) == 1 else "prompt"
+        message = (
+            f"`{field}`: {answers} answers in one request are more than may wait here "
+            f"({full.limit}); ask for fewer at once"
+        )
+        raise RequestRefused(message, code="request_too_large_for_queue", field=field) from full
+
+
+async def _open_many(generate: GenerateCall, requests: Sequence[GenerationRequest]) -> OutputStream:
+    tasks = [asyncio.create_task(generate(request)) for request in requests]
+    streams: list[OutputStream] = []
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in tasks:
+            if task.done():
+                task.result()
+        streams = [task.result() for task in tasks]
+    finally:
+        if not streams:
+            await _abandon(tasks)
+    return MergedStream(streams, requests[0].choices)
+
+
+async def _abandon(tasks: Sequence[asyncio.Task[OutputStream]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled() and task.exception() is None:
+            await task.result().aclose()
+
+
+class MergedStream:
+    """The events of several answers in order of arrival.
+
+    Choice i of prompt p has the index p · choices + i.
+    """
+
+    def __init__(self, streams: Sequence[OutputStream], choices: int) -> None:
+        self._streams = streams
+        self.prompt_tokens = sum(stream.prompt_tokens for stream in streams)
+        self.put_back_tokens = sum(stream.put_back_tokens for stream in streams)
+        self.dropped_tokens = sum(stream.dropped_tokens for stream in streams)
+        self.sampling = streams[0].sampling
+        self.breakpoints: tuple[PinnedPrefix, ...] = ()  # only for requests with one prompt
+        self.unenforced = tuple(
+            dict.fromkeys(place for stream in streams for place in stream.unenforced)
+        )
+        self._events: asyncio.Queue[OutputEvent | asyncio.Task[None]] = asyncio.Queue()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._readers = [
+            asyncio.create_task(self._read(stream, place * choices))
+            for place, stream in enumerate(streams)
+        ]
+        self._unfinished = len(streams)
+        for reader in self._readers:
+            reader.add_done_callback(self._events.put_nowait)
+
+    def __aiter__(self) -> MergedStream:
+        """Itself: it can be read once."""
+        return self
+
+    async def __anext__(self) -> OutputEvent:
+        """The next event of any of the answers; raises what one of them raises."""
+        while self._unfinished:
+            event = await self._events.get()
+            if self._events.qsize() < _MOST_READY:
+                self._has_room.set()
+            if not isinstance(event, asyncio.Task):
+                return event
+            self._unfinished -= 1
+            event.result()
+        raise StopAsyncIteration
+
+    def pause(self) -> None:
+        """Stop generating until `go_on`."""
+        for stream in self._streams:
+            stream.pause()
+
+    def go_on(self) -> None:
+        """Undo `pause`."""
+        for stream in self._streams:
+            stream.go_on()
+
+    def end_thoughts(self) -> bool:
+        """End all thoughts. Returns whether the model allows that."""
+        ended = [stream.end_thoughts() for stream in self._streams]
+        return all(ended)
+
+    async def aclose(self) -> None:
+        """Cancel all answers that are still running."""
+        for reader in self._readers:
+            reader.cancel()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+        for stream in self._streams:
+            await stream.aclose()
+
+    async def _read(self, stream: OutputStream, first_index: int) -> None:
+        async for event in stream:
+            await self._has_room.wait()
+            self._events.put_nowait(msgspec.structs.replace(event, index=event.index + first_index))
+            if self._events.qsize() >= _MOST_READY:
+                self._has_room.clear()
+
+
+class TimeLimit:
+    """A deadline, this many seconds from now; 0: none. What was prefilled by then stays cached."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._ends_at = asyncio.get_running_loop().time() + seconds if seconds else None
+
+    @contextlib.asynccontextmanager
+    async def enforced(self) -> AsyncIterator[None]:
+        """Cancel the block at the deadline and raise TimeLimitExceeded."""
+        limit = asyncio.timeout_at(self._ends_at)
+        try:
+            async with limit:
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise TimeLimitExceeded(seconds=self._seconds) from None
+
+    def events(self, stream: OutputStream) -> AsyncIterator[OutputEvent]:
+        """The events of a stream. Raises TimeLimitExceeded at the deadline."""
+        return aiter(stream) if self._ends_at is None else self._limited(aiter(stream))
+
+    async def _limited(self, events: AsyncIterator[OutputEvent]) -> AsyncIterator[OutputEvent]:
+        while True:
+            async with self.enforced():
+                event = await anext(events, None)
+            if event is None:
+                return
+            yield event

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.front.server.in_progress import unless_disconnected
+from holdfast.front.server.services import unless_disconnected
 
 
 class Client:

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.errors import GenerationFailed, PromptTooLong, QueueFull
 from holdfast.front.server.problem import RequestRefused
-from holdfast.front.server.streams import open_streams
+from holdfast.front.server.services import open_streams
 from holdfast.wire.output import OutputEvent, TextDelta
 from holdfast.wire.requests import GenerationRequest
 from tests.fakes.scripted_gateway import (

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.front.server.sealing import Seal
+from holdfast.front.server.access import Seal
 
 SEAL = Seal()
 
