@@ -10,7 +10,7 @@ places = st.integers(-25, 25) | st.none()
 
 
 @given(left=ids, right=ids, start=places, end=places)
-def test_packed_ids_are_cut_joined_and_read_like_a_tuple(
+def test_packed_ids_are_sliced_joined_and_read_like_a_tuple(
     left: list[int], right: list[int], start: int, end: int
 ) -> None:
     packed = TokenIds.of(left)
@@ -22,7 +22,7 @@ def test_packed_ids_are_cut_joined_and_read_like_a_tuple(
 
 
 @given(ids)
-def test_packed_ids_travel_as_their_bytes(given_ids: list[int]) -> None:
+def test_packed_ids_are_encoded_as_their_bytes(given_ids: list[int]) -> None:
     packed = TokenIds.of(given_ids)
     sent = msgspec.msgpack.encode(packed)
     assert msgspec.msgpack.decode(sent, type=TokenIds) == packed

@@ -1,4 +1,4 @@
-"""Who is loaded and who must go."""
+"""Which models to load and to unload."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def wanted(name: str, number: int = 1, *, footprint_bytes: int = 10) -> Candidat
     )
 
 
-def test_a_model_that_is_wanted_is_loaded_where_there_is_room_and_nobody_else_is() -> None:
+def test_a_requested_model_is_loaded_if_it_fits_and_no_other_is_loaded() -> None:
     unwanted = Candidate(name="b", phase="unloaded", footprint_bytes=10)
     assert decide([wanted("a"), unwanted], TWO, now=0) == Verdict(load=("a",))
 
 
-def test_the_longest_unused_makes_room_and_is_gone_before_the_next_is_loaded() -> None:
+def test_the_least_recently_used_model_is_unloaded_before_the_next_is_loaded() -> None:
     models = [ready("a", used_at=2), ready("b", used_at=1), wanted("c")]
     assert decide(models, TWO, now=3) == Verdict(unload=("b",), makes_room={"b": "c"})
     stopping = [models[0], replace(models[1], phase="stopping"), models[2]]
@@ -41,9 +41,7 @@ def test_the_longest_unused_makes_room_and_is_gone_before_the_next_is_loaded() -
     ) == Verdict(load=("c",))
 
 
-def test_nobody_goes_for_a_model_that_is_used_until_its_turn_is_over_and_then_it_is_drained() -> (
-    None
-):
+def test_a_model_in_use_is_drained_only_after_its_turn() -> None:
     models = [ready("a", leases=1, ready_at=5), ready("b", leases=3, ready_at=4), wanted("c")]
     assert decide(models, TWO, now=6) == Verdict(look_again_at=14)
     assert decide(models, TWO, now=14) == Verdict(drain=frozenset("b"), makes_room={"b": "c"})
@@ -51,7 +49,7 @@ def test_nobody_goes_for_a_model_that_is_used_until_its_turn_is_over_and_then_it
     assert decide(drained, TWO, now=20) == Verdict(unload=("b",), makes_room={"b": "c"})
 
 
-def test_no_more_go_than_have_to() -> None:
+def test_no_more_models_are_unloaded_than_necessary() -> None:
     limits = PlaceLimits(memory_bytes=100)
     models = [
         ready("small", used_at=1),
@@ -61,7 +59,7 @@ def test_no_more_go_than_have_to() -> None:
     assert decide(models, limits, now=3) == Verdict(unload=("large",), makes_room={"large": "c"})
 
 
-def test_nobody_goes_while_that_would_not_be_enough() -> None:
+def test_nothing_is_unloaded_if_that_would_not_make_enough_room() -> None:
     limits = PlaceLimits(memory_bytes=100, turn_seconds=10)
     models = [
         ready("small"),
@@ -71,7 +69,7 @@ def test_nobody_goes_while_that_would_not_be_enough() -> None:
     assert decide(models, limits, now=3) == Verdict(look_again_at=10)
 
 
-def test_pinned_models_stay_and_whom_they_leave_no_room_is_told() -> None:
+def test_pinned_models_stay_and_block_models_that_do_not_fit_beside_them() -> None:
     models = [ready("a", is_pinned=True), ready("b", is_pinned=True), wanted("c")]
     assert decide(models, TWO, now=99) == Verdict(blocked=("c",))
     assert decide([models[0], ready("b"), wanted("c")], TWO, now=99) == Verdict(
@@ -79,7 +77,7 @@ def test_pinned_models_stay_and_whom_they_leave_no_room_is_told() -> None:
     )
 
 
-def test_a_model_larger_than_the_budget_is_tried_when_it_is_alone() -> None:
+def test_a_model_larger_than_the_budget_is_loaded_alone() -> None:
     limits = PlaceLimits(memory_bytes=5)
     assert decide([wanted("a")], limits, now=0) == Verdict(load=("a",))
     assert decide([ready("b"), wanted("a")], limits, now=0) == Verdict(
@@ -87,7 +85,7 @@ def test_a_model_larger_than_the_budget_is_tried_when_it_is_alone() -> None:
     )
 
 
-def test_an_unused_model_goes_when_its_time_is_over_or_at_once_or_never() -> None:
+def test_an_unused_model_is_unloaded_after_its_idle_time_or_at_once_or_never() -> None:
     assert decide([ready("a", used_at=5, idle_seconds=3)], TWO, now=7) == Verdict(look_again_at=8)
     assert decide([ready("a", used_at=5, idle_seconds=3)], TWO, now=8) == Verdict(unload=("a",))
     assert decide([ready("a", used_at=5, idle_seconds=0)], TWO, now=5) == Verdict(unload=("a",))
@@ -99,14 +97,14 @@ def test_an_unused_model_goes_when_its_time_is_over_or_at_once_or_never() -> Non
         assert decide([kept], TWO, now=999) == Verdict()
 
 
-def test_a_model_that_is_asked_to_go_goes_when_nobody_uses_it_any_more() -> None:
+def test_a_requested_unload_waits_until_the_model_is_unused() -> None:
     assert decide([ready("a", is_unload_requested=True)], TWO, now=5) == Verdict(unload=("a",))
     assert decide([ready("a", is_unload_requested=True, leases=1)], TWO, now=5) == Verdict(
         drain=frozenset("a")
     )
 
 
-def test_who_came_first_is_not_passed_by_one_that_needs_less() -> None:
+def test_a_smaller_model_does_not_overtake_an_earlier_request() -> None:
     limits = PlaceLimits(memory_bytes=100, turn_seconds=10)
     models = [
         ready("a", leases=1, footprint_bytes=80),
@@ -121,7 +119,7 @@ def test_who_came_first_is_not_passed_by_one_that_needs_less() -> None:
     assert decide(gone, limits, now=11) == Verdict(load=("large", "small"))
 
 
-def test_a_place_that_comes_free_is_not_made_free_twice() -> None:
+def test_a_place_is_not_freed_twice() -> None:
     stopping = Candidate(name="a", phase="stopping", footprint_bytes=10, waiting_since=3)
     # c takes a's place
     assert decide([stopping, ready("b"), wanted("c", 2)], TWO, now=0) == Verdict()
@@ -131,7 +129,7 @@ def test_a_place_that_comes_free_is_not_made_free_twice() -> None:
 
 @dataclass
 class Model:
-    """What is true of one model in the machine below."""
+    """The state of one model in the state machine below."""
 
     phase: Phase = "unloaded"
     footprint_bytes: int = 10
@@ -145,8 +143,8 @@ class Model:
 
 
 class Places(RuleBasedStateMachine):
-    """Requests, loads, failures, pins and time in any order; what is decided is done as the
-    residency does it.
+    """Requests, loads, failures, pins and time in any order; decisions are carried out as by
+    `Residency`.
     """
 
     def __init__(self) -> None:
@@ -304,7 +302,7 @@ TestPlaces = Places.TestCase
 
 
 @pytest.mark.parametrize("max_loaded", [1, 2, 3])
-def test_three_models_that_are_never_at_rest_take_turns(max_loaded: int) -> None:
+def test_three_busy_models_take_turns(max_loaded: int) -> None:
     machine = Places()
     machine.limits = PlaceLimits(max_loaded=max_loaded, turn_seconds=10)
     served: dict[str, int] = dict.fromkeys(NAMES[:3], 0)

@@ -29,13 +29,13 @@ def test_a_model_is_found_by_name_and_by_alias() -> None:
     assert CATALOG.find("Kelp") is None
 
 
-def test_a_name_that_is_none_is_answered_with_the_nearest_names_and_aliases() -> None:
+def test_an_unknown_name_is_answered_with_the_nearest_names_and_aliases() -> None:
     error = CATALOG.unknown("codre")
     assert error.available == ("mlx-community/Qwen3-Coder-30B-4bit", "kelp", "coder")
     assert str(error).endswith("kelp, coder; did you mean coder?")
 
 
-def test_what_has_changed_is_told_by_name_in_one_line() -> None:
+def test_a_change_is_one_log_line_with_names() -> None:
     bad = LeftOut(name="bad", origin="models.toml", reason="unknown key contxt", is_asked_for=True)
     found = LeftOut(name="found", origin="cache", reason="no weights", is_asked_for=False)
     after = Catalog(entries=(entry("new"), entry("kelp", "k")), left_out=(bad, found))
@@ -54,7 +54,7 @@ def test_what_has_changed_is_told_by_name_in_one_line() -> None:
     before=st.lists(st.sampled_from("abcd"), unique=True),
     after=st.lists(st.sampled_from("abcd"), unique=True),
 )
-def test_each_name_is_told_once(before: list[str], after: list[str]) -> None:
+def test_each_name_is_listed_once(before: list[str], after: list[str]) -> None:
     change = change_between(
         *(Catalog(entries=tuple(map(entry, names))) for names in (before, after))
     )

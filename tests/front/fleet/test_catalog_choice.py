@@ -30,13 +30,13 @@ def names(catalog: Catalog) -> list[str]:
     return [entry.name for entry in catalog.entries]
 
 
-def test_without_anything_the_bundled_model_is_served_and_loaded_at_the_start() -> None:
+def test_without_settings_the_bundled_model_is_loaded_at_the_start() -> None:
     catalog = chosen()
     assert names(catalog) == [DEMO_ID]
     assert catalog.at_start == (DEMO_ID,)
 
 
-def test_a_named_file_is_the_catalog_and_nothing_of_it_is_loaded_at_the_start(
+def test_the_set_file_is_the_catalog_and_none_of_its_models_is_loaded_at_the_start(
     tmp_path: Path,
 ) -> None:
     catalog = chosen(file=written(tmp_path))
@@ -48,13 +48,13 @@ def test_pinned_models_are_loaded_at_the_start(tmp_path: Path) -> None:
     assert chosen(file=written(tmp_path, TWO + "pin = true\n")).at_start == ("b",)
 
 
-def test_the_users_own_file_is_found_beside_the_settings(tmp_path: Path) -> None:
+def test_the_users_own_file_is_found_next_to_the_settings(tmp_path: Path) -> None:
     written(tmp_path / "holdfast")
     assert names(chosen(environ={"XDG_CONFIG_HOME": str(tmp_path)})) == ["a", "b"]
 
 
 @pytest.mark.parametrize("model", ["b", "x"])
-def test_a_model_of_the_file_that_is_named_comes_first_and_is_loaded_at_the_start(
+def test_a_named_model_of_the_file_comes_first_and_is_loaded_at_the_start(
     tmp_path: Path, model: str
 ) -> None:
     catalog = chosen(
@@ -67,26 +67,26 @@ def test_a_model_of_the_file_that_is_named_comes_first_and_is_loaded_at_the_star
     assert catalog.at_start == ("b",)
 
 
-def test_another_model_that_is_named_is_served_alone(tmp_path: Path) -> None:
+def test_another_named_model_is_served_alone(tmp_path: Path) -> None:
     written(tmp_path / "holdfast")
     catalog = chosen("o/other", environ={"XDG_CONFIG_HOME": str(tmp_path)})
     assert names(catalog) == ["o/other"]
     assert catalog.at_start == ("o/other",)
 
 
-def test_another_model_stands_in_front_of_a_file_that_is_named_too(tmp_path: Path) -> None:
+def test_another_named_model_precedes_those_of_the_set_file(tmp_path: Path) -> None:
     catalog = chosen("o/other", file=written(tmp_path))
     assert names(catalog) == ["o/other", "a", "b"]
     assert catalog.at_start == ("o/other",)
 
 
-def test_a_file_of_which_nothing_can_be_served_leaves_the_bundled_model(tmp_path: Path) -> None:
+def test_a_file_without_a_usable_model_leaves_the_bundled_one(tmp_path: Path) -> None:
     catalog = chosen(file=written(tmp_path, "[models.a]\npath = 'gone'\n"))
     assert names(catalog) == [DEMO_ID]
     assert [left_out.name for left_out in catalog.left_out] == ["a"]
 
 
-def test_a_named_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         chosen(file=tmp_path / "none.toml")
 
@@ -103,7 +103,7 @@ def test_a_named_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         ("quite-another", r"models\.toml: unknown key contxt"),
     ],
 )
-def test_a_name_that_cannot_be_served_is_told_with_what_the_file_says(
+def test_the_error_for_an_unusable_model_quotes_the_file(
     tmp_path: Path, model: str, words: str
 ) -> None:
     file = written(
@@ -113,7 +113,7 @@ def test_a_name_that_cannot_be_served_is_told_with_what_the_file_says(
         chosen(model, file=file)
 
 
-def test_a_model_of_a_watched_folder_is_named_as_it_is_listed(tmp_path: Path) -> None:
+def test_a_model_in_a_watched_folder_can_be_named_as_listed(tmp_path: Path) -> None:
     folder = tmp_path / "watched" / "o" / "kelp"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text('{"model_type": "llama"}')
@@ -126,7 +126,9 @@ def test_a_model_of_a_watched_folder_is_named_as_it_is_listed(tmp_path: Path) ->
     assert (entry.name, entry.model.path) == ("o/kelp", str(folder))
 
 
-def test_a_user_without_a_home_is_served_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_directory_gets_the_models_that_exist(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def nobody(user: object) -> None:
         raise KeyError(user)
 

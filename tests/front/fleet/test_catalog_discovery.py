@@ -39,7 +39,7 @@ def names(catalog: Catalog) -> list[str]:
     return [entry.name for entry in catalog.entries]
 
 
-def test_models_of_the_hubs_cache_and_of_watched_folders_are_served_behind_those_of_the_file(
+def test_models_found_on_the_machine_follow_those_of_the_file(
     tmp_path: Path,
 ) -> None:
     snapshot = in_hub_cache(tmp_path / "hf", "o/kelp")
@@ -59,12 +59,12 @@ def test_models_of_the_hubs_cache_and_of_watched_folders_are_served_behind_those
     assert names(found(tmp_path, hub_cache=False)) == ["lmstudio-community/Wrack-4bit", "plain"]
 
 
-def test_the_only_model_that_is_found_is_loaded_at_the_start(tmp_path: Path) -> None:
+def test_the_only_found_model_is_loaded_at_the_start(tmp_path: Path) -> None:
     in_hub_cache(tmp_path / "hf", "o/kelp")
     assert found(tmp_path).at_start == ("o/kelp",)
 
 
-def test_where_nothing_can_be_served_the_bundled_model_is(tmp_path: Path) -> None:
+def test_if_nothing_can_be_served_the_bundled_model_is(tmp_path: Path) -> None:
     model(tmp_path / "watched" / "bert", model_type="bert")
     catalog = found(tmp_path)
     assert names(catalog) == [DEMO_ID]
@@ -72,7 +72,7 @@ def test_where_nothing_can_be_served_the_bundled_model_is(tmp_path: Path) -> Non
     assert [left_out.name for left_out in catalog.left_out] == ["bert"]
 
 
-def test_what_cannot_be_loaded_is_told_with_the_reason(tmp_path: Path) -> None:
+def test_an_unloadable_model_is_left_out_with_the_reason(tmp_path: Path) -> None:
     gguf = tmp_path / "watched" / "TheBloke" / "kelp-GGUF"
     gguf.mkdir(parents=True)
     (gguf / "kelp.Q4_K_M.gguf").write_bytes(b"GGUF")
@@ -87,7 +87,7 @@ def test_what_cannot_be_loaded_is_told_with_the_reason(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["[models.mine]\nid = 'o/kelp'\n", "[models.mine]\npath = 'watched/o/kelp'\n"]
 )
-def test_what_the_file_names_is_not_listed_a_second_time(tmp_path: Path, text: str) -> None:
+def test_a_found_model_of_the_file_is_not_listed_twice(tmp_path: Path, text: str) -> None:
     if "id" in text:
         in_hub_cache(tmp_path / "hf", "o/kelp")
     else:
@@ -97,7 +97,7 @@ def test_what_the_file_names_is_not_listed_a_second_time(tmp_path: Path, text: s
     assert catalog.left_out == ()
 
 
-def test_a_name_that_is_taken_leaves_out_what_is_found_later(tmp_path: Path) -> None:
+def test_a_found_model_with_a_taken_name_is_left_out(tmp_path: Path) -> None:
     in_hub_cache(tmp_path / "hf", "o/kelp")
     model(tmp_path / "watched" / "o" / "kelp")
     catalog = found(tmp_path)
@@ -107,7 +107,7 @@ def test_a_name_that_is_taken_leaves_out_what_is_found_later(tmp_path: Path) -> 
     )
 
 
-def test_a_model_of_the_file_is_known_by_its_hub_id_too(tmp_path: Path) -> None:
+def test_a_model_of_the_file_also_has_its_hub_id(tmp_path: Path) -> None:
     text = (
         "[models.a]\nid = 'o/kelp@v1'\n[models.b]\nid = 'o/kelp'\n[models.c]\nid = "
         "'o/x'\n[models.d]\nid='o/y'\naliases=['o/x']\n"

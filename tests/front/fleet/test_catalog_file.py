@@ -32,7 +32,7 @@ def reason(folder: Path, text: str) -> str:
     return left_out.reason
 
 
-def test_an_entry_says_all_that_can_be_said(tmp_path: Path) -> None:
+def test_an_entry_can_set_everything(tmp_path: Path) -> None:
     model_folder(tmp_path)
     text = """
     [models.coder]
@@ -66,7 +66,7 @@ def test_an_entry_says_all_that_can_be_said(tmp_path: Path) -> None:
     assert entry.origin == str(tmp_path / "models.toml")
 
 
-def test_what_an_entry_does_not_say_is_the_servers_own(tmp_path: Path) -> None:
+def test_an_entry_inherits_the_servers_settings(tmp_path: Path) -> None:
     settings = Settings(
         model=ModelSettings(context_tokens=512, threads=3, revision="v1"),
         store=StoreSettings(codec="q4", folder="/kept"),
@@ -162,14 +162,12 @@ def test_a_wrong_entry_is_left_out_with_its_reason_and_the_others_stay(
         ),
     ],
 )
-def test_a_file_that_is_wrong_as_a_whole_stops_nothing_either(
-    tmp_path: Path, text: str, words: str
-) -> None:
+def test_an_invalid_file_does_not_stop_the_server(tmp_path: Path, text: str, words: str) -> None:
     assert words in reason(tmp_path, text)
     assert read(tmp_path, text).entries == ()
 
 
-def test_a_file_that_is_no_text_stops_nothing(tmp_path: Path) -> None:
+def test_a_binary_file_does_not_stop_the_server(tmp_path: Path) -> None:
     file = tmp_path / "models.toml"
     file.write_bytes("[models.a]\nid = 'o/n'\n".encode("utf-16"))
     assert "the file is not TOML" in read_catalog_file(file, Settings()).left_out[0].reason
@@ -187,13 +185,13 @@ def test_of_two_equal_aliases_the_second_entry_is_left_out(tmp_path: Path) -> No
     ]
 
 
-def test_an_alias_that_is_a_models_name_leaves_out_whose_alias_it_is(tmp_path: Path) -> None:
+def test_an_entry_whose_alias_is_a_models_name_is_left_out(tmp_path: Path) -> None:
     text = "[models.a]\nid = 'o/a'\naliases = ['b', 'a']\n[models.b]\nid = 'o/b'\n"
     found = read(tmp_path, text)
     assert [entry.name for entry in found.entries] == ["b"]
     assert found.left_out[0].reason == "its alias b is the name of another model"
 
 
-def test_a_file_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"models\.toml cannot be read: No such file"):
         read_catalog_file(tmp_path / "models.toml", Settings())

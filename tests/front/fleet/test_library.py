@@ -37,9 +37,7 @@ async def pull(made: HubLibrary, source: ModelSource = SOURCE) -> list[PullStep]
         return [step async for step in pulling.steps()]
 
 
-async def test_what_was_pulled_is_served_and_what_was_removed_is_not(
-    hub: HubState, tmp_path: Path
-) -> None:
+async def test_a_pulled_model_is_served_until_it_is_removed(hub: HubState, tmp_path: Path) -> None:
     made = library_in(tmp_path)
     steps = await pull(made)
     assert {step.stage for step in steps} == {"download", "checking"}
@@ -52,9 +50,7 @@ async def test_what_was_pulled_is_served_and_what_was_removed_is_not(
         await made.library.remove(SOURCE)
 
 
-async def test_a_removed_model_that_the_file_names_is_fetched_anew(
-    hub: HubState, tmp_path: Path
-) -> None:
+async def test_a_removed_model_of_the_file_is_fetched_again(hub: HubState, tmp_path: Path) -> None:
     made = library_in(tmp_path, models=f"{TWO}[models.mine]\nid = '{MODEL}'\n", hub_cache=False)
     forgotten: list[str] = []
     made.residency.on_changed_entry = forgotten.append
@@ -66,13 +62,15 @@ async def test_a_removed_model_that_the_file_names_is_fetched_anew(
     assert made.names == ["first", "second", "mine"]
 
 
-async def test_what_would_not_be_served_is_not_fetched(hub: HubState, tmp_path: Path) -> None:
+async def test_a_model_that_would_not_be_served_is_not_pulled(
+    hub: HubState, tmp_path: Path
+) -> None:
     with pytest.raises(InvalidRequest, match="serves only the models that it was started with"):
         await pull(library_in(tmp_path, hub_cache=False))
     assert hub.requests == []
 
 
-async def test_what_the_hub_does_not_have_fails_for_all_who_wait_and_can_be_tried_again(
+async def test_a_failed_pull_fails_for_all_waiters_and_can_be_repeated(
     hub: HubState, tmp_path: Path
 ) -> None:
     made, none = library_in(tmp_path), ModelSource(kind="hub", name="coast/none")
@@ -84,7 +82,7 @@ async def test_what_the_hub_does_not_have_fails_for_all_who_wait_and_can_be_trie
 
 
 class HeldPulls:
-    """Pulls that go on until they are stopped."""
+    """Pulls that run until they are stopped."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.stopped = 0, 0
@@ -106,7 +104,7 @@ async def until(condition: object) -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_one_pull_serves_all_and_is_stopped_when_the_last_of_them_has_left(
+async def test_a_shared_pull_is_stopped_when_its_last_waiter_leaves(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     held, made = HeldPulls(monkeypatch), library_in(tmp_path)

@@ -50,7 +50,7 @@ async def worker(
 async def serving(
     behaviour: str = "good", *, on_progress: Callable[[LoadProgress], None] = lambda event: None
 ) -> AsyncIterator[tuple[WorkerProcess, ModelClient]]:
-    """A worker that serves, and a client that it is the first and last worker of."""
+    """A worker that serves, and its client."""
     client = ModelClient(unread_bytes=1 << 20)
     async with worker(behaviour, on_progress=on_progress, client=client) as process:
         ready = await process.wait_started(timeout_seconds=30)
@@ -80,7 +80,7 @@ async def test_a_start_that_fails_before_there_is_a_process_leaves_no_files(
     assert list(too_long.iterdir()) == []
 
 
-async def test_a_worker_says_when_it_is_ready_and_serves() -> None:
+async def test_a_worker_reports_that_it_is_ready_and_serves() -> None:
     stages: list[str] = []
     async with serving(on_progress=lambda event: stages.append(event.stage)) as (process, client):
         events = [event async for event in client.submit(a_request())]
@@ -106,7 +106,7 @@ async def test_a_worker_that_dies_while_loading_is_reported() -> None:
         assert not outcome.fatal_input
 
 
-async def test_a_worker_that_does_not_get_ready_in_time_is_killed() -> None:
+async def test_a_worker_that_is_not_ready_in_time_is_killed() -> None:
     async with worker("hangs") as process:
         outcome = await process.wait_started(timeout_seconds=0.3)
         assert isinstance(outcome, WorkerFailed)
@@ -114,7 +114,7 @@ async def test_a_worker_that_does_not_get_ready_in_time_is_killed() -> None:
         assert not process.is_alive
 
 
-async def test_a_killed_worker_cuts_no_stream() -> None:
+async def test_a_killed_worker_ends_no_stream() -> None:
     async with serving() as (process, client):
         streams = [client.submit(a_request(str(index), max_tokens=ENDLESS)) for index in range(3)]
         for stream in streams:
@@ -130,7 +130,7 @@ async def test_a_killed_worker_cuts_no_stream() -> None:
         assert not process.link.send(a_request("late"))
 
 
-async def test_a_broken_device_ends_the_process_and_leaves_its_requests(
+async def test_a_broken_device_ends_the_process_but_not_its_requests(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="holdfast.worker"):
@@ -144,7 +144,7 @@ async def test_a_broken_device_ends_the_process_and_leaves_its_requests(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_a_signal_to_the_whole_group_leaves_the_worker_to_its_front(
+async def test_a_worker_ignores_signals_to_the_whole_process_group(
     number: signal.Signals,
 ) -> None:
     async with serving() as (process, client):
@@ -169,7 +169,7 @@ def test_an_exit_is_described_in_words(code: int, words: str) -> None:
     assert describe_exit(code) == words
 
 
-async def test_a_process_that_the_worker_has_left_behind_keeps_nobody_waiting(
+async def test_a_child_that_outlives_the_worker_delays_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("holdfast.front.fleet.process.LOG_SECONDS", 0.05)

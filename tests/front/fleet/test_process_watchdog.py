@@ -29,14 +29,14 @@ RESTING = Heartbeat(activity="resting", lasting_seconds=0.0)
 def looks_until_verdict(
     dog: Watchdog, beats: list[Heartbeat | None], *, elapsed_seconds: float = 1.0
 ) -> int | None:
-    """Which look says that the worker hangs, from 1 on."""
+    """The first poll, from 1, that finds the worker hanging."""
     for number, beat in enumerate(beats, start=1):
         if dog.look(beat, elapsed_seconds=elapsed_seconds) is not None:
             return number
     return None
 
 
-def test_a_worker_that_falls_silent_is_seen_within_ten_seconds_by_default() -> None:
+def test_a_silent_worker_is_detected_within_ten_seconds_by_default() -> None:
     dog = watchdog(heartbeat=DEFAULTS.heartbeat_seconds, hang=DEFAULTS.hang_seconds)
     looks = looks_until_verdict(
         dog, [RESTING, *[None] * 60], elapsed_seconds=DEFAULTS.heartbeat_seconds
@@ -45,9 +45,7 @@ def test_a_worker_that_falls_silent_is_seen_within_ten_seconds_by_default() -> N
     assert looks * DEFAULTS.heartbeat_seconds < PROMISED_SECONDS - 1.0
 
 
-def test_a_call_that_never_returns_is_seen_within_ten_seconds_by_default_on_a_fast_machine() -> (
-    None
-):
+def test_a_hanging_call_is_detected_within_ten_seconds_by_default_on_a_fast_machine() -> None:
     pulse = Pulse(interval_seconds=DEFAULTS.heartbeat_seconds)
     dog = watchdog(heartbeat=DEFAULTS.heartbeat_seconds, hang=DEFAULTS.hang_seconds)
     pulse.work(0.05)
@@ -64,17 +62,17 @@ def test_a_call_that_never_returns_is_seen_within_ten_seconds_by_default_on_a_fa
     assert (beats + 1) * DEFAULTS.heartbeat_seconds < PROMISED_SECONDS
 
 
-def test_silence_before_the_first_heartbeat_is_the_starters_to_judge() -> None:
+def test_silence_before_the_first_heartbeat_is_not_judged() -> None:
     assert looks_until_verdict(watchdog(), [None] * 1000) is None
 
 
-def test_a_worker_that_serves_is_judged_though_none_of_its_heartbeats_ever_came() -> None:
+def test_a_serving_worker_is_judged_even_without_any_heartbeat() -> None:
     dog = watchdog()
     dog.begin_serving(load_seconds=1.0)
     assert looks_until_verdict(dog, [None] * 1000) == 7
 
 
-def test_to_be_told_again_that_heartbeats_are_due_excuses_no_silence() -> None:
+def test_beginning_to_serve_does_not_reset_the_silence() -> None:
     dog = watchdog()
     assert looks_until_verdict(dog, [RESTING, *[None] * 6]) is None
     dog.begin_serving(load_seconds=1.0)
@@ -85,7 +83,7 @@ def test_any_heartbeat_ends_the_silence() -> None:
     assert looks_until_verdict(watchdog(), [RESTING, *[*[None] * 6, RESTING] * 50]) is None
 
 
-def test_neither_loading_nor_resting_can_take_too_long() -> None:
+def test_loading_and_resting_have_no_limit() -> None:
     for activity in ("loading", "resting"):
         assert (
             watchdog().look(Heartbeat(activity=activity, lasting_seconds=1e6), elapsed_seconds=1.0)
@@ -93,19 +91,19 @@ def test_neither_loading_nor_resting_can_take_too_long() -> None:
         )
 
 
-def test_work_of_which_nothing_is_known_may_take_as_long_as_loading() -> None:
+def test_unmeasured_work_may_take_as_long_as_loading() -> None:
     assert watchdog().look(working(599.0, expected_seconds=None), elapsed_seconds=1.0) is None
     assert watchdog().look(working(600.0, expected_seconds=None), elapsed_seconds=1.0) is not None
 
 
-def test_a_front_that_was_stopped_for_an_hour_takes_no_worker_for_dead() -> None:
+def test_a_front_that_was_suspended_for_an_hour_blames_no_worker() -> None:
     dog = watchdog()
     dog.look(RESTING, elapsed_seconds=1.0)
     assert dog.look(None, elapsed_seconds=3600.0) is None
     assert looks_until_verdict(dog, [None] * 5) is None
 
 
-def test_a_verdict_says_what_is_wrong_in_words() -> None:
+def test_a_verdict_is_a_sentence() -> None:
     dog = watchdog(heartbeat=8.2)
     dog.look(RESTING, elapsed_seconds=1.0)
     assert dog.look(None, elapsed_seconds=100.0) == "has sent no heartbeat for 8 s"
@@ -113,9 +111,7 @@ def test_a_verdict_says_what_is_wrong_in_words() -> None:
 
 
 @given(expected=st.floats(0.0, 1e4), slowness=st.floats(0.0, PATIENCE * 0.99))
-def test_a_slow_machine_that_is_as_slow_as_it_was_measured_is_never_killed(
-    expected: float, slowness: float
-) -> None:
+def test_a_worker_as_slow_as_measured_is_never_killed(expected: float, slowness: float) -> None:
     assert (
         watchdog().look(
             working(expected * slowness, expected_seconds=expected), elapsed_seconds=1.0
@@ -128,7 +124,7 @@ def test_a_slow_machine_that_is_as_slow_as_it_was_measured_is_never_killed(
     late=st.lists(st.floats(0.0, 30.0), min_size=1, max_size=60),
     beat_every=st.integers(1, 6),
 )
-def test_a_worker_that_beats_is_never_silent_however_late_the_front_looks(
+def test_a_worker_with_heartbeats_is_never_silent_however_late_the_front_polls(
     late: list[float], beat_every: int
 ) -> None:
     dog = watchdog()
@@ -138,7 +134,7 @@ def test_a_worker_that_beats_is_never_silent_however_late_the_front_looks(
 
 
 @given(gaps=st.lists(st.floats(0.0, 5.0), min_size=1, max_size=60))
-def test_silence_counts_no_more_than_the_time_in_which_the_front_ran(gaps: list[float]) -> None:
+def test_silence_counts_only_while_the_front_runs(gaps: list[float]) -> None:
     dog = watchdog()
     dog.look(RESTING, elapsed_seconds=1.0)
     ran = 0.0
@@ -148,7 +144,7 @@ def test_silence_counts_no_more_than_the_time_in_which_the_front_ran(gaps: list[
 
 
 @pytest.mark.parametrize(("load_seconds", "patience"), [(0.5, 56), (10.0, 200), (100.0, 600)])
-def test_work_of_which_nothing_is_known_is_judged_by_what_loading_took(
+def test_the_limit_of_unmeasured_work_follows_from_the_loading_time(
     load_seconds: float, patience: int
 ) -> None:
     dog = watchdog()

@@ -1,5 +1,5 @@
-"""Real worker processes that stop or hang: seen, killed, replaced; who waited and who comes next
-gets the answer.
+"""Real worker processes that are suspended or hang: they are killed and replaced, and requests get
+their answers.
 """
 
 from __future__ import annotations
@@ -55,9 +55,7 @@ def pid_of(made: OneModel) -> int:
 
 
 async def replaced(made: OneModel, *, old: int) -> None:
-    """Once the old worker is lost, wait for another one that serves, and see that the old one is
-    gone and reaped.
-    """
+    """After the old worker is lost, wait for the next one, and check that the old one was reaped."""
     async with asyncio.timeout(LIMIT_SECONDS):
         await made.client("m")
     assert pid_of(made) != old
@@ -79,7 +77,7 @@ async def assert_answers(made: OneModel) -> None:
     assert tokens == expected_tokens(a_request("next"))
 
 
-async def test_a_worker_that_is_stopped_at_rest_is_replaced(
+async def test_a_worker_suspended_at_rest_is_replaced(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with residency() as made:
@@ -96,7 +94,7 @@ async def test_a_worker_that_is_stopped_at_rest_is_replaced(
     assert "restarting in 0 s" in line.message
 
 
-async def test_all_who_wait_for_a_stopped_worker_get_the_answers_that_they_would_have_had() -> None:
+async def test_requests_of_a_suspended_worker_get_the_same_answers() -> None:
     asked = [a_request(str(index), max_tokens=20_000) for index in range(3)]
     async with residency() as made:
         await made.wait_ready()
@@ -116,7 +114,7 @@ async def test_all_who_wait_for_a_stopped_worker_get_the_answers_that_they_would
         assert made.statuses()[0].restarts == {"died": 0, "hung": 1}
 
 
-async def test_a_worker_that_is_stopped_while_it_loads_is_killed(
+async def test_a_worker_suspended_while_loading_is_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     worker = await WorkerProcess.start(
@@ -142,10 +140,8 @@ async def test_a_worker_that_is_stopped_while_it_loads_is_killed(
     assert not psutil.pid_exists(worker.pid)
 
 
-async def test_a_worker_that_serves_but_never_was_heard_to_beat_is_killed() -> None:
-    """As one that is stopped in the moment in which it gets ready, its first heartbeat still on the
-    way.
-    """
+async def test_a_serving_worker_without_any_heartbeat_is_killed() -> None:
+    """Such as one that is suspended just as it gets ready, before its first heartbeat arrives."""
     worker = await WorkerProcess.start(
         fake_settings(residency=IMPATIENT),
         on_progress=lambda event: None,
@@ -160,7 +156,7 @@ async def test_a_worker_that_serves_but_never_was_heard_to_beat_is_killed() -> N
     assert "has sent no heartbeat" in worker.hang
 
 
-async def test_a_call_of_the_device_that_never_returns_is_seen_and_the_worker_replaced(
+async def test_a_worker_with_a_hanging_device_call_is_replaced(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with residency() as made:
@@ -183,7 +179,7 @@ async def test_a_call_of_the_device_that_never_returns_is_seen_and_the_worker_re
 
 
 @pytest.mark.slow
-async def test_who_hangs_every_worker_is_refused_and_the_others_go_on() -> None:
+async def test_a_request_that_hangs_every_worker_is_refused_and_the_others_continue() -> None:
     async with residency(
         settings=ResidencySettings(heartbeat_seconds=0.05, hang_seconds=0.5)
     ) as made:
@@ -202,7 +198,7 @@ async def test_who_hangs_every_worker_is_refused_and_the_others_go_on() -> None:
         assert [stream.token_ids for stream in others] == [expected_tokens(each) for each in asked]
 
 
-async def test_a_worker_that_only_works_is_left_alone() -> None:
+async def test_a_busy_worker_is_left_alone() -> None:
     async with residency() as made:
         await made.wait_ready()
         old = pid_of(made)
@@ -212,8 +208,8 @@ async def test_a_worker_that_only_works_is_left_alone() -> None:
         assert pid_of(made) == old
 
 
-def test_a_front_and_a_worker_that_are_stopped_together_go_on_together() -> None:
-    """In a process of its own, as Ctrl-Z or a laptop that sleeps meets both."""
+def test_a_front_and_a_worker_suspended_together_continue_together() -> None:
+    """As by Ctrl-Z, or on a laptop that sleeps. In a process of its own."""
     front = subprocess.Popen(
         [sys.executable, "-m", "tests.fakes.front_main"],
         stdin=subprocess.PIPE,

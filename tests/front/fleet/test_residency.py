@@ -41,14 +41,14 @@ def tokens_of(events: Sequence[RequestEvent]) -> list[int]:
 
 
 async def kill(made: OneModel) -> None:
-    """Kill the worker that serves, and wait until it is seen to be gone."""
+    """Kill the worker that serves, and wait until the front notices."""
     pid, link = made.statuses()[0].pid, (await made.client("m")).worker
     psutil.Process(pid).kill()
     await link.lost
 
 
 async def begun(streams: Sequence[EventStream]) -> None:
-    """Wait until each of the streams has a token that it did not have."""
+    """Wait until each of the streams has a new token."""
     known = [len(stream.token_ids) for stream in streams]
     while any(len(stream.token_ids) == count for stream, count in zip(streams, known, strict=True)):
         await asyncio.sleep(0.001)
@@ -87,7 +87,7 @@ async def test_an_unknown_model_has_no_client() -> None:
             await made.client("other")
 
 
-async def test_a_dead_worker_is_replaced_at_once_and_its_streams_go_on() -> None:
+async def test_a_dead_worker_is_replaced_at_once_and_its_streams_continue() -> None:
     asked = [a_request(str(index), max_tokens=20_000 + index) for index in range(3)]
     async with residency() as made:
         await made.wait_ready()
@@ -113,7 +113,7 @@ async def test_a_dead_worker_is_replaced_at_once_and_its_streams_go_on() -> None
         assert made.statuses()[0].resumed == 9
 
 
-async def test_a_session_command_that_a_dead_worker_had_is_answered_by_the_next_one() -> None:
+async def test_a_session_command_of_a_dead_worker_is_answered_by_the_next_one() -> None:
     async with residency() as made:
         client = await made.client("m")
         pid = made.statuses()[0].pid
@@ -125,7 +125,7 @@ async def test_a_session_command_that_a_dead_worker_had_is_answered_by_the_next_
         assert made.statuses()[0].pid != pid
 
 
-async def test_when_no_worker_comes_up_again_all_streams_end_with_one_clear_error(
+async def test_when_no_worker_starts_again_all_streams_end_with_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.front.fleet.slot.backoff_seconds", lambda failures: 0.0)
@@ -160,7 +160,7 @@ async def test_when_no_worker_comes_up_again_all_streams_end_with_one_clear_erro
     assert [report.served_seconds for report in later[:2]] == [None, None]
 
 
-async def test_streams_that_are_open_when_the_server_stops_end() -> None:
+async def test_open_streams_end_when_the_server_stops() -> None:
     async with residency() as made:
         client = await made.client("m")
         running = client.submit(a_request("a", max_tokens=900_000))
@@ -173,21 +173,21 @@ async def test_streams_that_are_open_when_the_server_stops_end() -> None:
         assert (end.reason, end.error) == (FinishReason.FAILED, "the server is shutting down")
 
 
-async def test_a_model_at_fault_is_not_tried_again() -> None:
+async def test_a_bad_model_is_not_tried_again() -> None:
     async with residency("bad") as made:
         with pytest.raises(ModelLoadError, match="the folder is bad"):
             await made.wait_ready()
         assert made.statuses()[0].state == "failed"
 
 
-async def test_a_worker_that_never_came_up_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_that_never_starts_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.front.fleet.slot.backoff_seconds", lambda failures: 0.0)
     async with residency("dies-loading") as made:
         with pytest.raises(WorkerUnavailable, match="SIGKILL"):
             await made.wait_ready()
 
 
-async def test_a_client_is_waited_for_until_the_model_serves() -> None:
+async def test_a_lease_waits_until_the_model_serves() -> None:
     async with residency() as made:
         clients = await asyncio.gather(*(made.client("m") for _ in range(20)))
         assert made.statuses()[0].state == "ready"
@@ -195,7 +195,7 @@ async def test_a_client_is_waited_for_until_the_model_serves() -> None:
         assert isinstance(events[-1], Finished)
 
 
-async def test_a_client_is_waited_for_while_a_dead_worker_is_replaced() -> None:
+async def test_a_lease_waits_while_a_dead_worker_is_replaced() -> None:
     async with residency() as made:
         await made.client("m")
         first = made.statuses()[0].pid
@@ -206,14 +206,14 @@ async def test_a_client_is_waited_for_while_a_dead_worker_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.05])
-async def test_nobody_waits_longer_than_the_settings_say(seconds: float) -> None:
+async def test_a_request_waits_no_longer_than_the_settings_allow(seconds: float) -> None:
     async with residency("hangs", settings=ResidencySettings(load_seconds=seconds)) as made:
         with pytest.raises(WorkerUnavailable, match="still loading"):
             await made.client("m")
         assert made.statuses()[0].state == "loading"
 
 
-async def test_all_who_wait_for_a_model_that_cannot_be_loaded_are_told_why() -> None:
+async def test_all_requests_for_an_unloadable_model_get_the_reason() -> None:
     async with residency("bad") as made:
         outcomes = await asyncio.gather(
             *(made.client("m") for _ in range(5)), return_exceptions=True
@@ -226,7 +226,7 @@ async def test_all_who_wait_for_a_model_that_cannot_be_loaded_are_told_why() -> 
             await made.wait_ready()
 
 
-async def test_no_more_wait_than_the_worker_can_take() -> None:
+async def test_no_more_requests_wait_than_the_workers_queue_holds() -> None:
     async with residency("hangs") as made:
         places = SETTINGS.max_queued + SETTINGS.max_running
         many = asyncio.create_task(made.client("m", places - 1))
@@ -245,7 +245,7 @@ async def test_no_more_wait_than_the_worker_can_take() -> None:
             await waiting
 
 
-async def test_sockets_that_cannot_be_had_for_a_moment_do_not_end_the_supervision(
+async def test_a_moment_without_sockets_does_not_end_the_supervision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("holdfast.front.fleet.slot.backoff_seconds", lambda failures: 0.0)
@@ -270,7 +270,7 @@ async def test_sockets_that_cannot_be_had_for_a_moment_do_not_end_the_supervisio
 @pytest.mark.parametrize(
     "error", [RuntimeError("can't start new thread"), ValueError("a fault of ours")]
 )
-async def test_what_goes_wrong_beside_a_restart_leaves_nobody_waiting(
+async def test_an_error_during_a_restart_leaves_nobody_waiting(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(folder: str, report: CrashReport) -> None:
@@ -290,7 +290,7 @@ async def test_what_goes_wrong_beside_a_restart_leaves_nobody_waiting(
         assert str(error) in caplog.text
 
 
-async def test_who_waits_for_a_first_load_is_told_when_the_server_stops() -> None:
+async def test_a_wait_for_the_first_load_ends_when_the_server_stops() -> None:
     made = OneModel(fake_settings("hangs"))
     await made.start()
     waiting = asyncio.create_task(made.load("m"))
@@ -300,7 +300,7 @@ async def test_who_waits_for_a_first_load_is_told_when_the_server_stops() -> Non
         await waiting
 
 
-async def test_who_waits_for_a_process_to_be_launched_is_told_too(
+async def test_a_wait_for_the_process_launch_ends_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begins = asyncio.Event()

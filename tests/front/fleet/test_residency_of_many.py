@@ -1,5 +1,5 @@
-"""Several models on few places: real worker processes with a fake engine, loaded, used, drained and
-swapped.
+"""Several models in few places: loaded, used, drained and swapped. Real worker processes with a fake
+engine.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ async def until(made: Residency, **wanted: ModelState) -> None:
 
 
 async def answered(made: Residency, model: str, *, name: str = "a", max_tokens: int = 10) -> int:
-    """Have an answer made; returns the process that made it."""
+    """Request an answer; returns the process that generated it."""
     async with made.lease(model) as client:
         (pid,) = (status.pid for status in made.statuses() if status.id == model)
         *_, end = [event async for event in client.submit(a_request(name, max_tokens=max_tokens))]
@@ -71,7 +71,7 @@ async def answered(made: Residency, model: str, *, name: str = "a", max_tokens: 
     return pid
 
 
-async def test_nothing_is_loaded_before_it_is_asked_for_and_then_once_for_all_who_ask() -> None:
+async def test_a_model_is_loaded_on_request_once_for_all_requests() -> None:
     async with models(catalog_over("a", "b", "c")) as made:
         await made.wait_ready()
         assert states(made) == {"a": "unloaded", "b": "unloaded", "c": "unloaded"}
@@ -85,9 +85,7 @@ async def test_nothing_is_loaded_before_it_is_asked_for_and_then_once_for_all_wh
             await answered(made, "other")
 
 
-async def test_the_context_window_is_known_before_a_model_is_loaded_where_somebody_has_said_it() -> (
-    None
-):
+async def test_a_configured_context_window_is_known_before_the_load() -> None:
     said = {"model": ModelSettings(path="b", context_tokens=2048), "own_context_tokens": 4096}
     made = FakeModels(catalog_over("a", "b", "c", b=said, c={"own_context_tokens": 4096}))
     assert [status.context_tokens for status in made.statuses()] == [None, 2048, 4096]
@@ -110,7 +108,7 @@ async def test_many_requests_over_three_models_on_two_places_are_all_answered() 
         assert most <= 2
 
 
-async def test_who_uses_a_model_keeps_it_and_then_it_makes_room() -> None:
+async def test_a_model_in_use_stays_until_it_is_drained() -> None:
     async with models(catalog_over("a", "b"), ONE) as made:
         async with made.lease("a") as client:
             stream = client.submit(a_request(max_tokens=LONG))
@@ -130,7 +128,7 @@ async def test_who_uses_a_model_keeps_it_and_then_it_makes_room() -> None:
         assert made.statuses()[0].figures.changes == {"loaded": 2, "room": 1}
 
 
-async def test_a_place_is_waited_for_no_longer_than_is_set() -> None:
+async def test_a_request_waits_for_a_place_no_longer_than_set() -> None:
     settings = replace(ONE, place_seconds=0.05, turn_seconds=LONG)
     async with models(catalog_over("a", "b"), settings) as made, made.lease("a"):
         with pytest.raises(WorkerUnavailable, match=r"no room for model 'b'.*in use \(a\)"):
@@ -138,7 +136,7 @@ async def test_a_place_is_waited_for_no_longer_than_is_set() -> None:
         assert states(made) == {"a": "ready", "b": "unloaded"}
 
 
-async def test_who_waits_no_more_has_nobody_unloaded() -> None:
+async def test_a_cancelled_wait_unloads_nothing() -> None:
     async with models(catalog_over("a", "b"), ONE) as made:
         async with made.lease("a"):
             waiting = asyncio.create_task(answered(made, "b"))
@@ -149,7 +147,7 @@ async def test_who_waits_no_more_has_nobody_unloaded() -> None:
         assert states(made) == {"a": "ready", "b": "unloaded"}
 
 
-async def test_a_model_that_cannot_be_loaded_tells_all_who_wait_and_is_tried_again_later(
+async def test_a_failed_load_fails_all_waiters_and_is_tried_again_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with models(catalog_over("a", "b")) as made:
@@ -176,7 +174,7 @@ async def test_a_model_that_cannot_be_loaded_tells_all_who_wait_and_is_tried_aga
         assert made.statuses()[0].failure == ""
 
 
-async def test_whom_a_model_that_cannot_be_loaded_has_driven_out_is_there_again() -> None:
+async def test_a_model_unloaded_for_a_failed_load_is_loaded_again() -> None:
     async with models(catalog_over("a", "b"), ONE) as made:
         before = await answered(made, "a")
         made.behaviours["b"] = "bad"
@@ -186,7 +184,7 @@ async def test_whom_a_model_that_cannot_be_loaded_has_driven_out_is_there_again(
         assert await answered(made, "a") != before
 
 
-async def test_an_unused_model_goes_when_its_time_is_over() -> None:
+async def test_an_idle_model_is_unloaded() -> None:
     catalog = catalog_over("a", "b", a={"idle_seconds": 0.05}, b={"idle_seconds": 0.0})
     async with models(catalog) as made:
         pid = await answered(made, "a")
@@ -200,7 +198,7 @@ async def test_an_unused_model_goes_when_its_time_is_over() -> None:
         assert await answered(made, "a") != pid
 
 
-async def test_pinned_models_are_there_from_the_start_and_whom_they_leave_no_room_is_told() -> None:
+async def test_pinned_models_are_loaded_at_the_start_and_block_others_with_a_reason() -> None:
     async with models(catalog_over("a", "b", a={"is_pinned": True}), ONE) as made:
         await made.wait_ready()
         assert states(made) == {"a": "ready", "b": "unloaded"}
@@ -218,7 +216,7 @@ async def test_pinned_models_are_there_from_the_start_and_whom_they_leave_no_roo
         ]
 
 
-async def test_a_model_is_loaded_and_unloaded_when_somebody_asks_for_that() -> None:
+async def test_a_model_is_loaded_and_unloaded_on_request() -> None:
     async with models(catalog_over("a", "b")) as made:
         await made.load("a")
         assert states(made)["a"] == "ready"
@@ -235,9 +233,7 @@ async def test_a_model_is_loaded_and_unloaded_when_somebody_asks_for_that() -> N
         assert made.statuses()[0].figures.changes == {"loaded": 2, "asked": 2}
 
 
-async def test_limits_that_were_changed_count_through_a_restart_and_a_load_until_the_server_ends() -> (
-    None
-):
+async def test_changed_limits_survive_restarts_and_loads_until_the_server_stops() -> None:
     async with models(catalog_over("a", "b")) as made:
         with pytest.raises(InvalidRequest, match="a is not loaded"):
             await made.set_limits("a", max_running=3)
@@ -261,7 +257,7 @@ async def test_limits_that_were_changed_count_through_a_restart_and_a_load_until
         assert await made.set_limits("a") == changed
 
 
-async def test_another_catalog_is_taken_while_models_are_used() -> None:
+async def test_the_catalog_can_change_while_models_are_used() -> None:
     async with models(catalog_over("a", "b", "c"), ONE) as made:
         forgotten: list[str] = []
         made.on_changed_entry = forgotten.append
@@ -286,7 +282,7 @@ async def test_another_catalog_is_taken_while_models_are_used() -> None:
         assert forgotten == ["c", "b", "a"]
 
 
-async def test_a_changed_entry_counts_from_the_next_load_on_and_a_new_pin_at_once() -> None:
+async def test_a_changed_entry_is_effective_at_the_next_load_and_a_new_pin_at_once() -> None:
     async with models(catalog_over("a", "b")) as made:
         pid = await answered(made, "a")
         await made.take_catalog(
@@ -304,7 +300,7 @@ async def test_a_changed_entry_counts_from_the_next_load_on_and_a_new_pin_at_onc
         assert await answered(made, "a") != pid
 
 
-async def test_a_model_that_went_and_came_back_while_it_was_used_stays() -> None:
+async def test_a_model_removed_and_added_again_while_in_use_stays() -> None:
     async with models(catalog_over("a", "b")) as made:
         pid = await answered(made, "a")
         async with made.lease("a"):
@@ -314,7 +310,7 @@ async def test_a_model_that_went_and_came_back_while_it_was_used_stays() -> None
         assert await answered(made, "a") == pid
 
 
-async def test_memory_is_a_limit_too_and_kv_memory_is_shared_out() -> None:
+async def test_memory_is_a_limit_too_and_kv_memory_is_divided() -> None:
     async with models(
         catalog_over("a", "b", "c"), replace(TWO, max_loaded=None, memory_bytes=10), a=6, b=6, c=11
     ) as made:
@@ -336,7 +332,7 @@ async def test_memory_is_a_limit_too_and_kv_memory_is_shared_out() -> None:
 @pytest.mark.parametrize(
     ("max_loaded", "parts"), [(None, [2, 2, 2, 1]), (4, [4, 3, 2, 1]), (2, [2, 1])]
 )
-async def test_each_has_its_part_of_the_kv_memory_that_is_left(
+async def test_each_model_gets_its_part_of_the_remaining_kv_memory(
     max_loaded: int | None, parts: list[int]
 ) -> None:
     async with models(catalog_over(*"abcd"), replace(TWO, max_loaded=max_loaded)) as made:
@@ -349,7 +345,7 @@ async def test_each_has_its_part_of_the_kv_memory_that_is_left(
         assert {made.shares[name].parts for name in "ab"} <= {parts[0], parts[1], parts[1] + 1}
 
 
-async def test_it_is_told_that_a_model_keeps_the_memory_that_it_was_given_alone(
+async def test_the_log_says_that_a_single_model_keeps_its_memory(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with models(catalog_over("a")) as made:
@@ -359,7 +355,7 @@ async def test_it_is_told_that_a_model_keeps_the_memory_that_it_was_given_alone(
         assert "model a keeps all the memory until it is loaded again" in caplog.text
 
 
-async def test_who_waits_for_an_unload_is_not_left_waiting_when_the_server_stops() -> None:
+async def test_a_wait_for_an_unload_ends_when_the_server_stops() -> None:
     made = FakeModels(catalog_over("a", "b"))
     await made.start()
     async with AsyncExitStack() as held:
@@ -383,7 +379,7 @@ async def test_a_pinned_model_that_fails_does_not_stop_the_server_but_a_named_on
     await made.stop()
 
 
-async def test_a_server_that_ends_turns_everybody_away() -> None:
+async def test_a_stopping_server_refuses_everything() -> None:
     made = FakeModels(catalog_over("a", "b"), replace(ONE, turn_seconds=LONG))
     await made.start()
     async with made.lease("a"):
@@ -405,7 +401,7 @@ async def kv_budgets(made: Residency, **wanted: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_on_a_mac_loaded_models_divide_what_their_weights_and_steps_leave_of_the_working_set(
+async def test_on_a_mac_loaded_models_divide_the_rest_of_the_working_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(residency_module, "HAS_UNIFIED_MEMORY", True)

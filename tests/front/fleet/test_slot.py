@@ -26,7 +26,7 @@ from tests.fakes.fake_models import FakeModels, OneModel, catalog_over
 from tests.fakes.fake_worker import a_request, fake_settings
 
 
-def test_the_first_restart_is_at_once_and_the_wait_doubles_up_to_a_limit() -> None:
+def test_the_first_restart_is_immediate_and_the_delay_doubles_up_to_a_limit() -> None:
     assert [backoff_seconds(failures) for failures in (1, 2, 3, 4, 5)] == [0.0, 1.0, 2.0, 4.0, 8.0]
     assert backoff_seconds(10_000) == LONGEST_BACKOFF_SECONDS
 
@@ -43,11 +43,11 @@ def delays(
     ]
 
 
-def test_workers_without_a_new_token_are_waited_for_longer_and_longer() -> None:
+def test_deaths_without_progress_delay_restarts_more_and_more() -> None:
     assert delays([0.0, 100.0, 200.0, 300.0], had_progress=False) == [0.0, 1.0, 2.0, 4.0]
 
 
-def test_workers_that_die_often_are_waited_for_although_each_made_progress() -> None:
+def test_frequent_deaths_delay_restarts_even_with_progress() -> None:
     assert delays([float(second) for second in range(8)], had_progress=True) == [0.0] * 5 + [
         1.0,
         2.0,

@@ -12,7 +12,7 @@ LONG = 60.0
 
 
 class Counted(Leases):
-    """Counts how often it says that something has changed."""
+    """Counts its notifications."""
 
     def __init__(self, *, places: int = 9) -> None:
         self.changes = 0
@@ -30,7 +30,7 @@ async def waiting(
     return task
 
 
-async def test_who_comes_to_an_open_model_has_a_lease_at_once() -> None:
+async def test_an_open_model_grants_leases_at_once() -> None:
     leases = Counted()
     leases.open()
     await leases.take(sequences=1, seconds=0)
@@ -39,7 +39,7 @@ async def test_who_comes_to_an_open_model_has_a_lease_at_once() -> None:
     assert (leases.held, leases.changes) == (0, 1)
 
 
-async def test_all_who_wait_have_their_leases_from_the_moment_on_in_which_it_opens() -> None:
+async def test_opening_grants_leases_to_all_waiters_at_once() -> None:
     leases = Counted()
     tasks = [await waiting(leases) for _ in range(3)]
     assert (leases.held, leases.waiting, leases.waiting_since) == (0, 3, 0)
@@ -49,7 +49,7 @@ async def test_all_who_wait_have_their_leases_from_the_moment_on_in_which_it_ope
     assert leases.held == 3
 
 
-async def test_who_goes_away_leaves_the_line() -> None:
+async def test_a_cancelled_wait_leaves_the_queue() -> None:
     leases = Counted()
     first, second = await waiting(leases), await waiting(leases)
     first.cancel()
@@ -60,7 +60,7 @@ async def test_who_goes_away_leaves_the_line() -> None:
     assert (leases.waiting, leases.waiting_since, leases.changes) == (0, None, 4)
 
 
-async def test_who_goes_away_in_the_moment_in_which_it_opens_gives_the_lease_back() -> None:
+async def test_a_wait_cancelled_at_the_moment_of_opening_gives_the_lease_back() -> None:
     leases = Counted()
     task = await waiting(leases)
     leases.open()
@@ -70,14 +70,14 @@ async def test_who_goes_away_in_the_moment_in_which_it_opens_gives_the_lease_bac
     assert leases.held == 0
 
 
-async def test_nobody_waits_for_longer_than_is_said() -> None:
+async def test_a_wait_times_out() -> None:
     leases = Counted()
     with pytest.raises(TimeoutError):
         await leases.take(sequences=1, seconds=0.0)
     assert (leases.waiting, leases.held) == (0, 0)
 
 
-async def test_who_waits_is_told_why_there_is_none() -> None:
+async def test_waiters_get_the_error_when_turned_away() -> None:
     leases = Counted()
     tasks = [await waiting(leases) for _ in range(3)]
     leases.turn_away(WorkerUnavailable("it is broken"))
@@ -86,7 +86,7 @@ async def test_who_waits_is_told_why_there_is_none() -> None:
     assert (leases.waiting, leases.held) == (0, 0)
 
 
-async def test_no_more_wait_than_may() -> None:
+async def test_the_queue_is_bounded() -> None:
     leases = Counted(places=3)
     task = await waiting(leases, sequences=2)
     with pytest.raises(QueueFull) as refused:

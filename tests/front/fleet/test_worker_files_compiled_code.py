@@ -48,7 +48,7 @@ class Worker:
 
 @pytest.fixture
 def compiled(kept: Path) -> Iterator[Path]:
-    """What one worker has compiled is kept."""
+    """A library compiled by one worker and kept."""
     worker = Worker(kept)
     worker.compile()
     worker.end()
@@ -56,7 +56,7 @@ def compiled(kept: Path) -> Iterator[Path]:
     return library
 
 
-def test_a_workers_folder_is_private_and_gone_at_its_end(outside: Path) -> None:
+def test_a_workers_folder_is_private_and_removed_at_its_end(outside: Path) -> None:
     worker = Worker("")
     worker.compile()
     assert stat.S_IMODE(worker.folder.stat().st_mode) == 0o700
@@ -65,7 +65,7 @@ def test_a_workers_folder_is_private_and_gone_at_its_end(outside: Path) -> None:
     assert list(outside.iterdir()) == []
 
 
-def test_what_one_worker_has_compiled_is_there_for_the_next(kept: Path, compiled: Path) -> None:
+def test_code_compiled_by_one_worker_is_there_for_the_next(kept: Path, compiled: Path) -> None:
     assert stat.S_IMODE(kept.stat().st_mode) == 0o700
     second, third = Worker(kept), Worker(kept)
     assert (second.found(), third.found()) == ("compiled", "compiled")
@@ -74,7 +74,7 @@ def test_what_one_worker_has_compiled_is_there_for_the_next(kept: Path, compiled
     assert third.found() == compiled.read_text() == Worker(kept).found() == "compiled"
 
 
-def test_a_worker_that_did_not_end_in_order_leaves_nothing(kept: Path) -> None:
+def test_a_worker_that_crashed_leaves_nothing(kept: Path) -> None:
     worker = Worker(kept)
     worker.compile("half a libr")
     worker.end(in_order=False)
@@ -82,9 +82,7 @@ def test_a_worker_that_did_not_end_in_order_leaves_nothing(kept: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770])
-def test_what_others_may_write_is_not_used_and_not_added_to(
-    kept: Path, compiled: Path, mode: int
-) -> None:
+def test_a_folder_that_others_can_write_is_not_used(kept: Path, compiled: Path, mode: int) -> None:
     kept.chmod(mode)
     worker = Worker(kept)
     assert worker.found() == ""
@@ -100,16 +98,14 @@ def test_a_link_in_place_of_the_folder_is_not_followed(kept: Path, compiled: Pat
     assert Worker(kept).found() == ""
 
 
-def test_another_machine_with_the_same_home_has_its_own(
+def test_another_machine_with_the_same_home_has_its_own_folder(
     kept: Path, compiled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_files.platform, "machine", lambda: "riscv128")
     assert Worker(kept).found() == ""
 
 
-def test_the_kinds_of_machines_are_bounded_and_the_longest_unused_go(
-    kept: Path, compiled: Path
-) -> None:
+def test_the_longest_unused_machines_folders_are_deleted(kept: Path, compiled: Path) -> None:
     others = [kept / name for name in "abcdef"]
     for age, other in enumerate(others):
         other.mkdir()
@@ -118,7 +114,7 @@ def test_the_kinds_of_machines_are_bounded_and_the_longest_unused_go(
     assert set(kept.iterdir()) == {*others[:3], compiled.parents[2]}
 
 
-def test_a_place_that_cannot_be_written_harms_nobody(tmp_path: Path) -> None:
+def test_an_unwritable_folder_does_no_harm(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     worker = Worker(tmp_path / "file" / "compiled")
     worker.compile()

@@ -33,7 +33,7 @@ def tokens(request_id: str = "a") -> TokensGenerated:
 
 
 class Front:
-    """Streams with room for ten plain tokens, by their ids, and what they asked for."""
+    """Streams that may have ten unread tokens, by id, and the commands that they sent."""
 
     def __init__(self) -> None:
         self.streams: dict[str, EventStream] = {}
@@ -103,7 +103,9 @@ async def test_a_cancelled_reader_cancels_the_request() -> None:
     assert front.asked == ["cancel a"]
 
 
-async def test_a_failure_is_told_behind_what_came_to_who_was_accepted_and_who_was_not() -> None:
+async def test_a_failure_follows_the_received_events_whether_or_not_the_request_was_accepted() -> (
+    None
+):
     front = Front()
     begun, fresh = front.open("a"), front.open("b")
     front.route([Accepted(request_id="a"), tokens("a")])
@@ -115,7 +117,7 @@ async def test_a_failure_is_told_behind_what_came_to_who_was_accepted_and_who_wa
     assert [type(event) for event in [event async for event in fresh]] == [Accepted, Finished]
 
 
-async def test_a_reader_is_told_once_what_two_workers_say() -> None:
+async def test_the_same_event_of_two_workers_reaches_the_reader_once() -> None:
     front = Front()
     stream = front.open()
     began = Started(
@@ -138,7 +140,7 @@ async def test_a_reader_is_told_once_what_two_workers_say() -> None:
     assert (end.memory, end.timings.prefill_seconds, end.resumptions) == (began.memory, 2.0, 1)
 
 
-async def test_what_was_begun_by_the_second_worker_is_told_by_it() -> None:
+async def test_an_answer_begun_by_the_second_worker_has_its_report() -> None:
     front = Front()
     stream = front.open()
     front.route([Accepted(request_id="a")])
@@ -165,9 +167,7 @@ async def test_a_second_worker_that_refuses_fails_what_the_first_has_accepted() 
     assert (end.reason, end.error, end.completion_tokens) == (FinishReason.FAILED, "no room", 2)
 
 
-async def test_a_stream_that_nobody_reads_is_paused_once_and_resumed_when_half_of_it_is_read() -> (
-    None
-):
+async def test_an_unread_stream_is_paused_once_and_resumed_when_half_of_it_is_read() -> None:
     front = Front()
     stream, other = front.open("a"), front.open("b")
     front.route([tokens("b"), *[tokens("a")] * 5])
@@ -183,7 +183,7 @@ async def test_a_stream_that_nobody_reads_is_paused_once_and_resumed_when_half_o
     assert front.asked == ["pause a", "resume a"]
 
 
-async def test_a_reader_can_pause_a_stream_and_what_is_unread_keeps_it_paused() -> None:
+async def test_a_stream_paused_by_its_reader_stays_paused_while_too_much_is_unread() -> None:
     front = Front()
     stream = front.open()
     stream.pause()
@@ -200,7 +200,7 @@ async def test_a_reader_can_pause_a_stream_and_what_is_unread_keeps_it_paused() 
     assert front.asked == ["pause a", "resume a", "pause a", "resume a"]
 
 
-async def test_a_stream_that_has_ended_is_not_paused() -> None:
+async def test_a_finished_stream_is_not_paused() -> None:
     front = Front()
     stream = front.open()
     front.route([Rejected(request_id="a", kind="invalid", message="no")])
@@ -208,7 +208,7 @@ async def test_a_stream_that_has_ended_is_not_paused() -> None:
     assert front.asked == []
 
 
-async def test_a_stream_that_is_read_as_it_comes_is_never_paused() -> None:
+async def test_a_stream_that_is_read_promptly_is_never_paused() -> None:
     front = Front()
     stream = front.open()
     for _ in range(1000):
@@ -217,7 +217,7 @@ async def test_a_stream_that_is_read_as_it_comes_is_never_paused() -> None:
     assert front.asked == []
 
 
-async def test_rivals_of_tokens_count() -> None:
+async def test_log_probabilities_count_as_unread_bytes() -> None:
     front = Front()
     front.open()
     scored = TokenLogprob(4, -1.0, tuple((token, -2.0) for token in range(20)))
@@ -233,7 +233,7 @@ async def test_a_paused_stream_that_is_closed_is_cancelled_and_never_resumed() -
     assert front.asked == ["pause a", "cancel a"]
 
 
-async def test_a_stream_that_has_ended_is_neither_paused_nor_resumed() -> None:
+async def test_a_finished_stream_is_neither_paused_nor_resumed() -> None:
     front = Front()
     stream = front.open()
     front.route([*[tokens()] * 5, finished()])
@@ -242,7 +242,7 @@ async def test_a_stream_that_has_ended_is_neither_paused_nor_resumed() -> None:
     assert front.asked == []
 
 
-async def test_how_far_the_prompt_is_read_is_told_until_the_answer_has_begun() -> None:
+async def test_prefill_progress_is_reported_until_the_answer_begins() -> None:
     front = Front()
     stream = front.open()
     read = PromptRead(request_id="a", total_tokens=9, cached_tokens=0, read_tokens=4, seconds=1.0)

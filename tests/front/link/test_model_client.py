@@ -1,6 +1,4 @@
-"""Requests of one model through several workers, with a worker's link that only writes down what it
-is sent.
-"""
+"""Requests that outlive their workers, over links that only record the commands."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ UNREAD_BYTES = 1024
 
 
 class WrittenLink:
-    """What one worker was sent, and that it answers."""
+    """Records what one worker is sent."""
 
     def __init__(self) -> None:
         self.is_open = True
@@ -124,7 +122,7 @@ def read_ahead(tokens: int) -> SequenceRequest:
     return msgspec.structs.replace(request, read_ahead=ReadAhead(known_tokens=1))
 
 
-async def test_a_request_goes_on_behind_the_tokens_that_came(front: Front) -> None:
+async def test_a_request_continues_after_the_received_tokens(front: Front) -> None:
     (stream,) = front.submit("a")
     front.tokens("a", count=3)
     front.die()
@@ -148,7 +146,7 @@ async def test_a_request_goes_on_behind_the_tokens_that_came(front: Front) -> No
     assert front.client.open_streams == 0
 
 
-async def test_what_waits_while_there_is_no_worker_is_sent_to_the_next_one_in_order(
+async def test_requests_made_without_a_worker_are_sent_to_the_next_one_in_order(
     front: Front,
 ) -> None:
     front.submit("a")
@@ -158,7 +156,7 @@ async def test_what_waits_while_there_is_no_worker_is_sent_to_the_next_one_in_or
     assert front.resumed == 0, "none was accepted by the first"
 
 
-async def test_a_request_that_its_reader_has_left_is_not_sent_again(front: Front) -> None:
+async def test_a_request_closed_by_its_reader_is_not_sent_again(front: Front) -> None:
     left, _ = front.submit("a", "b")
     front.die()
     await left.aclose()
@@ -166,7 +164,7 @@ async def test_a_request_that_its_reader_has_left_is_not_sent_again(front: Front
     assert front.client.open_streams == 1
 
 
-async def test_an_unread_stream_is_paused_at_the_next_worker_too_and_goes_on_when_it_is_read(
+async def test_an_unread_stream_is_paused_at_the_next_worker_too_and_resumed_when_it_is_read(
     front: Front,
 ) -> None:
     (stream,) = front.submit("a")
@@ -179,7 +177,7 @@ async def test_an_unread_stream_is_paused_at_the_next_worker_too_and_goes_on_whe
     assert front.worker.steered == ["pause a", "resume a"]
 
 
-async def test_a_thought_that_was_ended_stays_ended_at_the_next_worker(front: Front) -> None:
+async def test_reasoning_that_was_ended_stays_ended_at_the_next_worker(front: Front) -> None:
     budget = ThinkingBudget(tokens=0, end_token_ids=(7,))
     (stream,) = front.submit("a")
     front.tokens("a")
@@ -190,7 +188,7 @@ async def test_a_thought_that_was_ended_stays_ended_at_the_next_worker(front: Fr
     assert (again.thinking_budget, front.worker.limited) == (budget, [])
 
 
-async def test_when_no_worker_comes_all_end_with_one_error_and_later_ones_are_taken(
+async def test_without_a_next_worker_all_requests_end_with_one_error_and_later_ones_are_accepted(
     front: Front,
 ) -> None:
     streams = front.submit("a", "b")
@@ -205,7 +203,7 @@ async def test_when_no_worker_comes_all_end_with_one_error_and_later_ones_are_ta
     assert front.next_worker().ids == ["c"]
 
 
-async def test_after_the_end_nothing_is_taken(front: Front) -> None:
+async def test_a_closed_client_accepts_nothing(front: Front) -> None:
     (stream,) = front.submit("a")
     front.client.close("the server is shutting down")
     assert [type(event) for event in await events_of(stream)] == [Accepted, Finished]
@@ -219,7 +217,7 @@ async def test_an_id_in_use_cannot_be_opened_twice(front: Front) -> None:
         front.submit("a")
 
 
-async def test_the_one_that_kills_alone_is_refused_and_the_others_go_on(front: Front) -> None:
+async def test_a_request_that_kills_alone_is_refused_and_the_others_continue(front: Front) -> None:
     streams = dict(zip("abc", front.submit("a", "b", "c"), strict=True))
     front.tokens("a", "b", "c")
     front.die()
@@ -243,10 +241,10 @@ async def test_the_one_that_kills_alone_is_refused_and_the_others_go_on(front: F
     assert front.client.open_streams == 3
 
 
-async def test_a_request_that_is_set_aside_during_its_trial_is_tried_again_when_it_goes_on(
+async def test_a_request_paused_during_its_trial_is_tried_again_when_it_is_resumed(
     front: Front,
 ) -> None:
-    """Else a client whose connection comes and goes would kill one worker after the other."""
+    """Else a client that reconnects again and again would kill one worker after the other."""
     (guilty,) = front.submit("guilty")
     for _ in range(3):
         front.tokens("guilty")
@@ -268,7 +266,7 @@ async def test_a_request_that_is_set_aside_during_its_trial_is_tried_again_when_
     assert front.next_worker().ids == ["innocent"]
 
 
-async def test_one_that_draws_a_token_in_every_life_is_refused_and_those_beside_it_go_on(
+async def test_a_killer_that_draws_a_token_in_every_life_is_refused_and_the_others_continue(
     front: Front,
 ) -> None:
     guilty, _ = front.submit("guilty", "innocent")
@@ -287,7 +285,7 @@ async def test_one_that_draws_a_token_in_every_life_is_refused_and_those_beside_
     assert front.next_worker().ids == ["innocent"]
 
 
-async def test_one_that_is_not_read_while_it_is_tried_makes_room_for_the_next(front: Front) -> None:
+async def test_a_suspect_that_is_not_read_lets_the_next_one_be_tried(front: Front) -> None:
     front.submit("a", "b")
     for _ in range(3):
         front.tokens("a", "b", count=1)
@@ -299,7 +297,7 @@ async def test_one_that_is_not_read_while_it_is_tried_makes_room_for_the_next(fr
     assert front.worker.ids == ["a", "b"]
 
 
-async def test_those_that_have_passed_go_on_when_all_were_tried(front: Front) -> None:
+async def test_requests_that_passed_continue_when_all_were_tried(front: Front) -> None:
     front.submit("a", "b")
     front.die()
     front.next_worker()
@@ -312,9 +310,7 @@ async def test_those_that_have_passed_go_on_when_all_were_tried(front: Front) ->
 
 
 @pytest.mark.parametrize("leave", ["ends", "is left"])
-async def test_one_that_ends_while_it_is_tried_makes_room_for_the_next(
-    front: Front, leave: str
-) -> None:
+async def test_a_suspect_that_ends_lets_the_next_one_be_tried(front: Front, leave: str) -> None:
     first, _ = front.submit("a", "b")
     front.die()
     front.next_worker()
@@ -327,7 +323,7 @@ async def test_one_that_ends_while_it_is_tried_makes_room_for_the_next(
     assert worker.ids == ["a", "b"]
 
 
-async def test_a_reader_is_woken_by_what_another_worker_says(front: Front) -> None:
+async def test_a_reader_is_woken_by_the_next_workers_event(front: Front) -> None:
     (stream,) = front.submit("a")
     reader: asyncio.Task[RequestEvent] = asyncio.create_task(_next(stream))
     await asyncio.sleep(0)
@@ -338,7 +334,7 @@ async def test_a_reader_is_woken_by_what_another_worker_says(front: Front) -> No
 
 
 async def asked(front: Front, operation: OperationName = "get") -> asyncio.Task[SessionAnswer]:
-    """A command that has been handed over."""
+    """A command that the client has sent."""
     command = SessionCommand(
         operation=operation, tenant="", call_id="c", session_id="s", new_session_id="t"
     )
@@ -353,7 +349,7 @@ def answers(front: Front, failure: SessionFailure | None = None) -> None:
     )
 
 
-async def test_a_command_that_comes_while_there_is_no_worker_waits_for_the_next_one(
+async def test_a_command_without_a_worker_waits_for_the_next_one(
     front: Front,
 ) -> None:
     front.die()
@@ -364,7 +360,7 @@ async def test_a_command_that_comes_while_there_is_no_worker_waits_for_the_next_
     assert front.next_worker().commands == []
 
 
-async def test_a_command_without_an_answer_is_sent_once_more_behind_the_requests(
+async def test_an_unanswered_command_is_sent_once_more_after_the_requests(
     front: Front,
 ) -> None:
     command = await asked(front, "close")
@@ -385,7 +381,7 @@ async def test_a_command_without_an_answer_is_sent_once_more_behind_the_requests
         ("get", SessionFailure.NOT_FOUND, False),
     ],
 )
-async def test_it_is_told_where_the_first_worker_may_have_done_it(
+async def test_a_failure_says_if_the_first_worker_may_have_done_it(
     front: Front, operation: OperationName, failure: SessionFailure, is_told: bool
 ) -> None:
     command = await asked(front, operation)
@@ -397,13 +393,13 @@ async def test_it_is_told_where_the_first_worker_may_have_done_it(
     assert ("this very command may have caused" in answer.message) is is_told
 
 
-async def test_a_failure_of_the_first_worker_is_told_as_it_is(front: Front) -> None:
+async def test_a_failure_at_the_first_worker_is_passed_on_unchanged(front: Front) -> None:
     command = await asked(front, "close")
     answers(front, SessionFailure.NOT_FOUND)
     assert (await command).message == "so it is"
 
 
-async def test_a_command_of_which_two_workers_died_is_not_sent_to_a_third_one(front: Front) -> None:
+async def test_a_command_that_met_two_deaths_is_not_sent_to_a_third_worker(front: Front) -> None:
     command = await asked(front, "import")
     front.die()
     front.next_worker()
@@ -413,7 +409,7 @@ async def test_a_command_of_which_two_workers_died_is_not_sent_to_a_third_one(fr
     assert front.next_worker().commands == []
 
 
-async def test_a_command_waits_until_those_that_may_kill_have_run_alone(front: Front) -> None:
+async def test_a_command_waits_until_all_suspects_were_tried(front: Front) -> None:
     front.submit("a")
     command = await asked(front)
     front.die()
@@ -430,7 +426,7 @@ async def test_a_command_waits_until_those_that_may_kill_have_run_alone(front: F
     await later
 
 
-async def test_when_no_worker_comes_commands_are_told_why(front: Front) -> None:
+async def test_without_a_next_worker_commands_fail_with_the_reason(front: Front) -> None:
     front.die()
     command = await asked(front)
     front.client.end_all("it cannot be started")
@@ -441,7 +437,7 @@ async def test_when_no_worker_comes_commands_are_told_why(front: Front) -> None:
         await (await asked(front))
 
 
-async def test_who_asks_no_longer_has_nothing_sent(front: Front) -> None:
+async def test_a_cancelled_command_is_not_sent(front: Front) -> None:
     front.die()
     command = await asked(front)
     command.cancel()
@@ -452,10 +448,10 @@ async def test_who_asks_no_longer_has_nothing_sent(front: Front) -> None:
 @pytest.mark.parametrize(
     "event", [Rejected(request_id="b", kind="invalid", message="no"), finished("ahead")]
 )
-async def test_neither_a_refusal_nor_reading_ahead_counts_as_progress(
+async def test_neither_a_refusal_nor_idle_work_counts_as_progress(
     front: Front, event: Rejected | Finished
 ) -> None:
-    """Else who kills workers would never be tried alone while others ask for what cannot be."""
+    """Else a killer would never be tried alone while others send invalid requests."""
     front.submit("a")
     front.die()
     worker = front.next_worker()
@@ -470,7 +466,7 @@ async def test_neither_a_refusal_nor_reading_ahead_counts_as_progress(
     assert front.die() == ("a",)
 
 
-async def test_the_next_worker_is_told_what_was_read_ahead_until_a_request_has_begun_from_it(
+async def test_the_next_worker_learns_of_prefilled_prompts_until_a_request_uses_them(
     front: Front,
 ) -> None:
     request = read_ahead(9)
@@ -489,7 +485,7 @@ async def test_the_next_worker_is_told_what_was_read_ahead_until_a_request_has_b
     assert front.next_worker().read_ahead == []
 
 
-async def test_what_was_not_read_to_its_end_is_not_called_read_ahead(front: Front) -> None:
+async def test_an_unfinished_prefill_is_not_reported_to_the_next_worker(front: Front) -> None:
     front.client.submit(read_ahead(9))
     front.client.deliver([finished("ahead", FinishReason.CANCELLED)])
     front.die()

@@ -1,4 +1,4 @@
-"""Who is tried alone after workers died, and who is refused."""
+"""Which requests are tried alone after workers died, and which one is refused."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def died(
     )
 
 
-def test_one_death_has_nobody_run_alone() -> None:
+def test_one_death_makes_no_suspect() -> None:
     isolation = Isolation()
     assert died(isolation, {"a": 1, "b": 0}) is None
     assert isolation.is_over
 
 
-def test_after_a_second_death_without_a_new_token_they_are_tried_one_at_a_time_and_the_guilty_one_is_refused() -> (
+def test_after_two_deaths_without_progress_requests_are_tried_alone_and_the_killer_is_refused() -> (
     None
 ):
     isolation = Isolation()
@@ -53,7 +53,7 @@ def test_a_request_that_draws_a_token_or_two_in_each_life_is_tried_alone_and_ref
     assert isolation.is_over
 
 
-def test_a_request_that_meets_many_deaths_is_tried_alone_whatever_it_achieved_in_between() -> None:
+def test_a_request_that_meets_many_deaths_is_tried_alone_whatever_its_progress() -> None:
     isolation = Isolation()
     for _ in range(DEATHS_OF_A_LIFE):
         assert isolation.is_over
@@ -63,7 +63,7 @@ def test_a_request_that_meets_many_deaths_is_tried_alone_whatever_it_achieved_in
     assert isolation.tokens_to_pass > 2 * MANY
 
 
-def test_one_that_never_has_a_token_while_others_have_is_tried_alone() -> None:
+def test_a_request_without_a_token_while_others_progress_is_tried_alone() -> None:
     isolation = Isolation()
     for _ in range(DEATHS_OF_ONE):
         assert isolation.is_over
@@ -73,7 +73,7 @@ def test_one_that_never_has_a_token_while_others_have_is_tried_alone() -> None:
     assert isolation.is_over
 
 
-def test_those_that_drew_few_tokens_are_tried_before_those_that_may_have_been_queued() -> None:
+def test_requests_with_few_tokens_are_tried_before_those_that_may_have_been_queued() -> None:
     isolation = Isolation()
     for _ in range(DEATHS_OF_ONE):
         died(isolation, {"queued": 0, "slow": 4, "guilty": 2})
@@ -96,7 +96,7 @@ def test_each_further_trial_of_a_request_is_twice_as_long() -> None:
     assert to_pass == [7, 14, 28]
 
 
-def test_who_cannot_run_is_tried_later() -> None:
+def test_a_suspect_that_cannot_run_is_tried_later() -> None:
     isolation = Isolation()
     died(isolation, {"a": 0, "b": 0})
     died(isolation, {"a": 0, "b": 0})
@@ -106,8 +106,8 @@ def test_who_cannot_run_is_tried_later() -> None:
     assert isolation.next_of(["a", "b"]) == "a", "it can run again, and has not been tried"
 
 
-def test_when_the_guilty_one_is_found_those_that_died_beside_it_are_believed_again() -> None:
-    """They may have waited in the queue all the time."""
+def test_finding_the_killer_clears_the_requests_that_died_with_it() -> None:
+    """They may have been queued all the time."""
     isolation = Isolation()
     queued = {f"queued {number}": 0 for number in range(100)}
     for _ in range(DEATHS_OF_ONE):
@@ -122,10 +122,10 @@ def test_when_the_guilty_one_is_found_those_that_died_beside_it_are_believed_aga
 
 
 @given(data=st.data(), count=st.integers(1, 8))
-def test_whoever_kills_is_refused_in_the_end_and_nobody_else(
+def test_every_killer_is_refused_in_the_end_and_nothing_else(
     data: st.DataObject, count: int
 ) -> None:
-    """Workers die of some requests whenever these run, each after as many tokens as it likes."""
+    """Some requests kill the worker whenever they run, after any number of tokens."""
     killers = data.draw(
         st.dictionaries(st.integers(0, count - 1).map(str), st.integers(0, 3 * FEW_TOKENS))
     )
@@ -157,7 +157,7 @@ def test_whoever_kills_is_refused_in_the_end_and_nobody_else(
 def test_the_deaths_that_one_request_can_cause_are_bounded_however_it_behaves(
     lives: list[tuple[int, bool]],
 ) -> None:
-    """In each life it draws so many tokens; or nobody reads it for a while, once it runs alone."""
+    """In each life it generates some tokens, or its stream is not read for a while in its trial."""
     isolation = Isolation()
     deaths = 0
     for tokens, pauses in itertools.islice(itertools.cycle(lives), 8 * WORST):

@@ -56,7 +56,7 @@ def answer_at_once(command: Command) -> list[Event]:
 
 
 class Peer:
-    """The worker's end on a thread of this process; keeps what it got."""
+    """The worker's end, on a thread of this process. Records the commands."""
 
     def __init__(self, endpoint: str, answer: Callable[[Command], list[Event]]) -> None:
         self.commands: list[Command] = []
@@ -94,7 +94,7 @@ async def linked(
         await asyncio.to_thread(peer.thread.join)
 
 
-async def test_a_request_goes_over_and_its_events_come_back() -> None:
+async def test_a_request_is_sent_and_its_events_come_back() -> None:
     async with linked() as (client, peer):
         assert [event async for event in client.submit(a_request("x"))] == [
             Accepted(request_id="x"),
@@ -134,7 +134,7 @@ async def test_a_hundred_streams_at_once_get_their_own_events() -> None:
             assert [event async for event in stream][-1] == finished(str(index))
 
 
-async def test_many_at_once_of_whom_some_leave_get_their_own_answers_and_arrive_in_order() -> None:
+async def test_concurrent_requests_arrive_in_order_and_get_their_own_answers() -> None:
     choose = random.Random(13)
     sent: list[SequenceRequest] = []
 
@@ -163,7 +163,7 @@ async def test_many_at_once_of_whom_some_leave_get_their_own_answers_and_arrive_
     assert [command for command in peer.commands if isinstance(command, SequenceRequest)] == sent
 
 
-async def test_the_end_of_the_peer_is_noticed_through_the_socket() -> None:
+async def test_the_exit_of_the_peer_is_noticed_through_the_socket() -> None:
     async with linked(
         lambda command: answer_at_once(command) if command == TELL_STATISTICS else []
     ) as (
@@ -181,7 +181,7 @@ async def test_the_end_of_the_peer_is_noticed_through_the_socket() -> None:
             await client.statistics()
 
 
-async def test_the_folder_of_the_socket_is_private_and_goes_away() -> None:
+async def test_the_sockets_folder_is_private_and_removed() -> None:
     async with linked() as (client, _):
         folder = Path(client.worker.endpoint.removeprefix("ipc://")).parent
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -201,7 +201,7 @@ async def test_a_round_trip_costs_less_than_a_token() -> None:
     assert statistics.quantiles(seconds, n=10)[0] < 0.005, seconds
 
 
-async def test_sockets_that_cannot_be_had_are_an_os_error_and_leave_no_folder(
+async def test_a_socket_failure_is_an_os_error_and_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> None:
