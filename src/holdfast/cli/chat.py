@@ -173,7 +173,7 @@ def _converse(
     system: str,
     options: dict[str, float | None],
 ) -> None:
-    """Answer the question, or without one what is typed or piped; then exit."""
+    """Answer the question, or else the messages that are typed or piped; then exit."""
     from rich.console import Console
 
     _check_is_no_question(effective.settings.model.path)

@@ -28,6 +28,7 @@ from holdfast.cli.output import BAD_INPUT, Json, complain, count_text, load_prog
 from holdfast.cli.settings import settings_command
 from holdfast.config import EffectiveSettings, ModelSettings
 from holdfast.errors import HoldfastError
+from holdfast.models.download import check_present, resolve_model, served_id
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,7 +58,6 @@ def doctor(
     """
     from holdfast.front.fleet.catalog import catalog_of
     from holdfast.front.run.running_servers import run_folder
-    from holdfast.models.download import check_present
 
     model = effective.settings.model
     if model.path:  # may be a name in models.toml
@@ -90,7 +90,7 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     """Billions of float32 operations per second in matrix products."""
 
     as_installed_gflops: float
-    in_use_gflops: float  # with the BLAS that replaces MLX's own; else the same number
+    in_use_gflops: float  # with the BLAS that replaces MLX's own, if there is one
 
 
 class LayoutCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,8 +184,6 @@ def _measure_speed(found: Diagnosis, settings: ModelSettings, progress: object) 
 def _check_model(
     found: Diagnosis, settings: ModelSettings, progress: Callable[[str, float], None]
 ) -> None:
-    from holdfast.models.download import resolve_model, served_id
-
     found.folder = str(resolve_model(settings, progress=progress))
     found.model_name = served_id(settings)
     if found.platform is not None:

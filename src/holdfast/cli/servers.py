@@ -395,7 +395,7 @@ def logs(
 
 
 def _log_of(number: int | None) -> Path:
-    """The log file of the server with that process id or port. Raises LogUnavailable and NoSuchServer."""
+    """The log of the server with that process id or port. Raises LogUnavailable, NoSuchServer."""
     from holdfast.files import logs_folder
     from holdfast.telemetry.logs import LOG_SUFFIX
 

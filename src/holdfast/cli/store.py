@@ -474,7 +474,7 @@ class StateInUse(HoldfastError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateKind:
-    """One kind of what Holdfast keeps, in a file or folder."""
+    """One kind of state on disk: a file or folder."""
 
     name: str
     what: str
@@ -535,7 +535,7 @@ def clear_state(
     config: Config = None,
     yes: Yes = False,
 ) -> None:
-    """Delete some or all of it, unless a running server uses it."""
+    """Delete some or all of this state, unless a running server uses it."""
     kinds = {kind.name: kind for kind in _state_kinds(config)}
     if all_kinds:
         names = [name for name, kind in kinds.items() if kind.clear is not None]
@@ -582,7 +582,7 @@ def _refuse_used(chosen: Sequence[StateKind]) -> None:
 
 
 def _state_kinds(config: Path | None) -> list[StateKind]:
-    """Everything that is kept with these settings."""
+    """All state on disk, with these settings."""
     from holdfast.store.folder import chosen_folder
 
     with plain_errors():
