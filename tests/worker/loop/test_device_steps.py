@@ -44,7 +44,7 @@ def a_flight(engine: FakeEngine, *prompts: tuple[int, ...]) -> Flight:
     )
 
 
-def steps(engine: FakeEngine) -> DeviceSteps[object]:
+def steps(engine: FakeEngine) -> DeviceSteps:
     return DeviceSteps(engine, retry_chunk_tokens=8)  # type: ignore[arg-type]
 
 
@@ -148,7 +148,7 @@ def test_results_of_a_sequence_whose_state_was_given_up_are_not_wanted() -> None
 
 
 def retried(
-    subject: DeviceSteps[object], engine: FakeEngine, flight: Flight, *, was_alone: bool = True
+    subject: DeviceSteps, engine: FakeEngine, flight: Flight, *, was_alone: bool = True
 ) -> str:
     (span,) = flight.plan.spans
     (sequence,) = flight.sequences
@@ -160,7 +160,7 @@ def retried(
     return subject.retry_alone(span, reopen=reopen, was_alone=was_alone).failure
 
 
-def limited_steps(engine: FakeEngine) -> tuple[DeviceSteps[object], list[int]]:
+def limited_steps(engine: FakeEngine) -> tuple[DeviceSteps, list[int]]:
     limits: list[int] = []
     return DeviceSteps(engine, retry_chunk_tokens=2048, limit_chunks=limits.append), limits  # type: ignore[arg-type]
 

@@ -341,6 +341,7 @@ def test_a_paused_row_does_not_take_the_turn_of_one_that_can_go_on() -> None:
     run.submit("old", prompt_tokens=75, max_tokens=20)
     run.submit("young", prompt_tokens=2, max_tokens=20)
     run.run_to_end()
+    assert {served.request_id for served in run.ended} == {"old", "young"}
 
 
 def test_with_one_token_to_a_step_all_prompts_move() -> None:

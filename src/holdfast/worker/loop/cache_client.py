@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias
 
 import msgspec
 
@@ -25,13 +25,14 @@ from holdfast.wire.commands import ReadAheadRun, SequenceRequest
 from holdfast.wire.events import CacheFigures, CacheOutcome, CacheReport, WaitReason
 from holdfast.wire.requests import TOKEN_BYTES, RequestId, common_tokens
 from holdfast.worker.loop.counters import Counters
-from holdfast.worker.loop.device_steps import StepEngine, costing_no_answer
+from holdfast.worker.loop.device_steps import costing_no_answer
 from holdfast.worker.loop.sequences import LiveSequence
 from holdfast.worker.prefix.in_flight import InFlightPrefills
 from holdfast.worker.prefix.lookup import LiveChain
 from holdfast.worker.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:  # at run time these import MLX
+    from holdfast.worker.engine.engine import Engine
     from holdfast.worker.engine.sequence import Kept
     from holdfast.worker.kv.live import LiveState
     from holdfast.worker.prefix.cache import PrefixCache
@@ -88,7 +89,7 @@ class CacheClient:
         self,
         cache: PrefixCache | None,
         *,
-        engine: StepEngine[Any],
+        engine: Engine,
         scheduler: Scheduler,
         counters: Counters,
         on_end: Callable[[LiveSequence], None],

@@ -1,4 +1,5 @@
-"""Steps on an engine that may raise anything: when a step fails, each sequence is tried again alone.
+"""Steps on an engine whose methods may raise anything: when a step fails, each sequence is tried again
+alone.
 
 The only two places at which a worker catches every exception are here, so that the fault of one
 request never reaches another.
@@ -11,22 +12,18 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
-from holdfast.wire.commands import SequenceRequest, ThinkingBudget
 from holdfast.wire.events import TokenLogprob
-from holdfast.wire.requests import RequestId
-from holdfast.worker.engine.plan import KeepPolicy, Span, SpanResult, StepPlan
+from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
 from holdfast.worker.loop.sequences import LiveSequence
 
 if TYPE_CHECKING:  # at run time these import MLX
-    from holdfast.worker.engine.sequence import Kept, Prefix
-    from holdfast.worker.kv.live import LiveState
+    from holdfast.worker.engine.engine import Engine
+    from holdfast.worker.engine.sequence import Kept
 
 LEAST_RETRIED_TOKENS = 64  # a chunk that fails is not split into smaller pieces
 FAILURES_OF_A_BROKEN_DEVICE = 3  # sequences in a row that failed alone
-
-Step = TypeVar("Step")  # a dispatched step; only the engine looks into it
 
 logger = logging.getLogger("holdfast.worker")
 
@@ -58,64 +55,6 @@ def costing_no_answer(
     except Exception as error:
         logger.exception(message, *names)
         otherwise(error)
-
-
-class StepEngine(Protocol[Step]):
-    """Holds the state of open sequences and executes plans over them. Device thread only.
-
-    Any method may raise; the loop then reopens the sequences concerned and runs each alone.
-    """
-
-    @property
-    def runs_ahead(self) -> bool:
-        """Whether to dispatch a step before the previous one is collected."""
-
-    def open(
-        self,
-        request: SequenceRequest,
-        *,
-        generated: tuple[int, ...] = (),
-        capacity_tokens: int,
-        prefix: Prefix | None = None,
-        keep: KeepPolicy | None = None,
-    ) -> LiveState:
-        """Open a sequence and return its state.
-
-        generated: tokens drawn before a preemption. prefix: cached state to start from.
-        keep: what to copy out for the cache while it runs.
-        """
-
-    def grow(self, request_id: RequestId, capacity_tokens: int) -> None:
-        """Enlarge the capacity of an open sequence."""
-
-    def limit_thoughts(
-        self, request_id: RequestId, budget: ThinkingBudget, *, generated: Sequence[int]
-    ) -> None:
-        """Change the thinking budget of an open sequence that is in no dispatched step.
-
-        generated: every token drawn so far.
-        """
-
-    def close(self, request_id: RequestId) -> None:
-        """Close a sequence; a dispatched span of it still runs."""
-
-    def keep_rest(self, request_id: RequestId) -> Kept | None:
-        """Copy out the rest that was not copied yet, without waiting; None if there is none."""
-
-    def check_device(self) -> None:
-        """Compute something with a known result; raises if the device computes nothing any more."""
-
-    def abandon_pending(self) -> None:
-        """Forget dispatched steps that are not collected, because one of them failed."""
-
-    def dispatch(self, plan: StepPlan) -> Step:
-        """Start a step without waiting for the device."""
-
-    def collect(self, pending: Step) -> tuple[SpanResult, ...]:
-        """Wait for a dispatched step; returns one result per span."""
-
-    def take_kept(self, pending: Step) -> Sequence[Kept]:
-        """The snapshots that a collected step has made."""
 
 
 def _nothing_kept() -> Sequence[Kept]:
@@ -155,7 +94,7 @@ class Flight:
         return tuple(sequence for _, sequence, result in self.wanted(results) if not result.failure)
 
 
-def read_alone(engine: StepEngine[Step], span: Span, *, chunk_tokens: int) -> SpanResult:
+def read_alone(engine: Engine, span: Span, *, chunk_tokens: int) -> SpanResult:
     """Prefill a freshly opened sequence up to the end of `span`.
 
     Returns the span's result, with the scores of everything before it. Raises what the engine does.
@@ -176,12 +115,12 @@ def read_alone(engine: StepEngine[Step], span: Span, *, chunk_tokens: int) -> Sp
         start += tokens
 
 
-class DeviceSteps(Generic[Step]):
+class DeviceSteps:
     """Dispatches and collects steps. Device thread only."""
 
     def __init__(
         self,
-        engine: StepEngine[Step],
+        engine: Engine,
         *,
         retry_chunk_tokens: int,
         limit_chunks: Callable[[int], None] = lambda tokens: None,

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from holdfast.errors import InvalidRequest
 from holdfast.wire.events import FinishReason, WaitReason
 from holdfast.wire.requests import RequestId
 from holdfast.worker.loop.cache_client import CacheClient
-from holdfast.worker.loop.device_steps import DeviceFailed, StepEngine, device_call
+from holdfast.worker.loop.device_steps import DeviceFailed, device_call
 from holdfast.worker.loop.sequences import Ledger, LiveSequence
 from holdfast.worker.scheduler.admission import Reservation
 from holdfast.worker.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:  # at run time this imports MLX
+    from holdfast.worker.engine.engine import Engine
 
 logger = logging.getLogger("holdfast.worker")
 
@@ -24,7 +27,7 @@ class Lifetimes:
     def __init__(
         self,
         *,
-        engine: StepEngine[Any],
+        engine: Engine,
         scheduler: Scheduler,
         ledger: Ledger,
         cache: CacheClient,

@@ -35,8 +35,6 @@ from holdfast.worker.loop.counters import Counters
 from holdfast.worker.loop.device_steps import (
     DeviceSteps,
     Flight,
-    Step,
-    StepEngine,
     costing_no_answer,
 )
 from holdfast.worker.loop.idle_work import IdleWork
@@ -47,6 +45,7 @@ from holdfast.worker.loop.sequences import Ledger, LiveSequence
 from holdfast.worker.scheduler.scheduler import Decision, Scheduler, StepOutcome
 
 if TYPE_CHECKING:  # at run time these import MLX
+    from holdfast.worker.engine.engine import Engine
     from holdfast.worker.prefix.cache import PrefixCache
     from holdfast.worker.sessions.service import SessionService
 
@@ -68,7 +67,7 @@ class WorkerLoop:
     def __init__(
         self,
         *,
-        engine: StepEngine[Step],
+        engine: Engine,
         scheduler: Scheduler,
         inbox: Inbox,
         retry_chunk_tokens: int = 2048,

@@ -15,11 +15,12 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 
 from holdfast.store.block import Block, BlockKey, BlockKind, by_place, child_key, root_key
+from holdfast.store.store import BlockStore
 from holdfast.wire.events import CacheFigures, CacheOutcome
 from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.worker.prefix.chain import Branch, ChainBlock, Cursor
 from holdfast.worker.prefix.lookup import EvictionHistory, LiveChain, Planner, ReusePlan
-from holdfast.worker.prefix.tiers import DiskIndex, DiskSide, Payload, Pins, RamTier, Residence
+from holdfast.worker.prefix.tiers import DiskIndex, Payload, Pins, RamTier, Residence
 from holdfast.worker.prefix.tree import PrefixTree
 
 # of a branch: after the last message, before the prompt's last token, at the end of the answer
@@ -30,7 +31,7 @@ class PrefixIndex:
     """All stored blocks and states of one model, for all tenants."""
 
     def __init__(
-        self, *, fingerprint: str, ram_budget_bytes: int, disk: DiskSide | None = None
+        self, *, fingerprint: str, ram_budget_bytes: int, disk: BlockStore | None = None
     ) -> None:
         self.fingerprint = fingerprint
         self._store = disk

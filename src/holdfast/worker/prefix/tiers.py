@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack
 from enum import Enum
 from typing import Protocol
 
-from holdfast.store.block import Block, BlockKey, Entry
+from holdfast.store.block import Block, BlockKey
 
 MOST_EXPECTED_LOSSES = 65536
 
@@ -31,19 +31,6 @@ class Payload(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes in RAM."""
-
-
-class DiskSide(Protocol):
-    """What the index needs of the store; payloads do not pass through the index."""
-
-    def entries(self) -> Iterable[Entry]:
-        """Everything stored for this model."""
-
-    def touch(self, keys: Sequence[BlockKey]) -> None:
-        """Record that these were used."""
-
-    def remove(self, keys: Sequence[BlockKey]) -> None:
-        """Delete these."""
 
 
 class EvictionOrder:
