@@ -57,7 +57,7 @@ def streamed(script: Sequence[OutputEvent], answers: MessagesAnswer) -> str:
 def whole(script: Sequence[OutputEvent], answers: MessagesAnswer) -> Any:
     deltas = [event for event in script if not isinstance(event, ChoiceFinished)]
     end = cast(ChoiceFinished, script[-1])
-    choice = WholeChoice(deltas=deltas, finish_reason=end.finish_reason, end=end)
+    choice = WholeChoice(deltas=deltas, finished=end)
     return json.loads(answers.whole([choice], COUNTS, None))
 
 

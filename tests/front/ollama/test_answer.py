@@ -54,7 +54,7 @@ def events(
 
 
 def whole_of(deltas: list[OutputDelta], end: ChoiceFinished) -> WholeChoice:
-    return WholeChoice(deltas=deltas, finish_reason=end.finish_reason, end=end)
+    return WholeChoice(deltas=deltas, finished=end)
 
 
 @given(

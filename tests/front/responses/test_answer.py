@@ -96,7 +96,7 @@ def streamed(
 def whole(
     answer: ResponseAnswer, deltas: Sequence[OutputDelta], reason: FinishReason = FinishReason.STOP
 ) -> Any:
-    choice = WholeChoice(deltas=list(deltas), finish_reason=finished(reason, deltas).finish_reason)
+    choice = WholeChoice(deltas=list(deltas), finished=finished(reason, deltas))
     return json.loads(answer.whole([choice], COUNTS, None))
 
 

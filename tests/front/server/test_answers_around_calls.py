@@ -36,11 +36,7 @@ def whole(form: AnswerFormat, script: list[OutputEvent]) -> Any:
     deltas = [event for event in script if not isinstance(event, ChoiceFinished)]
     end = script[-1]
     assert isinstance(end, ChoiceFinished)
-    return json.loads(
-        form.whole(
-            [WholeChoice(deltas=deltas, finish_reason=end.finish_reason, end=end)], COUNTS, None
-        )
-    )
+    return json.loads(form.whole([WholeChoice(deltas=deltas, finished=end)], COUNTS, None))
 
 
 def streamed(form: AnswerFormat, script: list[OutputEvent]) -> str:

@@ -232,7 +232,8 @@ class AnswerReader:
         return (self._source.text[:place] or self._last)[-1:] in ("`", '"', "'")
 
     def _read_call(self, mark: str, space: int) -> Waiting[None]:
-        source, parts = self._source, self._parts
+        source = self._source
+        parts = self._parts
         source.place = space
         self._reading = True
         is_call = yield from self._read_any_form(source, parts)

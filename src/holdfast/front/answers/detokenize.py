@@ -200,7 +200,8 @@ class _PieceDecoder:
 
     def push(self, token_ids: Sequence[int]) -> str:
         parts: list[str] = []
-        table, run = self._table, self._run
+        table = self._table
+        run = self._run
         for token_id in token_ids:
             piece = table(token_id)
             if piece is None:

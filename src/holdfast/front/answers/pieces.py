@@ -52,9 +52,9 @@ def decoding_rules(decoder: Any) -> DecodingRules:
                 stages[0]["content"],
             )
         )
-        stages, kinds = stages[1:], kinds[1:]
+        del stages[0], kinds[0]
     while kinds and kinds[-1] == "Fuse" and len(kinds) > 1 and kinds[-2] in ("Fuse", "ByteLevel"):
-        stages, kinds = stages[:-1], kinds[:-1]
+        del stages[-1], kinds[-1]
     match kinds:
         case ["ByteLevel"]:
             return DecodingRules(style="bytes", replacements=tuple(replacements))

@@ -360,7 +360,9 @@ def _object(required: str, **properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": required.split()}
 
 
-_TEXT, _NUMBER, _SWITCH = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
+_TEXT = {"type": "string"}
+_NUMBER = {"type": "integer"}
+_SWITCH = {"type": "boolean"}
 _RANGE = {"type": "array", "items": _NUMBER}
 _EDITS = {
     "path": _TEXT,

@@ -12,7 +12,6 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.config import LimitsSettings
 from holdfast.front.anthropic.answer import (
     STATUSES,
     MessageAnswer,
@@ -46,6 +45,7 @@ from holdfast.front.server.fields import (
     SharedFields,
     UnsupportedFields,
     optional,
+    refuse_too_many,
     thinking_of,
     within,
 )
@@ -242,7 +242,10 @@ class MessagesRequest(PromptFields):
 
     def plan(self, services: Services, *, session_key: str = "") -> AnswerPlan:
         """What to generate and how to answer. Raises RequestRefused naming the field."""
-        self._refuse_too_many_stops(services.limits)
+        stop = tuple(dict.fromkeys(self.stop_sequences or ()))
+        refuse_too_many(
+            self.stop_sequences or (), services.limits.max_stop_strings, field="stop_sequences"
+        )
         services = salted(services, self.cache_salt)
         form = MessagesAnswer(
             model=model_of(services, self.model),
@@ -259,7 +262,7 @@ class MessagesRequest(PromptFields):
             unset_sampling=tuple(
                 name for name in SamplingParams.__struct_fields__ if name not in given
             ),
-            stop=tuple(dict.fromkeys(self.stop_sequences or ())),
+            stop=stop,
         )
         return AnswerPlan(
             requests=[request],
@@ -267,10 +270,6 @@ class MessagesRequest(PromptFields):
             streams=bool(self.stream),
             **self.plan_options(session_key=session_key),
         )
-
-    def _refuse_too_many_stops(self, limits: LimitsSettings) -> None:
-        if len(self.stop_sequences or ()) > limits.max_stop_strings:
-            raise invalid_field("stop_sequences", f"at most {limits.max_stop_strings} strings")
 
 
 class CountTokensRequest(PromptFields):

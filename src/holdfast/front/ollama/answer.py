@@ -194,7 +194,6 @@ class OllamaAnswer(AnswerFormat):
     ) -> bytes:
         """The whole answer as one line."""
         (choice,) = choices
-        assert choice.end is not None, "an answer is sent after its end"
         fields = self._ending(choice.end, counts, explanation)
         if self._shows_logprobs:
             fields["logprobs"] = content_logprobs(choice.logprobs)

@@ -13,25 +13,24 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 from holdfast.config import LimitsSettings
 from holdfast.front.ollama.answer import OllamaAnswer
 from holdfast.front.ollama.models import Capability, capabilities, served_model, shown_name
+from holdfast.front.openai.fields import SAMPLING, Stop
 from holdfast.front.server.answers import AnswerPlan
 from holdfast.front.server.fields import (
     INT32_MAX,
     INT64_MAX,
-    MANY,
-    ONE,
     STRICT,
     TAG_MARK,
     SaltField,
     SharedFields,
     Switch,
     UnsupportedFields,
-    one_or_many,
     optional,
     refuse_above,
+    refuse_too_many,
     thinking_of,
     within,
 )
-from holdfast.front.server.problem import RequestRefused, invalid_field
+from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.services import Services
 from holdfast.wire.requests import (
     SAMPLING_RANGES,
@@ -51,8 +50,10 @@ _OF_THE_ENGINE = (
 # options of Ollama's engine, which clients send with every request
 _WITHOUT_EFFECT = frozenset(_OF_THE_ENGINE.split())
 _UNKNOWN = UnsupportedFields(neutral={})
-_WORD, _SCHEMA = TAG_MARK + "word", TAG_MARK + "schema"
-_NUMBER, _UNIT = r"(?:\d+\.?\d*|\.\d+)", "(?:ns|us|µs|μs|ms|s|m|h)"
+_WORD = TAG_MARK + "word"
+_SCHEMA = TAG_MARK + "schema"
+_NUMBER = r"(?:\d+\.?\d*|\.\d+)"
+_UNIT = "(?:ns|us|µs|μs|ms|s|m|h)"
 _DURATION = re.compile(rf"[-+]?(?:{_NUMBER}|(?:{_NUMBER}{_UNIT})+)", re.ASCII)
 _LONGEST_DURATION = 64
 _UNSUPPORTED = UnsupportedFields(
@@ -77,22 +78,8 @@ def _whole(value: Any) -> Any:
 
 
 WholeNumber = Annotated[int, BeforeValidator(_whole)]
-StopText = Annotated[str, Field(min_length=1)]
-Stops = Annotated[
-    Annotated[StopText, Tag(ONE)] | Annotated[list[StopText], Field(fail_fast=True), Tag(MANY)],
-    Discriminator(one_or_many),
-]
 # name in SamplingParams → name here, where it differs
 _FIELD = {"repetition_penalty": "repeat_penalty"}
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-)
 
 
 class OllamaOptions(BaseModel):
@@ -120,7 +107,7 @@ class OllamaOptions(BaseModel):
     seed: Annotated[WholeNumber, Field(ge=-(2**63), le=2**64 - 1)] | None = optional(
         "The same seed gives the same answer; -1: a random seed."
     )
-    stop: Stops | None = optional("The answer ends before any of these texts.")
+    stop: Stop | None = optional("The answer ends before any of these texts.")
     repeat_penalty: Annotated[float, within("repetition_penalty")] | None = optional(
         "Above 1, tokens of the prompt and the answer become less likely."
     )
@@ -142,9 +129,8 @@ class OllamaOptions(BaseModel):
         extras = (self.model_extra or {}).items()
         _UNKNOWN.refuse({name: value for name, value in extras if name not in _WITHOUT_EFFECT})
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        if len(stop) > limits.max_stop_strings:
-            raise invalid_field("options.stop", f"at most {limits.max_stop_strings} strings")
-        asked = {name: getattr(self, _FIELD.get(name, name)) for name in _SAMPLING}
+        refuse_too_many(stop, limits.max_stop_strings, field="options.stop")
+        asked = {name: getattr(self, _FIELD.get(name, name)) for name in SAMPLING}
         if self.repeat_last_n == 0:
             asked["repetition_penalty"] = 1.0
         if asked["top_k"] == _UNLIMITED:

@@ -364,7 +364,7 @@ class ChatAnswer(OpenAIAnswer):
                 index=index,
                 message=self._message(choice),
                 logprobs=_chat_logprobs(choice.logprobs) if self._shows_logprobs else None,
-                finish_reason=self._end_word(choice.finish_reason),
+                finish_reason=self._end_word(choice.end.finish_reason),
             )
             for index, choice in enumerate(choices)
         ]
@@ -477,7 +477,7 @@ class CompletionAnswer(OpenAIAnswer):
                 index=index,
                 text=choice.text(),
                 logprobs=completion_logprobs(choice.logprobs) if self._shows_logprobs else None,
-                finish_reason=choice.finish_reason,
+                finish_reason=choice.end.finish_reason,
             )
             for index, choice in enumerate(choices)
         ]

@@ -26,6 +26,7 @@ from holdfast.front.server.fields import (
     UnsupportedFields,
     one_or_many,
     optional,
+    refuse_too_many,
     within,
 )
 from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
@@ -37,6 +38,15 @@ _KINDS = ("text", "json_object", "json_schema")
 _MOST_CHOICES = 4096
 _TEXTS, _TOKENS, _TOKEN_LISTS = (TAG_MARK + name for name in ("texts", "tokens", "token_lists"))
 _PATIENT_TIERS = ("flex", "batch")
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
 _MOST_BIASES = 4096
 _MOST_DIGITS = 9
 
@@ -386,7 +396,7 @@ class SamplingFields(SharedFields):
 
     def sampling(self) -> SamplingParams:
         """The sampling parameters, with plain defaults for those that are not given."""
-        given = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
+        given = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
         if self.logit_bias:
             given["logit_bias"] = {int(key): bias for key, bias in self.logit_bias.items()}
         if self.seed is not None:
@@ -398,7 +408,7 @@ class SamplingFields(SharedFields):
         """The fields of a GenerationRequest about sampling."""
         return {
             "sampling": self.sampling(),
-            "unset_sampling": tuple(name for name in _SAMPLING if getattr(self, name) is None),
+            "unset_sampling": tuple(name for name in SAMPLING if getattr(self, name) is None),
             "ignore_eos": bool(self.ignore_eos),
         }
 
@@ -471,16 +481,4 @@ class GenerationFields(SamplingFields):
         if self.choices > limits.max_choices:
             reason = f"this server gives at most {limits.max_choices} choices, got {self.n}"
             raise invalid_field("n", reason)
-        if len(self.stop_strings()) > limits.max_stop_strings:
-            raise invalid_field("stop", f"at most {limits.max_stop_strings} strings")
-
-
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-)
+        refuse_too_many(self.stop_strings(), limits.max_stop_strings, field="stop")

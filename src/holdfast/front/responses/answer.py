@@ -314,7 +314,9 @@ class ResponseAnswer(AnswerFormat):
 
     def finish(self, event: ChoiceFinished) -> bytes:
         """The end of the last item."""
-        return self._finished(event.finish_reason)
+        self._end = event.finish_reason
+        is_cut = self._end == "length"
+        return self._closed("incomplete" if is_cut else _status_before_next(self._now))
 
     def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
         """The last event, with the final response object."""
@@ -349,7 +351,7 @@ class ResponseAnswer(AnswerFormat):
         self.opening(prompt_tokens=counts.prompt_tokens)
         for delta in choices[0].deltas:
             self.delta(delta)
-        self._finished(choices[0].finish_reason)
+        self.finish(choices[0].end)
         self.closing(counts, explanation)
         return msgspec.json.encode(self.response)
 
@@ -376,10 +378,6 @@ class ResponseAnswer(AnswerFormat):
         shows_logprobs = self._shows.logprobs and event.kind == "text"
         logprobs = content_logprobs(event.logprobs) if shows_logprobs else ()
         return begun + self._item_events(item, item.more(event.text, logprobs))
-
-    def _finished(self, end: EndWord) -> bytes:
-        self._end = end
-        return self._closed("incomplete" if end == "length" else _status_before_next(self._now))
 
     def _end_as(self, status: ResponseStatus, **changes: Any) -> None:
         if self._now is not None:
@@ -487,11 +485,10 @@ class CompactionAnswer(ResponseAnswer):
         )
         return msgspec.json.encode(compacted)
 
-    def _finished(self, end: EndWord) -> bytes:
+    def finish(self, event: ChoiceFinished) -> bytes:
+        """The end of the summary. Raises RequestRefused if the model wrote none."""
         if self._now is None or not self._now.text.strip():
-            reason = (
-                "the model wrote no summary; please try again, or keep the conversation as it is"
-            )
+            reason = "the model wrote no summary; try again, or keep the conversation unchanged"
             raise RequestRefused(reason, status=422, code="empty_summary")
         return self._closed("completed")  # a summary that was cut at the limit is used anyway
 

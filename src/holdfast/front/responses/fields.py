@@ -224,7 +224,7 @@ class ResponseRequest(SamplingFields):
     )
     parallel_tool_calls: bool | None = optional("False: at most one call in an answer.")
     max_tool_calls: Annotated[int, Field(ge=1)] | None = optional(
-        "Limits hosted tools, of which there are none: no effect."
+        "No effect: it limits hosted tools, which this server does not have."
     )
     reasoning: ResponseReasoning | None = optional(
         "How much to think first, and how thoughts are shown."

@@ -125,14 +125,6 @@ class ConversationObject(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] = {}
 
 
-class ConversationDeleted(msgspec.Struct, frozen=True, kw_only=True):
-    """Confirms that a conversation was deleted."""
-
-    id: str
-    object: Literal["conversation.deleted"] = "conversation.deleted"
-    deleted: bool = True
-
-
 class ConversationItem(msgspec.Struct, frozen=True, kw_only=True):
     """An item; its other fields depend on its type."""
 
@@ -140,11 +132,11 @@ class ConversationItem(msgspec.Struct, frozen=True, kw_only=True):
     type: str
 
 
-class ResponseDeleted(msgspec.Struct, frozen=True, kw_only=True):
-    """Confirms that a response was deleted."""
+class Deleted(msgspec.Struct, frozen=True, kw_only=True):
+    """Confirms that a response or a conversation was deleted."""
 
     id: str
-    object: Literal["response"] = "response"
+    object: Literal["response", "conversation.deleted"]
     deleted: bool = True
 
 
@@ -306,7 +298,7 @@ async def get_response(request: Request, services: Services) -> Response:
     return Response(later, media_type=_EVENT_STREAM)
 
 
-@operation("DELETE", _RESPONSE, _query(), answers_of(ResponseDeleted))
+@operation("DELETE", _RESPONSE, _query(), answers_of(Deleted))
 async def delete_response(request: Request, services: Services) -> Response:
     """Delete a response, and end it if it runs in the background.
 
@@ -318,12 +310,12 @@ async def delete_response(request: Request, services: Services) -> Response:
     services.held.named.pop(key, None)
     if run is not None and run.asked.background:
         run.stop()
-    return json_response(ResponseDeleted(id=key.id))
+    return json_response(Deleted(id=key.id, object="response"))
 
 
 @operation("POST", _RESPONSE + "/cancel", _query(), answers_of(ResponseObject))
 async def cancel_response(request: Request, services: Services) -> Response:
-    """End a response that runs in the background. A finished response stays as it is."""
+    """End a response that runs in the background. A finished response is unchanged."""
     run = _run(request, services)
     if run is not None and run.asked.background:
         run.stop()
@@ -383,11 +375,12 @@ async def update_conversation(request: Request, services: Services) -> Response:
     return json_response(changed)
 
 
-@operation("DELETE", _CONVERSATION, _query(), answers_of(ConversationDeleted))
+@operation("DELETE", _CONVERSATION, _query(), answers_of(Deleted))
 async def delete_conversation(request: Request, services: Services) -> Response:
     """Delete a conversation with its items. Responses that continued it stay."""
     await _call(request, services, "conversation", ResponseFile.delete)
-    return json_response(ConversationDeleted(id=request.path_params["conversation_id"]))
+    deleted_id = request.path_params["conversation_id"]
+    return json_response(Deleted(id=deleted_id, object="conversation.deleted"))
 
 
 @operation(

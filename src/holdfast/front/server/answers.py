@@ -20,7 +20,6 @@ from holdfast.wire.commands import PinnedPrefix
 from holdfast.wire.events import CacheOutcome
 from holdfast.wire.output import (
     ChoiceFinished,
-    EndWord,
     OutputDelta,
     PromptProgress,
     TextKind,
@@ -243,8 +242,13 @@ class WholeChoice:
     """One choice of an answer that is sent in one piece: the fold of its events."""
 
     deltas: list[OutputDelta] = field(default_factory=list)
-    finish_reason: EndWord = "stop"
-    end: ChoiceFinished | None = None  # its last event, once that has arrived
+    finished: ChoiceFinished | None = None  # its last event, once that has arrived
+
+    @property
+    def end(self) -> ChoiceFinished:
+        """Its last event."""
+        assert self.finished is not None, "an answer is sent after its end"
+        return self.finished
 
     def text(self, kind: TextKind = "text") -> str:
         """All its text of one kind."""

@@ -258,12 +258,10 @@ class GenerationResponse(Response):
             self._observe(event, record)
             if isinstance(event, PromptProgress):
                 continue
-            choice = choices[event.index]
             if isinstance(event, ChoiceFinished):
-                choice.finish_reason = event.finish_reason
-                choice.end = event
+                choices[event.index].finished = event
             else:
-                choice.deltas.append(event)
+                choices[event.index].deltas.append(event)
         body = self._plan.form.whole(choices, self._counts(stream), self._explanation(stream))
         if self._held is not None:
             self._services.held.keep(self._held, body)
