@@ -16,7 +16,7 @@ import msgspec
 from holdfast.config import DEFAULT_TOOLS, LimitsSettings, ToolsSettings
 from holdfast.errors import GenerationFailed, SessionRefused, WorkerUnavailable
 from holdfast.front.answers.choice import ChoiceText
-from holdfast.front.answers.repetition import RepetitionGuard
+from holdfast.front.answers.stops import RepetitionGuard
 from holdfast.front.link.event_stream import EngineClient, EventStream, LeaseOf, refusal
 from holdfast.front.prompt.embed_and_rank import (
     embedding_of,

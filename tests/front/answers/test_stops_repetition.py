@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.front.answers.repetition import LEAST_ROUNDS, RepetitionGuard, is_periodic
+from holdfast.front.answers.stops import LEAST_ROUNDS, RepetitionGuard, is_periodic
 
 TOKENS = 128
 
