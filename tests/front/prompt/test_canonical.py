@@ -118,7 +118,7 @@ def test_forms_are_remembered_within_bounds() -> None:
     forms = FirstForms(most_bytes=2000)
     for number in range(20):
         forms.tool({"name": f"f{number}", "parameters": {"properties": {"b": {}, "a": {}}}})
-        assert forms._bytes <= 2000
+        forms._forms.check_invariants()
     turned = {"name": "f0", "parameters": {"properties": {"a": {}, "b": {}}}}
     assert text(forms.tool(turned)) == text(turned)  # forgotten, so this is the first
 
@@ -127,7 +127,7 @@ def test_arguments_that_are_empty_take_room_too() -> None:
     forms = FirstForms(most_bytes=10_000)
     for number in range(1000):
         forms.arguments("", call_id=f"call_{number}")
-    assert len(forms._first) < 100
+    assert len(forms._forms._entries) < 100
 
 
 @pytest.mark.parametrize(("content", "expected"), [

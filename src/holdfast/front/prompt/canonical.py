@@ -11,14 +11,13 @@ import copy
 import hashlib
 import json
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
 
 from holdfast.front.prompt.known_answers import canonical_arguments
+from holdfast.front.prompt.lru_cache import LruCache
 from holdfast.front.prompt.tokenize import Guard
 from holdfast.front.prompt.tool_definitions import (
     KeptTool,
@@ -49,10 +48,8 @@ class FirstForms:
     """
 
     def __init__(self, *, most_bytes: int = 16_000_000) -> None:
-        self._most_bytes = most_bytes
-        self._bytes = 0
-        self._first: OrderedDict[bytes, tuple[Any, int]] = OrderedDict()  # forms and their sizes
-        self._lock = threading.Lock()
+        # forms by their content; and the key of that by what was sent exactly
+        self._forms: LruCache[bytes, Any] = LruCache(most_bytes)
 
     def tool(self, tool: Mapping[str, Any], *, tenant: str = "") -> dict[str, Any]:
         """A tool definition with its keys in their first order."""
@@ -88,36 +85,19 @@ class FirstForms:
         if len(parts) > 1:
             ways = [separator.join(parts) for separator in _SEPARATORS]
         keys = [_key(tenant, "system", way) for way in ways]
-        text = "".join(ways[:1])
-        with self._lock:
-            for key in keys:
-                if key in self._first:
-                    text = self._first[key][0]
-                    break
+        known = (self._forms.get(key) for key in keys)
+        text = next((each for each in known if each is not None), "".join(ways[:1]))
         for key in keys:
             self._first_of(key, text, len(text))
         return text
 
     def _known(self, exact: bytes) -> Any:
         """The first form of a part that was sent exactly so before, if it is still known."""
-        with self._lock:
-            key: bytes = self._first[exact][0] if exact in self._first else b""
-            if key not in self._first:
-                return None
-            self._first.move_to_end(exact)
-            self._first.move_to_end(key)
-            return self._first[key][0]
+        key = self._forms.get(exact)
+        return None if key is None else self._forms.get(key)
 
     def _first_of(self, key: bytes, form: Any, size: int) -> Any:
-        with self._lock:
-            if key not in self._first:
-                self._first[key] = form, size + _ENTRY_BYTES
-                self._bytes += size + _ENTRY_BYTES
-            first = self._first[key][0]
-            self._first.move_to_end(key)
-            while self._bytes > self._most_bytes:
-                self._bytes -= self._first.popitem(last=False)[1][1]
-        return first
+        return self._forms.first(key, form, size=size + _ENTRY_BYTES)
 
 
 def _key(*parts: str) -> bytes:

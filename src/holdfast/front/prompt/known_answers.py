@@ -22,6 +22,7 @@ import msgspec
 
 from holdfast.front.answers.answer import AnswerReader, TextJoints
 from holdfast.front.prompt.conversation import REASONING_FIELDS, reasoning_of
+from holdfast.front.prompt.lru_cache import LruCache
 from holdfast.front.prompt.text_places import AnswerFrame
 from holdfast.front.toolcalls.call_format import (
     AnswerPart,
@@ -349,10 +350,7 @@ class ReadTexts:
     """
 
     def __init__(self, *, most_characters: int = 4_000_000) -> None:
-        self._most_characters = most_characters
-        self._characters = 0
-        self._meanings: OrderedDict[bytes, tuple[AnswerMeaning, int]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._meanings: LruCache[bytes, AnswerMeaning] = LruCache(most_characters)
 
     def meaning(
         self, text: str, form: Callable[[], AnswerReader], *, context: str
@@ -361,15 +359,8 @@ class ReadTexts:
         key = hashlib.blake2b(
             f"{context}\0{text}".encode("utf-8", "surrogatepass"), digest_size=16
         ).digest()
-        with self._lock:
-            known = self._meanings.get(key)
-            if known is not None:
-                self._meanings.move_to_end(key)
-                return known[0]
-        found = meaning_of_text(text, form())
-        with self._lock:
-            if self._meanings.setdefault(key, (found, len(text)))[0] is found:
-                self._characters += len(text)
-            while self._characters > self._most_characters:
-                self._characters -= self._meanings.popitem(last=False)[1][1]
+        found = self._meanings.get(key)
+        if found is None:
+            found = meaning_of_text(text, form())
+            self._meanings.put(key, found, size=len(text))
         return found

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import re
 import sys
-import threading
 import unicodedata
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +22,7 @@ from tokenizers import Tokenizer as Backend
 from holdfast.config import DEFAULT_MODEL
 from holdfast.errors import ModelLoadError
 from holdfast.front.answers.pieces import TokenPieces
+from holdfast.front.prompt.lru_cache import LruCache
 from holdfast.front.prompt.text_splits import find_splits
 from holdfast.models.tokenizer_files import (
     add_missing_tokens,
@@ -271,10 +270,7 @@ class TokenMemory:
 
     def __init__(self, *, most_bytes: int = DEFAULT_MODEL.known_text_bytes) -> None:
         """most_bytes: for texts and tokens together; 0 remembers nothing."""
-        self._most_bytes = most_bytes
-        self._bytes = 0
-        self._pieces: OrderedDict[tuple[str, str], _Piece] = OrderedDict()  # by tenant and text
-        self._lock = threading.Lock()
+        self._pieces: LruCache[tuple[str, str], _Piece] = LruCache(most_bytes)  # by tenant and text
 
     def tokens_of(
         self, text: str, tokenizer: Tokenizer, *, tenant: str = "", places: Iterable[int] = ()
@@ -287,42 +283,21 @@ class TokenMemory:
         wanted = _by_piece(places, texts)
         pieces: dict[str, _Piece] = {}
         missing: list[str] = []
-        with self._lock:
-            for each in dict.fromkeys(texts):
-                known = self._pieces.get((tenant, each))
-                if known is not None:
-                    self._pieces.move_to_end((tenant, each))
-                    pieces[each] = known
-                if known is None or not known.places.keys() >= wanted.get(each, frozenset()):
-                    missing.append(each)
-        if missing:
-            made = dict(_encoded(missing, wanted, tokenizer))
-            for each, piece in made.items():
-                before = pieces[each].places if each in pieces else {}
-                pieces[each] = _Piece(piece.token_ids, {**before, **piece.places})
-            with self._lock:
-                for each in made:
-                    self._keep((tenant, each), pieces[each])
+        for each in dict.fromkeys(texts):
+            known = self._pieces.get((tenant, each))
+            if known is not None:
+                pieces[each] = known
+            if known is None or not known.places.keys() >= wanted.get(each, frozenset()):
+                missing.append(each)
+        for each, piece in _encoded(missing, wanted, tokenizer):
+            before = pieces[each].places if each in pieces else {}
+            pieces[each] = _Piece(piece.token_ids, {**before, **piece.places})
+            self._pieces.put((tenant, each), pieces[each], size=_size(each, pieces[each]))
         return RememberedText(texts, pieces)
 
     def check_invariants(self) -> None:
         """Assert that the bytes are counted correctly and within their limit."""
-        with self._lock:
-            counted = sum(_size(key, piece) for key, piece in self._pieces.items())
-            assert self._bytes == counted, "bytes are miscounted"
-            assert self._bytes <= self._most_bytes, "the limit is exceeded"
-
-    def _keep(self, key: tuple[str, str], piece: _Piece) -> None:
-        before = self._pieces.pop(key, None)
-        if before is not None:
-            self._bytes -= _size(key, before)
-        size = _size(key, piece)
-        if size > self._most_bytes:
-            return
-        self._pieces[key] = piece
-        self._bytes += size
-        while self._bytes > self._most_bytes:
-            self._bytes -= _size(*self._pieces.popitem(last=False))
+        self._pieces.check_invariants()
 
 
 def _encoded(
@@ -348,10 +323,9 @@ def _by_piece(places: Iterable[int], texts: Sequence[str]) -> dict[str, frozense
     return {text: frozenset(each) for text, each in found.items()}
 
 
-def _size(key: tuple[str, str], piece: _Piece) -> int:
-    text_bytes = sys.getsizeof(key[1])
+def _size(text: str, piece: _Piece) -> int:
     token_bytes = len(piece.token_ids.packed)
-    return _ENTRY_BYTES + text_bytes + token_bytes + _PLACE_BYTES * len(piece.places)
+    return _ENTRY_BYTES + sys.getsizeof(text) + token_bytes + _PLACE_BYTES * len(piece.places)
 
 
 def check_round_trip(tokenizer: Tokenizer) -> None:

@@ -1,0 +1,54 @@
+"""A dictionary with a size limit, which forgets its least recently used entries."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class LruCache(Generic[K, V]):
+    """Values of given sizes, with a limit on their sum. Thread-safe."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._used = 0
+        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def get(self, key: K) -> V | None:
+        """The value of a key, which counts as a use; None if there is none."""
+        with self._lock:
+            if key not in self._entries:
+                return None
+            self._entries.move_to_end(key)
+            return self._entries[key][0]
+
+    def put(self, key: K, value: V, *, size: int) -> None:
+        """Set a value. One that is larger than the limit is not kept."""
+        with self._lock:
+            self._used -= self._entries.pop(key, (value, 0))[1]
+            if size > self._limit:
+                return
+            self._entries[key] = value, size
+            self._used += size
+            while self._used > self._limit:
+                self._used -= self._entries.popitem(last=False)[1][1]
+
+    def first(self, key: K, value: V, *, size: int) -> V:
+        """The value that the key already has; otherwise set it to this one."""
+        with self._lock:
+            known = self.get(key)
+            if known is None:
+                self.put(key, value, size=size)
+            return value if known is None else known
+
+    def check_invariants(self) -> None:
+        """Assert that sizes are counted correctly and within the limit."""
+        with self._lock:
+            counted = sum(size for _, size in self._entries.values())
+            assert self._used == counted, "sizes are miscounted"
+            assert self._used <= self._limit, "the limit is exceeded"
