@@ -58,8 +58,8 @@ def _setting(
 ) -> T:
     """A field of a setting.
 
-    off: the word `off` stands for 0. None, written `auto` or 0, lets Holdfast decide; for a duration
-    it is written `never`.
+    off: the word `off` stands for 0. None, written `auto` or 0, lets Holdfast decide; for a
+    duration it is written `never`.
     """
     metadata = {
         "doc": doc,
@@ -604,7 +604,7 @@ def all_specs() -> dict[str, SettingSpec]:
 
 
 def default_file(environ: Mapping[str, str]) -> Path | None:
-    """The default settings file: HOLDFAST_CONFIG, ./holdfast.toml, or that in ~/.config/holdfast."""
+    """HOLDFAST_CONFIG, ./holdfast.toml or the one in ~/.config/holdfast; None if none exists."""
     if environ.get("HOLDFAST_CONFIG"):
         return Path(environ["HOLDFAST_CONFIG"])
     places = [Path.cwd(), *config_folders(environ)]

@@ -1,4 +1,4 @@
-"""Reads settings from a TOML file, variables and flags; parses sizes, durations and other values."""
+"""Reads settings from a TOML file, variables and flags; parses sizes, durations and the like."""
 
 from __future__ import annotations
 
@@ -312,7 +312,7 @@ def given_by_variables(
 def given_by_flags(
     specs: Mapping[str, SettingSpec], flags: Mapping[str, object]
 ) -> dict[str, Given]:
-    """The values of flags: key → value, None if not given. Raises ConfigError for an unknown key."""
+    """The values of flags: key → value, None if absent. Raises ConfigError for an unknown key."""
     given = {}
     for key, value in flags.items():
         if value is None:

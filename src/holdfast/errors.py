@@ -37,8 +37,8 @@ class InvalidRequest(HoldfastError):
     """The request can never be served: a 4xx.
 
     field: the invalid field of the request, if there is one.
-    shown: the end of the message, which quotes the request. The log omits it, because it may be part
-        of a prompt.
+    shown: the end of the message, which quotes the request. The log omits it, because it may
+        be part of a prompt.
     """
 
     def __init__(self, message: str, *, field: str = "", shown: str = "") -> None:

@@ -1,8 +1,8 @@
 """Files and folders: the user's folders, atomic writes, and folders claimed by a process.
 
-A claimed folder belongs to one process for as long as that lives, even if it ends with `kill -9`: the
-process holds a lock (flock) on a file in the folder. The kernel releases it with the process, it
-needs no process ids, and other programs do not inherit it.
+A claimed folder belongs to one process for as long as that lives, even if it ends with `kill -9`:
+the process holds a lock (flock) on a file in the folder. The kernel releases it with the process,
+it needs no process ids, and other programs do not inherit it.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def atomic_create(path: Path) -> Iterator[IO[bytes]]:
-    """Like `atomic_write`, but keeps a file that exists: concurrent writers all get the same one."""
+    """Like `atomic_write`, but keeps an existing file: concurrent writers all get the same one."""
     with _written_beside(path, place=_place_if_first) as file:
         yield file
 

@@ -284,7 +284,9 @@ class AnswerRecord:
         choices_per_prompt: int = 1,
         prompt: str = "",
     ) -> None:
-        """The request is in the worker's queue. Metrics start here, where the model is known to exist.
+        """The request is in the worker's queue.
+
+        Metrics start here, where the model is known to exist.
 
         prompt: empty unless contents are logged; then the texts of the answers are kept, too.
         """

@@ -1,10 +1,10 @@
 """OpenTelemetry traces: a span per request, with child spans for intake, queue, prefill and decode.
 
-They need `log.traces` and the extra `otel`. Spans are created when a request has finished, from times
-that are measured anyway; so the span of the request is made here, too, and not by OpenTelemetry's
-ASGI middleware. A thread of the SDK exports them and drops what a slow collector does not accept in
-time. The variables OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER and OTEL_BSP_…
-configure the export. Spans contain no prompts or answers.
+They need `log.traces` and the extra `otel`. Spans are created when a request has finished, from
+times that are measured anyway; so the span of the request is made here, too, and not by
+OpenTelemetry's ASGI middleware. A thread of the SDK exports them and drops what a slow collector
+does not accept in time. The variables OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_SERVICE_NAME,
+OTEL_TRACES_SAMPLER and OTEL_BSP_… configure the export. Spans contain no prompts or answers.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""/admin/models: load, unload and pin models, and follow their state; /admin/requests: list and cancel
-the requests in progress.
+"""/admin/models: load, unload and pin models, and follow their state; /admin/requests: list and
+cancel the requests in progress.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ async def pin_model(request: Request, services: Services) -> Response:
 async def _done(
     request: Request, services: Services, work: Callable[[str], Coroutine[Any, Any, None]]
 ) -> Response:
-    """The model's state after the work. Raises ClientDisconnect if the client leaves before that."""
+    """The model's state after the work. Raises ClientDisconnect if the client leaves first."""
     model = named_model(services, request.path_params["id"]).id
     if not await unless_disconnected(request.receive, work(model)):
         raise ClientDisconnect
@@ -244,8 +244,8 @@ class RunningRequest(Struct, frozen=True, kw_only=True):
 
     state: waiting (for its model, or to be accepted), reading (queued, or its prompt is prefilled),
     writing, or abandoned (its client is gone and may come back for the answer). key: the name of
-    its API key, or empty. client: its address. prefilled_tokens: progress of a long prefill, 0 until
-    it is reported. waits_for: as in /health; null if it does not wait.
+    its API key, or empty. client: its address. prefilled_tokens: progress of a long prefill, 0
+    until it is reported. waits_for: as in /health; null if it does not wait.
     """
 
     id: str

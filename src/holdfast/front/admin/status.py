@@ -161,10 +161,11 @@ class ModelHealth(Struct, frozen=True, kw_only=True):
 
     `pid` is its worker process, or null. `leases` are the requests that use it. `idle_seconds_left`
     is the time until it is unloaded for lack of requests; null: it is not. `footprint_bytes` is its
-    memory, 0 if it is not loaded. `failure` is why it could not be loaded. `memory` is null if it has
-    no prefix cache, or has not reported one yet. `dialect` is how it writes tool calls and reasoning,
-    as far as its chat template proves it. The last two fields are the memory of a sequence, per token
-    and fixed (for windows and recurrent states); null until the model is loaded.
+    memory, 0 if it is not loaded. `failure` is why it could not be loaded. `memory` is null if it
+    has no prefix cache, or has not reported one yet. `dialect` is how it writes tool calls and
+    reasoning, as far as its chat template proves it. The last two fields are the memory of a
+    sequence, per token and fixed (for windows and recurrent states); null until the model is
+    loaded.
     """
 
     id: str
@@ -343,8 +344,8 @@ def _models(request: Request, services: Services) -> list[str]:
 
 
 def _is_ollamas(request: Request) -> bool:
-    """Whether an Ollama client sent the request: by its name, or because it is a script in a browser,
-    which does not accept a page.
+    """Whether an Ollama client sent the request: by its name, or because it is a script in a
+    browser, which does not accept a page.
     """
     agent, accepts = (request.headers.get(name, "").lower() for name in ("user-agent", "accept"))
     return "text/html" not in accepts and ("ollama" in agent or "mozilla" in agent)

@@ -1,8 +1,10 @@
-"""How a server announces that it runs: to people on the terminal, to other commands in its run folder.
+"""How a server announces that it runs: to people on the terminal, to other commands in its run
+folder.
 
-A server's run folder holds what it needs only while it runs: sockets, sessions in transfer, temporary
-files. It is among the user's caches, private, and removed at the end. The next server removes what a
-killed one left. A file in it describes the server; its lock tells whether the server lives.
+A server's run folder holds what it needs only while it runs: sockets, sessions in transfer,
+temporary files. It is among the user's caches, private, and removed at the end. The next server
+removes what a killed one left. A file in it describes the server; its lock tells whether the server
+lives.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""API keys, the caller of a request, limits per caller, the drain before the server stops, and the seal.
+"""API keys, the caller of a request, limits per caller, the drain before the server stops, and the
+seal.
 
-The key file contains hashes, never a key. Sealed texts are kept by clients, which send them back, but
-can neither read nor change them. Clients get a model's thoughts in this form, so that a server that
-stores nothing has them in the next turn.
+The key file contains hashes, never a key. Sealed texts are kept by clients, which send them back,
+but can neither read nor change them. Clients get a model's thoughts in this form, so that a server
+that stores nothing has them in the next turn.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ _log = logging.getLogger(__name__)
 
 
 class ApiKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A named key. The tenant depends on its name, so a new key of the same name keeps the cache."""
+    """A named key. The tenant depends on the name, so a new key with it keeps the cache."""
 
     name: Annotated[str, Meta(pattern=_NAME)]
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]  # of the key
@@ -282,10 +283,10 @@ def caller_of(request: Request) -> Caller:
 def check_admin(request: Request) -> None:
     """Raise RequestRefused if the caller may not administer the server.
 
-    With API keys, this requires an admin key: a named one created by `holdfast keys add --admin`, or
-    `server.api_key` if no named key is an admin key. Without API keys, it requires a connection from
-    this machine, not through a proxy and not from a web page that only `server.cors_origins = *`
-    admits.
+    With API keys, this requires an admin key: a named one created by `holdfast keys add --admin`,
+    or `server.api_key` if no named key is an admin key. Without API keys, it requires a connection
+    from this machine, not through a proxy and not from a web page that only `server.cors_origins =
+    *` admits.
     """
     caller = caller_of(request)
     if caller.is_admin:

@@ -262,7 +262,7 @@ def answers_of(
     chunk_type: str = "text/event-stream",
     statuses: Sequence[str] = ("200",),
 ) -> Shape:
-    """Shape of an operation by its JSON answer, one of several types, and the events of its stream."""
+    """Shape of an operation by its JSON answer (one of several types) and its stream's events."""
     schemas = {"application/json": wholes[0] if len(wholes) == 1 else {"anyOf": wholes}}
     return response_of(
         schemas if chunk is None else {**schemas, chunk_type: chunk}, statuses=statuses

@@ -233,7 +233,8 @@ def checked_definitions(
 ) -> tuple[dict[str, Any], ...]:
     """Check tool definitions in OpenAI's form, and return them. Raises RequestRefused.
 
-    Errors name the field of a tool: `field`, formatted with the tool's index, or its item of `fields`.
+    Errors name the field of a tool: `field`, formatted with the tool's index, or its item of
+    `fields`.
     """
     names: set[str] = set()
     parts = 0

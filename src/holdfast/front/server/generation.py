@@ -1,7 +1,8 @@
 """Answers a checked request: generates text, or only prefills (embeddings, relevance scores).
 
-Generated text goes to the client and to those that follow the answer; generation ends when no client
-will come back for it. Embeddings and scores are sent in one piece, and end with their client.
+Generated text goes to the client and to those that follow the answer; generation ends when no
+client will come back for it. Embeddings and scores are sent in one piece, and end with their
+client.
 """
 
 from __future__ import annotations

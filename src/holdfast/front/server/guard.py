@@ -43,8 +43,8 @@ LOCAL_ORIGIN = re.compile(
     r"|(?:app|capacitor|tauri|vscode-file|vscode-webview)://[a-z0-9._-]*"
     r"|file://"
 )
-# Headers that proxies add: a request with one of them does not count as local, even if the connection
-# comes from this machine.
+# Headers that proxies add: a request with one of them does not count as local, even if the
+# connection comes from this machine.
 _SIGNS_OF_PROXIES = (
     b"x-forwarded-for",
     b"x-forwarded-host",
@@ -58,8 +58,8 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 # these names, so only programs may use them: browsers send an Origin with every request that makes
 # the server work.
 _CONTAINERS_HOST = frozenset({"host.docker.internal", "host.containers.internal"})
-# If one of these is repeated, one parser takes the first and another the last: a client could override
-# what its gateway has set.
+# If one of these is repeated, one parser takes the first and another the last: a client could
+# override what its gateway has set.
 _ONCE = frozenset(
     {
         b"host",

@@ -1,5 +1,5 @@
-"""Runs the application over HTTP: binds the port, loads the certificate, bounds connections, and stops
-in order.
+"""Runs the application over HTTP: binds the port, loads the certificate, bounds connections, and
+stops in order.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class HttpServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let running answers finish, or cut them off when their time is up; then close everything.
 
-        The port stays open until then: new requests, and a load balancer's GET /health, are told that
-        the server is stopping and when to try again.
+        The port stays open until then: new requests, and a load balancer's GET /health, are told
+        that the server is stopping and when to try again.
         """
         await self._drained()
         for server in self.servers:
@@ -332,9 +332,10 @@ class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 protocol with limits; uvicorn itself only limits idle connections.
 
     The head of a request has a time limit, and so has silence within its body, but not while the
-    application is slow to read. An answer may take any time. But a connection is closed if the client
-    reads nothing of it for too long: the transport reports when its buffer is full and when the
-    client has read most of it. A slow client stays connected: every 50 kB or so restart the time.
+    application is slow to read. An answer may take any time. But a connection is closed if the
+    client reads nothing of it for too long: the transport reports when its buffer is full and when
+    the client has read most of it. A slow client stays connected: every 50 kB or so restart the
+    time.
     """
 
     def __init__(
@@ -520,8 +521,8 @@ class BoundedProtocol(HttpToolsProtocol):
             )
 
     def _refuse(self, status: int, code: str, why: str) -> None:
-        """Close the connection, with an error unless an answer was already begun or others are still
-        to be sent.
+        """Close the connection, with an error unless an answer was already begun or others are
+        still to be sent.
         """
         self._is_refused = True
         self._stop_timer()

@@ -89,7 +89,7 @@ class RequestRefused(InvalidRequest):
 def invalid_field(
     field: str, reason: str, *, code: str = "invalid_value", shown: str = ""
 ) -> RequestRefused:
-    """The error for a field with an invalid value (400). shown: quotes the value; the log omits it."""
+    """The error for an invalid field (400). shown: quotes the value; the log omits it."""
     return RequestRefused(f"`{field}`: {reason}", code=code, field=field, shown=shown)
 
 

@@ -1,5 +1,5 @@
-"""Reads a request: its body as a checked pydantic model, and the headers that Holdfast adds to every
-protocol (tenant, session, priority, time limit, explanation).
+"""Reads a request: its body as a checked pydantic model, and the headers that Holdfast adds to
+every protocol (tenant, session, priority, time limit, explanation).
 """
 
 from __future__ import annotations
@@ -235,10 +235,10 @@ def tenant_in(request: Request, *, cache_salt: str) -> str:
 def service_in(request: Request, *, can_wait: bool = False) -> ServiceClass:
     """The priority of a request, and its flow: the scheduler shares the model fairly among flows.
 
-    can_wait: the body asks for batch priority. Key, header and body can each lower the priority; none
-    can raise it again. The flow is named after the API key, else after the tenant header, else after
-    the client's address. It ignores salts: a client with a new salt for each request would get many
-    shares. Raises RequestRefused.
+    can_wait: the body asks for batch priority. Key, header and body can each lower the priority;
+    none can raise it again. The flow is named after the API key, else after the tenant header, else
+    after the client's address. It ignores salts: a client with a new salt for each request would
+    get many shares. Raises RequestRefused.
     """
     caller = caller_of(request)
     header = request.headers.get(PRIORITY_HEADER, "interactive").strip().lower()

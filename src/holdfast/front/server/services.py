@@ -1,4 +1,5 @@
-"""What HTTP handlers work with: the services, the requests in progress, and the streams of their answers.
+"""What HTTP handlers work with: the services, the requests in progress, and the streams of their
+answers.
 
 It also resolves the model names of clients.
 """
