@@ -137,7 +137,10 @@ class Lag:
 
 
 class LoopLag:
-    """The lag since the last `take`, with a resolution of `tick_seconds`. Loop's thread only."""
+    """The lag since the last `take`, with a resolution of `tick_seconds`.
+
+    Only use it in the event loop's thread.
+    """
 
     def __init__(self, tick_seconds: float) -> None:
         self._lag, self._tick_seconds = Lag(), tick_seconds

@@ -59,9 +59,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
-    """What is known of one request; every part of the front adds to it. Event loop's thread only.
+    """What is known of one request; every part of the front adds to it.
 
-    At the end it is the message of the request's log line: text for people, fields for machines.
+    Only use it in the event loop's thread. At the end it is the message of the request's log line:
+    text for people, fields for machines.
     """
 
     method: str

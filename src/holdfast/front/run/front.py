@@ -148,7 +148,7 @@ class Front:
         )
 
     def _files_of(self, entry: CatalogEntry) -> ModelFiles:
-        """The files of a model; any thread. Raises ModelLoadError."""
+        """The files of a model. Thread-safe. Raises ModelLoadError."""
         folder = resolve_model(entry.model, progress=lambda stage, fraction: None)
         if len(self._residency.catalog.entries) == 1:
             return ModelFiles(folder=folder)  # the size only matters among several models
@@ -415,7 +415,7 @@ class Hangups:
         )
 
     def reload_on(self, reloads: Sequence[Reload]) -> None:
-        """Make SIGHUP run these. Main thread, in the event loop."""
+        """Make SIGHUP run these. Only call it in the main thread, while its event loop runs."""
         loop = asyncio.get_running_loop()
 
         def hung_up(number: int, frame: FrameType | None) -> None:

@@ -44,7 +44,10 @@ _log = logging.getLogger("holdfast.front.run")
 
 
 class Awake:
-    """Keeps macOS awake while requests run; does nothing elsewhere. Event loop's thread only."""
+    """Keeps macOS awake while requests run; does nothing elsewhere.
+
+    Only use it in the event loop's thread.
+    """
 
     def __init__(
         self, *, platform: str = sys.platform, linger_seconds: float = LINGER_SECONDS

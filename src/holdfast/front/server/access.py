@@ -192,7 +192,7 @@ def named_key(
 
 
 class KeyRing:
-    """The named keys that a running server knows. Event loop's thread only."""
+    """The named keys that a running server knows. Only use it in the event loop's thread."""
 
     def __init__(self, setting: str = "", environ: Mapping[str, str] | None = None) -> None:
         """setting: `server.keys_file`. Raises ConfigError if the file cannot be used."""
@@ -305,7 +305,7 @@ def check_admin(request: Request) -> None:
 
 
 class AnswersAtOnce:
-    """Counts the running and waiting answers of each caller. Event loop's thread only."""
+    """Counts the running and waiting answers of each caller. Only use it in the event loop's thread."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -366,7 +366,7 @@ def _caps(caller: Caller, limits: LimitsSettings) -> Iterator[tuple[str, int]]:
 class Drain:
     """Whether the server is stopping: it starts nothing new, and running answers get a time limit.
 
-    Event loop's thread only.
+    Only use it in the event loop's thread.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:

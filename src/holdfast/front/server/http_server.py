@@ -222,7 +222,7 @@ def _bind_error(error: OSError, settings: ServerSettings, *, url: str) -> Config
 
 
 class ServerCertificate:
-    """The TLS certificate. Event loop's thread only."""
+    """The TLS certificate. Only use it in the event loop's thread."""
 
     def __init__(self, *, certificate: str, key: str) -> None:
         """Paths of PEM files: the certificate with its chain, and its key. Raises ConfigError."""
