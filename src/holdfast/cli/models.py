@@ -44,6 +44,15 @@ from holdfast.models.download import (
     pull_model,
     removal_of,
 )
+from holdfast.models.fit import (
+    AS_IS,
+    Choice,
+    Need,
+    StoredSize,
+    choice_for,
+    size_of_folder,
+    size_on_hub,
+)
 from holdfast.models.model_folder import (
     UNKNOWN_CONTEXT_TOKENS,
     WEIGHT_FILES,
@@ -54,7 +63,6 @@ from holdfast.models.model_folder import (
 if TYPE_CHECKING:
     from holdfast.front.fleet.catalog import Catalog, CatalogEntry
     from holdfast.machine.device_memory import DeviceMemory
-    from holdfast.models.fit import Choice, Need, StoredSize
 
 _GIB = 1 << 30
 _MACHINES = (16 * _GIB, 32 * _GIB, 64 * _GIB)
@@ -348,7 +356,6 @@ class ModelFit:
 def fit_of(source: ModelSource) -> ModelFit:
     """Read a model's headers and config.json, here or on the Hub. Raises ModelLoadError."""
     from holdfast.machine.device_memory import memory_report
-    from holdfast.models.fit import Need, choice_for, size_of_folder, size_on_hub
     from holdfast.worker.engine.sequence_size import sequence_size_of
 
     folder = _complete_folder(source)
@@ -426,14 +433,13 @@ def _print_fit(fit: ModelFit) -> None:
             ("", verdict),
         ]
     )
-    typer.echo("\nOn a machine with a GPU that shares this memory:")
+    typer.echo("\nOn machines whose GPU shares their memory:")
     for choice in fit.choices:
-        total = f"{choice.total_bytes // _GIB} GB"
-        if choice.agents == 0:
-            typer.echo(f"{total:<12}  too large in every form")
-        else:
-            size = size_text(choice.need.weight_bytes)
-            typer.echo(
-                f"{total:<12}  use it {choice.form} ({size}): room for {choice.agents:,} agents "
-                f"with {choice.tokens:,} tokens each"
+        advice = "too large, even quantized"
+        if choice.agents > 0:
+            form = choice.form if choice.form == AS_IS else f"quantized to {choice.form}"
+            advice = (
+                f"{form} ({size_text(choice.need.weight_bytes)}), room for "
+                f"{count_text(choice.agents, 'agent')} with {choice.tokens:,} tokens each"
             )
+        typer.echo(f"{f'{choice.total_bytes // _GIB} GB':<12}  {advice}")

@@ -27,6 +27,7 @@ _WEIGHTS_SHARE = 0.75  # of shared memory: what macOS lets a GPU use
 _KV_SHARE = 0.6  # of the memory that the weights leave, as in `device_memory`
 _GROUP_BITS = 32 / 64  # 16 bits of scale and of bias per 64 weights
 BITS = (8, 6, 4)
+AS_IS = "as is"
 _AIMS = ((4, 32768), (1, 32768), (4, 8192), (1, 8192), (1, 2048))  # (agents, tokens of each)
 _CONFIG = "config.json"
 _SCALES = ".scales"
@@ -55,7 +56,7 @@ class Choice:
     """The form of a model (original or quantized) that suits a memory size."""
 
     total_bytes: int
-    form: str  # "as is", "4 bits", … ; "none" when nothing fits
+    form: str  # "as is", "4 bits" and so on; "none" if no form fits
     need: Need
     agents: int
     tokens: int  # of each agent
@@ -72,7 +73,7 @@ def choice_for(total_bytes: int, need: Need, *, parameters: int, context_tokens:
     need: of the model as stored. Returns the form "none" if no form fits.
     """
     packed = {f"{bits} bits": int(parameters * (bits + _GROUP_BITS) / 8) for bits in BITS}
-    forms = [("as is", need)]
+    forms = [(AS_IS, need)]
     forms += [
         (form, replace(need, weight_bytes=size))
         for form, size in packed.items()
