@@ -115,7 +115,7 @@ def test_tools_that_differ_stay_apart_and_so_do_tenants() -> None:
 
 
 def test_forms_are_remembered_within_bounds() -> None:
-    forms = FirstForms(most_bytes=2000)
+    forms = FirstForms(max_bytes=2000)
     for number in range(20):
         forms.tool({"name": f"f{number}", "parameters": {"properties": {"b": {}, "a": {}}}})
         forms._forms.check_invariants()
@@ -124,7 +124,7 @@ def test_forms_are_remembered_within_bounds() -> None:
 
 
 def test_arguments_that_are_empty_take_room_too() -> None:
-    forms = FirstForms(most_bytes=10_000)
+    forms = FirstForms(max_bytes=10_000)
     for number in range(1000):
         forms.arguments("", call_id=f"call_{number}")
     assert len(forms._forms._entries) < 100

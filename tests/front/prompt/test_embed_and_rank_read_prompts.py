@@ -15,7 +15,7 @@ from holdfast.errors import (
     WorkerUnavailable,
 )
 from holdfast.front.prompt import embed_and_rank as module
-from holdfast.front.prompt.embed_and_rank import AT_ONCE, READ_ONLY, ReadPrompt, read_prompts
+from holdfast.front.prompt.embed_and_rank import MAX_CONCURRENT, READ_ONLY, ReadPrompt, read_prompts
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import Accepted, Event, Finished, FinishReason, Rejected
 from holdfast.wire.requests import TokenIds
@@ -84,7 +84,7 @@ async def test_all_are_read_in_their_order_and_never_too_many_at_once() -> None:
     reading = asyncio.create_task(read_all(client, requests(50)))
     for _ in range(5):
         await asyncio.sleep(0)
-    assert len(client.submitted) == AT_ONCE
+    assert len(client.submitted) == MAX_CONCURRENT
     client.may_go_on.set()
     found = await reading
     assert [each.finished.embedding for each in found] == [bytes([place]) for place in range(50)]

@@ -114,7 +114,7 @@ def test_another_tenants_answers_are_not_used() -> None:
 
 @given(lengths=st.lists(st.integers(1, 5), max_size=20), again=st.integers(0, 3))
 def test_the_longest_unused_answers_go_first(lengths: list[int], again: int) -> None:
-    known = KnownAnswers(most_tokens=8)
+    known = KnownAnswers(max_tokens=8)
     for number, length in enumerate(lengths):
         known.add(said(f"answer {number % 7}"), [number] * length)
         known.recall([answer(f"answer {again}")])
@@ -131,7 +131,7 @@ def test_of_many_answers_that_say_the_same_the_latest_are_remembered() -> None:
 
 
 def test_an_answer_that_is_longer_than_all_that_may_be_remembered_is_not() -> None:
-    known = KnownAnswers(most_tokens=2)
+    known = KnownAnswers(max_tokens=2)
     known.add(said("one"), [1])
     known.add(said("two"), [1, 2, 3])
     known.check_invariants()

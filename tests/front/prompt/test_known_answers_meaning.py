@@ -120,7 +120,7 @@ def test_a_text_is_read_once() -> None:
         made.append(AnswerReader(HERMES))
         return made[-1]
 
-    texts = ReadTexts(most_characters=40)
+    texts = ReadTexts(max_characters=40)
     expected = AnswerMeaning("a", "b")
     assert (
         texts.meaning("<think>a</think>b", form, context="")

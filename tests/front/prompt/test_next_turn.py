@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import InvalidRequest
 from holdfast.front.prompt.known_answers import KnownAnswers
-from holdfast.front.prompt.next_turn import LEAST_TOKENS, read_ahead_request
+from holdfast.front.prompt.next_turn import MIN_TOKENS, read_ahead_request
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.output import OutputDelta
@@ -126,7 +126,7 @@ def test_what_the_window_does_not_hold_is_not_read_ahead() -> None:
     said = f"<think>\nwhy\n</think>\n\n{LONG}"
     ahead, _ = ahead_of(replace(BUNDLE, known_answers=KnownAnswers()), [QUESTION], said)
     assert ahead is not None
-    assert len(ahead.prompt_token_ids) > LEAST_TOKENS
+    assert len(ahead.prompt_token_ids) > MIN_TOKENS
     short, _ = ahead_of(
         replace(BUNDLE, known_answers=KnownAnswers()),
         [QUESTION],

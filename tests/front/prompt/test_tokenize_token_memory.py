@@ -39,7 +39,7 @@ def tokenizers() -> list[Tokenizer]:
         st.lists(st.sampled_from(WORDS), max_size=10).map("".join), min_size=1, max_size=5
     ),
     edited=st.integers(0, 40),
-    most_bytes=st.sampled_from([0, 2000, 1 << 20]),
+    max_bytes=st.sampled_from([0, 2000, 1 << 20]),
     places=st.lists(st.integers(0, 60), max_size=4),
 )
 def test_tokens_and_places_are_those_of_the_whole_over_turns_and_edits(
@@ -47,10 +47,10 @@ def test_tokens_and_places_are_those_of_the_whole_over_turns_and_edits(
     kind: int,
     turns: list[str],
     edited: int,
-    most_bytes: int,
+    max_bytes: int,
     places: list[int],
 ) -> None:
-    memory, tokenizer = TokenMemory(most_bytes=most_bytes), tokenizers[kind]
+    memory, tokenizer = TokenMemory(max_bytes=max_bytes), tokenizers[kind]
     text = ""
     for turn in turns:
         text += turn
@@ -95,7 +95,7 @@ def test_no_tenant_finds_the_texts_of_another() -> None:
 
 
 def test_the_longest_unused_is_forgotten_first() -> None:
-    memory, tokenizer = TokenMemory(most_bytes=1200), NotingTokenizer()
+    memory, tokenizer = TokenMemory(max_bytes=1200), NotingTokenizer()
     for text in ("hello", "world", "hello", "the", "hello", "the", "world"):
         memory.tokens_of(text, tokenizer)
     assert tokenizer.asked == ["hello", "world", "the", "world"]

@@ -65,7 +65,7 @@ async def test_after_a_failure_the_next_one_tries_again(
 
 async def test_the_longest_unused_goes(bundle: TokenizerBundle) -> None:
     shelf = Shelf(bundle)
-    bundles = Bundles(shelf.read, most_kept=2)
+    bundles = Bundles(shelf.read, max_kept=2)
     for model in ("a", "b", "a", "c", "a", "b"):
         await bundles.of(model)
     assert shelf.reads == ["a", "b", "c", "b"]

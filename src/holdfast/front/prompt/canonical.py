@@ -47,9 +47,9 @@ class FirstForms:
     used parts are forgotten.
     """
 
-    def __init__(self, *, most_bytes: int = 16_000_000) -> None:
+    def __init__(self, *, max_bytes: int = 16_000_000) -> None:
         # forms by their content; and the key of that by what was sent exactly
-        self._forms: LruCache[bytes, Any] = LruCache(most_bytes)
+        self._forms: LruCache[bytes, Any] = LruCache(max_bytes)
 
     def tool(self, tool: Mapping[str, Any], *, tenant: str = "") -> dict[str, Any]:
         """A tool definition with its keys in their first order."""

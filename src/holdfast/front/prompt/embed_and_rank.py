@@ -60,8 +60,8 @@ from holdfast.wire.requests import (
 )
 
 READ_ONLY = SamplingParams(temperature=0.0, seed=0)
-AT_ONCE = 16  # prompts of one request that are queued or running; that many fill a step
-LEAST_SHARED_TOKENS = 64  # a shorter common prefix is not worth waiting for
+MAX_CONCURRENT = 16  # prompts of one request that are queued or running; that many fill a step
+MIN_SHARED_TOKENS = 64  # a shorter common prefix is not worth waiting for
 _MAX_WAIT_SECONDS = 1.0
 # added to "yes" and "no" alike, so that they are the two most likely tokens and are reported
 _BIAS = 100.0
@@ -154,7 +154,7 @@ async def read_prompts(
                         raise
                     await asyncio.sleep(min(full.retry_after_seconds, _MAX_WAIT_SECONDS))
 
-    lanes = [asyncio.create_task(lane()) for _ in range(min(AT_ONCE, len(sequences)))]
+    lanes = [asyncio.create_task(lane()) for _ in range(min(MAX_CONCURRENT, len(sequences)))]
     try:
         for each in asyncio.as_completed(lanes):
             await each
@@ -195,7 +195,7 @@ def embedding_sequences(
         raise InvalidRequest(reason, field="dimensions")
     pooling = _pooling(request, bundle)
     # thousands of texts that are sent once shall not evict others from the memory
-    bundle = replace(bundle, token_memory=TokenMemory(most_bytes=0))
+    bundle = replace(bundle, token_memory=TokenMemory(max_bytes=0))
     return tuple(
         msgspec.structs.replace(
             _prefill(request, place, _input_tokens(request, place, bundle, info=info)),
@@ -412,7 +412,7 @@ def _first(request: RankRequest, sequences: Sequence[SequenceRequest]) -> Sequen
     """A sequence that prefills the prefix of all prompts; None if that is not worthwhile."""
     places = zip(*(sequence.prompt_token_ids for sequence in sequences), strict=False)
     shared = sum(1 for _ in itertools.takewhile(lambda place: len(set(place)) == 1, places))
-    if len(sequences) < 2 or shared < LEAST_SHARED_TOKENS:
+    if len(sequences) < 2 or shared < MIN_SHARED_TOKENS:
         return None
     return _prefill(request, "shared", sequences[0].prompt_token_ids[:shared])
 

@@ -110,12 +110,12 @@ class KnownAnswers:
     """
 
     def __init__(
-        self, *, most_tokens: int = 2_000_000, file: AnswerFile | None = None, model: bytes = b""
+        self, *, max_tokens: int = 2_000_000, file: AnswerFile | None = None, model: bytes = b""
     ) -> None:
         """model: identifies the tokenizer and template that the tokens belong to."""
         self.put_back_answers = 0
         self.dropped_tokens = 0
-        self._most_tokens = most_tokens
+        self._max_tokens = max_tokens
         self._file = file
         self._model = model
         self._answers: OrderedDict[_Key, KnownAnswer] = OrderedDict()
@@ -196,7 +196,7 @@ class KnownAnswers:
         counted = sum(answer.tokens for answer in self._answers.values())
         keys = {(secret, tag) for secret, tags in self._tags.items() for tag in tags}
         assert self._tokens == counted, "tokens are miscounted"
-        assert self._tokens <= self._most_tokens, "the limit is exceeded"
+        assert self._tokens <= self._max_tokens, "the limit is exceeded"
         assert keys == self._answers.keys(), "tags do not match the answers"
         assert self._counted <= self._answers.keys(), "a forgotten answer is still counted"
 
@@ -223,7 +223,7 @@ class KnownAnswers:
 
     def _insert(self, key: _Key, answer: KnownAnswer) -> None:
         self._forget(key)
-        if answer.tokens > self._most_tokens:
+        if answer.tokens > self._max_tokens:
             return
         secret, tag = key
         alike = self._tags.get(secret, [])
@@ -232,7 +232,7 @@ class KnownAnswers:
         self._answers[key] = answer
         self._tags[secret].append(tag)
         self._tokens += answer.tokens
-        while self._tokens > self._most_tokens:
+        while self._tokens > self._max_tokens:
             self._forget(next(iter(self._answers)))
 
     def _forget(self, key: _Key) -> None:
@@ -349,8 +349,8 @@ class ReadTexts:
     Forgets the least recently used. Thread-safe.
     """
 
-    def __init__(self, *, most_characters: int = 4_000_000) -> None:
-        self._meanings: LruCache[bytes, AnswerMeaning] = LruCache(most_characters)
+    def __init__(self, *, max_characters: int = 4_000_000) -> None:
+        self._meanings: LruCache[bytes, AnswerMeaning] = LruCache(max_characters)
 
     def meaning(
         self, text: str, form: Callable[[], AnswerReader], *, context: str

@@ -51,7 +51,7 @@ Observe: TypeAlias = Callable[[OutputEvent], None]
 """Sees every event of an answer."""
 
 logger = logging.getLogger("holdfast.front.prompt")
-LEAST_TOKENS = 64  # fewer take no time when the turn comes
+MIN_TOKENS = 64  # fewer take no time when the turn comes
 # what a message may begin with: a word, or something that merges with the line before
 _PROBES = ("Next", "\n\n1. next")
 
@@ -267,7 +267,7 @@ def read_ahead_request(
     ahead = first[: common_tokens(first.packed, second.packed)]
     generated = TokenIds.of(token_id for delta in deltas for token_id in delta.token_ids)
     known = common_tokens(ahead.packed, (prepared.rules.prompt_token_ids + generated).packed)
-    if len(ahead) - known < LEAST_TOKENS or len(ahead) >= context_tokens:
+    if len(ahead) - known < MIN_TOKENS or len(ahead) >= context_tokens:
         return None
     return SequenceRequest(
         request_id=f"{request.request_id}/ahead",

@@ -268,9 +268,9 @@ class TokenMemory:
     that a request takes tells whether another tenant sent the same text. Thread-safe.
     """
 
-    def __init__(self, *, most_bytes: int = DEFAULT_MODEL.known_text_bytes) -> None:
-        """most_bytes: for texts and tokens together; 0 remembers nothing."""
-        self._pieces: LruCache[tuple[str, str], _Piece] = LruCache(most_bytes)  # by tenant and text
+    def __init__(self, *, max_bytes: int = DEFAULT_MODEL.known_text_bytes) -> None:
+        """max_bytes: for texts and tokens together; 0 remembers nothing."""
+        self._pieces: LruCache[tuple[str, str], _Piece] = LruCache(max_bytes)  # by tenant and text
 
     def tokens_of(
         self, text: str, tokenizer: Tokenizer, *, tenant: str = "", places: Iterable[int] = ()

@@ -147,7 +147,7 @@ def load_tokenizer_bundle(
             },
             known_answers=KnownAnswers(file=answers, model=_text_fingerprint(folder)),
             turn_end_token_ids=_turn_ends(template, tokenizer, family=found.dialect.family),
-            token_memory=TokenMemory(most_bytes=settings.known_text_bytes),
+            token_memory=TokenMemory(max_bytes=settings.known_text_bytes),
             dialect=found.dialect,
             thinking_switch=found.switch,
             template_options=options,
@@ -215,10 +215,10 @@ ReadBundle: TypeAlias = Callable[[str], Coroutine[Any, Any, TokenizerBundle]]
 class Bundles:
     """The bundles of the models in use. Not thread-safe: call it on the event loop's thread."""
 
-    def __init__(self, read: ReadBundle, *, most_kept: int = _MAX_BUNDLES) -> None:
+    def __init__(self, read: ReadBundle, *, max_kept: int = _MAX_BUNDLES) -> None:
         self.dialects: dict[str, DialectReport] = {}  # of all models read so far
         self._reader = read
-        self._most_kept = most_kept
+        self._max_kept = max_kept
         self._tasks: OrderedDict[str, asyncio.Task[TokenizerBundle]] = OrderedDict()
 
     def begin(self, model: str) -> None:
@@ -226,7 +226,7 @@ class Bundles:
         if model in self._tasks:
             self._tasks.move_to_end(model)
             return
-        while len(self._tasks) >= self._most_kept:
+        while len(self._tasks) >= self._max_kept:
             self._tasks.popitem(last=False)  # requests that wait for it still get it
         task = asyncio.create_task(self._reader(model), name=f"tokenizer of {model}")
         self._tasks[model] = task
