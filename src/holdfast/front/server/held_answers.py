@@ -136,7 +136,9 @@ class EventLog:
         self._wake()
 
     def end(self, error: HoldfastError | None = None) -> None:
-        """End the log. Followers that reach the end raise `error`."""
+        """End the log, unless it has ended already. Followers that reach the end raise `error`."""
+        if self.has_ended:
+            return
         self.has_ended = True
         self.error = error
         self._wake()
@@ -263,11 +265,6 @@ class HeldAnswer(EventLog):
         if request.has_key:
             return True
         return self.clients == 0 and (self._is_repeatable or request.is_retry)
-
-    def end(self, error: HoldfastError | None = None) -> None:
-        """End the log. Does nothing if it has ended already."""
-        if not self.has_ended:
-            super().end(error)
 
     def call_later(self, seconds: float, act: Callable[[], None]) -> None:
         """Call `act` later, unless `forget_timers` is called first."""
