@@ -219,7 +219,7 @@ class _Search:
         return self._candidate(_IN_TEXT, calls, habits, read_too=tuple(own[:1]))
 
     def _tried(self, name: str, calls: CallFormat) -> _Candidate:
-        """The family with the first habits that are proven, or the first of all."""
+        """The family with the first habits that are proven, or else with the first that were tried."""
         prompt = self._template.try_render(_ASKED)
         opened = next((opener for opener in calls.openers if prompt.endswith(opener)), "")
         habits = ToolHabits(id_form=calls.id_form, left_to_model=opened)
@@ -249,7 +249,7 @@ class _Search:
         return _Candidate(dialect=dialect, habits=habits, proof=proof)
 
     def _mended(self, habits: ToolHabits) -> ToolHabits:
-        """The habits with what else the template requires of conversations that continue."""
+        """Adapt the habits to what else the template requires of conversations that continue."""
         if not follows_results(self._template.with_tool_habits(habits)):
             for text in _BRIDGES:
                 bridged = replace(habits, answer_after_results=text)

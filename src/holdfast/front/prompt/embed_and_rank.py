@@ -181,7 +181,7 @@ def _prefill(
 def embedding_sequences(
     request: EmbeddingRequest, bundle: TokenizerBundle, *, info: ModelInfo
 ) -> tuple[SequenceRequest, ...]:
-    """A sequence per input. Tokenizes, so do not call it on an event loop.
+    """A sequence per input. Do not call it on an event loop: it tokenizes.
 
     Raises InvalidRequest naming the input, PromptTooLong, and NoEmbeddings.
     """
@@ -291,7 +291,7 @@ class Ranking:
 
 
 def ranking(request: RankRequest, bundle: TokenizerBundle, *, info: ModelInfo) -> Ranking:
-    """A sequence per distinct document. Tokenizes, so do not call it on an event loop.
+    """A sequence per distinct document. Do not call it on an event loop: it tokenizes.
 
     Raises InvalidRequest naming the field, and PromptTooLong.
     """

@@ -66,7 +66,7 @@ def sessions_of(answer: SessionAnswer) -> tuple[SessionInfo, ...]:
 
 
 class Gateway:
-    """Prepares and submits requests for all protocols. Only for the event loop's thread.
+    """Prepares and submits requests for all protocols. Call it only from the event loop's thread.
 
     It holds a lease of the model until the answer has ended.
     """

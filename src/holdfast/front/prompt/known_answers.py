@@ -1,4 +1,4 @@
-"""Answers that come back in the next turn are put back as the tokens that were generated.
+"""Puts past answers back into the next turn as the tokens that were generated.
 
 A model may generate other tokens than the tokenizer makes of the same text, and a tool call with
 other spaces than its chat template writes. Rendered and tokenized anew, the next turn would differ
@@ -192,7 +192,7 @@ class KnownAnswers:
             self._file.close()
 
     def check_invariants(self) -> None:
-        """Assert that the books are consistent and the limit holds."""
+        """Assert that the records are consistent and the limit holds."""
         counted = sum(answer.tokens for answer in self._answers.values())
         keys = {(secret, tag) for secret, tags in self._tags.items() for tag in tags}
         assert self._tokens == counted, "tokens are miscounted"

@@ -154,7 +154,7 @@ def _may_end_in(text: str, stop: str) -> bool:
 
 
 class WarmAhead:
-    """Prefills the next turns of conversations. Only for the event loop's thread."""
+    """Prefills the next turns of conversations. Call it only from the event loop's thread."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()

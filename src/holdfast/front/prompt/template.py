@@ -147,7 +147,7 @@ class ChatTemplate:
         return text[asked:] if asked else ""
 
     def branch_points(self, prompt: ChatPrompt, text: str) -> tuple[int, ...]:
-        """The characters of its rendered text after which other prompts are likely to differ.
+        """The positions in its rendered text after which other prompts are likely to differ.
 
         One is after system prompt and tools, where other conversations begin. The other is after
         the last message: what follows in the next turn need not be this generation prompt.

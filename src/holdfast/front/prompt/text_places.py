@@ -220,7 +220,7 @@ def breakpoint_places(
     template: ChatTemplate,
     guard: Guard,
 ) -> tuple[int, ...]:
-    """The characters of a rendered prompt at which its breakpoints are; 0 where that is unknown.
+    """The positions of a prompt's breakpoints in its rendered text; 0 where that is unknown.
 
     asked: the conversation as sent, whose contents may be in parts. shown: as it was rendered.
     """

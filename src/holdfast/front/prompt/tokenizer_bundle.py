@@ -213,7 +213,7 @@ ReadBundle: TypeAlias = Callable[[str], Coroutine[Any, Any, TokenizerBundle]]
 
 
 class Bundles:
-    """The bundles of the models in use. Not thread-safe: call it on the event loop's thread."""
+    """The bundles of the models in use. Call it only from the event loop's thread."""
 
     def __init__(self, read: ReadBundle, *, max_kept: int = _MAX_BUNDLES) -> None:
         self.dialects: dict[str, DialectReport] = {}  # of all models read so far
