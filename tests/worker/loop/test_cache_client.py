@@ -48,7 +48,7 @@ def figures(inbox: ScriptInbox) -> CacheFigures:
     return answers[-1].memory
 
 
-def test_behind_what_is_committed_at_rest_the_loop_looks_again_who_may_begin(
+def test_after_a_commit_at_rest_waiting_requests_are_admitted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[str | float] = []
@@ -73,7 +73,7 @@ def test_behind_what_is_committed_at_rest_the_loop_looks_again_who_may_begin(
     assert set(behind) == {0.0}, "a request that waited for room would have waited on"
 
 
-def test_a_request_is_told_right_before_its_first_token_what_it_began_from() -> None:
+def test_the_cache_report_comes_right_before_the_first_token() -> None:
     first = random_prompt(90)
     inbox = in_turn(tiny_worker(), greedy("first", first), greedy("exact", first))
     kinds = [type(event) for event in inbox.of("exact")]
@@ -104,7 +104,7 @@ def test_the_next_turn_and_a_diverging_one_are_told_why_not_more() -> None:
     )
 
 
-def test_what_comes_from_disk_is_told_apart_with_the_time_it_took(tmp_path: Path) -> None:
+def test_tokens_from_disk_are_reported_with_their_restore_time(tmp_path: Path) -> None:
     tiny_worker(tmp_path).serve([[greedy("before", random_prompt(300))]])
     inbox = in_turn(
         tiny_worker(tmp_path), greedy("disk", random_prompt(300)), greedy("ram", random_prompt(300))
@@ -114,7 +114,7 @@ def test_what_comes_from_disk_is_told_apart_with_the_time_it_took(tmp_path: Path
     assert (report(inbox, "ram").ram_tokens, report(inbox, "ram").disk_tokens) == (299, 0)
 
 
-def test_who_begins_together_from_the_same_blocks_on_disk_holds_them_once(tmp_path: Path) -> None:
+def test_requests_that_start_from_the_same_blocks_on_disk_hold_them_once(tmp_path: Path) -> None:
     shared = random_prompt(300)
     asked = [greedy(name, shared + random_prompt(20, name)) for name in "abc"]
     tiny_worker(tmp_path).serve([[greedy("before", shared)]])
@@ -144,7 +144,7 @@ def test_an_agent_that_parts_from_a_parked_ones_prompt_takes_nothing_from_it() -
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
-def test_without_room_in_ram_all_comes_from_disk(tmp_path: Path, name: str) -> None:
+def test_without_room_in_ram_all_blocks_come_from_disk(tmp_path: Path, name: str) -> None:
     alone = in_turn(tiny_worker(name=name), greedy("again", random_prompt(300)))
     tiny_worker(tmp_path, name=name, ram_bytes=0).serve([[greedy("before", random_prompt(300))]])
     subject = tiny_worker(tmp_path, name=name, ram_bytes=0, most_parked_bytes=0)
@@ -210,7 +210,7 @@ def test_a_prompt_that_is_scored_says_why_nothing_was_reused() -> None:
     assert report(inbox, "scored").outcome is CacheOutcome.SCORED
 
 
-def test_a_preempted_request_counts_only_what_others_have_read_for_it() -> None:
+def test_a_preempted_request_counts_only_tokens_that_others_prefilled() -> None:
     long, longer = random_prompt(100), random_prompt(100, "b")
     subject = tiny_worker(budget_tokens=232, expected_output_tokens=4)
     inbox = subject.serve([[greedy("a", long, max_tokens=60), greedy("b", longer, max_tokens=60)]])

@@ -52,7 +52,7 @@ class Committing:
         self.client.commit_step(lambda: self.engine.take_kept(pending), sequences)  # type: ignore[arg-type, return-value]
 
 
-def test_what_a_step_was_told_to_keep_is_committed_with_it_and_no_more() -> None:
+def test_a_step_commits_its_whole_blocks_and_no_more() -> None:
     subject = Committing()
     a = subject.open("a")
     subject.commit(subject.read(a, 2 * BLOCK + 1), a)
@@ -61,14 +61,14 @@ def test_what_a_step_was_told_to_keep_is_committed_with_it_and_no_more() -> None
     assert not subject.client.has_uncommitted
 
 
-def test_what_a_step_made_of_a_sequence_that_came_to_grief_is_not_committed() -> None:
+def test_blocks_of_a_failed_sequence_are_not_committed() -> None:
     subject = Committing()
     a = subject.open("a")
     subject.commit(subject.read(a, BLOCK))
     assert (subject.cache.blocks, subject.cache.inserted) == (set(), [])
 
 
-def test_the_rest_of_a_sequence_is_committed_when_the_step_behind_it_is_collected() -> None:
+def test_the_rest_of_a_sequence_is_committed_with_the_next_step() -> None:
     subject = Committing()
     a, b = subject.open("a"), subject.open("b")
     subject.commit(subject.read(a, BLOCK + 2), a)
@@ -104,7 +104,7 @@ def test_a_flush_commits_all_rests_at_once() -> None:
     assert not subject.client.has_uncommitted
 
 
-def test_what_was_copied_out_of_a_sequence_can_be_discarded() -> None:
+def test_the_rest_of_a_sequence_can_be_discarded() -> None:
     subject = Committing()
     a, b = subject.open("a"), subject.open("b")
     for sequence in (a, b):
@@ -116,7 +116,7 @@ def test_what_was_copied_out_of_a_sequence_can_be_discarded() -> None:
     assert [name for name, _ in subject.cache.inserted] == ["b"]
 
 
-def test_what_one_sequence_raises_costs_the_others_nothing(
+def test_a_failed_commit_of_one_sequence_costs_the_others_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     subject = Committing()

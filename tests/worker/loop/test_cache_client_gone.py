@@ -44,7 +44,7 @@ def finish(subject: SteppedWorker) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_who_waits_for_blocks_that_a_session_takes_with_it_is_looked_up_again(
+def test_a_request_is_looked_up_again_if_a_closed_session_took_its_blocks(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     subject = on_disk_only(name, tmp_path)
@@ -62,7 +62,7 @@ def test_who_waits_for_blocks_that_a_session_takes_with_it_is_looked_up_again(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_who_has_in_hand_what_the_disk_loses_begins_from_it(
+def test_a_request_that_holds_blocks_lost_on_disk_starts_from_them(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     subject = on_disk_only(name, tmp_path)
@@ -81,7 +81,7 @@ def test_who_has_in_hand_what_the_disk_loses_begins_from_it(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_who_could_not_be_taken_in_leaves_nothing_live_when_it_is_read_anew(
+def test_a_sequence_that_could_not_be_opened_leaves_no_live_state(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject = SteppedWorker(name, most_parked_bytes=0)
@@ -101,7 +101,7 @@ def test_who_could_not_be_taken_in_leaves_nothing_live_when_it_is_read_anew(
     subject.check_answer("turn")
 
 
-def test_a_state_that_was_moved_leaves_once_when_what_follows_fails(
+def test_a_moved_state_is_freed_once_if_the_open_fails(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     subject = SteppedWorker("llama")
@@ -126,7 +126,7 @@ def test_a_state_that_was_moved_leaves_once_when_what_follows_fails(
     subject.end()
 
 
-def test_what_the_store_had_no_room_for_is_written_down_before_the_worker_ends(
+def test_blocks_that_the_store_refused_are_written_before_the_worker_ends(
     tmp_path: Path,
 ) -> None:
     subject = SteppedWorker("llama", folder=tmp_path, limits=StoreLimits(queue_blocks=1))

@@ -64,7 +64,7 @@ class Waiting:
         }
 
 
-def test_what_is_in_ram_is_begun_from_at_once() -> None:
+def test_blocks_in_ram_are_used_at_once() -> None:
     waiting = Waiting()
     waiting.cache.blocks |= stored_chain(1, 2, 3, 4, 5, 6, 7, 8)
     sequence = waiting.arrive("a", 1, 2, 3, 4, 5, 6, 9)
@@ -74,7 +74,7 @@ def test_what_is_in_ram_is_begun_from_at_once() -> None:
     assert sequence.lookup_seconds > 0
 
 
-def test_who_waits_for_the_disk_lets_others_pass_and_begins_when_it_has_come() -> None:
+def test_a_request_waits_for_the_disk_and_lets_others_pass() -> None:
     waiting = Waiting()
     waiting.cache.blocks |= stored_chain(1, 2, 3, 4)
     waiting.cache.on_disk = True
@@ -93,7 +93,7 @@ def test_who_waits_for_the_disk_lets_others_pass_and_begins_when_it_has_come() -
     assert waiting.admitted() == {"disk": 4}
 
 
-def test_who_begins_with_what_another_one_reads_waits_for_it_and_is_looked_up_again() -> None:
+def test_a_request_waits_for_its_twin_and_is_looked_up_again() -> None:
     waiting = Waiting()
     reader = waiting.arrive("reader", *LONG, 1)
     behind = waiting.arrive("behind", *LONG, 2)
@@ -111,7 +111,7 @@ def test_who_begins_with_what_another_one_reads_waits_for_it_and_is_looked_up_ag
     assert behind.waited[WaitReason.TWIN] > 0
 
 
-def test_nobody_waits_for_a_little_or_for_another_tenant() -> None:
+def test_no_request_waits_for_a_short_prefix_or_another_tenant() -> None:
     waiting = Waiting()
     waiting.arrive("reader", *LONG[: LEAST_SHARED_TOKENS - 1], 1)
     waiting.arrive("behind", *LONG, 2)
@@ -158,7 +158,7 @@ def test_a_look_up_that_fails_again_costs_each_only_its_shortcut() -> None:
     assert waiting.admitted().keys() == {"reader", "first", "second"}
 
 
-def test_all_can_be_let_begin_cold() -> None:
+def test_all_waiting_requests_can_restart_cold() -> None:
     waiting = Waiting()
     waiting.cache.blocks |= stored_chain(9, 9, 9, 9)
     waiting.arrive("reader", *LONG, 1)
@@ -171,7 +171,7 @@ def test_all_can_be_let_begin_cold() -> None:
     assert waiting.figures.waiting == 0
 
 
-def test_who_was_to_begin_from_what_is_gone_is_looked_up_again() -> None:
+def test_a_request_is_looked_up_again_if_its_blocks_are_gone() -> None:
     waiting = Waiting()
     waiting.cache.blocks |= stored_chain(1, 2, 3, 4)
     running = waiting.arrive("running", 1, 2, 3, 4, 7)
@@ -185,7 +185,7 @@ def test_who_was_to_begin_from_what_is_gone_is_looked_up_again() -> None:
     assert len(waiting.cache.lookups) == 3, "who runs is not looked up again"
 
 
-def test_what_is_released_may_leave_the_cache() -> None:
+def test_released_blocks_may_be_evicted() -> None:
     waiting = Waiting()
     waiting.cache.blocks |= stored_chain(1, 2, 3, 4)
     waiting.cache.order.add(next(iter(stored_chain(1, 2, 3, 4))), parent=None)

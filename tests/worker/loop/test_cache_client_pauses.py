@@ -58,7 +58,7 @@ def test_paused_and_preempted_and_resumed_answers_are_the_same(
     assert {each.request_id: inbox.tokens(each.request_id) for each in asked} == alone
 
 
-def test_nobody_waits_for_what_a_paused_request_would_read() -> None:
+def test_no_request_waits_for_the_prefill_of_a_paused_one() -> None:
     long = random_prompt(600)
     first, second = greedy("first", long), greedy("second", (*long, 1, 2, 3))
     script = [[first], [second], NOTHING, [pause("first")], *[NOTHING] * 200, [resume("first")]]

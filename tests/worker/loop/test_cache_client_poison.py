@@ -90,7 +90,7 @@ def test_poisoned_blocks_are_found_out_once_and_forgotten(
 
 
 @pytest.mark.parametrize("value", [INFINITY, 3e38])
-def test_what_does_not_come_out_as_numbers_is_forgotten_whatever_it_holds(
+def test_blocks_that_lead_to_nan_are_forgotten_whatever_they_hold(
     value: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Values that are finite can be no numbers for a model either: what was read afresh then tells
@@ -110,7 +110,7 @@ def test_what_does_not_come_out_as_numbers_is_forgotten_whatever_it_holds(
     assert len(warnings(caplog)) == 1
 
 
-def test_what_only_begins_with_poisoned_blocks_goes_too_and_what_parts_from_them_before_stays(
+def test_descendants_of_poisoned_blocks_are_forgotten_and_siblings_stay(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     long = random_prompt(700)
@@ -135,7 +135,7 @@ def test_what_only_begins_with_poisoned_blocks_goes_too_and_what_parts_from_them
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_all_that_begin_from_poison_at_once_are_answered_right(
+def test_requests_that_start_from_poison_together_are_all_answered_right(
     engine: type[Engine], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shared = random_prompt(400)
@@ -157,7 +157,7 @@ def test_all_that_begin_from_poison_at_once_are_answered_right(
 @pytest.mark.parametrize(
     "what", [{"pooling": "last"}, {"want_prompt_logprobs": True, "scored_from": 299}]
 )
-def test_a_prompt_that_is_only_read_comes_out_right_behind_poison_too(
+def test_a_prompt_that_is_only_prefilled_is_right_after_poison(
     what: dict[str, Any], engine: type[Engine], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It draws nothing, so the step that fails is the last one that was planned for it."""
@@ -231,7 +231,7 @@ def untied(name: str) -> tuple[Any, Runner]:
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "qwen3_next"])
-def test_a_prompt_for_which_the_model_gives_no_numbers_fails_once_and_keeps_nothing(
+def test_a_prompt_with_nan_logits_fails_once_and_caches_nothing(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, runner = untied(name)
@@ -310,7 +310,7 @@ def test_state_that_is_not_finite_is_not_kept_though_the_output_was(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_who_waits_for_a_reading_that_fails_reads_itself(
+def test_a_twin_of_a_failed_prefill_prefills_itself(
     engine: type[Engine], caplog: pytest.LogCaptureFixture
 ) -> None:
     shared = random_prompt(600)
@@ -373,7 +373,7 @@ def test_a_restore_that_raises_at_admission_is_read_afresh_and_forgotten(
     assert len(warnings(caplog)) == 1
 
 
-def test_who_is_let_in_while_what_it_begins_from_is_found_out_reads_afresh_too(
+def test_a_request_admitted_while_its_blocks_are_found_bad_restarts_too(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Its place is made by a pause, and the step that finds it out is collected between its
@@ -405,7 +405,7 @@ def test_who_is_let_in_while_what_it_begins_from_is_found_out_reads_afresh_too(
     assert len(warnings(caplog)) == 2
 
 
-def test_a_restore_that_raises_after_a_preemption_goes_on_from_what_was_sent(
+def test_a_failed_restore_after_a_preemption_continues_the_answer(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = [

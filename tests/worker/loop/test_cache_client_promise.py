@@ -50,7 +50,7 @@ def serve(
     return inbox
 
 
-def test_the_second_request_begins_from_what_the_first_has_read() -> None:
+def test_the_second_request_starts_from_the_prefix_of_the_first() -> None:
     engine, cache = KeepingEngine(), FakeCache()
     inbox = serve([request("a", *SHARED)], [request("b", *SHARED, 99)], cache=cache, engine=engine)
     assert engine.restored == [("b", len(SHARED) // BLOCK * BLOCK)]

@@ -48,7 +48,7 @@ def steps(engine: FakeEngine) -> DeviceSteps:
     return DeviceSteps(engine, retry_chunk_tokens=8)  # type: ignore[arg-type]
 
 
-def test_a_step_that_goes_well_gives_what_the_engine_drew() -> None:
+def test_a_successful_step_returns_the_drawn_tokens() -> None:
     engine = FakeEngine()
     subject, flight = steps(engine), a_flight(engine, (1, 2), (3,))
     subject.dispatch(flight)
@@ -68,7 +68,7 @@ def test_a_step_that_cannot_be_dispatched_is_suspect_and_gives_nothing() -> None
     assert not engine.pending
 
 
-def test_a_step_that_fails_makes_the_one_behind_it_suspect() -> None:
+def test_a_failed_step_makes_the_next_one_suspect() -> None:
     engine = FakeEngine()
     subject = steps(engine)
     first, behind = a_flight(engine, (1, RAISES_ONCE)), a_flight(engine, (5, 6))
@@ -88,7 +88,7 @@ def test_a_flight_without_sequences_touches_no_device() -> None:
     assert result == ()
 
 
-def test_the_last_step_is_waited_for_and_its_failure_harms_nobody() -> None:
+def test_the_last_step_is_awaited_and_its_failure_is_harmless() -> None:
     engine = FakeEngine()
     subject = steps(engine)
     good, bad = a_flight(engine, (1, 2)), a_flight(engine, (1, RAISES_AT_COLLECT))

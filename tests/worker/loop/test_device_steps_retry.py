@@ -17,7 +17,7 @@ def opened(*prompt: int, **more: object) -> FakeEngine:
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 3, 7, 100])
-def test_it_is_read_in_chunks_up_to_the_end_of_the_span_and_draws_there(chunk_tokens: int) -> None:
+def test_a_retry_prefills_chunks_up_to_the_span_and_draws_there(chunk_tokens: int) -> None:
     prompt = tuple(range(1, 21))
     engine = opened(*prompt)
     result = read_alone(
@@ -36,7 +36,7 @@ def test_a_span_within_the_prompt_draws_nothing() -> None:
     assert (result.token_ids, result.failure) == ((), "")
 
 
-def test_the_scores_of_all_that_was_read_again_come_with_it() -> None:
+def test_a_retry_returns_the_scores_of_all_its_chunks() -> None:
     engine = opened(*range(1, 11), want_prompt_logprobs=True)
     result = read_alone(engine, Span(request_id="a", start=8, tokens=2, draws=True), chunk_tokens=3)
     assert [score.token_id for score in result.prompt_logprobs] == list(range(2, 11))
@@ -49,7 +49,7 @@ def test_a_failure_of_the_sequence_itself_is_the_result() -> None:
     assert result.failure
 
 
-def test_what_the_engine_raises_is_the_callers() -> None:
+def test_exceptions_of_the_engine_reach_the_caller() -> None:
     with pytest.raises(RuntimeError):
         read_alone(
             opened(1, RAISES_AT_COLLECT),

@@ -47,7 +47,9 @@ def reading(worker: SteppedWorker) -> list[str]:
 
 @pytest.mark.parametrize("model", ["llama", "gemma3_text", "qwen3_next"])
 @pytest.mark.parametrize("engine", [Engine, RunningAhead])
-def test_the_next_turn_begins_behind_what_was_read_ahead(engine: type[Engine], model: str) -> None:
+def test_the_next_turn_starts_after_the_tokens_prefilled_ahead(
+    engine: type[Engine], model: str
+) -> None:
     worker = begun(engine=engine, model=model)
     worker.send(ahead("ahead"))
     worker.run_to_end()
@@ -63,7 +65,7 @@ def test_the_next_turn_begins_behind_what_was_read_ahead(engine: type[Engine], m
 
 @pytest.mark.parametrize("model", ["llama", "gemma3_text", "qwen3_next"])
 @pytest.mark.parametrize("engine", [Engine, RunningAhead])
-def test_who_comes_meanwhile_is_read_with_the_next_step_and_takes_over_what_was_read(
+def test_a_new_request_is_in_the_next_step_and_takes_over_the_prefilled_tokens(
     engine: type[Engine], model: str
 ) -> None:
     worker = begun(engine=engine, model=model)
@@ -112,7 +114,7 @@ def test_it_waits_until_everybody_has_ended() -> None:
     assert worker.ended()[-1] == "ahead"
 
 
-def test_the_newest_conversation_comes_first_and_of_too_many_the_oldest_is_given_up() -> None:
+def test_the_newest_conversation_is_first_and_the_oldest_excess_one_is_dropped() -> None:
     names = [f"ahead{number}" for number in range(MOST_WAITING + 2)]
     worker = begun(*names)
     worker.run_to_end()
@@ -121,7 +123,7 @@ def test_the_newest_conversation_comes_first_and_of_too_many_the_oldest_is_given
     assert [name for name in worker.ended() if name in names[2:]] == names[:1:-1]
 
 
-def test_a_step_of_it_is_no_longer_than_others_may_be_stalled() -> None:
+def test_a_step_of_idle_work_is_no_longer_than_the_stall_time() -> None:
     worker = begun()
     # seconds per token: 16 of them take what a chunk may
     worker.loop._scheduler._costs._prompt._mean = 0.25 / 16.5
@@ -148,7 +150,7 @@ def test_it_counts_for_no_client() -> None:
     assert after.memory.read_ahead_tokens == len(TAIL)
 
 
-def test_what_memory_cannot_take_is_given_up() -> None:
+def test_idle_work_that_does_not_fit_the_memory_is_dropped() -> None:
     worker = SteppedWorker("llama", budget_tokens=200)
     worker.send(ahead("too much", PROMPT + TAIL, known=0))
     worker.run_to_end()
@@ -184,7 +186,7 @@ def test_nothing_more_is_read_for_a_session_that_is_closed() -> None:
     }
 
 
-def test_a_shutdown_ends_what_waits_and_what_runs() -> None:
+def test_a_shutdown_ends_waiting_and_running_requests() -> None:
     worker = begun("one", "two")
     worker.step()
     worker.end()
@@ -193,7 +195,7 @@ def test_a_shutdown_ends_what_waits_and_what_runs() -> None:
     }
 
 
-def test_what_gives_way_counts_among_those_that_wait() -> None:
+def test_preempted_sequences_count_as_queued() -> None:
     names = [f"ahead{number}" for number in range(MOST_WAITING)]
     worker = begun(*names)
     worker.step()
@@ -206,7 +208,7 @@ def test_what_gives_way_counts_among_those_that_wait() -> None:
     ] == names[:1]
 
 
-def test_what_an_earlier_worker_read_ahead_counts_once(tmp_path: Path) -> None:
+def test_tokens_that_an_earlier_worker_prefilled_ahead_count_once(tmp_path: Path) -> None:
     worker = SteppedWorker("llama", folder=tmp_path)
     worker.send(greedy("first", PROMPT + TAIL))
     worker.run_to_end()
@@ -221,7 +223,7 @@ def test_what_an_earlier_worker_read_ahead_counts_once(tmp_path: Path) -> None:
     assert worker.inbox.finished("again").memory.read_ahead_tokens == 0
 
 
-def test_what_a_turn_had_to_read_again_was_not_read_ahead_for_the_one_after_it() -> None:
+def test_evicted_tokens_do_not_count_as_prefilled_ahead() -> None:
     worker = SteppedWorker("llama")
     worker.send(ReadAheadRun(tenant="", token_ids=TokenIds.of(PROMPT + TAIL), start=len(PROMPT)))
     for name in ("next", "again"):

@@ -45,7 +45,7 @@ def test_time_in_which_memory_comes_back_from_disk_does_not_count() -> None:
 
 
 @given(gaps=st.lists(st.floats(0.0, 100.0), max_size=50))
-def test_work_never_seems_longer_than_it_is_nor_than_the_beats_made(gaps: list[float]) -> None:
+def test_work_never_seems_longer_than_it_is_or_than_its_heartbeats(gaps: list[float]) -> None:
     pulse = Pulse(interval_seconds=1.0)
     for made, gap in enumerate(gaps, start=1):
         lasting = pulse.beat(elapsed_seconds=gap, page_faults=0).lasting_seconds

@@ -73,7 +73,7 @@ def test_an_id_in_use_is_rejected_as_invalid() -> None:
     assert rejected.kind == "invalid"
 
 
-def test_a_full_queue_rejects_with_a_time_to_come_back() -> None:
+def test_a_full_queue_rejects_with_a_retry_time() -> None:
     inbox = serve([request(str(index)) for index in range(20)])
     rejected = [event for event in inbox.events if isinstance(event, Rejected)]
     assert len(rejected) == 20 - SETTINGS.max_running - SETTINGS.max_queued
@@ -81,7 +81,7 @@ def test_a_full_queue_rejects_with_a_time_to_come_back() -> None:
     assert all(event.queue_limit >= event.queued > 0 for event in rejected)
 
 
-def test_what_never_fits_is_rejected_with_the_field_to_blame() -> None:
+def test_a_request_that_never_fits_is_rejected_with_its_field() -> None:
     inbox = serve([request("a", max_tokens=900)], budget_tokens=100)
     (rejected,) = inbox.of("a")
     assert isinstance(rejected, Rejected)
@@ -123,7 +123,7 @@ def test_a_request_that_cannot_be_opened_fails_alone() -> None:
     assert inbox.tokens("a") == inbox.tokens("b") == expected_tokens(request("a"))
 
 
-def test_a_step_that_fails_once_costs_nobody_a_token() -> None:
+def test_a_step_that_fails_once_costs_no_token() -> None:
     asked = [
         request("a", 1, fake_engine.RAISES_ONCE, max_tokens=12),
         request("b", 4, max_tokens=12),
@@ -149,7 +149,7 @@ def test_one_request_that_meets_a_broken_device_is_not_failed_but_left() -> None
     assert set(inbox.open_requests()) == {"only"}
 
 
-def test_an_answer_goes_on_behind_the_tokens_that_another_worker_drew() -> None:
+def test_an_answer_continues_after_the_tokens_of_another_worker() -> None:
     whole = request("a", 1, 2, 3, max_tokens=12)
     told = expected_tokens(whole)
     rest = [
@@ -171,7 +171,7 @@ def test_an_answer_goes_on_behind_the_tokens_that_another_worker_drew() -> None:
         ]
 
 
-def test_an_answer_all_of_whose_tokens_are_drawn_is_refused() -> None:
+def test_a_complete_answer_is_refused() -> None:
     asked = request("a", max_tokens=3)
     inbox = serve(
         [msgspec.structs.replace(asked, generated_token_ids=TokenIds.of(expected_tokens(asked)))]
@@ -179,7 +179,7 @@ def test_an_answer_all_of_whose_tokens_are_drawn_is_refused() -> None:
     assert isinstance(inbox.of("a")[0], Rejected)
 
 
-def test_shutdown_finishes_what_runs_as_cancelled_and_rejects_what_comes() -> None:
+def test_shutdown_cancels_running_requests_and_rejects_new_ones() -> None:
     engine = FakeEngine()
     inbox = serve([request("a", max_tokens=900)], [], [SHUT_DOWN, request("b")], engine=engine)
     assert inbox.finished("a").reason is FinishReason.CANCELLED

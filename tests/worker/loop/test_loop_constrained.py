@@ -127,7 +127,7 @@ def test_paused_answers_are_the_undisturbed_ones() -> None:
     assert answers(inbox) == all_alone("llama")
 
 
-def test_a_beginning_restored_after_a_restart_gives_the_same_answer(tmp_path: Path) -> None:
+def test_a_prefix_restored_after_a_restart_gives_the_same_answer(tmp_path: Path) -> None:
     request = constrained("digits", DIGITS)
     before = a_worker(tmp_path).serve([[request]])
     subject = a_worker(tmp_path)
@@ -192,9 +192,7 @@ def test_an_answer_whose_grammar_allows_nothing_ends_alone_and_says_so(
     assert inbox.started("beside").memory.cached_tokens > 0, "what it began from is not to blame"
 
 
-def test_what_is_no_grammar_ends_alone_before_anything_is_read_and_is_not_blamed_on_the_cache() -> (
-    None
-):
+def test_an_invalid_grammar_ends_its_request_before_prefill_and_the_cache_is_not_blamed() -> None:
     first = greedy("first", random_prompt(300))
     wrong, again = (
         replace(first, request_id="wrong", grammar="nonsense ("),

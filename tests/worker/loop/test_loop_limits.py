@@ -28,7 +28,7 @@ def test_no_stream_is_lost_and_none_has_another_text() -> None:
     assert answers_with(limits(1, 4), limits(8, 64), limits(2, 2)) == undisturbed
 
 
-def test_the_statistics_tell_what_counts() -> None:
+def test_the_statistics_show_the_limits_in_force() -> None:
     inbox = serve([limits(7, 33), TELL_STATISTICS])
     told = [
         event for event in inbox.events if isinstance(event, WorkerStatistics) and event.in_answer

@@ -66,7 +66,7 @@ def test_a_paused_sequence_that_is_cancelled_leaves_nothing_behind() -> None:
     ),
     budget_tokens=st.sampled_from([80, 120, 10_000]),
 )
-def test_whoever_is_paused_when_the_answers_are_the_same(
+def test_the_answers_are_the_same_whenever_a_request_is_paused(
     commands: list[tuple[ControlAction, str]], budget_tokens: int
 ) -> None:
     asked = [request(name, index, 2, 3, max_tokens=20 + index) for index, name in enumerate(NAMES)]

@@ -79,7 +79,7 @@ def test_a_warning_gives_up_parked_states_blocks_in_ram_and_free_buffers_until_i
     assert subject.cleared == 1
 
 
-def test_at_the_critical_level_nobody_new_is_admitted_beside_a_running_request() -> None:
+def test_at_the_critical_level_no_request_is_admitted_beside_a_running_one() -> None:
     subject = Subject()
     subject.budget.follow(Pressure.CRITICAL)
     subject.submit("a")
@@ -122,7 +122,7 @@ def test_the_budget_shrinks_and_grows_with_the_models_beside_it() -> None:
     assert subject.scheduler.statistics().budget_bytes == 40_000_000
 
 
-def test_whoever_was_accepted_under_a_larger_budget_still_runs() -> None:
+def test_a_request_accepted_under_a_larger_budget_still_runs() -> None:
     subject = Subject()
     subject.submit("large", tokens=5_000)
     subject.budget.share(1_000_000)

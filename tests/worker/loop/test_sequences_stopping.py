@@ -31,7 +31,7 @@ def test_a_stop_token_in_the_last_allowed_place_is_a_stop() -> None:
     )
 
 
-def test_what_was_drawn_after_a_stop_token_is_dropped() -> None:
+def test_tokens_after_a_stop_token_are_dropped() -> None:
     assert ending([5, 2, 7, 2], stop_token_ids={2}, generated_before=0, max_tokens=9) == Ending(
         2, FinishReason.STOP
     )

@@ -46,14 +46,14 @@ def test_admission_reserves_no_more_than_the_longest_answer() -> None:
     assert entering.capacity_tokens == 32
 
 
-def test_what_cannot_run_alone_is_refused_with_its_numbers() -> None:
+def test_a_request_that_cannot_run_alone_is_refused_with_its_numbers() -> None:
     with pytest.raises(TooLargeForMemory) as caught:
         ledger().check_fits_alone(final_tokens=200)
     assert caught.value.needed_bytes == 2180
     assert caught.value.budget_bytes == 2000
 
 
-def test_what_fits_exactly_is_taken() -> None:
+def test_a_request_that_fits_exactly_is_accepted() -> None:
     ledger(budget_bytes=2180).check_fits_alone(final_tokens=200)
 
 
@@ -87,14 +87,14 @@ def test_growth_stops_at_the_longest_answer() -> None:
     assert books.capacities_for_growth(growing) == (80,)
 
 
-def test_bytes_of_what_no_step_touches_are_free_at_once() -> None:
+def test_bytes_that_no_step_uses_are_free_at_once() -> None:
     books, leaving = ledger(), sequence()
     books.enter(leaving, step=0)
     books.leave(leaving, observed_steps=0)
     assert books.free_bytes == 2000
 
 
-def test_bytes_that_a_step_under_way_touches_are_free_when_it_is_over() -> None:
+def test_bytes_of_a_dispatched_step_are_free_when_it_is_over() -> None:
     books, leaving = ledger(), sequence()
     books.enter(leaving, step=0)
     leaving.last_step = 5

@@ -16,7 +16,7 @@ def worker(*, budget_tokens: int, depth: int = 0) -> StepWorker:
     )
 
 
-def test_growth_without_pressure_preempts_nobody() -> None:
+def test_growth_without_pressure_preempts_no_sequence() -> None:
     run = worker(budget_tokens=1000)
     for name in "ab":
         run.submit(name, prompt_tokens=8, max_tokens=40)
@@ -38,7 +38,7 @@ def test_the_youngest_gives_way_and_the_oldest_never_does() -> None:
         assert run.scheduler.statistics().preemptions == len(run.preempted)
 
 
-def test_a_preempted_sequence_reads_again_what_it_had_drawn() -> None:
+def test_a_preempted_sequence_prefills_its_drawn_tokens() -> None:
     run = worker(budget_tokens=64, depth=1)
     run.submit("old", prompt_tokens=8, max_tokens=56)
     young = run.submit("young", prompt_tokens=8, max_tokens=56)
@@ -64,7 +64,7 @@ def test_a_sequence_may_stop_by_a_token_that_comes_after_its_preemption() -> Non
     assert young.drawn < 56
 
 
-def test_the_youngest_pauses_with_what_it_has_read_instead_of_preempting_itself() -> None:
+def test_the_youngest_stalls_with_its_kv_instead_of_preempting_itself() -> None:
     run = worker(budget_tokens=36)
     old = run.submit("old", prompt_tokens=8, max_tokens=12)  # 20 tokens at its end
     young = run.submit("young", prompt_tokens=8, max_tokens=24)
@@ -73,7 +73,7 @@ def test_the_youngest_pauses_with_what_it_has_read_instead_of_preempting_itself(
     assert (old.drawn, young.drawn) == (12, 24)
 
 
-def test_nobody_is_admitted_into_memory_that_a_running_sequence_waits_for() -> None:
+def test_memory_that_a_running_sequence_waits_for_admits_no_other() -> None:
     run = worker(budget_tokens=64, depth=1)
     for name in "abcdef":
         run.submit(name, prompt_tokens=8, max_tokens=50)

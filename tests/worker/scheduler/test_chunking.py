@@ -98,11 +98,11 @@ def test_beside_decoding_rows_a_prompt_takes_what_fits_the_stall_in_whole_quanta
     assert share([prompt(1, 9000)], seconds=0.25) == {"1": 224}  # 250 tokens fit
 
 
-def test_what_is_left_of_a_prompt_need_not_be_a_quantum() -> None:
+def test_the_last_chunk_of_a_prompt_may_be_smaller_than_a_quantum() -> None:
     assert share([prompt(1, 9000, position=8900)], seconds=0.25) == {"1": 100}
 
 
-def test_somebody_always_gets_a_quantum_however_dear_it_is() -> None:
+def test_a_prompt_always_gets_a_quantum_however_slow_it_is() -> None:
     assert share([prompt(1, 9000)], seconds=0.0001) == {"1": QUANTUM}
     assert share([prompt(1, 9000), prompt(2, 50)], seconds=0.0001) == {"1": QUANTUM}
 
@@ -115,7 +115,7 @@ def test_of_equal_prompts_the_older_is_read_first() -> None:
     assert share([prompt(1, 3000), prompt(2, 3000)]) == {"1": 2048}
 
 
-def test_what_the_oldest_leaves_goes_to_the_shortest_of_the_rest() -> None:
+def test_tokens_that_the_oldest_leaves_go_to_the_shortest_of_the_rest() -> None:
     assert share([prompt(1, 10), prompt(2, 900), prompt(3, 300)], tokens=512) == {
         "1": 10,
         "3": 300,
@@ -219,7 +219,7 @@ def test_chunks_keep_to_tokens_time_and_quanta(
 
 
 @given(shapes=st.lists(st.integers(1, 3000), min_size=2, max_size=6), seconds=st.floats(1e-4, 0.5))
-def test_no_prompt_is_passed_over_for_ever(shapes: list[int], seconds: float) -> None:
+def test_no_prompt_is_passed_over_forever(shapes: list[int], seconds: float) -> None:
     """An endless stream of short prompts joins; each of the first ones still moves within the
     bound.
     """

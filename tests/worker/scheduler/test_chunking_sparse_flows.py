@@ -99,7 +99,7 @@ def test_where_all_are_new_they_share_the_step() -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_who_is_new_with_every_request_does_not_starve_a_long_prompt(depth: int) -> None:
+def test_new_flows_do_not_starve_a_long_prompt(depth: int) -> None:
     run = worker(depth=depth)
     ask(run, "long-0", prompt_tokens=20_000)
     for _ in range(1 + depth):
@@ -126,7 +126,7 @@ def test_several_that_ask_in_turn_do_not_starve_a_long_prompt(flows: int) -> Non
     )
 
 
-def test_those_who_come_back_again_and_again_read_no_more_than_the_other() -> None:
+def test_flows_that_return_again_and_again_prefill_no_more_than_others() -> None:
     run = worker()
     steps_beside_a_crowd(run, 100)
     since = len(run.plans)

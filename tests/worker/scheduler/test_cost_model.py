@@ -111,7 +111,7 @@ def test_where_chunks_run_apart_each_costs_a_pass_over_the_weights() -> None:
     seconds=st.floats(0.0, 5.0),
     position=st.integers(0, 200_000),
 )
-def test_what_fits_within_a_time_takes_no_longer(
+def test_the_tokens_that_fit_within_a_time_take_no_longer(
     observations: list[tuple[int, int, float]], seconds: float, position: int
 ) -> None:
     model = CostModel(mixes_chunks=True, min_chunk_tokens=32)
@@ -181,7 +181,7 @@ def seconds_with_scores(load: StepLoad) -> float:
     return device_seconds(load) + SECONDS_PER_SCORE * load.scored_tokens
 
 
-def test_what_scores_cost_is_told_apart_from_reading() -> None:
+def test_the_cost_of_scores_is_learned_separately() -> None:
     model = learned()
     read = model.more_chunk_seconds(0, 100)
     for index in range(12):

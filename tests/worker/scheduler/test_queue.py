@@ -185,7 +185,7 @@ def test_flows_take_turns_for_a_single_place() -> None:
     ]
 
 
-def test_who_comes_back_again_and_again_does_not_starve_who_waits() -> None:
+def test_a_flow_that_returns_again_and_again_does_not_starve_waiting_ones() -> None:
     run = worker(max_running=1)
     for n in range(5):
         run.submit(f"many-{n}", prompt_tokens=10, max_tokens=5, service=of("many"))
@@ -254,7 +254,7 @@ asked = st.tuples(
     depth=st.integers(0, 2),
 )
 @hypothesis_settings(max_examples=25)
-def test_nobody_starves_and_giving_way_comes_to_an_end(
+def test_no_flow_starves_and_preemptions_end(
     requests: list[tuple[str, Priority, int, int, int]], max_running: int, depth: int
 ) -> None:
     run = worker(max_running=max_running, depth=depth, budget_tokens=1500)
@@ -277,7 +277,7 @@ def test_nobody_starves_and_giving_way_comes_to_an_end(
     flows=st.lists(st.sampled_from("abc"), min_size=2, max_size=25), max_running=st.integers(2, 6)
 )
 @hypothesis_settings(max_examples=25)
-def test_with_memory_enough_nobody_waits_while_another_has_two_more(
+def test_with_enough_memory_no_flow_waits_while_another_has_two_more(
     flows: list[str], max_running: int
 ) -> None:
     run = worker(max_running=max_running)

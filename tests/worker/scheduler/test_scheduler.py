@@ -95,7 +95,7 @@ def test_a_cancelled_request_is_in_no_further_plan(depth: int) -> None:
     run.run_to_end()
 
 
-def test_cancelling_what_is_not_there_says_so() -> None:
+def test_cancelling_an_unknown_request_returns_false() -> None:
     assert not StepWorker().scheduler.cancel("a")
 
 
@@ -198,7 +198,7 @@ def test_prompts_wait_beside_decoding_rows_until_chunks_fit_in_whole_quanta() ->
     assert all(tokens % 32 == 0 for tokens in chunks)
 
 
-def test_admission_is_first_come_first_served_also_when_a_later_one_would_fit() -> None:
+def test_admission_is_first_come_first_served_even_if_a_later_one_fits() -> None:
     run = StepWorker(budget_bytes=1600)
     run.submit("a", prompt_tokens=100, max_tokens=10)
     run.submit("large", prompt_tokens=100, max_tokens=10)
@@ -227,7 +227,7 @@ def test_a_request_larger_than_the_whole_budget_is_refused_at_once() -> None:
     run.run_to_end()
 
 
-def test_a_full_queue_refuses_and_says_when_to_come_again() -> None:
+def test_a_full_queue_refuses_with_a_retry_time() -> None:
     run = StepWorker(settings=SchedulerSettings(max_running=1, max_queued=2))
     run.submit("a", prompt_tokens=10, max_tokens=500)
     run.step()
@@ -353,7 +353,7 @@ def test_with_one_token_to_a_step_all_prompts_move() -> None:
     assert {served.request_id for served in run.ended} == {"a", "b", "c"}
 
 
-def test_who_failed_and_who_drew_its_last_token_ends_once() -> None:
+def test_a_failed_sequence_with_its_last_token_ends_once() -> None:
     run = StepWorker()
     run.submit("a", prompt_tokens=4, max_tokens=1)
     run.stops_at = lambda request_id, drawn: True
@@ -404,7 +404,7 @@ def test_a_decode_step_costs_the_scheduler_little(sequences: int, allowed_second
 
 
 @DEPTHS
-def test_a_request_that_is_restarted_reads_its_prompt_and_its_answer_again_behind_those_that_wait(
+def test_a_restarted_request_prefills_prompt_and_answer_after_the_waiting_ones(
     depth: int,
 ) -> None:
     run = StepWorker(
@@ -446,7 +446,7 @@ def test_a_request_that_waits_for_memory_is_restarted_too() -> None:
     )
 
 
-def test_who_is_not_ready_lets_others_pass_and_keeps_its_place() -> None:
+def test_a_request_that_is_not_ready_keeps_its_place_and_lets_others_pass() -> None:
     run = StepWorker(settings=SchedulerSettings(max_running=1, step_tokens=64))
     for name in "abcd":
         run.submit(name, prompt_tokens=10, max_tokens=3)
@@ -459,7 +459,7 @@ def test_who_is_not_ready_lets_others_pass_and_keeps_its_place() -> None:
     assert first == Span(request_id="a", start=7, tokens=3, draws=True)
 
 
-def test_who_was_passed_while_it_was_not_ready_is_the_older_one_when_it_runs() -> None:
+def test_a_request_that_was_passed_while_not_ready_is_still_the_older_one() -> None:
     run = StepWorker(
         settings=SchedulerSettings(step_tokens=64, expected_output_tokens=4), budget_bytes=10 * 112
     )

@@ -48,7 +48,7 @@ def spans_until_the_end(scheduler: Scheduler) -> dict[str, list[Span]]:
     ),
     step_tokens=st.integers(8, 128),
 )
-def test_every_boundary_behind_what_is_cached_ends_a_span(
+def test_every_boundary_after_the_cached_tokens_ends_a_span(
     prompts: list[tuple[int, list[int], int]], step_tokens: int
 ) -> None:
     scheduler = a_scheduler(step_tokens=step_tokens)

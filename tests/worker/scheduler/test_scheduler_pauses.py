@@ -94,7 +94,7 @@ def test_a_paused_sequence_can_be_cancelled_and_frees_everything() -> None:
     assert worker.scheduler.statistics().running == 0
 
 
-def test_pausing_twice_or_what_is_not_there_changes_nothing() -> None:
+def test_pausing_twice_or_an_unknown_request_changes_nothing() -> None:
     worker = StepWorker(settings=SETTINGS)
     worker.submit("a", prompt_tokens=4, max_tokens=50)
     worker.step()
@@ -120,7 +120,7 @@ def test_under_critical_pressure_one_that_is_paused_lets_another_run_and_goes_on
     worker.run_to_end()
 
 
-def test_what_ends_beyond_a_smaller_budget_makes_no_room_for_others_until_the_rest_fits() -> None:
+def test_memory_beyond_a_smaller_budget_admits_nothing_until_the_rest_fits() -> None:
     worker = StepWorker(settings=replace(SETTINGS, max_running=4), budget_bytes=10 * 192)
     for name, answer in (("a", 6), ("b", 20), ("c", 20)):
         worker.submit(name, prompt_tokens=40, max_tokens=answer)

@@ -14,7 +14,7 @@ def test_the_estimate_follows_the_time_between_two_ends() -> None:
     assert 3.9 < places.seconds < 4.5
 
 
-def test_the_estimate_grows_while_nobody_ends() -> None:
+def test_the_estimate_grows_while_no_request_ends() -> None:
     places = PlaceEstimate()
     for _ in range(20):
         places.observe(seconds=1.0, ends=0)

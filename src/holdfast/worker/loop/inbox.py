@@ -131,7 +131,7 @@ class Pulse:
         self._occupation = Heartbeat(activity="working", expected_seconds=expected_seconds)
 
     def beat(self, *, elapsed_seconds: float, page_faults: int) -> Heartbeat:
-        """The next heartbeat. Heartbeat's thread only.
+        """The next heartbeat. Call this only on the heartbeat's thread.
 
         elapsed_seconds, page_faults (major ones): since the last heartbeat.
         """
