@@ -74,7 +74,7 @@ def test_a_stored_block_that_does_not_fit_the_model_is_dropped_and_its_tokens_ar
 
 
 @pytest.mark.parametrize("name", KEEPABLE)
-def test_what_a_model_leaves_has_the_form_that_was_measured_however_much_it_has_read(
+def test_stored_blocks_have_the_measured_form_at_any_length(
     name: str,
 ) -> None:
     """Else it would be refused as another model's."""

@@ -44,7 +44,7 @@ def test_a_cursor_without_a_node_stands_at_the_root() -> None:
     st.integers(1, 6),
     st.data(),
 )
-def test_a_cursor_that_goes_back_stands_where_one_does_that_has_walked_there(
+def test_a_cursor_that_moves_back_equals_one_that_walked_there(
     chain: list[int], other: list[int], block_tokens: int, data: st.DataObject
 ) -> None:
     tree = PrefixTree()

@@ -25,7 +25,7 @@ def test_packed_tokens_are_little_endian_numbers_of_four_bytes(token_ids: list[i
 
 
 @pytest.mark.parametrize("token_ids", [[-1], [2**32], [1.5], ["a"]])
-def test_what_is_no_token_id_is_refused(token_ids: list[int]) -> None:
+def test_invalid_token_ids_are_refused(token_ids: list[int]) -> None:
     with pytest.raises((OverflowError, TypeError)):
         pack_tokens(token_ids)
 
@@ -50,7 +50,7 @@ def test_a_key_depends_on_everything(
 
 
 @given(chain=st.lists(token_lists, min_size=1, max_size=4), changed=st.integers(0, 3))
-def test_a_change_anywhere_changes_all_keys_behind_it(chain: list[list[int]], changed: int) -> None:
+def test_a_change_anywhere_changes_all_later_keys(chain: list[list[int]], changed: int) -> None:
     other = [list(run) for run in chain]
     other[changed % len(chain)].append(7)
     keys, others = root_key("m"), root_key("m")

@@ -38,7 +38,7 @@ def test_a_reader_that_stops_frees_who_waits_for_it() -> None:
     assert (prefills.waiting, prefills.waits) == (0, 2)
 
 
-def test_nobody_waits_for_who_is_behind_or_for_what_is_gone_again() -> None:
+def test_no_request_waits_for_a_slower_reader_or_for_evicted_blocks() -> None:
     prefills = InFlightPrefills()
     prefills.announce("slow", pack_tokens(CHAIN))
     prefills.progress("slow", 10)

@@ -16,7 +16,7 @@ def library(*, budget: int = 1000, disk: FakeDisk | None = None) -> PrefixIndex:
     return PrefixIndex(fingerprint="model", ram_budget_bytes=budget, disk=disk)
 
 
-def test_what_was_read_is_planned_to_the_token_and_the_rest_is_explained() -> None:
+def test_stored_tokens_are_planned_exactly_and_the_rest_is_explained() -> None:
     memory = library()
     assert plan_of(memory, CHAIN).shortfall == Shortfall(CacheOutcome.NOTHING_STORED)
     first, second = read_chain(memory, CHAIN)
@@ -86,7 +86,7 @@ def test_a_model_with_states_is_resumed_at_the_last_boundary_within_the_limit() 
     memory.check_invariants()
 
 
-def test_what_is_stored_is_not_stored_again() -> None:
+def test_stored_blocks_are_not_stored_again() -> None:
     memory = library()
     (first, *_) = read_chain(memory, CHAIN)
     assert read_chain(memory, CHAIN[:4]) == read_chain(memory, CHAIN[:2]) == []
@@ -101,7 +101,7 @@ def test_what_is_stored_is_not_stored_again() -> None:
     memory.check_invariants()
 
 
-def test_a_cursor_goes_along_what_is_stored_and_not_beyond_its_end() -> None:
+def test_a_cursor_moves_along_the_stored_chain_and_not_beyond_its_end() -> None:
     memory = library()
     read_chain(memory, CHAIN)
     cursor = memory.cursor()
@@ -163,7 +163,7 @@ def test_a_block_never_pushes_out_what_stands_before_it() -> None:
     assert plan_of(memory, [*range(20)]).tokens == 8
 
 
-def test_what_is_held_is_not_evicted() -> None:
+def test_held_blocks_are_not_evicted() -> None:
     memory = library(budget=8)
     read_chain(memory, CHAIN)
     with memory.hold([plan_of(memory, CHAIN).keys[-1]]):
@@ -173,7 +173,7 @@ def test_what_is_held_is_not_evicted() -> None:
     assert plan_of(memory, CHAIN).tokens == 4
 
 
-def test_what_ram_lets_go_is_planned_from_disk_and_comes_back() -> None:
+def test_blocks_evicted_from_ram_are_planned_from_disk_and_restored() -> None:
     disk = FakeDisk()
     memory = library(budget=8, disk=disk)
     first, second = read_chain(memory, CHAIN, disk=disk)
@@ -224,7 +224,7 @@ def test_a_new_library_finds_what_another_one_stored() -> None:
     after.check_invariants()
 
 
-def test_what_the_disk_loses_stays_in_ram_and_is_offered_again() -> None:
+def test_blocks_that_the_disk_loses_stay_in_ram_and_are_offered_again() -> None:
     disk = FakeDisk()
     memory = library(disk=disk)
     first, second = read_chain(memory, CHAIN, disk=disk)
@@ -246,7 +246,7 @@ def test_what_the_disk_loses_stays_in_ram_and_is_offered_again() -> None:
     memory.check_invariants()
 
 
-def test_what_the_disk_failed_to_take_may_be_evicted_unless_something_behind_it_is_held() -> None:
+def test_a_block_that_the_disk_refused_may_be_evicted_unless_a_descendant_is_held() -> None:
     disk = FakeDisk()
     memory = library(budget=4, disk=disk)
     first, second = read_chain(memory, CHAIN, disk=disk)
@@ -277,7 +277,7 @@ def test_an_unreadable_copy_on_disk_costs_nothing_while_ram_has_it_too() -> None
     memory.check_invariants()
 
 
-def test_a_block_that_neither_has_takes_along_what_stands_behind_it() -> None:
+def test_a_block_that_neither_tier_has_is_lost_with_its_descendants() -> None:
     disk = FakeDisk()
     memory = library(budget=8, disk=disk)
     keys = [addition.key for addition in read_chain(memory, [*range(16)], disk=disk)]
@@ -293,7 +293,7 @@ def test_a_block_that_neither_has_takes_along_what_stands_behind_it() -> None:
     assert len(read_chain(memory, [*range(16)], disk=disk)) == 4
 
 
-def test_forgetting_what_is_held_or_being_saved_leaves_no_holds_behind() -> None:
+def test_forgetting_held_blocks_or_blocks_being_saved_leaves_no_holds() -> None:
     disk = FakeDisk()
     memory = library(disk=disk)
     first, _ = read_chain(memory, CHAIN, disk=disk)
@@ -307,7 +307,7 @@ def test_forgetting_what_is_held_or_being_saved_leaves_no_holds_behind() -> None
     assert plan_of(memory, CHAIN).shortfall == Shortfall(CacheOutcome.FORGOTTEN, 8)
 
 
-def test_what_is_forgotten_while_it_is_saved_can_be_evicted_when_it_has_come_back() -> None:
+def test_a_block_forgotten_while_it_is_saved_can_be_evicted_when_it_is_stored_again() -> None:
     disk = FakeDisk()
     memory = library(budget=4, disk=disk)
     (first,) = read_chain(memory, CHAIN[:4], disk=disk)
@@ -327,7 +327,7 @@ def test_of_what_was_forgotten_after_it_was_planned_nothing_is_whole() -> None:
     assert memory.whole(plan.blocks) == [first.key]
 
 
-def test_what_could_not_be_read_is_planned_no_more_even_while_it_is_saved() -> None:
+def test_unreadable_blocks_are_not_planned_even_while_they_are_saved() -> None:
     disk = FakeDisk()
     memory = library(budget=4, disk=disk)
     first, second = read_chain(memory, CHAIN, disk=disk)
@@ -337,7 +337,7 @@ def test_what_could_not_be_read_is_planned_no_more_even_while_it_is_saved() -> N
     memory.check_invariants()
 
 
-def test_late_news_of_what_was_removed_do_no_harm_to_what_has_come_back() -> None:
+def test_late_news_of_a_removal_does_not_affect_a_block_that_is_stored_again() -> None:
     disk = FakeDisk()
     memory = library(budget=0, disk=disk)
     first, second = read_chain(memory, CHAIN, disk=disk)
@@ -362,9 +362,7 @@ def test_figures_say_what_is_kept_and_nothing_of_a_store() -> None:
     assert (figures.ram_evicted_blocks, figures.tenants, figures.store) == (1, 1, None)
 
 
-def test_a_smaller_budget_evicts_at_once_what_nobody_holds_and_a_larger_one_takes_more_again() -> (
-    None
-):
+def test_a_smaller_budget_evicts_unheld_blocks_at_once_and_a_larger_one_accepts_more() -> None:
     memory = library()
     first, second = read_chain(memory, CHAIN)
     with memory.hold((first.key,)):
@@ -378,7 +376,7 @@ def test_a_smaller_budget_evicts_at_once_what_nobody_holds_and_a_larger_one_take
     assert plan_of(memory, CHAIN).tokens == 8
 
 
-def test_what_is_on_disk_too_is_not_forgotten_when_the_budget_shrinks() -> None:
+def test_blocks_that_are_also_on_disk_are_not_forgotten_when_the_budget_shrinks() -> None:
     disk = FakeDisk()
     memory = library(disk=disk)
     blocks = read_chain(memory, CHAIN)

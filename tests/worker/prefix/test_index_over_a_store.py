@@ -95,7 +95,7 @@ def test_two_processes_that_cut_one_chain_differently_leave_a_store_that_a_third
             assert restored_tokens(library, store, wanted, "") == pack_tokens(wanted)
 
 
-def test_a_damaged_block_is_forgotten_with_what_stands_behind_it_and_read_again(
+def test_a_damaged_block_is_forgotten_with_its_descendants_and_prefilled_again(
     tmp_path: Path,
 ) -> None:
     chain = [*range(1024)]

@@ -104,7 +104,7 @@ def test_a_parked_state_that_is_spoilt_is_dropped_and_the_request_is_answered_fr
     assert chain not in parked(subject)
 
 
-def test_a_spoilt_state_that_is_shared_holds_nobody_up() -> None:
+def test_a_spoilt_shared_state_delays_no_request() -> None:
     subject = SteppedWorker("llama")
     serve(subject, greedy("first", random_prompt(100), max_tokens=12))
     rest(subject)
@@ -115,7 +115,7 @@ def test_a_spoilt_state_that_is_shared_holds_nobody_up() -> None:
     assert chain not in parked(subject)
 
 
-def test_who_is_to_begin_from_a_state_that_turns_out_spoilt_begins_from_something_else() -> None:
+def test_a_request_does_not_start_from_a_state_that_turns_out_spoilt() -> None:
     subject = SteppedWorker("llama")
     serve(subject, greedy("first", random_prompt(100), max_tokens=12))
     rest(subject)
@@ -233,7 +233,7 @@ def test_the_window_of_a_moved_state_is_right_where_its_boundary_is_restored() -
     assert report(subject, "turn").moved_tokens > 0
 
 
-def test_what_a_sequence_freezes_of_its_own_is_held_and_no_longer_reserved() -> None:
+def test_tokens_that_a_sequence_freezes_are_held_and_no_longer_reserved() -> None:
     """Counted twice, the memory of one that runs alone would never do for its growth."""
     subject = SteppedWorker("llama", has_measured_costs=True, budget_tokens=96, most_parked_bytes=0)
     serve(

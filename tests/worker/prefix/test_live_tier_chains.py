@@ -146,9 +146,7 @@ class FakeState:
         self.tokens = tokens
 
 
-def test_the_longest_common_beginning_wins_then_a_parked_one_then_the_one_of_which_least_is_lost() -> (
-    None
-):
+def test_the_longest_common_prefix_wins_then_a_parked_chain_then_the_least_loss() -> None:
     index = PrefixIndex(fingerprint="model", ram_budget_bytes=0)
     live = LiveChains()
 

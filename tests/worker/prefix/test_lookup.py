@@ -45,7 +45,7 @@ def test_a_report_says_what_was_found_where_and_why_not_more(shortfall: Shortfal
     )
 
 
-def test_who_has_waited_for_another_says_so() -> None:
+def test_a_request_that_waited_for_its_twin_reports_it() -> None:
     report = lookup(Shortfall(CacheOutcome.COMPLETE)).report(
         lookup_seconds=0.0, waited_seconds=1.5, restore_seconds=0.0
     )
@@ -59,7 +59,7 @@ def test_fetching_takes_no_time_until_all_of_it_is_there() -> None:
     assert found.fetch_seconds == 2.0
 
 
-def test_what_a_lookup_holds_may_leave_when_it_is_released() -> None:
+def test_blocks_of_a_lookup_may_be_evicted_after_its_release() -> None:
     order = EvictionOrder()
     order.add(b"a", parent=None)
     found = lookup(Shortfall(CacheOutcome.COMPLETE), order=order)

@@ -40,7 +40,7 @@ class Pinned:
         self.pins.sync(key)
 
 
-def test_what_is_pinned_stays_until_it_is_unpinned() -> None:
+def test_pinned_blocks_stay_until_they_are_unpinned() -> None:
     subject = Pinned()
     subject.pins.pin([A, B])
     subject.pins.unpin([B])
@@ -50,7 +50,7 @@ def test_what_is_pinned_stays_until_it_is_unpinned() -> None:
     assert subject.leaving() == [A]
 
 
-def test_what_the_disk_has_may_leave_though_it_is_pinned_and_stays_when_the_disk_loses_it() -> None:
+def test_a_pinned_block_on_disk_may_leave_ram_and_stays_if_the_disk_loses_it() -> None:
     subject = Pinned()
     subject.pins.pin([A, B])
     subject.store(A)
@@ -69,7 +69,7 @@ def test_pins_hold_no_more_of_ram_than_they_may() -> None:
     assert subject.leaving() == [B, C]
 
 
-def test_what_is_not_in_ram_can_be_pinned_and_is_held_when_it_comes() -> None:
+def test_keys_outside_of_ram_can_be_pinned_and_are_held_when_they_enter() -> None:
     subject = Pinned()
     other = named("d")
     subject.pins.pin([other])

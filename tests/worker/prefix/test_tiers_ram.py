@@ -42,7 +42,7 @@ def test_looking_at_a_payload_is_no_use_of_it() -> None:
     assert evict(tier) == b"a"
 
 
-def test_what_is_pinned_is_not_evicted() -> None:
+def test_pinned_blocks_are_not_evicted() -> None:
     tier = RamTier(100)
     tier.put(b"a", Weight(1), parent=None)
     tier.put(b"b", Weight(1), parent=b"a")

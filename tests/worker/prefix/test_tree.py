@@ -42,7 +42,7 @@ def test_the_longest_match_agrees_with_a_linear_scan(
 
 
 @given(inserted=st.lists(token_lists, max_size=8), probe=token_lists)
-def test_a_divergence_is_reported_exactly_when_something_else_goes_on_there(
+def test_a_divergence_is_reported_exactly_when_another_chain_continues_there(
     inserted: list[list[int]], probe: list[int]
 ) -> None:
     tree = PrefixTree()
@@ -97,7 +97,7 @@ def test_roots_share_nothing() -> None:
     assert (tree.tokens, tree.roots) == (5, 2)
 
 
-def test_states_are_listed_as_far_as_the_match_goes() -> None:
+def test_states_are_listed_up_to_the_end_of_the_match() -> None:
     tree = PrefixTree()
     first, second = store_chain(tree, ROOT, [1, 2, 3, 4, 5, 6], block_tokens=3)
     for key, parent, position in (
@@ -164,7 +164,7 @@ def test_blocks_of_another_process_that_are_cut_elsewhere_fit_in() -> None:
     tree.check_invariants()
 
 
-def test_a_state_that_two_keys_stand_for_goes_with_the_first() -> None:
+def test_a_state_with_two_keys_is_removed_with_the_first() -> None:
     tree = PrefixTree()
     ours, theirs = chain_cut_at([1, 2, 3, 4], [3]), chain_cut_at([1, 2, 3, 4], [2])
     insert_all(tree, ours + theirs)
@@ -196,7 +196,7 @@ def test_only_leaves_are_removed_and_roots_go_with_their_last_block() -> None:
         tree.remove(first)
 
 
-def test_what_cannot_be_placed_is_refused() -> None:
+def test_a_block_without_its_parent_is_refused() -> None:
     tree = PrefixTree()
     (block,) = store_chain(tree, ROOT, [1, 2, 3])
     for parent, cut in ((named("unknown"), 1), (block, 4), (block, 0)):

@@ -26,7 +26,7 @@ def test_tenants_have_ids_of_their_own() -> None:
     assert refused(lambda: subject.open("s", tenant="a", now=2)) is SessionFailure.EXISTS
 
 
-def test_sessions_end_when_nobody_has_used_them_for_their_time() -> None:
+def test_sessions_expire_when_they_are_not_used() -> None:
     subject = registry()
     usual, short, endless = (
         subject.open("usual", tenant="", now=0),
@@ -41,7 +41,7 @@ def test_sessions_end_when_nobody_has_used_them_for_their_time() -> None:
     assert endless not in subject.expired(1e12)
 
 
-def test_who_was_used_longest_ago_makes_room_unless_it_is_pinned() -> None:
+def test_the_least_recently_used_session_is_closed_first_unless_it_is_pinned() -> None:
     subject = registry(most=2)
     pinned = subject.open("pinned", tenant="", now=0, pinned=True)
     assert subject.victims("") == []

@@ -51,7 +51,7 @@ def pins_of(reader: CachingWorker, *, quota_bytes: int) -> SessionPins:
     return SessionPins(reader.cache, quota_bytes=lambda: quota_bytes)
 
 
-def test_what_two_sessions_stand_on_counts_once_and_stays_until_the_last_lets_go(
+def test_blocks_of_two_sessions_count_once_and_stay_until_both_end(
     reader: CachingWorker,
 ) -> None:
     subject = pins_of(reader, quota_bytes=1 << 30)
@@ -86,7 +86,7 @@ def test_a_session_that_outgrows_the_quota_is_pinned_in_part_until_another_one_l
     subject.drop(other)
 
 
-def test_what_another_session_has_pinned_already_costs_nothing_more(reader: CachingWorker) -> None:
+def test_blocks_pinned_by_another_session_cost_nothing(reader: CachingWorker) -> None:
     subject = pins_of(reader, quota_bytes=size(reader, "a"))
     one, twin, third = (
         session(reader, name, chain)
@@ -119,7 +119,7 @@ steps = st.lists(
 
 
 @given(steps=steps, share=st.integers(0, 120))
-def test_whatever_sessions_do_the_quota_holds_and_nothing_stays_pinned(
+def test_the_quota_holds_and_nothing_stays_pinned_whatever_sessions_do(
     steps: list[tuple[str, set[str], bool]], share: int, reader: CachingWorker
 ) -> None:
     quota_bytes = size(reader, *CHAINS) * share // 100
@@ -154,7 +154,7 @@ def test_a_pinned_session_outlives_what_would_push_it_out(is_pinned: bool) -> No
     assert inbox.finished("again").cached_tokens == (299 if is_pinned else 0)
 
 
-def test_what_goes_beyond_the_quota_is_not_pinned_and_says_so() -> None:
+def test_blocks_beyond_the_quota_are_not_pinned_and_the_session_says_so() -> None:
     alone = worker()
     serve(alone, greedy("1", prompt("first")))
     whole = alone.index.figures().ram_bytes

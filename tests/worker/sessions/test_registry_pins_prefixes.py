@@ -90,7 +90,7 @@ def test_a_pin_ends_with_its_time_and_a_use_begins_it_anew(
     assert (table.pinned_bytes, len(pins)) == (0, 0)
 
 
-def test_what_is_pinned_again_is_pinned_once_for_the_longer_time(
+def test_a_prefix_pinned_again_is_pinned_once_for_the_longer_time(
     pins: PrefixPins, table: SessionPins
 ) -> None:
     keep(pins, "c", 60, seconds=60 * MINUTES)
@@ -155,7 +155,9 @@ def test_when_the_quota_is_used_up_the_first_to_end_gives_way_whosever_it_is(
     assert not pins.give_way()
 
 
-def test_there_are_only_so_many(pins: PrefixPins, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_sessions_is_bounded(
+    pins: PrefixPins, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert MOST_PREFIXES >= 100
     monkeypatch.setattr("holdfast.worker.sessions.registry.MOST_PREFIXES", 2)
     for now, name in enumerate("cde"):
@@ -175,7 +177,7 @@ def test_there_are_only_so_many(pins: PrefixPins, monkeypatch: pytest.MonkeyPatc
     ),
     parts=st.integers(0, 6),
 )
-def test_whatever_is_pinned_the_books_agree(
+def test_the_counts_agree_whatever_is_pinned(
     reader: CachingWorker, steps: list[tuple[str, int, int, str]], parts: int
 ) -> None:
     table = SessionPins(reader.cache, quota_bytes=lambda: parts * size(reader, "c"))

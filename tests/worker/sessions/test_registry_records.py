@@ -28,7 +28,7 @@ def session() -> Session:
     return Session(session_id="s", tenant="", created_at=0, last_used_at=0, ttl_seconds=10)
 
 
-def test_a_chain_that_goes_on_takes_the_place_of_its_beginning() -> None:
+def test_a_longer_chain_replaces_its_prefix() -> None:
     subject = session()
     subject.use(branch("a", "b", last=2), now=1)
     subject.use(branch("a", "b", "c"), now=2)
@@ -44,7 +44,7 @@ def test_a_beginning_that_is_asked_for_again_loses_nothing() -> None:
     assert subject.branches == (branch("a", "b", "c"), branch("x"))
 
 
-def test_a_side_conversation_is_a_branch_of_its_own_and_the_oldest_goes() -> None:
+def test_a_side_conversation_is_a_branch_and_the_oldest_branch_is_dropped() -> None:
     subject = session()
     for number in range(MOST_BRANCHES + 1):
         subject.use(branch("a", f"side {number}"), now=number)
@@ -53,7 +53,7 @@ def test_a_side_conversation_is_a_branch_of_its_own_and_the_oldest_goes() -> Non
     assert subject.branches[0] == branch("a", f"side {MOST_BRANCHES}")
 
 
-def test_a_request_of_which_nothing_is_kept_counts_as_a_use() -> None:
+def test_a_request_that_stores_nothing_counts_as_a_use() -> None:
     subject = session()
     subject.use(branch("a"), now=1)
     subject.use(Branch(), now=2)
@@ -107,6 +107,6 @@ def test_a_record_that_an_earlier_version_has_written_is_a_session_of_two_branch
     "data",
     [b"", b"\xc1", msgspec.msgpack.encode((1, session())), msgspec.msgpack.encode((2, {"a": 1}))],
 )
-def test_what_is_no_record_of_this_format_is_refused(data: bytes) -> None:
+def test_records_of_other_formats_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="session"):
         decode_record(data)

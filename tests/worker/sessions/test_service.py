@@ -13,7 +13,7 @@ from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.session_worker import answer, ask, info, prompt, serve, worker
 
 
-def test_a_request_opens_its_session_and_the_next_turn_goes_on_in_it() -> None:
+def test_a_request_opens_its_session_and_the_next_turn_continues_it() -> None:
     first = prompt("first")
     inbox = serve(worker(), greedy("1", first, session_id="s"))
     turn = first + tuple(inbox.tokens("1")) + prompt("turn", 20)
@@ -27,7 +27,7 @@ def test_a_request_opens_its_session_and_the_next_turn_goes_on_in_it() -> None:
     assert answer(inbox, "b").sessions == (session,)
 
 
-def test_what_a_session_keeps_is_shown_to_the_token() -> None:
+def test_cached_tokens_of_a_session_are_exact() -> None:
     inbox = serve(
         worker(),
         greedy("1", prompt("first"), session_id="s", max_tokens=6),
@@ -56,7 +56,7 @@ def test_sessions_are_there_after_a_restart_with_their_pins(tmp_path: Path) -> N
     )
 
 
-def test_a_fork_goes_on_alone_and_closing_the_first_takes_nothing_from_it() -> None:
+def test_a_fork_continues_alone_and_loses_nothing_when_the_original_is_closed() -> None:
     one = prompt("first")
     inbox = serve(
         worker(), greedy("1", one, session_id="s"),
@@ -90,7 +90,7 @@ def test_the_session_used_longest_ago_makes_room() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text"])
-def test_forgetting_leaves_nothing_behind_that_nobody_needs(name: str, tmp_path: Path) -> None:
+def test_forgetting_removes_everything_that_is_not_needed(name: str, tmp_path: Path) -> None:
     common = prompt("common", 280)
     branch_points = (100, 270)
     subject = worker(name, tmp_path)
@@ -151,7 +151,7 @@ def tend(subject: CachingWorker) -> None:
         subject.store.flush()
 
 
-def test_what_cannot_be_kept_is_refused() -> None:
+def test_blocks_that_cannot_be_stored_are_refused() -> None:
     subject = worker().sessions
     for command in (
         ask("open", "a", ""),
@@ -180,7 +180,7 @@ def test_a_request_that_was_preempted_counts_once() -> None:
     assert answer(inbox, "a").failure in (None, SessionFailure.NOT_FOUND)
 
 
-def test_what_is_forgotten_is_gone_before_the_record_that_tells_of_it(
+def test_forgotten_blocks_are_gone_before_the_record_of_their_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that dies in between leaves a session that the next one is told to forget again."""

@@ -85,7 +85,7 @@ def refusal(path: Path, *, most_tokens: int = 100) -> str:
     return str(refused.value)
 
 
-def test_what_is_written_comes_back(tmp_path: Path) -> None:
+def test_written_sessions_can_be_read(tmp_path: Path) -> None:
     write_session(tmp_path / "f", manifest(), blocks())
     assert (tmp_path / "f").stat().st_mode & 0o777 == 0o600
     file = opened(tmp_path / "f")
@@ -165,7 +165,7 @@ def with_manifest(path: Path, encoded: bytes, *, claimed_bytes: int | None = Non
     return path
 
 
-def test_what_is_not_a_manifest_is_refused(tmp_path: Path) -> None:
+def test_an_unreadable_manifest_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "f"
     encoded = msgspec.msgpack.encode(manifest(session_id="session", branches=()))
     opened(with_manifest(path, encoded)).close()

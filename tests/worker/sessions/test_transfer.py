@@ -50,7 +50,7 @@ def test_a_file_that_others_pins_leave_no_room_for_is_refused(tmp_path: Path) ->
     assert kept.kept_tokens == kept.tokens == 805
 
 
-def test_a_name_that_is_taken_is_refused_before_anything_comes_in(tmp_path: Path) -> None:
+def test_a_taken_name_is_refused_before_anything_is_imported(tmp_path: Path) -> None:
     manifest, blocks = exported(tmp_path, "llama")
     write_session(tmp_path / "file", manifest, blocks)
     inbox = worker().serve(
@@ -96,7 +96,7 @@ def test_an_imported_session_is_exported_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("was_on_disk", "most_parked_bytes"), [(False, 0), (False, None), (True, 0)]
 )
-def test_an_exported_session_goes_on_elsewhere_with_the_same_answers(
+def test_an_exported_session_continues_elsewhere_with_the_same_answers(
     name: str, was_on_disk: bool, most_parked_bytes: int | None, tmp_path: Path
 ) -> None:
     one, file = prompt(name), str(tmp_path / "session")
@@ -166,7 +166,7 @@ def test_files_that_are_damaged_or_of_another_model_are_refused(tmp_path: Path) 
     assert answer(missing, "i").failure is SessionFailure.FAILED
 
 
-def test_the_places_from_which_a_next_turn_may_go_on_are_pinned_and_exported(
+def test_the_states_of_possible_next_turns_are_pinned_and_exported(
     tmp_path: Path,
 ) -> None:
     """A template that drops thoughts lets the next turn part from the last one behind its last
@@ -241,7 +241,7 @@ def test_an_export_between_the_steps_of_others_changes_neither(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("forget", [False, True])
-def test_a_session_that_is_closed_while_it_goes_out_is_whole_in_the_file_or_there_is_none(
+def test_a_session_closed_during_its_export_is_exported_whole_or_not_at_all(
     forget: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "out"
@@ -265,7 +265,7 @@ def test_a_session_that_is_closed_while_it_goes_out_is_whole_in_the_file_or_ther
     assert inbox.tokens("busy") == serve(worker(), greedy("busy", prompt("busy"))).tokens("busy")
 
 
-def test_of_two_imports_at_once_under_one_name_one_comes_in_and_a_third_is_not_held_up(
+def test_of_two_imports_under_one_name_one_succeeds_and_a_third_is_not_delayed(
     tmp_path: Path,
 ) -> None:
     exported(tmp_path, tokens=1000)
@@ -310,7 +310,7 @@ def test_a_folder_that_is_not_there_costs_the_export_only(tmp_path: Path) -> Non
     assert info(inbox, "g").kept_tokens == 305
 
 
-def test_what_comes_into_memory_right_after_an_exports_beginning_takes_nothing_from_it(
+def test_blocks_stored_right_after_the_start_of_an_export_take_nothing_from_it(
     tmp_path: Path,
 ) -> None:
     subject = worker(ram_bytes=1 << 18)
@@ -369,7 +369,7 @@ def test_when_the_store_was_cleared_meanwhile_what_is_left_of_a_session_is_expor
     assert there.tokens("2") == inbox.tokens("2")
 
 
-def test_a_session_of_which_nothing_is_left_is_not_exported(tmp_path: Path) -> None:
+def test_a_session_without_cached_blocks_is_not_exported(tmp_path: Path) -> None:
     store, path = tmp_path / "store", tmp_path / "file"
     serve(
         worker(folder=store),

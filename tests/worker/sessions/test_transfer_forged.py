@@ -67,7 +67,7 @@ def refused(
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_what_does_not_fit_the_models_layers_is_refused(name: str, tmp_path: Path) -> None:
+def test_blocks_that_do_not_fit_the_models_layers_are_refused(name: str, tmp_path: Path) -> None:
     manifest, blocks = exported(tmp_path, name)
     made_up = []
     for forge in FORGERIES.values():
@@ -125,7 +125,7 @@ def test_a_block_that_says_it_stands_elsewhere_is_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
-def test_a_made_up_file_harms_nobody_and_is_answered(name: str, tmp_path: Path) -> None:
+def test_a_forged_file_is_refused_and_harms_no_request(name: str, tmp_path: Path) -> None:
     """The checksum is right, the contents are not: what a hostile or broken writer would send."""
     manifest, blocks = exported(tmp_path, name)
 
@@ -192,7 +192,7 @@ def taken_in(subject: CachingWorker, path: Path) -> SessionAnswer:
 
 
 @given(data=st.data(), requests=numbers, start=numbers, cut=st.integers(0, 9))
-def test_whatever_a_header_says_a_file_is_taken_in_or_refused(
+def test_a_file_with_any_header_is_imported_or_refused(
     data: st.DataObject,
     requests: int,
     start: int,
