@@ -1,4 +1,4 @@
-"""What a request is told about the memory, through a whole worker with a tiny model."""
+"""The cache report of a request, through a whole worker with a tiny model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def in_turn(subject: CachingWorker, *commands: Command) -> ScriptInbox:
 
 
 def report(inbox: ScriptInbox, name: str) -> CacheReport:
-    """What was told at the start, which is what is told at the end."""
+    """The report of the Started event, which equals that of the Finished."""
     (started,) = [event for event in inbox.of(name) if isinstance(event, Started)]
     assert started.memory == inbox.finished(name).memory
     return started.memory

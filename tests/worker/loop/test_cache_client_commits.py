@@ -1,4 +1,4 @@
-"""What goes from the engine into the cache and when, against an engine and a cache without arrays."""
+"""What is committed to the cache and when, with an engine and a cache without arrays."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Committing:
         return sequence
 
     def read(self, sequence: LiveSequence, tokens: int) -> object:
-        """One step that reads so many more tokens; what it is collected by."""
+        """Run one step of this many tokens; returns its pending step."""
         name = sequence.request.request_id
         span = Span(
             request_id=name, start=self.engine.opened[name].position, tokens=tokens, draws=False

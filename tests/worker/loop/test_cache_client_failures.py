@@ -1,7 +1,4 @@
-"""A step that fails by an exception hands over nothing of what it computed.
-
-Through a whole worker with a tiny model.
-"""
+"""A step that raises commits nothing. Through a whole worker with a tiny model."""
 
 from __future__ import annotations
 
@@ -46,7 +43,7 @@ def test_a_step_that_fails_hands_over_nothing(name: str, engine: type[FailingOnc
 def test_nor_does_a_request_that_is_cancelled_while_it_fails(
     failing: int, engine: type[FailingOnce]
 ) -> None:
-    """What the cancelled one had left is not given to the next one, which comes at the same moment."""
+    """A request that arrives at the same moment does not get the rest of the cancelled one."""
     subject = CachingWorker(probed("llama"), vocab_size=VOCAB_SIZE, engine=engine)
     assert isinstance(subject.engine, FailingOnce)
     subject.engine.fails_at = subject.engine.collected + failing

@@ -1,5 +1,5 @@
-"""What a request is to begin from may be gone before it does: forgotten with a session, or lost by
-the disk.
+"""The blocks of a waiting request may be gone before it starts: forgotten with a session, or lost
+by the disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def small_blocks() -> Iterator[None]:
 
 
 def on_disk_only(name: str, folder: Path) -> SteppedWorker:
-    """One request has ended, of the session `s`: what it has read is on disk, and nowhere else."""
+    """One request of session `s` has ended: its blocks are on disk only."""
     subject = SteppedWorker(name, folder=folder, ram_bytes=0, most_parked_bytes=0)
     subject.send(greedy("first", random_prompt(17), max_tokens=0, session_id="s"))
     finish(subject)

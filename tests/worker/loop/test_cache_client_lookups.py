@@ -16,9 +16,7 @@ LONG = tuple(range(1, LEAST_SHARED_TOKENS + 2 * BLOCK))
 
 
 class Waiting:
-    """Look-ups of sequences that the scheduler has in its queue; its clock goes on by a second at
-    each look.
-    """
+    """Lookups of queued sequences; the clock advances by a second at each reading."""
 
     def __init__(self) -> None:
         self.cache, self.scheduler = FakeCache(), a_scheduler()
@@ -122,7 +120,7 @@ def test_no_request_waits_for_a_short_prefix_or_another_tenant() -> None:
 def test_all_that_waited_are_looked_up_one_after_the_other_when_their_reader_goes(
     leaves: str,
 ) -> None:
-    """The first becomes the reader for the others, unless what they wait for is there."""
+    """The first becomes the reader for the others, unless the awaited blocks are stored."""
     waiting = Waiting()
     reader = waiting.arrive("reader", *LONG, 1)
     for name in ("first", "second"):

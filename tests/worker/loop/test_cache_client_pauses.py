@@ -1,5 +1,5 @@
-"""Pauses with a real engine and a real memory: the same tokens, and nobody waits for what a paused
-request would read.
+"""Pauses with a real engine and a real cache: the same tokens, and no request waits for the prefill
+of a paused one.
 """
 
 from __future__ import annotations

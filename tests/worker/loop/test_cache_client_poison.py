@@ -93,9 +93,7 @@ def test_poisoned_blocks_are_found_out_once_and_forgotten(
 def test_blocks_that_lead_to_nan_are_forgotten_whatever_they_hold(
     value: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Values that are finite can be no numbers for a model either: what was read afresh then tells
-    that they were at fault.
-    """
+    """Finite values can lead to NaN, too: a fresh prefill then shows that the blocks were at fault."""
     asked = greedy("a", random_prompt(300))
     right = in_turn(tiny_worker(tmp_path), asked).tokens("a")
     rewrite(tmp_path, with_values(value))

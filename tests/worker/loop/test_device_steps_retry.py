@@ -1,4 +1,4 @@
-"""A sequence that is read alone after a step has failed gives what the step would have given."""
+"""A sequence that is retried alone after a failed step gives the results of the step."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def ahead(
 
 
 def begun(*names: str, model: str = "llama", engine: type[Engine] = Engine) -> SteppedWorker:
-    """A worker that has answered a prompt, and is told what is to be read ahead."""
+    """A worker that has answered a prompt and gets idle work."""
     worker = SteppedWorker(model, engine=engine)
     worker.send(greedy("first", PROMPT))
     worker.run_to_end()

@@ -213,7 +213,9 @@ def test_statistics_count_what_was_done() -> None:
 
 
 def drawn_before(asked: SequenceRequest, tokens: int) -> SequenceRequest:
-    """A request of whose answer another worker has drawn so many tokens, or all but the last one."""
+    """A request with this many tokens of its answer from another worker; by default all but the
+    last.
+    """
     drawn = expected_tokens(asked)[:-1][:tokens]
     return msgspec.structs.replace(asked, generated_token_ids=TokenIds.of(drawn))
 

@@ -1,4 +1,4 @@
-"""The limits of a working worker are changed, and every stream goes on."""
+"""The limits of a busy worker change, and every stream continues."""
 
 from __future__ import annotations
 

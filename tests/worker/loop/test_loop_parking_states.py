@@ -1,8 +1,6 @@
-"""Parking under everything that can happen to it: a real worker, real requests in all orders, each
-answered as it is alone.
-
-What is open at a moment depends on how fast the disk is, so what is done next does not depend on
-that.
+"""State machine of parking: a real worker and real requests in all orders, each answered as it is
+alone. Which requests are open depends on the speed of the disk, so the next rule does not depend on
+it.
 """
 
 from __future__ import annotations

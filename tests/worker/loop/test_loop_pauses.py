@@ -1,6 +1,4 @@
-"""Pauses in the worker's loop: nothing is drawn for a paused sequence, and what it says in the end
-is the same.
-"""
+"""Pauses in the worker's loop: nothing is drawn for a paused sequence, and its answer is the same."""
 
 from __future__ import annotations
 

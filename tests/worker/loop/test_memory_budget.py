@@ -1,4 +1,4 @@
-"""A worker's budgets follow the models beside it and the memory pressure of the system, in both
+"""A worker's budgets follow other loaded models and the memory pressure of the system, in both
 directions.
 """
 

@@ -1,5 +1,5 @@
-"""Building the loop over a real model: what is served is of one version, and is what the
-fingerprint says.
+"""Building the loop over a real model: the served files are of one version, the one of the
+fingerprint.
 """
 
 from __future__ import annotations

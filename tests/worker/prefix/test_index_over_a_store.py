@@ -1,6 +1,4 @@
-"""The library with a real store beneath it: the payloads are the tokens themselves, so that right
-can be told from wrong.
-"""
+"""The index over a real store: the payloads are the tokens themselves, so that a wrong one is seen."""
 
 from __future__ import annotations
 

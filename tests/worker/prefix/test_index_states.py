@@ -95,7 +95,7 @@ class IndexStates(RuleBasedStateMachine):
         self.go_on(cursor, chain, tenant, block_tokens)
 
     def go_on(self, cursor: Cursor, chain: list[int], tenant: str, block_tokens: int) -> None:
-        """Insert what is missing of a chain where its cursor stands."""
+        """Insert the missing part of a chain at its cursor."""
         while cursor.position < len(chain):
             start = cursor.position
             own = chain[start : start + block_tokens]
@@ -116,7 +116,7 @@ class IndexStates(RuleBasedStateMachine):
 
     @rule(chain=chains, tenant=tenants, end=st.integers(0, 12))
     def begin_to_read(self, chain: list[int], tenant: str, end: int) -> None:
-        """A sequence whose cursor is kept while others come and go."""
+        """A sequence whose cursor is kept while other blocks are added and removed."""
         cursor = self.index.cursor(tenant=tenant)
         self.index.advance(cursor, pack_tokens(chain), end=min(end, len(chain)))
         self.cursors.append((cursor, chain, tenant))

@@ -1,5 +1,5 @@
-"""Parked and running states that others begin from: who takes what, who loses what, and what is
-gone by that.
+"""Parked and running states that other sequences start from: what is moved, shared or copied, and
+what is lost.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def test_a_session_that_is_forgotten_takes_its_parked_state_with_it_and_who_was_
 
 
 def test_a_session_is_forgotten_though_the_tree_has_lost_it_before_its_parked_state() -> None:
-    """Its blocks stood on the middle of one that nobody holds any more."""
+    """Its blocks followed the middle of a block that is gone."""
     subject = SteppedWorker("llama")
     serve(subject, greedy("first", random_prompt(70), max_tokens=0, session_id="other"))
     fork = random_prompt(70)[:20] + random_prompt(60, "b")
@@ -248,8 +248,8 @@ def test_tokens_that_a_sequence_freezes_are_held_and_no_longer_reserved() -> Non
 def test_when_a_step_of_several_that_share_fails_no_more_is_reserved_than_there_is(
     engine: type[FailingOnce],
 ) -> None:
-    """Read again each alone, they share nothing any more: who finds no room for that is read when
-    there is some.
+    """Retried alone, they share nothing: a sequence without room of its own is prefilled when there
+    is some.
     """
     subject = SteppedWorker("llama", engine=engine, has_measured_costs=True, budget_tokens=220)
     assert isinstance(subject.worker.engine, FailingOnce)

@@ -1,4 +1,4 @@
-"""The index while live chains hold what is in it, under everything that can happen to both."""
+"""State machine of the index with live chains that hold its blocks."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class HeldStates(RuleBasedStateMachine):
         tokens=chains, block_tokens=st.integers(1, 5), is_live=st.booleans(), end=st.integers(0, 14)
     )
     def read(self, tokens: list[int], block_tokens: int, is_live: bool, end: int) -> None:
-        """A sequence begins from what is there, and inserts what it reads; live or not, as one that
-        was preempted.
+        """A sequence starts from stored blocks and inserts new ones; with or without a live chain,
+        like a preempted one.
         """
         plan = plan_of(self.index, tokens, limit=end)
         live = a_chain(self.index, tokens)
@@ -65,7 +65,7 @@ class HeldStates(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule(pick=picks, keeps=st.booleans(), is_copied=st.booleans())
     def leave(self, pick: int, keeps: bool, is_copied: bool) -> None:
-        """All of a chain goes, or what is behind the tokens that its taker wants."""
+        """A chain leaves as a whole, or after the tokens that another sequence takes over."""
         live = self.live[pick % len(self.live)]
         keys = [key for key in live.keys if not keeps or sum(self.index.run_of(key)) > 6]
         alone = self.index.held_alone(live, keys)

@@ -1,6 +1,4 @@
-"""Short prompts of flows that had none until now are read first, and nobody starves by it: in
-steps, with known costs.
-"""
+"""Short prompts of new flows are prefilled first, and no flow starves: in steps, with known costs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""One flow's many do not starve another's few: proven in steps, on a machine of which the test
-knows the truth.
-"""
+"""The many requests of one flow do not starve the few of another: in steps, on a simulated machine."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ def of(flow: str, priority: Priority = "interactive") -> ServiceClass:
 
 @dataclass
 class Crowd:
-    """A flow of so many agents, each of which asks again as soon as it is answered."""
+    """A flow of this many agents, each of which sends its next request as soon as it is answered."""
 
     run: StepWorker
     agents: int

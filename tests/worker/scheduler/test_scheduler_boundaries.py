@@ -1,4 +1,4 @@
-"""Prompts that begin behind what is cached, and spans that end where state is to be kept."""
+"""Prompts that start after cached tokens, and spans that end where state is kept."""
 
 from __future__ import annotations
 

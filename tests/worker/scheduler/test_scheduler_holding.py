@@ -1,5 +1,5 @@
-"""Memory that live states hold beside what is reserved: never beyond the budget, given up when it
-is wanted, nobody hangs.
+"""Memory of live states beside the reservations: never beyond the budget, freed when it is needed,
+and no request hangs.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class HoldingWorker:
         )
 
     def freeze_one(self) -> None:
-        """A running one freezes what it has read, for another to share, or since its tail has to
-        grow.
+        """A running sequence freezes its tokens, for another one to share or because its tail has
+        to grow.
         """
         running = list(self.scheduler._running.values())
         if running and self.rng.random() < 0.2:

@@ -1,5 +1,5 @@
-"""Requests that are paused, or wait while memory is short: they keep nobody from running, and go on
-where they were.
+"""Paused requests, and requests that wait for memory: they block no other request, and continue
+where they stopped.
 """
 
 from __future__ import annotations

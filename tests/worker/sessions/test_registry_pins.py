@@ -1,6 +1,4 @@
-"""Which blocks are pinned on whose account, and how far the quota goes: over what a worker has
-read.
-"""
+"""Which session pins which blocks, and the quota, over the blocks of a worker."""
 
 from __future__ import annotations
 

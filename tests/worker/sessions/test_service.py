@@ -144,7 +144,7 @@ def test_a_session_that_another_worker_has_used_since_does_not_expire(tmp_path: 
 
 
 def tend(subject: CachingWorker) -> None:
-    """Until the store has said what it was asked."""
+    """Tend the service until the store has answered."""
     for _ in range(20):
         subject.sessions.tend()
         assert subject.store is not None
@@ -183,7 +183,7 @@ def test_a_request_that_was_preempted_counts_once() -> None:
 def test_forgotten_blocks_are_gone_before_the_record_of_their_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker that dies in between leaves a session that the next one is told to forget again."""
+    """If the worker dies in between, the session is left, and the next worker can forget it."""
     subject, done = worker(folder=tmp_path), list[str]()
     store = subject.store
     assert store is not None

@@ -1,4 +1,4 @@
-"""A session's file: what is written comes back, and what is damaged or invalid is refused early."""
+"""A session's file: it can be read as written, and damaged or invalid files are refused early."""
 
 from __future__ import annotations
 

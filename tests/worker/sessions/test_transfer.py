@@ -1,5 +1,5 @@
-"""Sessions out into files and in from them, also while others are at work; forged files are refused
-before anything comes in.
+"""Export and import of sessions, also while requests run; forged files are refused before anything
+is imported.
 """
 
 from __future__ import annotations
@@ -169,9 +169,7 @@ def test_files_that_are_damaged_or_of_another_model_are_refused(tmp_path: Path) 
 def test_the_states_of_possible_next_turns_are_pinned_and_exported(
     tmp_path: Path,
 ) -> None:
-    """A template that drops thoughts lets the next turn part from the last one behind its last
-    message.
-    """
+    """With a template that drops reasoning, the next turn diverges after the last message."""
     one = prompt("first")
     branch_point = len(one) - 3
     alone = worker("qwen3_next")

@@ -1,6 +1,5 @@
-"""Forged session files: right checksums, wrong contents.
-
-Refused as a whole before anything comes in; nobody is harmed.
+"""Forged session files: right checksums, wrong contents. Each is refused before anything is
+imported, and harms no request.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ def with_parts(block: StoredBlock, forge: Callable[[Parts], Parts]) -> StoredBlo
 def refused(
     subject: CachingWorker, folder: Path, files: Sequence[tuple[Manifest, list[StoredBlock]]]
 ) -> list[SessionAnswer]:
-    """Have each of these refused; another tenant's session is whole before and after, and so is who
-    asks meanwhile.
+    """Assert that each file is refused; another tenant's session and a concurrent request are not
+    affected.
     """
     commands: list[list[Command]] = [
         [greedy("theirs", prompt("theirs"), session_id="theirs", tenant="t")],
@@ -126,7 +125,7 @@ def test_a_block_that_says_it_stands_elsewhere_is_refused(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_a_forged_file_is_refused_and_harms_no_request(name: str, tmp_path: Path) -> None:
-    """The checksum is right, the contents are not: what a hostile or broken writer would send."""
+    """The checksum is right, the contents are not, as from a hostile or broken writer."""
     manifest, blocks = exported(tmp_path, name)
 
     def with_each_part(change: Callable[[bytes], bytes]) -> list[StoredBlock]:
