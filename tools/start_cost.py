@@ -27,7 +27,7 @@ import numpy as np
 
 from holdfast.models.download import demo_folder
 from holdfast.models.file_hashing import FileHashing, HashCache
-from holdfast.worker.engine.load import files_of_identity
+from holdfast.worker.engine.fingerprint import files_of_identity
 
 READY = re.compile(r"ready in\s+([\d.]+) s")
 PIECE_NUMBERS = 16 << 20

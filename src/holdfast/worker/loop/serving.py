@@ -28,14 +28,13 @@ from holdfast.wire.commands import WorkerSettings
 from holdfast.wire.events import ModelInfo
 from holdfast.worker.engine.constraints import Constraints, Grammars
 from holdfast.worker.engine.engine import Engine, KVCosts
-from holdfast.worker.engine.layouts import Runner, choose_sharing
-from holdfast.worker.engine.load import (
-    LoadedModel,
+from holdfast.worker.engine.fingerprint import (
     files_of_identity,
-    load_model,
     model_fingerprint,
     runs_own_code,
 )
+from holdfast.worker.engine.layouts import Runner, choose_sharing
+from holdfast.worker.engine.load import LoadedModel, load_model
 from holdfast.worker.engine.probe import choose_layout, warnings_about, warnings_about_kernels
 from holdfast.worker.engine.seams import mlx_lm_version
 from holdfast.worker.engine.weight_format import give_back_freed_memory

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.models.file_hashing import FileHashing, HashCache, ModelChanged
-from holdfast.worker.engine import load
-from holdfast.worker.engine.load import (
+from holdfast.worker.engine import fingerprint
+from holdfast.worker.engine.fingerprint import (
     files_of_identity,
     model_fingerprint,
     runs_own_code,
@@ -199,7 +199,7 @@ def test_mlx_lms_own_code_counts_by_content(
     assert installed is not None
     assert installed.submodule_search_locations is not None
     changed = shutil.copytree(installed.submodule_search_locations[0], tmp_path / "mlx_lm")
-    monkeypatch.setattr(load.importlib.util, "find_spec", lambda _: _At(changed))  # type: ignore[attr-defined]
+    monkeypatch.setattr(fingerprint.importlib.util, "find_spec", lambda _: _At(changed))  # type: ignore[attr-defined]
     before = print_of(model)
     with (changed / name).open("a") as file:
         file.write("\n")
@@ -215,8 +215,8 @@ class _At:
 
 def test_our_own_code_that_shapes_states_counts_and_all_of_it_is_there() -> None:
     files = files_of_identity(Path("nowhere"), runs_own_code=False)
-    package = Path(load.__file__).parents[2]
-    patterns = [pattern for pattern in load._OWN_CODE if not list(package.glob(pattern))]
+    package = Path(fingerprint.__file__).parents[2]
+    patterns = [pattern for pattern in fingerprint._OWN_CODE if not list(package.glob(pattern))]
     assert patterns == []
     assert {
         "holdfast/worker/engine/seams.py",

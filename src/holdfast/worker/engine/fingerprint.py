@@ -1,0 +1,141 @@
+"""The fingerprint of a model: a hash of everything that its cached KV depends on.
+
+That is its weights, configuration, tokenizer and templates, and the code that computes with them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from holdfast.errors import ModelLoadError
+from holdfast.models.file_hashing import ModelChanged
+from holdfast.models.model_folder import WEIGHT_FILES, read_json
+
+_FORMAT = 4  # of what is hashed
+
+_CONFIG = "config.json"
+# Adapters are not loaded by this version; these are the names that mlx-lm and others use.
+_FILES_OF_A_MODEL = (
+    WEIGHT_FILES, "adapter*.safetensors", "adapter_config.json", _CONFIG, "hf_quant_config.json",
+    "tokenizer*", "*.tiktoken", "spiece.model", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json",
+    "chat_template*", "additional_chat_templates/*.jinja",
+)  # fmt: skip
+# parts of a configuration that do not affect the computation
+_IRRELEVANT_KEYS = frozenset(
+    {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"}
+)
+# files of Holdfast that affect the numbers in a state
+_OWN_CODE = (
+    "worker/engine/seams.py",
+    "worker/engine/weight_format.py",
+    "worker/engine/host_attention.py",
+    "worker/engine/sequence.py",
+    "worker/engine/layouts.py",
+    "worker/engine/views.py",
+    "worker/kv/*.py",
+)
+
+
+def files_of_identity(folder: Path, *, runs_own_code: bool) -> dict[str, Path]:
+    """Every file that affects the states of the model in `folder`, by name: its own and code.
+
+    runs_own_code: Python files of the folder are executed. Then all files of the folder count,
+    because the code may read them.
+    """
+    files = dict(_everything(folder) if runs_own_code else _matching(folder, _FILES_OF_A_MODEL))
+    return {f"model/{name}": path for name, path in files.items()} | _code()
+
+
+def runs_own_code(folder: Path, *, trust_remote_code: bool) -> bool:
+    """Whether the model is built by Python files in its folder."""
+    try:
+        return trust_remote_code and read_json(folder / _CONFIG).get("model_file") is not None
+    except ModelLoadError:  # loading reports it
+        return False
+
+
+def model_fingerprint(
+    folder: Path, hashes: Mapping[str, str], *, computed_as: str, versions: Iterable[str]
+) -> str:
+    """A hash of everything that affects the states of the model in `folder`.
+
+    Paths and dates do not count: a copy of a model finds the cache of the original, and new weights
+    under an old path do not. hashes: of `files_of_identity`, by name. computed_as: the compute
+    format (dtype, packed or dequantized weights, codec), since each rounds differently. versions:
+    of the packages that compute. Raises ModelChanged.
+    """
+    digest = hashlib.blake2b(digest_size=32)
+    _add(digest, f"holdfast {_FORMAT}", computed_as, *versions)
+    configuration = f"model/{_CONFIG}"
+    _add(
+        digest,
+        json.dumps(
+            _relevant(_read_as_hashed(folder / _CONFIG, hashes[configuration])), sort_keys=True
+        ),
+    )
+    for name in sorted(hashes.keys() - {configuration}):
+        _add(digest, name, hashes[name])
+    return digest.hexdigest()
+
+
+def _read_as_hashed(file: Path, expected: str) -> dict[str, Any]:
+    content = file.read_bytes()
+    if xxhash.xxh3_128_hexdigest(content) != expected:
+        raise ModelChanged(f"{file} was changed while the model was loaded")
+    parsed: dict[str, Any] = json.loads(content)
+    return parsed
+
+
+def _relevant(config: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in _IRRELEVANT_KEYS}
+
+
+def _matching(root: Path, patterns: Iterable[str]) -> dict[str, Path]:
+    found = (path for pattern in patterns for path in root.glob(pattern))
+    return {path.relative_to(root).as_posix(): path for path in found if path.is_file()}
+
+
+def _everything(folder: Path) -> dict[str, Path]:
+    """All files of a folder except hidden ones, which belong to tools (.git, .cache)."""
+    found = {}
+    seen: set[str] = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        if real in seen:  # a link that leads back
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in names:
+            path = Path(place, name)
+            if not name.startswith(".") and path.is_file():
+                found[path.relative_to(folder).as_posix()] = path
+    return found
+
+
+def _code() -> dict[str, Path]:
+    """The installed mlx-lm, and the files of Holdfast that affect states; imports nothing."""
+    package = importlib.util.find_spec("mlx_lm")
+    places = [] if package is None else list(package.submodule_search_locations or ())
+    theirs = {
+        f"mlx_lm/{name}": path
+        for place in places
+        for name, path in _matching(Path(place), ("**/*.py",)).items()
+    }
+    ours = _matching(Path(__file__).parents[2], _OWN_CODE)
+    return theirs | {f"holdfast/{name}": path for name, path in ours.items()}
+
+
+def _add(digest: hashlib.blake2b, *parts: str) -> None:
+    for part in parts:
+        encoded = part.encode()
+        digest.update(len(encoded).to_bytes(8, "little"))
+        digest.update(encoded)
