@@ -18,6 +18,7 @@ from holdfast.front.prompt.known_answers import KnownAnswers
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.store.answers import AnswerFile
 from holdfast.wire.output import OutputDelta, text_of, tool_calls_of
+from holdfast.wire.requests import ToolChoice
 from tests.fakes.agent_turns import QUESTION, answer, ask, in_any_tokens, sent_back
 from tests.fakes.thinking_bundle import bundle_of
 
@@ -110,6 +111,29 @@ def test_an_answer_with_a_token_that_its_client_did_not_see_is_tokenized_anew() 
     assert len(bundle.known_answers) == 0
     one_turn(bundle, "hello world")
     assert len(bundle.known_answers) == 1
+
+
+NO_CALLS = {"tool_choice": ToolChoice(mode="none")}
+
+
+@pytest.mark.parametrize(
+    ("generated", "fields", "seen", "is_known"),
+    [
+        ("hello world", NO_CALLS, "hello world", True),
+        (f"hello{CALL}", NO_CALLS, f"hello{CALL}", False),
+        ("hello world", {"stop": ("rld",)}, "hello wo", False),
+        ("hello world", {"stop": (" world",)}, "hello", True),
+        ("hello world", {"stop": ("xyz",)}, "hello world", True),
+    ],
+)
+def test_an_answer_is_known_if_its_client_saw_all_that_its_tokens_mean(
+    generated: str, fields: dict[str, Any], seen: str, is_known: bool
+) -> None:
+    bundle = replace(BUNDLE, known_answers=KnownAnswers())
+    request, prepared = ask(bundle, [QUESTION], **fields)
+    ids = tuple(bundle.tokenizer.encode(generated, add_special_tokens=False))
+    assert text_of(answer(bundle, request, prepared, ids)) == seen
+    assert len(bundle.known_answers) == is_known
 
 
 @pytest.mark.parametrize("keeps_thoughts", [True, False])
