@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from holdfast.config import LimitsSettings, LogSettings, ServerSettings, Settings
 from holdfast.errors import UnknownModel
@@ -121,6 +123,21 @@ def calling(
     return [*events, end]
 
 
+def _for_all_choices(
+    script: Script, choices: int
+) -> Iterator[OutputEvent | Exception | asyncio.Event]:
+    """The script of the first choice, then the same end for each choice that it does not end."""
+    missing = set(range(choices))
+    for event in script:
+        yield event
+        if isinstance(event, ChoiceFinished):
+            missing.discard(event.index)
+            end = event
+    if 0 not in missing:
+        for index in sorted(missing):
+            yield msgspec.structs.replace(end, index=index)
+
+
 class ScriptedStream:
     """Plays a script: events come out, exceptions are raised, an asyncio.Event is waited for."""
 
@@ -223,7 +240,7 @@ class ScriptedGateway:
             raise self.refusal_at_last
         script = self.script(request) if callable(self.script) else self.script
         stream = ScriptedStream(
-            script,
+            _for_all_choices(script, request.choices),
             lambda: self._close(request.request_id),
             dropped_tokens=self.dropped_tokens,
             unenforced=self.unenforced,

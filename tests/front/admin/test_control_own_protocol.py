@@ -82,7 +82,7 @@ class Lines(AnswerFormat):
         return json.dumps(
             {
                 "spoken": choices[0].text(),
-                "why": choices[0].finish_reason,
+                "why": choices[0].end.finish_reason,
                 "read": counts.prompt_tokens,
             }
         ).encode()

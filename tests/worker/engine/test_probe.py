@@ -296,7 +296,7 @@ def test_a_model_whose_output_is_not_a_number_is_refused() -> None:
 
 def test_of_solo_a_user_is_told_what_it_costs_why_and_what_to_do() -> None:
     (warning,) = warnings_about(choose_layout(with_rope(ScalarRope), vocab_size=VOCAB_SIZE))
-    for part in ("one at a time", "read again", "Why: rows fails (", "What to do: "):
+    for part in ("one at a time", "no prefix cache", "Why: rows fails (", "What to do: "):
         assert part in warning
     assert warnings_about(choose_layout(kept_tiny("llama"), vocab_size=VOCAB_SIZE)) == ()
 
