@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from holdfast_bench.report import markdown
 from holdfast_bench.restore_run import restore_results
 from tests.fakes.tiny_models import TINY, write_tiny
 
 
+@pytest.mark.slow
 async def test_both_sides_are_measured_in_turn_and_the_report_has_their_ratio(
     tmp_path: Path,
 ) -> None:

@@ -29,6 +29,7 @@ def test_it_reports_machine_speed_and_layout(tmp_path: Path) -> None:
     assert found["dialect"]["tools"] in ("template", "text", "none")
 
 
+@pytest.mark.slow
 def test_a_model_that_serves_one_request_at_a_time_comes_first_among_the_recommendations(
     tmp_path: Path,
 ) -> None:
@@ -41,6 +42,7 @@ def test_a_model_that_serves_one_request_at_a_time_comes_first_among_the_recomme
     assert "What to do: " in first
 
 
+@pytest.mark.slow
 def test_the_last_worker_that_died_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,6 +70,7 @@ def test_the_last_worker_that_died_is_shown(
         assert part in shown
 
 
+@pytest.mark.slow
 def test_code_compiled_by_mlx_is_in_a_private_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +81,7 @@ def test_code_compiled_by_mlx_is_in_a_private_folder(
     assert list((tmp_path / "shared").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_run_does_not_hide_the_rest(tmp_path: Path) -> None:
     write_tiny(tmp_path / "model", "qwen3")
     (tmp_path / "model" / "config.json").write_text('{"model_type": "no_such_architecture"}')

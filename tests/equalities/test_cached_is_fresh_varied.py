@@ -205,6 +205,7 @@ def same_answer(found: list[TokenLogprob], expected: list[TokenLogprob], what: s
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KEEPABLE)
 @settings(max_examples=3, derandomize=True)
 @given(

@@ -40,6 +40,7 @@ def test_a_prompt_gives_an_answer(llm: LLM) -> None:
     assert str(answer) == answer.text
 
 
+@pytest.mark.slow
 def test_more_prompts_than_the_queue_takes_are_answered_in_order(llm: LLM) -> None:
     prompts = [f"number {index}" for index in range(20)]
     answers = llm.generate(prompts, max_tokens=5, temperature=0)
@@ -168,6 +169,7 @@ def test_a_closed_model_refuses_requests() -> None:
         llm.generate("Hello", max_tokens=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["", "raise SystemExit(0)", "del llm", "llm.close()"])
 def test_a_script_that_forgets_to_close_still_ends(end: str) -> None:
     script = f"""

@@ -113,6 +113,7 @@ def give_nothing(folder: Path) -> None:
     """The model stays as it is."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prepare", "change"),
     [

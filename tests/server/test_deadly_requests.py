@@ -62,6 +62,7 @@ def killed(server: ServerProcess) -> int:
     return server.log().count("ended unexpectedly")
 
 
+@pytest.mark.slow
 def test_it_is_refused_after_a_few_deaths_although_it_drew_tokens_each_time(
     server: ServerProcess,
 ) -> None:

@@ -46,6 +46,7 @@ def busy_renderers(server: ServerProcess) -> list[psutil.Process]:
     ]
 
 
+@pytest.mark.slow
 def test_others_are_answered_meanwhile_the_client_is_told_and_the_server_ends(
     server: ServerProcess,
 ) -> None:

@@ -251,6 +251,7 @@ def breaking_proxy(server: ServerProcess) -> Iterator[str]:
             serving.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CLIENTS)
 def test_a_whole_answer_that_breaks_off_is_drawn_once(server: ServerProcess, kind: Any) -> None:
     """OpenAI's and Anthropic's clients send the request again by themselves; Ollama's leaves that

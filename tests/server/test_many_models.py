@@ -81,6 +81,7 @@ def test_thirty_who_ask_for_a_cold_model_at_once_are_answered_after_one_load(
     assert states(server) == {"demo": "unloaded", "draft": "ready", "window": "unloaded"}
 
 
+@pytest.mark.slow
 def test_ninety_over_three_models_are_answered_and_no_stream_is_cut(server: ServerProcess) -> None:
     def stream() -> int:
         body = {
@@ -111,6 +112,7 @@ def test_ninety_over_three_models_are_answered_and_no_stream_is_cut(server: Serv
     assert sum(state != "unloaded" for state in states(server).values()) <= 2
 
 
+@pytest.mark.slow
 def test_what_a_model_has_read_is_there_again_when_it_is_back(server: ServerProcess) -> None:
     before = {model: ask(server, model, LONG) for model in MODELS}
     for model in MODELS:  # the one whose turn it is has made room for those behind it

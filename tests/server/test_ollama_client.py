@@ -144,6 +144,7 @@ def test_thinking_is_apart_from_the_answer(client: ollama.Client) -> None:
     assert "<think>" not in f"{thought.content}{plain.content}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("think", [True, False, None])
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_form_holds_however_it_thinks(client: ollama.Client, think: Any, stream: bool) -> None:

@@ -73,6 +73,7 @@ def test_an_unknown_model_is_a_404_and_a_bad_value_a_400(client: openai.OpenAI) 
         client.chat.completions.create(model="demo", messages=HELLO, temperature=-1)
 
 
+@pytest.mark.slow
 async def test_sixteen_clients_with_random_disconnects_leave_nothing_behind(
     server: ServerProcess,
 ) -> None:

@@ -83,6 +83,7 @@ def text_of(chunks: Iterator[openai.types.Completion]) -> tuple[str, str | None]
     return "".join(texts), reason
 
 
+@pytest.mark.slow
 def test_an_operator_finds_watches_reloads_and_stops_a_server(
     started: ServerProcess, folders: Path
 ) -> None:
@@ -124,6 +125,7 @@ def test_an_operator_finds_watches_reloads_and_stops_a_server(
     assert "no server of yours" in only_line(command("stop").stderr)
 
 
+@pytest.mark.slow
 def test_a_signal_to_the_whole_group_cuts_no_stream_and_a_restart_resumes_the_sessions(
     started: ServerProcess, folders: Path, model_folder: Path
 ) -> None:

@@ -45,6 +45,7 @@ async def client(small_server: ServerProcess) -> AsyncIterator[httpx.AsyncClient
     until(lambda: _load(small_server) == (0, 0), "nothing is left in the worker")
 
 
+@pytest.mark.slow
 async def test_a_full_queue_refuses_with_a_time_to_come_again(
     small_server: ServerProcess, client: httpx.AsyncClient
 ) -> None:
@@ -65,6 +66,7 @@ async def test_more_than_can_ever_wait_is_refused_for_good(
     assert response.status_code == 200
 
 
+@pytest.mark.slow
 async def test_who_leaves_the_queue_makes_room_in_it(
     small_server: ServerProcess, client: httpx.AsyncClient
 ) -> None:

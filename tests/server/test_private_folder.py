@@ -83,6 +83,7 @@ def test_a_server_writes_nothing_into_the_folder_for_temporary_files_of_all_and_
     assert places.left() == []
 
 
+@pytest.mark.slow
 def test_a_killed_server_leaves_nothing_that_the_next_start_does_not_remove(
     model_folder: Path, places: Places, running: list[ServerProcess]
 ) -> None:
@@ -110,6 +111,7 @@ def _belongs_to(folder: Path, server: ServerProcess) -> bool:
     return str(folder) in psutil.Process(server.model()["pid"]).environ()["TMPDIR"]
 
 
+@pytest.mark.slow
 def test_sockets_lie_elsewhere_where_the_path_is_too_long_and_are_swept_there_too(
     model_folder: Path,
     tmp_path: Path,
@@ -144,6 +146,7 @@ def _link_of(server: ServerProcess) -> Path:
     return Path(path)
 
 
+@pytest.mark.slow
 def test_what_a_worker_has_compiled_is_kept_for_the_next(
     model_folder: Path, places: Places, running: list[ServerProcess]
 ) -> None:

@@ -61,6 +61,7 @@ def client(server: ServerProcess) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(CASES))
 def test_stream_whole_and_library_agree(client: httpx.Client, llm: LLM, number: int) -> None:
     dice = random.Random(number)

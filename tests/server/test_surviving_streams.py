@@ -56,6 +56,7 @@ def undisturbed(bundled: ServerProcess) -> list[str]:
         return list(threads.map(partial(answer_to, bundled.url), OF_EVERY_KIND))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_answers_go_on_with_the_next_worker_as_if_nothing_had_happened(
     bundled: ServerProcess, undisturbed: list[str], number: signal.Signals

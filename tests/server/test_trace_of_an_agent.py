@@ -74,6 +74,7 @@ def sent_back(message: dict[str, Any], turn: int, choose: random.Random) -> list
     return [answer, {"role": "tool", "tool_call_id": call["id"], "content": content}]
 
 
+@pytest.mark.slow
 def test_each_turn_of_thirty_calls_reads_what_is_new_through_a_restart_in_the_middle(
     model: Path, tmp_path: Path
 ) -> None:

@@ -110,6 +110,7 @@ def stands_still(server: ServerProcess) -> None:
     assert model["running"] + model["queued"] > 0, "all was drawn: there was nothing to be paused"
 
 
+@pytest.mark.slow
 def test_unread_streams_are_bounded_and_keep_nobody_from_being_answered(
     patient: ServerProcess,
 ) -> None:
@@ -132,6 +133,7 @@ def test_unread_streams_are_bounded_and_keep_nobody_from_being_answered(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [

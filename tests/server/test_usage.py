@@ -309,6 +309,7 @@ def asked(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Asked
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("name", DIALECTS)
 def test_cached_tokens_are_those_that_were_read_before(

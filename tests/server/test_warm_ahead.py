@@ -52,6 +52,7 @@ def ask(client: httpx.Client, messages: list[dict[str, Any]]) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.slow
 def test_a_next_turn_reads_its_question_and_is_billed_for_nothing_else(
     client: httpx.Client,
 ) -> None:
@@ -91,6 +92,7 @@ def is_on_disk(client: httpx.Client) -> bool:
     return is_committed and float(queued.rpartition(" ")[2]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_what_was_read_ahead_counts_as_such_whether_or_not_the_worker_died_meanwhile(
     is_killed: bool, tmp_path: Path

@@ -163,6 +163,7 @@ def test_half_of_a_surrogate_pair_is_answered(server: ServerProcess) -> None:
     assert halved == replaced
 
 
+@pytest.mark.slow
 def test_a_prompt_that_just_fits_is_taken_and_one_token_more_is_not(server: ServerProcess) -> None:
     most = context_tokens(server) - 1
     with httpx.stream(

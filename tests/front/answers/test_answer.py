@@ -331,6 +331,7 @@ def test_white_space_that_json_does_not_know_is_given_as_white_space_that_it_kno
     assert outcome(text, dialect) == ("", "", [("stop", {"a": [1, 2]})])
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize(
     "again",

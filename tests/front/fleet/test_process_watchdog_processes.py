@@ -94,6 +94,7 @@ async def test_a_worker_suspended_at_rest_is_replaced(
     assert "restarting in 0 s" in line.message
 
 
+@pytest.mark.slow
 async def test_requests_of_a_suspended_worker_get_the_same_answers() -> None:
     asked = [a_request(str(index), max_tokens=20_000) for index in range(3)]
     async with residency() as made:

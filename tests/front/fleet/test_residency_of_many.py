@@ -329,6 +329,7 @@ async def test_memory_is_a_limit_too_and_kv_memory_is_divided() -> None:
         assert made.shares["b"].promised_bytes > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("max_loaded", "parts"), [(None, [2, 2, 2, 1]), (4, [4, 3, 2, 1]), (2, [2, 1])]
 )

@@ -90,6 +90,7 @@ def test_a_template_that_takes_too_much_while_it_is_probed_ends_the_load() -> No
         ChatTemplate({"default": ENDLESS}, special_tokens={})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("templates", [1, 4])
 def test_templates_that_hang_on_many_conversations_hold_up_no_other_template(
     templates: int,

@@ -94,6 +94,7 @@ def other_rope(model: Any, is_wrong: bool) -> None:
         layer.self_attn.rope.scale = 0.9 if is_wrong else 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 @pytest.mark.parametrize(
     ("name", "change"),
@@ -164,6 +165,7 @@ def with_other_kernels_for_rows(model: nn.Module) -> nn.Module:
     return calling(model, call)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "seed"),
     [("qwen3_moe", 0), ("qwen3_moe", 1), *((name, 0) for name in sorted(MIXTURES)[:-1])],
@@ -207,6 +209,7 @@ def without_mask(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 @pytest.mark.parametrize("fault", ["mask", "kv", "position"])
 def test_a_wrong_mask_position_or_kv_is_found_among_changing_experts(

@@ -92,6 +92,7 @@ def test_an_imported_session_is_exported_as_it_was(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text"])
 @pytest.mark.parametrize(
     ("was_on_disk", "most_parked_bytes"), [(False, 0), (False, None), (True, 0)]
