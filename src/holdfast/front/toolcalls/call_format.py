@@ -1,4 +1,4 @@
-"""What a family declares about its calls, and the parts of an answer that its reader puts out."""
+"""What a family declares about its tool calls, and the parts of an answer that its reader emits."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from holdfast.wire.output import TextKind
 
 _ALPHABET: Final = string.ascii_letters + string.digits
 IdForm: TypeAlias = Literal["random", "alnum9", "function_number", "number", "client"]
-"""The form of a family's call ids: `call_` and 24 characters, 9 characters, `functions.NAME:N`,
-`N`, or whatever the client sent.
+"""The form of a family's call ids: `call_` and 24 characters; 9 characters; `functions.NAME:N`;
+`N`; or the id that the client sent.
 """
 
 
 def id_pattern(form: IdForm, name: str) -> str:
-    """A regular expression of the ids that a model writes for calls of this tool."""
+    """Return a regular expression that matches the ids a model writes for calls of this tool."""
     match form:
         case "alnum9":
             return "[a-zA-Z0-9]{9}"
@@ -54,20 +54,22 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonObject:
-    """Arguments as one JSON object."""
+    """Arguments written as one JSON object."""
 
     def write(self, arguments: Mapping[str, Any]) -> str:
-        """The arguments as the model would write them."""
+        """Return the arguments as the model would write them."""
         return json_text(dict(arguments))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaggedValues:
-    """Arguments as tags with raw values: before, key, text or json, value, end, gap.
+    """Arguments written as tags around raw values.
 
-    text: before a string. json: before any other value, which is written as JSON; {type} in it
-        stands for the value's type.
-    cdata: a string may stand in a CDATA section.
+    The order is: before, key, text or json, value, end, gap.
+
+    text: what precedes a string value. json: what precedes any other value, which is written as
+        JSON; {type} in it is replaced by the value's type.
+    cdata: whether a string may be wrapped in a CDATA section.
     """
 
     before: str
@@ -78,7 +80,7 @@ class TaggedValues:
     cdata: bool = False
 
     def write(self, arguments: Mapping[str, Any]) -> str:
-        """The arguments as the model would write them."""
+        """Return the arguments as the model would write them."""
         return "".join(self._written(key, value) for key, value in arguments.items())
 
     def _written(self, key: str, value: Any) -> str:
@@ -97,16 +99,16 @@ CDATA: Final = ("<![CDATA[", "]]>")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NestedValues:
-    """Arguments as nested tags, with a mark before each tag. Null is left out.
+    """Arguments written as nested tags, with a mark before each tag. Null values are left out.
 
-    item: the tag of an array's item.
+    item: the name of the tag around each item of an array.
     """
 
     mark: str
     item: str
 
     def write(self, arguments: Mapping[str, Any]) -> str:
-        """The arguments as the model would write them."""
+        """Return the arguments as the model would write them."""
         written = (
             self._written(key, value) for key, value in arguments.items() if value is not None
         )
@@ -124,11 +126,12 @@ class NestedValues:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiteralValues:
-    """Arguments as `KEY assign VALUE`, with values in a syntax of their own.
+    """Arguments written as `KEY assign VALUE`, with values in the family's own syntax.
 
-    words: true, false and null. quote: on either side of a string without escapes; empty: strings
-    are JSON's. quoted_keys: those of objects. assign: after an argument's name; empty: arguments
-    are written like the members of an object.
+    words: the spellings of true, false and null. quote: the mark on both sides of a string, which
+    has no escapes; if empty, strings are written as in JSON. quoted_keys: whether the keys of
+    objects are quoted. assign: the text after an argument's name; if empty, arguments are written
+    like the members of an object.
     """
 
     words: tuple[str, str, str] = ("true", "false", "null")
@@ -139,7 +142,7 @@ class LiteralValues:
     assign: str = ""
 
     def write(self, arguments: Mapping[str, Any]) -> str:
-        """The arguments as the model would write them."""
+        """Return the arguments as the model would write them."""
         if not self.assign:
             return self._members(arguments)
         return self.comma.join(
@@ -147,7 +150,7 @@ class LiteralValues:
         )
 
     def value(self, value: Any) -> str:
-        """One value."""
+        """Write one value."""
         if isinstance(value, str):
             if self.quote:
                 return self.quote + value + self.quote
@@ -161,11 +164,11 @@ class LiteralValues:
         return json_text(value)
 
     def word(self, value: bool | None) -> str:
-        """A boolean or null."""
+        """Write a boolean or null."""
         return self.words[2 if value is None else int(not value)]
 
     def key(self, name: str) -> str:
-        """The name of an object's member."""
+        """Write the name of an object's member."""
         return json_text(name) if self.quoted_keys else name
 
     def _members(self, members: Mapping[str, Any]) -> str:
@@ -179,13 +182,15 @@ Values: TypeAlias = JsonObject | TaggedValues | NestedValues | LiteralValues
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallLayout:
-    """How a family writes the calls of an answer; its writer and its grammar follow from it.
+    """How a family writes the calls of an answer; its writer and its grammar are derived from this.
 
-    The answer is `opening`, a call, more calls that each follow `again`, and `closing`. A call is a
-    head, its arguments, `optional_id` if it has an id, and `tail`. In heads and `optional_id` stand
-    {name}, {quoted} (the name as a JSON string), {id} and {number} (of the call, from 1).
+    The calls of an answer are written as `opening`, the first call, further calls that each follow
+    `again`, and `closing`. A call is written as a head, its arguments, `optional_id` if the call
+    has an id, and `tail`. Heads and `optional_id` may contain these fields: {name}, {quoted} (the
+    name as a JSON string), {id} and {number} (the number of the call, from 1).
 
-    heads: the first one is written; a grammar allows any. is_single: an answer has only one call.
+    heads: all heads that a grammar allows; the writer uses the first one. is_single: an answer can
+    have only one call.
     """
 
     opening: str = ""
@@ -198,7 +203,7 @@ class CallLayout:
     is_single: bool = False
 
     def write(self, calls: Sequence[Call], id_form: IdForm) -> str:
-        """The calls as the model would write them."""
+        """Return the calls as the model would write them."""
         written = (
             self._written(self._numbered(call, number, id_form), number)
             for number, call in enumerate(calls, 1)
@@ -218,12 +223,12 @@ class CallLayout:
 
 
 def named(head: str, name: str) -> str:
-    """A head of a layout, with the tool's name."""
+    """Fill a tool's name into a head of a layout."""
     return head.replace("{name}", name).replace("{quoted}", json_text(name))
 
 
 class ChannelMarkup(NamedTuple):
-    """What a family that answers in channels writes around a thought and around visible text."""
+    """The markup around a thought and around visible text, in a family that answers in channels."""
 
     text: tuple[str, str]
     thought: tuple[str, str] = ("", "")
@@ -231,11 +236,11 @@ class ChannelMarkup(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFormat(ABC):
-    """How a family writes calls; the subclasses are the mechanisms, their fields a family's data.
+    """How a family writes calls. Each subclass is a mechanism; its fields hold a family's data.
 
-    The strings hold markers as text. For one model they are encoded (`Markers.encoded`): a marker
-    that is a single token of the model becomes one character, in these strings as in the answer, so
-    that a reader only compares strings.
+    The strings hold markers as text. For one model, they are encoded (`Markers.encoded`): a marker
+    that is a single token of the model becomes one character, both in these strings and in the
+    answer, so a reader only has to compare strings.
     """
 
     id_form: IdForm = "random"
@@ -243,14 +248,14 @@ class CallFormat(ABC):
     @property
     @abstractmethod
     def marks(self) -> Sequence[str]:
-        """All markers. Those that are single tokens of the model only match as tokens."""
+        """All markers. A marker that is a single token of the model matches only as that token."""
 
     @property
     @abstractmethod
     def openers(self) -> Sequence[str]:
-        """What calls may begin with.
+        """The strings that calls may begin with.
 
-        An opener without a marker is ordinary text: it only opens calls at the start of a line.
+        An opener without a marker is ordinary text: it opens calls only at the start of a line.
         """
 
     @property
@@ -260,65 +265,66 @@ class CallFormat(ABC):
 
     @property
     def drawn_layout(self) -> CallLayout | None:
-        """How a grammar lets the model write calls; None: no grammar can enforce them."""
+        """The layout that a grammar lets the model write; None if no grammar can enforce calls."""
         return self.layout
 
     @property
     def channels(self) -> ChannelMarkup | None:
-        """The markup of text and thoughts, for a family that writes them in channels."""
+        """The markup of text and thoughts; None unless the family writes them in channels."""
         return None
 
     @property
     def channel_openers(self) -> Sequence[str]:
-        """Openers that text or reasoning may follow: they are read even if calls are not."""
+        """Openers that text or reasoning may follow. They are read even if calls are not read."""
         return ()
 
     def write(self, calls: Sequence[Call]) -> str:
-        """The calls as the model would write them, for templates that leave them out."""
+        """Return the calls as the model would write them, for templates that leave calls out."""
         return self.layout.write(calls, self.id_form)
 
     @abstractmethod
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read calls from the opener at which `source` stands to the end of their markup.
+        """Read calls, from the opener at `source`'s current position to the end of their markup.
 
-        Returns False if there is no call; nothing was put out then, the opener is text, and reading
-        continues after it. The text of a call may be dropped (`drop_read`) once the call has begun,
-        not before. Every call that was begun is ended. White space between markup does not matter.
+        Returns False if there is no call. In that case nothing was emitted, the opener is text, and
+        reading continues after it. The text of a call may be dropped (`drop_read`) only after the
+        call has begun. Every call that has begun is also ended. White space between markup is
+        ignored.
         """
 
 
 def distinct(*words: str) -> tuple[str, ...]:
-    """The words without white space at their ends, each once, empty ones left out."""
+    """Return the words stripped of white space, without duplicates and empty words."""
     return tuple(dict.fromkeys(mark for word in words if (mark := word.strip())))
 
 
-# What a reader puts out
+# What a reader emits
 
 
 class Segment(NamedTuple):
-    """A part of an answer's text of one kind; not empty."""
+    """A part of an answer's text that is all of one kind; never empty."""
 
     kind: TextKind
     text: str
-    start: int = 0  # characters of the answer before it, markers written out
+    start: int = 0  # characters of the answer before this part, with markers written out
 
 
 class Thought(NamedTuple):
-    """Where a thought stands in an answer, its markers included, in characters."""
+    """The position of a thought in an answer, including its markers, in characters."""
 
     start: int
     end: int
 
 
 class CallBegun(NamedTuple):
-    """A call, once its name is certain."""
+    """A call has begun; emitted as soon as its name is certain."""
 
     name: str
-    id: str = ""  # as the model wrote it, if it did
+    id: str = ""  # the id that the model wrote; empty if it wrote none
 
 
 class CallArguments(NamedTuple):
-    """A fragment of the open call's arguments, not empty. The fragments join to one JSON object."""
+    """A non-empty fragment of the open call's arguments. The fragments join to one JSON object."""
 
     text: str
 
@@ -326,38 +332,38 @@ class CallArguments(NamedTuple):
 class CallEnded(NamedTuple):
     """The open call is complete."""
 
-    repairs: tuple[str, ...] = ()  # names of what was repaired
+    repairs: tuple[str, ...] = ()  # names of the repairs
 
 
 AnswerPart: TypeAlias = Segment | CallBegun | CallArguments | CallEnded
 
 
 class CallParts:
-    """Collects the parts of calls. One call is open at a time."""
+    """Collects the parts of calls. Only one call is open at a time."""
 
     def __init__(self, tools: DeclaredTools, *, reads_calls: bool = True) -> None:
-        """reads_calls: False if calls stay text, and only channels of text and reasoning are read."""
+        """reads_calls: False to leave calls as text and read only channels of text and reasoning."""
         self.tools = tools
         self.reads_calls = reads_calls
         self.done: list[AnswerPart] = []
-        self.types = ParameterTypes(None)  # of the open call
-        self.given: set[str] = set()  # the keys of its arguments
+        self.types = ParameterTypes(None)  # parameter types of the open call
+        self.given: set[str] = set()  # argument keys of the open call so far
         self.is_open = False
         self.any_ended = False
         self._repairs: list[str] = []
         self._is_cut = False
 
     def cut(self) -> None:
-        """The answer reached its length limit: from now on no call begins, continues or ends."""
+        """Note that the answer was cut off: from now on no call begins, continues or ends."""
         self._is_cut = True
 
     def say(self, kind: TextKind, text: str, *, start: int) -> None:
-        """Put out text or reasoning, with its markers written out (`Incoming.plain`)."""
+        """Emit text or reasoning, with its markers written out (`Incoming.plain`)."""
         if text:
             self.done.append(Segment(kind, text, start))
 
     def taken(self) -> Sequence[AnswerPart]:
-        """The parts since the last time."""
+        """Return the parts collected since this method was last called, and forget them."""
         done, self.done = self.done, []
         return done
 
@@ -372,38 +378,38 @@ class CallParts:
             self.done.append(CallBegun(tool.name, call_id))
 
     def repair(self, *names: str) -> None:
-        """Note repairs of the open call; empty names are ignored."""
+        """Note repairs of the open call. Empty names are ignored."""
         self._repairs += [name for name in names if name and name not in self._repairs]
 
     def key(self, key: str) -> None:
-        """The next argument's key."""
+        """Emit the next argument's key."""
         self._write(("{" if not self.given else ", ") + json_text(key) + ": ")
         self.given.add(key)
 
     def json(self, text: str) -> None:
-        """An argument's value, or all arguments, as JSON text."""
+        """Emit an argument's value, or all arguments, given as JSON text."""
         self._write(text)
 
     def typed(self, raw: str, types: frozenset[str]) -> None:
-        """An argument's value from its text, typed by the schema."""
+        """Emit an argument's value, given as raw text and typed by the schema."""
         value = typed(raw, types)
         self.repair(value.repair)
         self.json(value.json)
 
     def text(self, text: str) -> None:
-        """More of an open string, whose quotes are written with `json`."""
+        """Emit more text of an open string. Its quotes are written with `json`."""
         self._write(json_text(text)[1:-1])
 
     def read_object(
         self, source: Incoming, *, stops: Sequence[str] = (), follows: Sequence[str] = ()
     ) -> Waiting[None]:
-        """Read all arguments of the open call, written as one JSON object (`JsonStream`)."""
+        """Read all arguments of the open call from one JSON object (`JsonStream`)."""
         stream = JsonStream(source, self.json, stops=stops, follows=follows)
         yield from stream.read()
         self.repair(*stream.repairs)
 
     def end(self, *repairs: str, complete: bool = False) -> None:
-        """End the call. complete: its arguments were written as a whole object."""
+        """End the open call. complete: the arguments were written as a whole object."""
         self.repair(*repairs)
         if not complete:
             self._write("}" if self.given else "{}")
@@ -421,12 +427,12 @@ class CallParts:
 
 
 def random_text(length: int) -> str:
-    """Random letters and digits, from the system's source."""
+    """Return random letters and digits from the operating system's random source."""
     return "".join(secrets.choice(_ALPHABET) for _ in range(length))
 
 
 class CallIds:
-    """Gives the calls of one answer their ids, unique in the conversation."""
+    """Assigns ids to the calls of one answer. The ids are unique in the conversation."""
 
     def __init__(
         self,
@@ -435,16 +441,16 @@ class CallIds:
         earlier: Iterable[str] = (),
         random_text: Callable[[int], str] = random_text,
     ) -> None:
-        """earlier: the ids of earlier calls in the conversation; numbered ids continue from them."""
+        """earlier: ids of earlier calls in the conversation; numbered ids continue after them."""
         self._form = form
         self._random_text = random_text
         self._taken = set(earlier)
         self._count = len(self._taken)
 
     def next(self, name: str, *, written: str = "") -> str:
-        """The id of the answer's next call.
+        """Return the id of the answer's next call.
 
-        written: the id that the model wrote. It is kept if it is new and of the family's form.
+        written: the id that the model wrote. It is used if it is new and has the family's form.
         """
         call_id = written
         if not written or written in self._taken or not self._is_of_form(written, name):

@@ -1,6 +1,7 @@
-"""Answers made of messages or tags that say what they are: gpt-oss' harmony, Muse, Kimi K3. Pure.
+"""Reader for answers that consist of messages or tags with a header: gpt-oss' harmony, Muse, Kimi
+K3. Pure.
 
-No message header is an error.
+No malformed message header is treated as an error.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _STRUCTURE: Final = frozenset({"message", "tools", *_TEXTS})
 
 
 class MessageHeader(NamedTuple):
-    """What a message says about itself."""
+    """The fields of a message's header."""
 
     role: str = ""
     channel: str = ""
@@ -51,11 +52,12 @@ class MessageHeader(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Channels(CallFormat):
-    """A family whose answer is
-    `<|start|>ROLE to=RECIPIENT<|channel|>CHANNEL<|message|>TEXT<|end|>`, repeated.
+    """A family whose answer repeats
+    `<|start|>ROLE to=RECIPIENT<|channel|>CHANNEL<|message|>TEXT<|end|>`.
 
-    The prompt ends with the first `<|start|>ROLE`. A message to a tool is a call, as JSON or as
-    `calls` writes it. prefix: of a tool's name. reasoning: channels, or recipients, of thoughts.
+    The prompt ends with the first `<|start|>ROLE`. A message to a tool is a call; its arguments are
+    JSON or have the form that `calls` describes. prefix: text before a tool's name. reasoning:
+    channels or recipients that mark a message as a thought.
     """
 
     start: str = "<|start|>"
@@ -75,7 +77,7 @@ class Channels(CallFormat):
 
     @property
     def openers(self) -> Sequence[str]:
-        """What a message may begin with. The answer's first one continues the prompt's header."""
+        """The strings that a message may begin with. The prompt already contains the first one."""
         own = (self.start, self.channel, self.message, " to=", "to=", *self.ends)
         return tuple(mark for mark in own if mark)
 
@@ -100,7 +102,7 @@ class Channels(CallFormat):
 
     @property
     def drawn_layout(self) -> CallLayout | None:
-        """How a model may write a call. It ends the answer, so that there is no second one."""
+        """The layout that a grammar lets the model write: one call, which ends the answer."""
         if self.calls is not None:
             return None
         to, kind = f" to={self.prefix}{{name}}", f"{self.channel}commentary"
@@ -126,7 +128,7 @@ class Channels(CallFormat):
         )
 
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read one message, or a lone mark of an end. False: it is text."""
+        """Read one message or a single end mark. Returns False if the text is neither."""
         if (yield from source.taken(*self.ends)):
             return True
         begins = distinct(self.start, self.channel, self.message)
@@ -141,8 +143,10 @@ class Channels(CallFormat):
     def _read_header(self, source: Incoming, *, must: bool) -> Waiting[MessageHeader | None]:
         """Read a message's header.
 
-        If `<|message|>` is missing, the header ends with the last word that belongs to one.
-        must: it needs `<|message|>` or `<|channel|>` to be a header.
+        If `<|message|>` is missing, the header ends after the last word that can be part of a
+        header.
+
+        must: only accept a header that contains `<|message|>` or `<|channel|>`.
         """
         yield from source.taken(self.start)
         start = source.place
@@ -157,7 +161,7 @@ class Channels(CallFormat):
         source.place = at + (len(mark) if mark == self.message else 0)
         text = source.text[start:at]
         named = re.findall(rf"{re.escape(self.channel)}\s*(\w+)", text) if self.channel else []
-        # some models begin a header anew: `commentary to=assistant<|channel|>analysis`
+        # some models write a second header inside: `commentary to=assistant<|channel|>analysis`
         channel = named[-1] if named else ""
         return MessageHeader(
             _word(r"^\s*([^\s<=\udc00-\udfff]+)(?=[\s<\udc00-\udfff]|$)", text),
@@ -170,7 +174,7 @@ class Channels(CallFormat):
     ) -> Waiting[None]:
         name = header.recipient
         if not name and header.role.removeprefix(self.prefix) not in _NOBODY:
-            name = header.role  # some models put the tool's name in the role's place
+            name = header.role  # some models put the tool's name in place of the role
         may_call = name not in _NOBODY and parts.reads_calls
         tool = parts.tools.named(name.removeprefix(self.prefix)) if may_call else None
         if tool is not None and self.calls is None and (name == header.recipient or tool.declared):
@@ -188,9 +192,10 @@ class Channels(CallFormat):
     def _read_text(
         self, source: Incoming, parts: CallParts, kind: TextKind, *, calls: TaggedParameters | None
     ) -> Waiting[None]:
-        """Read text up to the end of the message, or the beginning of another.
+        """Read text up to the end of the message or the beginning of another.
 
-        calls: how calls in it are written; None if it can only quote calls.
+        calls: how calls in the text are written; None if anything that looks like a call is a
+        quote.
         """
         openers = tuple(calls.openers) if calls else ()
         begins = distinct(self.start, self.channel)
@@ -217,7 +222,7 @@ class Channels(CallFormat):
 
     @property
     def _pattern(self) -> re.Pattern[str]:
-        """The words that a header may begin with."""
+        """A pattern of the words that a header may begin with."""
         to = r"(\s*to=[^\s<{]+)?"
         channel, constrain = re.escape(self.channel), re.escape(self.constrain)
         channels = rf"({channel}\s*(analysis|commentary|final)?)?" if channel else ""
@@ -232,7 +237,7 @@ def _read_arguments(
 ) -> Waiting[None]:
     """Read the body of a call up to one of the ends.
 
-    A body that is not an object becomes the tool's only string argument.
+    If the body is not an object, it becomes the value of the tool's only string argument.
     """
     parts.begin(tool, repair=repair)
     yield from source.skip_space()
@@ -251,7 +256,7 @@ def _read_arguments(
 
 
 def _say_up_to(source: Incoming, parts: CallParts, kind: TextKind, place: int) -> None:
-    """Put out the text before this place as text of this kind."""
+    """Emit the text up to this position as text of this kind."""
     source.place = 0
     start, source.place = source.position, place
     parts.say(kind, source.plain(source.drop_read()), start=start)
@@ -265,7 +270,7 @@ def _word(pattern: str, text: str) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KimiK3(CallFormat):
     """A family that writes text, thoughts and calls between `<|open|>NAME KEY="VALUE"<|sep|>` and
-    `<|close|>NAME<|sep|>`. Outside of them is text, except for white space.
+    `<|close|>NAME<|sep|>`. Anything outside of such tags is text, except for white space.
     """
 
     open: str = "<|open|>"
@@ -279,7 +284,7 @@ class KimiK3(CallFormat):
 
     @property
     def openers(self) -> Sequence[str]:
-        """What a channel or a call may begin or end with."""
+        """The tags that a channel or a call may begin or end with."""
         return (self.open, self.close)
 
     @property
@@ -313,7 +318,7 @@ class KimiK3(CallFormat):
         )
 
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read tags, and the text of the channels and calls that they open. False: it is text."""
+        """Read tags, and the text in the channels and calls they open. Returns False for text."""
         channel: TextKind | None = None
         read = False
         while True:
@@ -364,7 +369,7 @@ class KimiK3(CallFormat):
                 yield
 
     def _read_tag(self, source: Incoming, mark: str) -> Waiting[tuple[str, dict[str, str]] | None]:
-        """Read a tag's name and attributes. None: it is not a tag, and nothing was read."""
+        """Read a tag's name and attributes. Returns None and reads nothing if there is no tag."""
         start = source.place + len(mark)
         at, end = yield from source.find(
             (self.separator, self.open, self.close), start, limit=_TAG_LENGTH
@@ -382,7 +387,7 @@ class KimiK3(CallFormat):
         tag: tuple[str, dict[str, str]],
         channel: TextKind | None,
     ) -> Waiting[TextKind | None]:
-        """Read on after an opening tag. Returns the channel of what follows."""
+        """Process an opening tag. Returns the channel of the text that follows."""
         name, attributes = tag
         if name in _STRUCTURE:
             return _TEXTS.get(name)

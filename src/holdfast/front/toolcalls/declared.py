@@ -17,13 +17,13 @@ _ALIASES: Final = {
 }  # fmt: skip
 _INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]{0,999})(\.0+)?")  # as long as `NUMBER`
 JSON_TYPES: Final = frozenset({"json", "object", "array", "number", "boolean", "null"})
-"""The types of a value that the model itself calls JSON."""
-_MAX_DEPTH: Final = 16  # of references and unions in a schema
+"""The types of a value that the model itself marked as JSON."""
+_MAX_DEPTH: Final = 16  # maximum depth of nested references and unions in a schema
 _NAME: Final = re.compile(r"[^\s<>\"'={}()\[\],;]{1,256}")
 
 
 class ToolName(NamedTuple):
-    """The tool of a call. repaired: the model wrote the name differently."""
+    """The tool that a call names. repaired: the model spelled the name differently."""
 
     name: str
     declared: bool
@@ -31,7 +31,7 @@ class ToolName(NamedTuple):
 
 
 class DeclaredTools:
-    """The names and parameters of a request's tools, in the form of OpenAI."""
+    """The names and parameters of a request's tools, given in OpenAI's format."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         functions = [tool.get("function", tool) for tool in tools]
@@ -42,9 +42,9 @@ class DeclaredTools:
         }
 
     def named(self, written: str) -> ToolName | None:
-        """The tool that the model means; None if this is not a name.
+        """Return the tool that the model means, or None if the text cannot be a tool's name.
 
-        Case, `-`, `_` and `.` do not matter if only one tool fits.
+        Differences in case, `-`, `_` and `.` are ignored if only one declared tool matches.
         """
         written = written.strip().strip("\"'")
         if not _NAME.fullmatch(written):
@@ -57,11 +57,11 @@ class DeclaredTools:
         return ToolName(written, declared=False)
 
     def declares(self, name: str) -> bool:
-        """Whether there is a tool of exactly this name."""
+        """Whether there is a tool with exactly this name."""
         return name in self._parameters
 
     def required(self, name: str) -> frozenset[str]:
-        """The required arguments of a tool."""
+        """Return the names of a tool's required arguments."""
         parameters = self._parameters.get(name)
         found = parameters.get("required") if isinstance(parameters, Mapping) else None
         if not isinstance(found, list):
@@ -69,7 +69,7 @@ class DeclaredTools:
         return frozenset(key for key in found if isinstance(key, str))
 
     def only_fitting(self, arguments: Any) -> str:
-        """The only tool that takes these arguments; empty if there is none, or more than one."""
+        """Return the only tool that accepts these arguments; empty unless exactly one does."""
         if not isinstance(arguments, Mapping) or not arguments:
             return ""
         given = set(arguments)
@@ -81,7 +81,7 @@ class DeclaredTools:
         return fitting[0] if len(fitting) == 1 else ""
 
     def parameters(self, name: str) -> ParameterTypes:
-        """The types of a tool's parameters."""
+        """Return the types of a tool's parameters."""
         return ParameterTypes(self._parameters.get(name))
 
     @cached_property
@@ -106,16 +106,16 @@ class ParameterTypes:
         self.properties: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
 
     def of(self, key: str) -> frozenset[str]:
-        """The types of a parameter, as JSON Schema names them; empty if it has no schema."""
+        """Return a parameter's types by their JSON Schema names; empty if it has no schema."""
         return self.allowed(self.properties.get(key))
 
     def allowed(self, schema: Any) -> frozenset[str]:
-        """The types of a value of this schema."""
+        """Return the types that a schema allows."""
         names = (name.lower() for node in self._branches(schema) for name in _types(node))
         return frozenset(_ALIASES.get(name, name) for name in names)
 
     def inner(self, schema: Any, key: str) -> Any:
-        """The schema of an object's member, or else of an array's items; None: there is none."""
+        """Return the schema of an object's member, or else of an array's items, or else None."""
         for members in self._members(schema):
             if key in members:
                 return members[key]
@@ -125,7 +125,7 @@ class ParameterTypes:
         return None
 
     def declares(self, schema: Any, key: str) -> bool:
-        """Whether a schema, or a branch of it, declares a member of this name."""
+        """Whether a schema or one of its branches declares a member with this name."""
         return any(key in members for members in self._members(schema))
 
     def _members(self, schema: Any) -> Iterator[Mapping[str, Any]]:
@@ -134,7 +134,7 @@ class ParameterTypes:
                 yield members
 
     def _branches(self, schema: Any, depth: int = _MAX_DEPTH) -> Iterator[Mapping[str, Any]]:
-        """A schema, the schema that it refers to, and those that it combines."""
+        """Iterate over a schema, the schemas it refers to, and those it combines."""
         if not isinstance(schema, Mapping) or not depth:
             return
         yield schema
@@ -146,7 +146,7 @@ class ParameterTypes:
                     yield from self._branches(branch, depth - 1)
 
     def _target(self, reference: Any) -> Any:
-        """The target of a `#/...` reference."""
+        """Resolve a `#/...` reference."""
         target: Any = self._root
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None
@@ -158,7 +158,7 @@ class ParameterTypes:
 
 
 def _types(schema: Mapping[str, Any]) -> Iterator[str]:
-    """The types that a schema itself allows."""
+    """Iterate over the types that a schema allows directly."""
     named = schema.get("type")
     if named:
         names = named if isinstance(named, list) else [named]
@@ -174,17 +174,17 @@ def _types(schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 class TypedValue(NamedTuple):
-    """A value as JSON text, and the name of what was repaired to read it."""
+    """A value as JSON text, and the name of the repair that was needed to read it."""
 
     json: str
     repair: str = ""
 
 
 def typed(raw: str, types: frozenset[str]) -> TypedValue:
-    """The value of a text, given its types (empty: unknown). What fits no type is a string.
+    """Convert a text to a value of one of these types (empty: unknown), or else to a string.
 
-    Numbers keep their spelling and JSON its white space, so that what the model wrote comes back as
-    the same tokens.
+    Numbers keep their spelling and JSON keeps its white space, so that the model's own text comes
+    back as the same tokens.
     """
     text = raw.strip()
     if "json" in types and from_json(text) is not None:
@@ -210,7 +210,7 @@ def typed(raw: str, types: frozenset[str]) -> TypedValue:
 
 
 def _structure(text: str) -> tuple[Any, TypedValue] | None:
-    """An object or array in JSON or Python, and its JSON text."""
+    """Parse an object or array in JSON or Python syntax. Returns the value and its JSON text."""
     found = from_json(text)
     if isinstance(found, (dict, list)):
         return found, TypedValue(text)
@@ -222,7 +222,7 @@ def _structure(text: str) -> tuple[Any, TypedValue] | None:
 
 
 def from_json(text: str) -> Any:
-    """The value of a JSON text; None if it is not JSON."""
+    """Return the value of a JSON text, or None if the text is not JSON."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -234,7 +234,7 @@ def _refuse(name: str) -> Any:
 
 
 _TYPES: Final = {
-    bool: "boolean",  # before int, which it is as well
+    bool: "boolean",  # before int, because a bool is also an int
     str: "string",
     int: "integer",
     float: "number",
@@ -244,5 +244,5 @@ _TYPES: Final = {
 
 
 def type_of(value: Any) -> str:
-    """The JSON type of a value."""
+    """Return the JSON type of a value."""
     return next((name for kind, name in _TYPES.items() if isinstance(value, kind)), "null")

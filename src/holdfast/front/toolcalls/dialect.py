@@ -1,5 +1,5 @@
-"""How one model writes reasoning and calls, as found when it was loaded. Pure data, shared by all
-requests.
+"""How one model writes reasoning and calls. Determined when the model is loaded. Pure data, shared
+by all requests.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from holdfast.front.toolcalls.incoming import Markers, is_marker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningFormat:
-    """The markers around a thought, as text. White space next to them belongs to the markers."""
+    """The markers around a thought, as text. White space next to the markers is part of them."""
 
     start: str
     end: str
@@ -22,15 +22,15 @@ class ReasoningFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedDialect:
-    """A dialect for a reader: markers that are tokens are one character each (`Markers`).
+    """A dialect prepared for a reader: each marker that is a token is one character (`Markers`).
 
-    start, end: of a thought. They, and frame, are empty if there is no such marker.
+    start, end: the markers of a thought. start, end and frame are empty if there is no such marker.
     """
 
-    forms: tuple[CallFormat, ...]  # how calls may be written, the family's own first
+    forms: tuple[CallFormat, ...]  # possible forms of calls, the family's own form first
     call_marks: frozenset[str]
     openers: tuple[str, ...]
-    marked_openers: frozenset[str]  # openers that contain a marker; the others are ordinary text
+    marked_openers: frozenset[str]  # openers that contain a marker; others are ordinary text
     channel_openers: tuple[str, ...]
     start: str
     end: str
@@ -40,12 +40,12 @@ class EncodedDialect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDialect:
-    """What a model's answers consist of. The default is text throughout.
+    """How a model writes its answers. By default, answers are plain text.
 
-    family: a key of FAMILIES; empty: unknown. read_too: further forms in which it may write calls.
-    marker_ids: markers, as text, that are single tokens of the model. dropped_marks: markers
-    next to visible text that say nothing, such as <response>. frame: ordinary text around the whole visible
-    answer, such as <answer> and </answer>.
+    family: a key of FAMILIES; empty if unknown. read_too: further forms in which the model may
+    write calls. marker_ids: token ids of the markers that are single tokens of the model, by their
+    text. dropped_marks: meaningless markers next to visible text, such as <response>. frame:
+    ordinary text around the whole visible answer, such as <answer> and </answer>.
     """
 
     family: str = ""
@@ -60,7 +60,7 @@ class ModelDialect:
 
     @property
     def is_plain(self) -> bool:
-        """Whether answers are text throughout."""
+        """Whether answers are always plain text."""
         return (
             self.calls is None
             and self.reasoning is None
@@ -98,7 +98,7 @@ class ModelDialect:
 
 
 def _bare_start(reasoning: ReasoningFormat | None, openers: Collection[str]) -> tuple[str, ...]:
-    """The token that begins a longer marker of thoughts: Gemma 4 sometimes writes it twice, or
+    """The token that begins a longer thought marker. Gemma 4 sometimes writes this token twice, or
     alone, without any meaning.
     """
     start = reasoning.start.strip() if reasoning else ""

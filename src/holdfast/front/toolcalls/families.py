@@ -1,8 +1,8 @@
-"""The families of tool calls: one record for each, from which its reader, its writer, its grammar
-and its recognition follow.
+"""The families of tool calls. Each family is one record, from which its reader, its writer, its
+grammar and its recognition are derived.
 
-To add a family of a known mechanism, add a record. FAMILIES is also the order in which families are
-tried: markers that only one family has come before those that many have.
+To add a family that uses a known mechanism, add a record. FAMILIES is also the order in which
+families are tried: markers that only one family uses come before those that many families use.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from holdfast.front.toolcalls.tagged_parameters import TaggedParameters
 class Family:
     """How the models of a family write calls, and how they are recognized.
 
-    words: a chat template that contains all words of one of these groups may belong to the family.
-        The default is the first opener of its calls.
-    aliases: further names: mlx-lm's `tool_parser_type`, and model types.
-    read_too: families whose calls are read as well, because models of one line mix them up.
-    silent_marks: marks that stand before visible text and say nothing.
-    end_tokens: tokens that end an answer. Converted models do not always declare them; such a model
-        would go on and invent the result.
+    words: groups of words. A chat template that contains all words of one group may belong to the
+        family. The default is the first opener of the family's calls.
+    aliases: further names of the family: mlx-lm's `tool_parser_type`, and model types.
+    read_too: families whose calls are read as well, because related models mix them up.
+    silent_marks: meaningless marks before visible text.
+    end_tokens: tokens that end an answer. Converted models do not always declare these tokens and
+        would then continue after a call and invent its result.
     """
 
     calls: CallFormat
@@ -48,17 +48,17 @@ class Family:
 def families_for(
     source: str, tokens: Collection[str], *, parser_type: str, model_type: str
 ) -> tuple[str, ...]:
-    """The names of the families that a model may belong to, the most likely first.
+    """Return the names of the families that a model may belong to, the most likely first.
 
     source: the chat template that is used with tools. tokens: the tokenizer's added tokens. They
-    count too, because some templates build their markers from variables or name none.
+    are searched too, because some templates build their markers from variables or contain none.
     """
     vocabulary = "\n".join(tokens)
     found = (
         *_called(parser_type),
         *(name for name, family in FAMILIES.items() if family.fits(source)),
         *(name for name, family in FAMILIES.items() if family.fits(vocabulary)),
-        *_called(model_type),  # last: models of one type have different templates
+        *_called(model_type),  # last, because models of one type have different templates
     )
     return tuple(dict.fromkeys(found))
 
@@ -79,7 +79,7 @@ def _invoke_tags(
 ) -> TaggedParameters:
     """`<invoke name="NAME">` and `<parameter name="KEY">` in one section around all calls.
 
-    prefix: stands before the name of each tag.
+    prefix: text before the name of each tag.
     """
     return TaggedParameters(
         section=(f"<{prefix}{section}>\n", f"\n</{prefix}{section}>"),
@@ -90,7 +90,7 @@ def _invoke_tags(
 
 
 def _dsml(section: str, *others: str) -> TaggedParameters:
-    """DeepSeek's `_invoke_tags`, in which each parameter says whether it is a string or JSON."""
+    """DeepSeek's `_invoke_tags`, in which each parameter's tag marks it as a string or JSON."""
     prefix = "｜DSML｜"
     return replace(
         _invoke_tags(prefix, section, sections_too=others),
@@ -197,7 +197,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         ),
         words=(("tool_sep", "arg_key"),),
     ),
-    # and GLM 5, Laguna, Spark 2.5
+    # also GLM 5, Laguna, Spark 2.5
     "glm47": Family(calls=KeyValueTags(), words=_GLM_WORDS, aliases=("laguna",)),
     "glm45": Family(
         calls=KeyValueTags(
@@ -266,7 +266,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         ),
         words=(('<function name="', '<param name="'),),
     ),
-    # and Qwen 3.5 to 3.8, Nemotron 3, Granite 4.2
+    # also Qwen 3.5 to 3.8, Nemotron 3, Granite 4.2
     "qwen3_coder": Family(calls=_function_tags("tool_call", padding="\n"), words=_FUNCTION_WORDS),
     "step3_5": Family(
         calls=_function_tags("tool_call", padding="\n", between=""), words=_FUNCTION_WORDS
@@ -312,4 +312,4 @@ FAMILIES: Final[Mapping[str, Family]] = {
         end_tokens=("<|eom_id|>",),
     ),
 }
-"""By the family's name."""
+"""The families by name."""

@@ -1,9 +1,9 @@
-"""The text that a reader reads: it arrives in pieces, and markers in it may be characters. Pure.
+"""The text that a reader consumes. It arrives in pieces, and one character may be a marker. Pure.
 
-A reader is a generator that yields whenever it needs more text, so that a grammar reads as plain
-code. Markers that are single tokens of a model become one character each that no text has, a lone
-surrogate: readers work on plain strings, and still tell a marker from the same letters in ordinary
-tokens.
+A reader is a generator that yields whenever it needs more text, so that the code that parses a
+grammar stays simple. A marker that is a single token of a model becomes one character that no text
+contains, a lone surrogate. Readers therefore work on plain strings, and still distinguish a marker
+from the same letters in ordinary tokens.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 
 Result = TypeVar("Result")
 Waiting: TypeAlias = Generator[None, None, Result]
-"""Steps of a reader: it yields when it needs more text, and returns what it has read."""
+"""Steps of a reader: it yields when it needs more text, and returns its result."""
 
 
 def advanced(steps: Waiting[Result]) -> Result | None:
-    """Let a reader continue. Returns what it has read, or None while it waits for more text."""
+    """Let a reader continue. Returns its result, or None while it waits for more text."""
     try:
         next(steps)
     except StopIteration as done:
@@ -30,16 +30,16 @@ def advanced(steps: Waiting[Result]) -> Result | None:
 
 
 class Incoming:
-    """Text that has arrived and was not dropped. `place` is where the reader stands in `text`."""
+    """Text that has arrived and was not dropped. `place` is the reader's position in `text`."""
 
     def __init__(self, plain: Callable[[str], str] = str) -> None:
-        """plain: writes out the markers of a text (`Markers.restore`)."""
+        """plain: function that writes out the markers of a text (`Markers.restore`)."""
         self.plain = plain
         self.text = ""
         self.place = 0
-        self.reached = 0  # how far `text` was searched
+        self.reached = 0  # how far `text` has been searched
         self.ended = False  # no more text will come
-        self.passed = 0  # characters that were read and dropped, markers written out
+        self.passed = 0  # number of characters that were read and dropped, with markers written out
 
     def add(self, text: str) -> None:
         """Add text that has arrived."""
@@ -54,29 +54,29 @@ class Incoming:
 
     @property
     def position(self) -> int:
-        """Characters of the whole text before `place`, markers written out."""
+        """Number of characters of the whole text before `place`, with markers written out."""
         return self.passed + len(self.plain(self.text[: self.place]))
 
     @property
     def rest(self) -> str:
-        """The text from `place` on."""
+        """The text from `place` to the end."""
         return self.text[self.place :]
 
     @property
     def at_end(self) -> bool:
-        """Whether all text that has arrived was read."""
+        """Whether all text that has arrived has been read."""
         return self.place == len(self.text)
 
     def at(self, *texts: str) -> bool:
-        """Whether one of these texts stands here, as far as the text has arrived."""
+        """Whether one of these texts begins at the reader's position, as far as it has arrived."""
         return self.text.startswith(texts, self.place)
 
     def up_to(self, place: int) -> str:
-        """The text from here to this place, markers written out."""
+        """Return the text from the reader's position to this place, with markers written out."""
         return self.plain(self.text[self.place : place])
 
     def standing(self, marks: Sequence[str], place: int | None = None) -> Waiting[str]:
-        """The longest of the marks at the place (the reader's own by default); empty: none."""
+        """Return the longest mark at `place` (default: the reader's position); empty if none."""
         at = self.place if place is None else place
         while True:
             found = max(
@@ -91,13 +91,13 @@ class Incoming:
             yield
 
     def taken(self, *marks: str) -> Waiting[str]:
-        """Read the longest of the marks that stands here; empty: none."""
+        """Read the longest of these marks at the reader's position. Returns "" if there is none."""
         found = yield from self.standing(marks)
         self.place += len(found)
         return found
 
     def after_space(self, place: int, *, spaces: Sequence[str] = ()) -> Waiting[int]:
-        """The first place from this one on that is not white space, or the text's end.
+        """Return the first position from `place` that is not white space, or else the text's end.
 
         spaces: further strings that count as white space.
         """
@@ -121,9 +121,8 @@ class Incoming:
     def find(
         self, marks: Sequence[str], start: int, *, limit: int | None = None
     ) -> Waiting[tuple[int, str]]:
-        """The place and text of the first mark from `start` on, the longest one there.
-
-        Without any: the text's end or `start + limit`, and an empty mark.
+        """Return the position and text of the first mark from `start`, the longest one there.
+        If there is no mark, returns the end of the text or `start + limit`, and an empty mark.
         """
         longest, _ = _shape(tuple(marks))
         since = start
@@ -143,25 +142,25 @@ class Incoming:
     def read_to(
         self, marks: Sequence[str], *, limit: int | None = None
     ) -> Waiting[tuple[str, str]]:
-        """Read the text before the first of the marks (see `find`), markers written out.
+        """Read the text before the first of the marks (see `find`), with markers written out.
 
-        Returns the text and the mark, which is not read.
+        Returns the text and the mark. The mark itself is not read.
         """
         at, mark = yield from self.find(marks, self.place, limit=limit)
         text, self.place = self.up_to(at), at
         return text, mark
 
     def _nearest(self, marks: Sequence[str], start: int) -> int:
-        """The place of the first mark; -1: none. Each search ends at the nearest one so far."""
+        """Return the position of the first mark, or -1 if none. Ever shorter texts are searched."""
         nearest = -1
-        for mark in reversed(marks):  # single characters come last and are found first
+        for mark in reversed(marks):  # single characters come last and are found fastest
             end = len(self.text) if nearest < 0 else nearest - 1 + len(mark)
             at = self.text.find(mark, start, end)
             nearest = at if at >= 0 else nearest
         return nearest
 
     def certain(self, marks: Sequence[str]) -> int:
-        """The end of the text in which no mark stands or may begin."""
+        """Return the end of the text that certainly contains no mark and no beginning of a mark."""
         text, place = self.text, self.place
         end = len(text)
         nearest = min([at for mark in marks if (at := text.find(mark, place)) >= 0], default=end)
@@ -175,7 +174,7 @@ class Incoming:
 
 @lru_cache(maxsize=256)
 def _shape(marks: tuple[str, ...]) -> tuple[int, str]:
-    """The length of the longest mark, and the first characters of all marks."""
+    """Return the length of the longest mark, and the first characters of all marks."""
     return max(map(len, marks)), "".join({mark[0] for mark in marks})
 
 
@@ -190,7 +189,7 @@ _MARK: Final = re.compile(r"[\udc00-\udfff]|<[^<>\s]+>|\[/?[A-Z_]+\]")
 
 
 def is_marker(text: str) -> bool:
-    """Whether an encoded text begins with a marker that is a token."""
+    """Whether an encoded text begins with a marker that is a single token."""
     return "\udc00" <= text[:1] <= "\udfff"
 
 
@@ -198,11 +197,11 @@ class Markers:
     """The markers of one model. Immutable."""
 
     def __init__(self, token_ids: Mapping[str, int]) -> None:
-        """token_ids: by the texts of the markers; only the first 1024 in sorted order count."""
+        """token_ids: token ids by marker text; only the first 1024 in sorted order are used."""
         texts = sorted(token_ids)[:_MOST]
         self._text_of = {chr(_FIRST + place): text for place, text in enumerate(texts)}
         self._character_of = {text: character for character, text in self._text_of.items()}
-        # by token id
+        # keys are token ids
         self.characters = {
             token_ids[text]: character for text, character in self._character_of.items()
         }
@@ -210,25 +209,25 @@ class Markers:
         self._any = re.compile("|".join(map(re.escape, longest_first))) if texts else None
 
     def encode(self, text: str) -> str:
-        """The text with one character for each marker, as it arrives from the model."""
+        """Replace each marker in a text with one character, as in the text that the model sends."""
         if self._any is None:
             return text
         return self._any.sub(lambda found: self._character_of[found[0]], text)
 
     def restore(self, text: str) -> str:
-        """The text with its markers written out."""
+        """Return the text with its markers written out."""
         if text.isascii():
             return text
         return _SURROGATE.sub(lambda found: self._text_of.get(found[0], ""), text)
 
     def encoded(self, data: Data) -> Data:
-        """The same data (a string, tuple or frozen dataclass) with all its texts encoded."""
+        """Return the data (a string, tuple or frozen dataclass) with all its texts encoded."""
         return cast(Data, _rewritten(data, self.encode))
 
 
 def in_vocabulary(data: Data, marks: Iterable[str], tokens: Collection[str]) -> Data:
-    """The same data with its tags as in the vocabulary: some vocabularies add one suffix to all
-    tags, as in `<tool_call:opensource>`.
+    """Return the data with its tags spelled as in the vocabulary. Some vocabularies add one suffix
+    to all tags, as in `<tool_call:opensource>`.
     """
     texts = [mark.strip() for mark in marks]
     tags = [text for text in texts if _TAG.fullmatch(text) and text not in tokens]
@@ -256,5 +255,5 @@ def _rewritten(data: Any, change: Callable[[str], str]) -> Any:
 
 
 def marks_in(*markup: str) -> Sequence[str]:
-    """The markers in these strings, each once: `<...>`, `[WORD]` and encoded ones."""
+    """Return the distinct markers in these strings: `<...>`, `[WORD]` and encoded ones."""
     return tuple(dict.fromkeys(mark for text in markup for mark in _MARK.findall(text)))

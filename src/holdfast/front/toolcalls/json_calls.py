@@ -22,9 +22,9 @@ from holdfast.front.toolcalls.incoming import Incoming, Waiting, marks_in
 from holdfast.front.toolcalls.literals import LENIENT
 
 _FENCES: Final = ("```json", "```")
-# In a row. Some models end up writing nothing else, and the rest would be read again from each one.
+# Maximum in a row. Some models end up writing only openers; the rest would be read again from each.
 _MOST_OPENERS: Final = 4
-_MOST_BRACES: Final = 8  # around a call's members
+_MOST_BRACES: Final = 8  # maximum nesting around a call's members
 _ARGUMENTS: Final = ("arguments", "parameters", "args", "input")  # models mix them up
 _NAMES: Final = ("name", "tool_name", "function", "tool")
 _FIELD: Final = re.compile(r"\{(name|id)\}")
@@ -36,9 +36,10 @@ _HEAD_LENGTH: Final = 512
 class JsonCalls(CallFormat):
     """A family that writes `{"name": NAME, "arguments": {...}}` between markers.
 
-    section: around all calls of a turn. wrapper: around each call. pairs_too: other pairs of
-    markers that are read. array: the calls of a turn are one JSON array. between: two calls.
-    id_key: the member with the call's id, if calls have one. name_is_key: a call is {NAME: {...}}.
+    section: markers around all calls of a turn. wrapper: markers around each call. pairs_too: other
+    pairs of markers that are also read. array: whether the calls of a turn are one JSON array.
+    between: text that separates two calls. id_key: the member that holds the call's id; empty if
+    calls have none. name_is_key: whether a call is written as {NAME: {...}}.
     """
 
     section: tuple[str, str] = ("", "")
@@ -58,7 +59,7 @@ class JsonCalls(CallFormat):
 
     @property
     def openers(self) -> Sequence[str]:
-        """What calls may begin with."""
+        """The strings that calls may begin with."""
         return distinct(*(pair[0] for pair in self._pairs), "{", '[{"', *_FENCES)
 
     @property
@@ -82,9 +83,9 @@ class JsonCalls(CallFormat):
         return tuple((opening.strip(), closing.strip()) for opening, closing in pairs)
 
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read calls from an opener on. False: there are none."""
+        """Read the calls that start at an opener. Returns False if there are none."""
         opening = distinct(*(pair[0] for pair in self._pairs))
-        endless = {pair[0] for pair in self._pairs if not pair[1]}  # nothing closes them
+        endless = {pair[0] for pair in self._pairs if not pair[1]}  # have no closing marker
         closing = distinct(*(pair[1] for pair in self._pairs))
         opener, begun, repeated = "", False, 0
         while True:
@@ -119,8 +120,8 @@ class JsonCalls(CallFormat):
 class _JsonCall:
     """Reads the object of one call.
 
-    marked: a marker stands before it. early: arguments that came before the name, as JSON text.
-    failed: it is not a call.
+    marked: whether a marker precedes the call. early: arguments that came before the name, as JSON
+    text. failed: the object turned out not to be a call.
     """
 
     family: JsonCalls
@@ -137,7 +138,7 @@ class _JsonCall:
     def read(self, source: Incoming) -> Waiting[bool]:
         """Read from the opening brace to the closing one.
 
-        True: the call has begun, and all of it was put out.
+        Returns True if the call has begun and was emitted completely.
         """
         depth, closed = 0, False
         while True:
@@ -158,12 +159,12 @@ class _JsonCall:
             start = source.place
             yield from self._member(source)
             if self.failed:
-                source.place = start  # what follows the arguments does not belong to the call
+                source.place = start  # what follows the arguments is not part of the call
                 break
         return self._finished(closed)
 
     def _member(self, source: Incoming) -> Waiting[None]:
-        """Read the key and the value of a member."""
+        """Read the key and the value of one member."""
         family = self.family
         if not self.marked and source.text[source.place] not in "\"'":
             self.failed = True
@@ -179,7 +180,7 @@ class _JsonCall:
             self._named(key)
             yield from self._arguments(source)
         elif key == family.name_key or (key in _NAMES and not family.name_is_key):
-            if not is_object:  # the members of an object count as members of the call
+            if not is_object:  # the members of a nested object are treated as members of the call
                 self._named((yield from self._value(source)))
                 self._repair("" if key == family.name_key else "name_key")
         elif key == family.arguments_key or key in _ARGUMENTS:
@@ -200,7 +201,7 @@ class _JsonCall:
             self.failed = tool is None or not (self.marked or tool.declared)
 
     def _arguments(self, source: Incoming) -> Waiting[None]:
-        """Read the arguments. They stream once the name is known."""
+        """Read the arguments. They are streamed if the name is already known."""
         if self.failed or self.parts.is_open or self.early is not None:
             if not self.failed:
                 yield from self._value(source)
@@ -216,9 +217,9 @@ class _JsonCall:
             self._begin(self.tool)
 
     def _object(self, text: str) -> str | None:
-        """The arguments as JSON text; None if they are not an object.
+        """Return the arguments as JSON text, or None if they are not an object.
 
-        Some models encode the object once more, as a JSON string.
+        Some models encode the object a second time, as a JSON string.
         """
         value = json.loads(text)
         if isinstance(value, str):
@@ -263,7 +264,7 @@ class _JsonCall:
 def _close(source: Incoming, parts: CallParts, closing: Sequence[str]) -> Waiting[bool]:
     """Read the markup after a call.
 
-    Returns whether something closed it, or another call follows in the same markup.
+    Returns True if something closed the call, or if another call follows in the same markup.
     """
     while True:
         yield from source.skip_space()
@@ -280,8 +281,9 @@ def _close(source: Incoming, parts: CallParts, closing: Sequence[str]) -> Waitin
 class NamedJson(CallFormat):
     """A family that writes `MARKER NAME MARKER {...}`.
 
-    section: around all calls of a turn. head: before the arguments, with {name} and {id};
-    heads_too: other heads that are read. close: after the arguments. between: two calls.
+    section: markers around all calls of a turn. head: text before the arguments, with the fields
+    {name} and {id}; heads_too: other heads that are also read. close: text after the arguments.
+    between: text that separates two calls.
     """
 
     section: tuple[str, str] = ("", "")
@@ -298,7 +300,7 @@ class NamedJson(CallFormat):
 
     @property
     def openers(self) -> Sequence[str]:
-        """What calls may begin with."""
+        """The strings that calls may begin with."""
         return distinct(self.section[0], *self._leads)
 
     @property
@@ -316,7 +318,7 @@ class NamedJson(CallFormat):
 
     @property
     def _heads(self) -> Sequence[Sequence[str]]:
-        """Each head as its literals and, between them, the names of its fields."""
+        """Each head, split into its literals and, between them, the names of its fields."""
         return [_FIELD.split(head) for head in (self.head, *self.heads_too)]
 
     @property
@@ -325,11 +327,11 @@ class NamedJson(CallFormat):
 
     @property
     def _ends(self) -> tuple[str, ...]:
-        """What may follow the arguments."""
+        """The strings that may follow the arguments."""
         return distinct(self.close, *marks_in(self.close, self.section[1]))
 
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read calls from an opener on. False: there are none."""
+        """Read the calls that start at an opener. Returns False if there are none."""
         section = self.section[0].strip()
         in_section = bool(section and (yield from source.taken(section)))
         begun = False
@@ -349,7 +351,7 @@ class NamedJson(CallFormat):
         return begun
 
     def _read_call(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read a call from the first literal of its head on."""
+        """Read a call, starting at the first literal of its head."""
         lead = yield from source.taken(*self._leads)
         if not lead:
             return False
@@ -376,7 +378,7 @@ class NamedJson(CallFormat):
         return True
 
     def _fields(self, source: Incoming, lead: str) -> Waiting[dict[str, str] | None]:
-        """Read the rest of a head, up to the arguments. None: it is not a head."""
+        """Read the rest of a head, up to the arguments. Returns None if it is not a head."""
         follows = {
             word.strip(): field
             for head in self._heads
@@ -398,7 +400,7 @@ class NamedJson(CallFormat):
             yield from source.skip_space()
 
     def _read_unnamed(self, source: Incoming, parts: CallParts, call_id: str) -> Waiting[bool]:
-        """Read a call with a number for a name: its tool is the only one that takes its arguments."""
+        """Read a call whose name is a number. It calls the only tool that accepts its arguments."""
         repairs = ["inferred_name"]
         if not source.at("{"):
             return False
@@ -431,7 +433,7 @@ class NamedJson(CallFormat):
 
 
 def _first_word(parts: CallParts, name: str) -> ToolName | None:
-    """The declared tool that the first of several words names."""
+    """Return the declared tool that is named by the first of several words."""
     words = name.split()
     tool = parts.tools.named(words[0]) if words else None
     return tool if tool is not None and tool.declared else None

@@ -1,4 +1,4 @@
-"""Calls whose arguments are literals: in Python's syntax (LFM2), and in braces (Gemma 4). Pure."""
+"""Calls whose arguments are literals: in Python syntax (LFM2) or in braces (Gemma 4). Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PythonCalls(CallFormat):
 
     @property
     def openers(self) -> Sequence[str]:
-        """What a call may begin with."""
+        """The strings that a call may begin with."""
         return self.wrapper[:1]
 
     @property
@@ -45,7 +45,7 @@ class PythonCalls(CallFormat):
         )
 
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read calls from an opener on. False: there are none."""
+        """Read the calls that start at an opener. Returns False if there are none."""
         close = self.wrapper[1]
         yield from source.taken(self.wrapper[0])
         yield from source.skip_space()
@@ -96,7 +96,7 @@ class PythonCalls(CallFormat):
     def _read_argument(
         self, source: Incoming, parts: CallParts, literals: Literals
     ) -> Waiting[None]:
-        """Read an argument. One without a name is the next of the tool's parameters."""
+        """Read an argument. An argument without a name is for the tool's next parameter."""
         at, mark = yield from source.find(tuple("=,()[]{}'\":"), source.place)
         while at + 1 == len(source.text) and mark == "=" and not source.ended:
             yield
@@ -118,7 +118,7 @@ class PythonCalls(CallFormat):
 class BracedCalls(CallFormat):
     """A family that writes one or more `call:NAME{KEY:VALUE,...}` between two markers.
 
-    quote: on either side of a string, which has no escapes.
+    quote: the mark on both sides of a string, which has no escapes.
     """
 
     wrapper: tuple[str, str] = ("<|tool_call>", "<tool_call|>")
@@ -132,7 +132,7 @@ class BracedCalls(CallFormat):
 
     @property
     def openers(self) -> Sequence[str]:
-        """What a call may begin with."""
+        """The strings that a call may begin with."""
         return self.wrapper[:1]
 
     @property
@@ -148,10 +148,10 @@ class BracedCalls(CallFormat):
         )
 
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read the calls between two markers. False: there are none."""
+        """Read the calls between two markers. Returns False if there are none."""
         yield from source.taken(self.wrapper[0])
         yield from source.skip_space()
-        while (yield from source.taken(self.wrapper[0])):  # some models repeat it
+        while (yield from source.taken(self.wrapper[0])):  # some models repeat the opening marker
             yield from source.skip_space()
         yield from source.taken(self.lead)
         if not (yield from self._read_call(source, parts)):
@@ -163,7 +163,7 @@ class BracedCalls(CallFormat):
         return True
 
     def _read_another(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read another call between the same markers. False: there is none."""
+        """Read another call between the same markers. Returns False if there is none."""
         start = source.place
         yield from source.skip_space()
         if (yield from source.taken(",")):
@@ -174,7 +174,7 @@ class BracedCalls(CallFormat):
         return False
 
     def _read_call(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read a name and its arguments. False: there is no call."""
+        """Read a name and its arguments. Returns False if there is no call."""
         name, mark = yield from source.read_to(("{", "\n", "}", *self.marks), limit=_NAME_LENGTH)
         tool = parts.tools.named(name) if mark == "{" else None
         if tool is None:

@@ -1,5 +1,5 @@
-"""Values as models write them, read as they arrive and repaired: literals of several syntaxes, and
-JSON objects that stream. Pure.
+"""Readers that repair the values a model writes as they arrive: literals in several syntaxes, and
+JSON objects that are streamed. Pure.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, Final, Literal
 
 from holdfast.front.toolcalls.incoming import Incoming, Waiting
 
-# Python refuses to read integers of more than 4300 digits, and a float beyond 1e308 is not JSON:
-# such numbers are text.
+# Python refuses to parse integers of more than 4300 digits, and a float beyond 1e308 is not valid
+# JSON: such numbers are treated as text.
 NUMBER: Final = re.compile(
     r"-?(0|[1-9][0-9]{0,999})(\.[0-9]+)?([eE](-[0-9]+|\+?0*([12]?[0-9]{1,2}|30[0-8])))?"
 )
@@ -36,7 +36,7 @@ _SHORT_ESCAPES: Final = {
 _QUOTES: Final = ('"""', "'''", '"', "'")
 _CLOSERS: Final = {"[": "]", "(": ")", "{": "}"}
 _AFTER_STRING: Final = ",]}:"
-_MAX_DEPTH: Final = 64  # of brackets; a client could not read more
+_MAX_DEPTH: Final = 64  # of brackets; clients cannot parse deeper nesting
 _CONTROL: Final = re.compile(r"[\x00-\x1f]")
 _AFTER_BARE: Final = tuple(" \n\t\r,:[]{}\"'")
 _NOT_JSON_SPACE: Final = re.compile(r"[^ \t\r\n]")
@@ -46,19 +46,20 @@ _JSON_ESCAPES: Final = '"\\/bfnrt'
 
 
 def json_text(value: Any) -> str:
-    """A value as JSON text, as templates print it."""
+    """Return a value as JSON text, formatted as templates do."""
     return json.dumps(value, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Literals:
-    """Reads values in a family's own syntax into JSON text. The default reads JSON and Python.
+    """Reads values in a family's own syntax and converts them to JSON text. The default syntax is
+    JSON and Python.
 
-    Nothing is refused: what is not a value of the syntax is a string, and what is open at the end
-    of the text is closed. Numbers keep their spelling where JSON allows it.
+    Nothing is refused: whatever is not a value of the syntax is a string, and whatever is still
+    open at the end of the text is closed. Numbers keep their spelling if JSON allows it.
 
-    raw_quotes: marks around strings without escapes. bare_keys: keys of objects have no quotes.
-    stops: marks that end everything that is open, except quoted strings.
+    raw_quotes: marks around strings without escapes. bare_keys: whether keys of objects have no
+    quotes. stops: marks that end everything that is open, except quoted strings.
     """
 
     raw_quotes: tuple[str, ...] = ()
@@ -68,7 +69,7 @@ class Literals:
     def value(
         self, source: Incoming, repairs: list[str], *, ends: str, depth: int = 0
     ) -> Waiting[str]:
-        """Read a value. ends: the characters that end a value without quotes."""
+        """Read a value. ends: the characters that end an unquoted value."""
         yield from source.skip_space()
         quote = yield from source.taken(*self.raw_quotes, *_QUOTES)
         if quote:
@@ -80,7 +81,7 @@ class Literals:
         return _word((yield from _before(source, (*ends, *self.stops))), repairs)
 
     def key(self, source: Incoming, repairs: list[str]) -> Waiting[str]:
-        """Read the key of an object's member and its colon."""
+        """Read the key of an object's member and the colon after it."""
         quote = yield from source.taken(*self.raw_quotes, *_QUOTES)
         if quote:
             key = yield from self._string(source, repairs, quote)
@@ -119,7 +120,7 @@ class Literals:
     def _members(
         self, source: Incoming, repairs: list[str], *, opener: str, depth: int
     ) -> Waiting[str]:
-        """Read what follows an opening bracket, up to a closing one of any kind."""
+        """Read what follows an opening bracket, up to a closing bracket of any kind."""
         items: list[str] = []
         ends = "," + "".join(_CLOSERS.values())
         while True:
@@ -144,7 +145,7 @@ LENIENT: Final = Literals()
 
 
 def whole(text: str) -> str | None:
-    """The JSON text of a value that is complete and without faults, else None."""
+    """Return the JSON text of a value that is complete and has no faults, or else None."""
     source, repairs = Incoming(), list[str]()
     source.add(text)
     source.ended = True
@@ -156,11 +157,11 @@ def whole(text: str) -> str | None:
 
 
 def unescaped(text: str) -> str:
-    """The text of a string, with the escapes of JSON and Python replaced. Others stay as they are."""
+    """Replace the escapes of JSON and Python in the text of a string. Other escapes stay."""
     if "\\" not in text:
         return text
     joined = _ESCAPE.sub(_character, text)
-    # two escapes may be one character
+    # two escapes may encode one character
     return joined.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -173,7 +174,7 @@ def _character(match: re.Match[str]) -> str:
 
 
 def _closes(source: Incoming, place: int, stops: Sequence[str], separators: str) -> Waiting[bool]:
-    """Whether what follows a quote shows that the quote closes its string."""
+    """Whether the text after a quote shows that the quote closes its string."""
     after = yield from source.after_space(place)
     if after == len(source.text) or source.text[after] in separators:
         return True
@@ -181,7 +182,7 @@ def _closes(source: Incoming, place: int, stops: Sequence[str], separators: str)
 
 
 def _before(source: Incoming, ends: Sequence[str]) -> Waiting[str]:
-    """Read up to one of these marks, or to the end of the text if there are none."""
+    """Read up to one of these marks, or to the end of the text if none occurs."""
     if not ends:
         text, source.place = source.up_to(len(source.text)), len(source.text)
     else:
@@ -190,7 +191,7 @@ def _before(source: Incoming, ends: Sequence[str]) -> Waiting[str]:
 
 
 def _word(text: str, repairs: list[str]) -> str:
-    """A value without quotes."""
+    """Convert an unquoted value."""
     if NUMBER.fullmatch(text):
         return text
     if text.lower() in _WORDS:
@@ -212,8 +213,8 @@ def _note(repairs: list[str], name: str) -> None:
 class JsonStream:
     """Reads one JSON object, repairs it, and passes it on as it arrives.
 
-    What was passed on can always be completed. Valid JSON does not change. Each character is looked
-    at once, whatever the length of the object.
+    The text passed on so far can always be completed to a valid object. Valid JSON is not changed.
+    Each character is read only once, whatever the length of the object.
     """
 
     def __init__(
@@ -224,24 +225,24 @@ class JsonStream:
         stops: Sequence[str] = (),
         follows: Sequence[str] = (),
     ) -> None:
-        """give: takes the next fragment; the fragments join to one valid JSON object.
+        """give: receives the next fragment; the fragments join to one valid JSON object.
 
-        stops: marks that end the object. In a string they only do if one of `follows` or the end of
-        the text comes next.
+        stops: marks that end the object. Inside a string, a mark ends the object only if one of
+        `follows` or the end of the text comes next.
         """
         self.repairs: list[str] = []
         self._source = source
         self._give = give
         self._stops = tuple(stops)
         self._follows = tuple(follows)
-        self._open: list[str] = []  # brackets
+        self._open: list[str] = []  # open brackets
         self._expects: Literal["key", "value", "next"] = "value"
-        self._dangles = False  # a key and its colon were passed on, and no value
+        self._dangles = False  # a key and its colon were passed on, but no value yet
         self._too_deep = 0  # open brackets that were left out
-        self._held = ""  # a comma and white space, passed on with what follows
+        self._held = ""  # a comma and white space that are passed on together with what follows
 
     def read(self) -> Waiting[None]:
-        """Read the object whose bracket stands here. The text of what was read is dropped."""
+        """Read the object whose opening bracket is next. The text that was read is dropped."""
         source = self._source
         self._push(source.text[source.place])
         source.place += 1
@@ -318,7 +319,7 @@ class JsonStream:
         self._dangles = True
 
     def _string(self, quote: str) -> Waiting[None]:
-        """Read a string. A quote in it that cannot close it belongs to the string."""
+        """Read a string. A quote inside that cannot close the string is part of the string."""
         source = self._source
         if quote == "'":
             self._repair("single_quotes")
@@ -352,14 +353,14 @@ class JsonStream:
         self._repair("unclosed_value")
 
     def _ends(self, mark: str, quote: str) -> Waiting[bool]:
-        """Whether the string ends at the mark that stands here."""
+        """Whether the string ends at the mark at the current position."""
         place = self._source.place + len(mark)
         if mark == quote:
             return (yield from _closes(self._source, place, self._stops, _AFTER_STRING))
         return (yield from _closes(self._source, place, self._follows, ""))
 
     def _escape(self) -> Waiting[None]:
-        """Read a backslash and what it escapes."""
+        """Read a backslash and the characters it escapes."""
         source = self._source
         yield from self._arrived(2)
         code = source.text[source.place + 1 : source.place + 2]
@@ -376,13 +377,13 @@ class JsonStream:
         source.place += length
 
     def _arrived(self, length: int) -> Waiting[None]:
-        """Wait for this many characters."""
+        """Wait until this many characters have arrived."""
         source = self._source
         while len(source.text) - source.place < length and not source.ended:
             yield
 
     def _bare(self) -> Waiting[None]:
-        """Read a word without quotes: a number, a literal of JSON or Python, or text."""
+        """Read an unquoted word: a number, a literal of JSON or Python, or text."""
         word, _ = yield from self._source.read_to((*self._stops, *_AFTER_BARE))
         if self._expects == "key":
             self._repair("bare_key")
@@ -397,7 +398,7 @@ class JsonStream:
             self._give(json_text(word))
 
     def _escaped(self, text: str) -> str:
-        """The text of a string as JSON, markers written out."""
+        """Return the text of a string escaped for JSON, with markers written out."""
         plain = self._source.plain(text)
         if _CONTROL.search(plain):
             self._repair("raw_control_character")
@@ -418,7 +419,7 @@ class JsonStream:
         self._dangles = False
 
     def _close(self, character: str) -> None:
-        """Close the bracket that this one closes, and those inside it."""
+        """Close the bracket that matches this one, and all brackets inside it."""
         if self._too_deep:
             self._too_deep -= 1
             return
@@ -458,5 +459,5 @@ class JsonStream:
 
 
 def _json_space(text: str) -> str:
-    """White space of any kind as white space of JSON."""
+    """Convert white space of any kind to white space that JSON allows."""
     return _NOT_JSON_SPACE.sub(" ", text)

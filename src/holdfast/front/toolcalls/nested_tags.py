@@ -1,5 +1,5 @@
-"""Calls as pairs of key and value in tags (GLM and all that look like it), and as nested tags
-(MiniMax M3). Pure.
+"""Calls as pairs of key and value in tags (GLM and similar models), and as nested tags (MiniMax
+M3). Pure.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from holdfast.front.toolcalls.tagged_parameters import (
     read_value,
 )
 
-_SPACES: Final = ("\\n",)  # written as two characters by models that were trained on such text
+_SPACES: Final = ("\\n",)  # models trained on such text write a new line as these two characters
 _NAME_LENGTH: Final = 256
 _WORDS_LENGTH: Final = 4096
 _TAG: Final = re.compile(r"<(/?)([^\s<>=\"]+)(?:\s*=?\s*(?:name\s*=\s*)?\"?([^\"<>]*)\"?)?\s*>")
 _TAG_LENGTH: Final = 300
 _MAX_DEPTH: Final = 32
-_GUESSED: Final = frozenset({"number", "boolean"})  # types of members that the schema does not name
+_GUESSED: Final = frozenset({"number", "boolean"})  # for members without a schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,8 @@ class KeyValueTags(CallFormat):
     """A family that writes
     `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`.
 
-    section: around all calls of a turn. name_end: after the name. between: two calls.
+    section: tags around all calls of a turn. name_end: text after the name. between: text that
+    separates two calls.
     """
 
     section: tuple[str, str] = ("", "")
@@ -60,7 +61,7 @@ class KeyValueTags(CallFormat):
 
     @property
     def openers(self) -> Sequence[str]:
-        """What a call may begin with."""
+        """The strings that a call may begin with."""
         return distinct(self.section[0], self.call[0])
 
     @property
@@ -84,7 +85,7 @@ class KeyValueTags(CallFormat):
         )
 
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read calls from an opener on. False: there are none."""
+        """Read the calls that start at an opener. Returns False if there are none."""
         opener = yield from source.taken(*self.openers)
         if opener != self.section[0].strip() or not opener:
             return (yield from self._read_call(source, parts))
@@ -117,7 +118,7 @@ class KeyValueTags(CallFormat):
         yield from self._skip_name_end(source, name_end)
         if not (yield from source.standing((key, "{"))):
             if not tool.declared:
-                return False  # a word between the markers is not a call by itself
+                return False  # a single word between the markers is not a call
             if not (yield from self._ends_here(source)):
                 return (yield from self._read_words(source, parts, tool))
         parts.begin(tool)
@@ -130,7 +131,7 @@ class KeyValueTags(CallFormat):
         return bool((yield from source.standing(outer))) or (source.ended and source.at_end)
 
     def _read_words(self, source: Incoming, parts: CallParts, tool: ToolName) -> Waiting[bool]:
-        """Read a call whose arguments are written as words, `KEY=VALUE`. False: they are not."""
+        """Read a call whose arguments are words, `KEY=VALUE`. Returns False if they are not."""
         at, mark = yield from source.find(
             (self.call[1].strip(),), source.place, limit=_WORDS_LENGTH
         )
@@ -155,7 +156,7 @@ class KeyValueTags(CallFormat):
             yield from source.skip_space(spaces=_SPACES)
 
     def _read_pairs(self, source: Incoming, parts: CallParts) -> Waiting[None]:
-        """Read the pairs of an open call, and its end."""
+        """Read the pairs of an open call, and the end of the call."""
         if (yield from read_json_body(source, parts, stops=(self.call[1].strip(),))):
             closed = yield from self._close(source)
             parts.end("" if closed else "unclosed_call", complete=True)
@@ -175,7 +176,7 @@ class KeyValueTags(CallFormat):
         source.drop_read()
 
     def _value_ends(self) -> tuple[ValueEnd, ...]:
-        """A closing tag in a value only ends it if the call continues after it."""
+        """Ends of a value. A closing tag ends it only if the rest of a call follows the tag."""
         key, close, value_close = self.key[0].strip(), self.call[1].strip(), self.value[1].strip()
         outer = distinct(self.section[1], self.call[0])
         return (
@@ -190,7 +191,7 @@ class KeyValueTags(CallFormat):
 
 
 def _words(text: str) -> dict[str, str]:
-    """Keys and values of words such as `days=3 city="New York"`; empty if any word differs."""
+    """Parse words such as `days=3 city="New York"`. Empty if any word has another form."""
     try:
         pairs = [word.partition("=") for word in shlex.split(text)]
     except ValueError:
@@ -201,11 +202,11 @@ def _words(text: str) -> dict[str, str]:
 
 
 class Tag(NamedTuple):
-    """A tag after its mark."""
+    """A tag, without the mark before it."""
 
     name: str
     closes: bool
-    value: str  # of its only attribute
+    value: str  # of the tag's only attribute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +227,7 @@ class NestedTags(CallFormat):
 
     @property
     def openers(self) -> Sequence[str]:
-        """What calls may begin with."""
+        """The strings that calls may begin with."""
         return (f"{self.mark}<{self.section}>", f"{self.mark}<{self.call} ")
 
     @property
@@ -243,7 +244,7 @@ class NestedTags(CallFormat):
         )
 
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read calls from an opener on. False: there are none."""
+        """Read the calls that start at an opener. Returns False if there are none."""
         begun = False
         while True:
             start = source.place
@@ -295,7 +296,7 @@ class NestedTags(CallFormat):
     def _value(
         self, source: Incoming, parts: CallParts, schema: Any, *, depth: int
     ) -> Waiting[str]:
-        """Read up to the tag that closes a value; the value as JSON text."""
+        """Read up to the tag that closes a value. Returns the value as JSON text."""
         text, _ = yield from source.read_to((self.mark,))
         names: list[str] = []
         values: list[str] = []
@@ -324,16 +325,16 @@ class NestedTags(CallFormat):
         return value.json
 
     def _is_list(self, names: Sequence[str], types: Collection[str], *, names_item: bool) -> bool:
-        """Whether nested tags are items of an array.
+        """Whether nested tags are the items of an array.
 
-        names_item: the schema declares a member with the name of items.
+        names_item: the schema declares a member with the same name as the tag of array items.
         """
         if set(names) != {self.item}:
             return False
         return "object" not in types or len(names) > 1 or ("array" in types and not names_item)
 
     def _tag(self, source: Incoming) -> Waiting[Tag | None]:
-        """Read a tag after its mark. None: there is none."""
+        """Read a tag after its mark. Returns None if there is none."""
         at, mark = yield from source.find((">", "\n", self.mark), source.place, limit=_TAG_LENGTH)
         found = _TAG.fullmatch(source.text[source.place : at + 1]) if mark == ">" else None
         if found is None:

@@ -1,7 +1,7 @@
-"""Calls as a name in a tag and tagged parameters with raw values (Qwen3-Coder and all that look
-like it), and the reader of raw values for all families with tags. Pure.
+"""Calls as a name in a tag and tagged parameters with raw values (Qwen3-Coder and similar models),
+and the reader of raw values for all families that use tags. Pure.
 
-Strings stream; every other value is typed by the tool's schema once it is complete.
+Strings are streamed; any other value is typed by the tool's schema once it is complete.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ _WRAPPERS: Final = frozenset({"arguments", "input", "parameters"})
 
 
 class TagHeader(NamedTuple):
-    """A tag's name, and what it says about the value's type (empty: nothing)."""
+    """A tag's name, and the type that the tag declares for the value (empty: none)."""
 
     name: str
     type: str = ""
 
 
 class ValueEnd(NamedTuple):
-    """What ends a value: a mark that is followed by one of `before`, or the end of the text.
+    """What ends a value: a mark that is followed by one of `before`, or by the end of the text.
 
-    last: what may follow after that, or the end of the text; empty: anything. spaces: what counts
-    as white space too. closes: the mark closes the value; else it is left to be read.
-    names_parameter: between the mark and `before` stands the name of a parameter without a value.
+    last: what must follow after `before`, unless the text ends; empty: anything. spaces: further
+    strings that count as white space. closes: True if the mark closes the value, False if the mark
+    is left to be read. names_parameter: the name of a parameter without a value is between the mark
+    and `before`.
     """
 
     mark: str
@@ -58,7 +59,7 @@ class ValueEnd(NamedTuple):
 
 
 def header(source: Incoming) -> Waiting[TagHeader | None]:
-    """Read the rest of a tag after its first word. None: it is not a tag."""
+    """Read the rest of a tag after its first word. Returns None if it is not a tag."""
     at, mark = yield from source.find((">", "\n"), source.place, limit=_HEADER_LENGTH)
     if mark != ">" or not (found := _HEADER.fullmatch(source.text[source.place : at])):
         return None
@@ -74,9 +75,10 @@ def read_value(
     types: frozenset[str],
     padding: str = "",
 ) -> Waiting[None]:
-    """Read the value of an argument, whose key was put out, up to what ends it.
+    """Read the value of an argument up to its end. The argument's key was already emitted.
 
-    padding: belongs to the markup, on both sides of the value, if it follows the opening tag.
+    padding: text that is part of the markup on both sides of the value, if it follows the opening
+    tag.
     """
     if padding:
         padding = yield from source.taken(padding)
@@ -86,7 +88,7 @@ def read_value(
         parts.json('"')
         return
     pieces: list[str] = []
-    is_open = False  # a string or null: open as a string once it cannot become "null"
+    is_open = False  # for a string or null: open as a string once it can no longer be "null"
 
     def collect(text: str) -> None:
         nonlocal is_open
@@ -112,7 +114,7 @@ def read_value(
 def read_raw_value(
     source: Incoming, parts: CallParts, ends: Sequence[ValueEnd], *, padding: str = ""
 ) -> Waiting[str]:
-    """Read the text of a value, up to what ends it, without putting it out."""
+    """Read the text of a value up to its end, without emitting it."""
     if padding:
         padding = yield from source.taken(padding)
     pieces: list[str] = []
@@ -134,7 +136,7 @@ def read_json_body(
 def read_json_call(
     source: Incoming, parts: CallParts, *, repair: str = "json_call"
 ) -> Waiting[bool]:
-    """Read a call if it is one JSON object, with a name and arguments, instead of tags."""
+    """Read a call if it is one JSON object with a name and arguments, instead of tags."""
     if not source.at("{"):
         return False
     start, repairs = source.place, [repair]
@@ -157,7 +159,7 @@ def _raw(
     padding: str,
     give: Callable[[str], None],
 ) -> Waiting[None]:
-    """Pass on the text of a value as it becomes certain, and read what ends it."""
+    """Pass on the text of a value as soon as it is certain, and read what ends the value."""
     marks = tuple({lead + end.mark: None for end in ends for lead in (padding, "")})
     while True:
         certain = source.certain(marks)
@@ -184,7 +186,7 @@ def _raw(
 def _ending(
     source: Incoming, parts: CallParts, ends: Sequence[ValueEnd], mark: str, padding: str
 ) -> Waiting[ValueEnd | None]:
-    """The end of the value that this mark is, if it is one."""
+    """Return the end of the value that this mark is, or None if it ends nothing."""
     after = source.place + len(mark)
     for end in ends:
         if end.mark != mark and padding + end.mark != mark:
@@ -203,12 +205,12 @@ def _ending(
 
 
 def _goes_on(source: Incoming, place: int, end: ValueEnd) -> Waiting[bool]:
-    """Whether what follows the mark makes it the end of the value."""
+    """Whether the text after the mark confirms that the value ends there."""
     for marks in (end.before, end.last):
         place = yield from source.after_space(place, spaces=end.spaces)
         if marks:
             mark = yield from source.standing(marks, place)
-            rest = source.text[place:]  # a mark may be cut at the text's end
+            rest = source.text[place:]  # the mark may be cut off at the text's end
             if source.ended and any(other.startswith(rest) for other in marks):
                 return True
             if not mark:
@@ -222,10 +224,11 @@ class TaggedParameters(CallFormat):
     """A family that writes `<function=NAME><parameter=KEY>VALUE</parameter></function>`, in these
     or other words.
 
-    section: around all calls of a turn; sections_too: other forms of it that are read. wrapper:
-    around each call. between: two calls. padding: belongs to the markup on both sides of a value.
-    types: how a parameter's tag says that the value is a string, and that it is JSON. tokens: parts
-    of the tags that may be tokens by themselves. cdata: a value may stand in a CDATA section.
+    section: tags around all calls of a turn; sections_too: other spellings that are also read.
+    wrapper: tags around each call. between: text that separates two calls. padding: text that is
+    part of the markup on both sides of a value. types: how a parameter's tag marks a value as a
+    string, and as JSON. tokens: parts of the tags that may be tokens by themselves. cdata: whether
+    a value may be wrapped in a CDATA section.
     """
 
     section: tuple[str, str] = ("", "")
@@ -253,7 +256,7 @@ class TaggedParameters(CallFormat):
 
     @property
     def openers(self) -> Sequence[str]:
-        """What a call may begin with."""
+        """The strings that a call may begin with."""
         pairs = (self.section, *self.sections_too, self.wrapper, self.call)
         return distinct(*(pair[0] for pair in pairs))
 
@@ -279,7 +282,7 @@ class TaggedParameters(CallFormat):
         )
 
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read calls from an opener on. False: there are none."""
+        """Read the calls that start at an opener. Returns False if there are none."""
         opener = yield from source.taken(*self.openers)
         bare = opener == self._open_call
         if bare:
@@ -345,7 +348,7 @@ class TaggedParameters(CallFormat):
         return True
 
     def _read_values(self, source: Incoming, parts: CallParts) -> Waiting[None]:
-        """Read the parameters of an open call, and its end."""
+        """Read the parameters of an open call, and the end of the call."""
         while True:
             yield from source.skip_space()
             form = yield from source.taken(*_forms(self._open_value))
@@ -366,7 +369,7 @@ class TaggedParameters(CallFormat):
     def _read_wrapped(self, source: Incoming, parts: CallParts, tag: TagHeader) -> Waiting[bool]:
         """Read a parameter that may hold all arguments as one object.
 
-        False: it does not, and was put out as an ordinary parameter.
+        Returns False if it does not, after emitting it as an ordinary parameter.
         """
         raw = yield from read_raw_value(source, parts, self._value_ends(), padding=self.padding)
         yield from source.skip_space()
@@ -398,7 +401,7 @@ class TaggedParameters(CallFormat):
         yield from read_value(source, parts, self._value_ends(), types=types, padding=self.padding)
 
     def _value_ends(self) -> tuple[ValueEnd, ...]:
-        """A closing tag in a value only ends it if the call continues after it."""
+        """Ends of a value. A closing tag ends it only if the rest of a call follows the tag."""
         section = self.section[1].strip()
         outer = distinct(self.wrapper[1], section, *(pair[1] for pair in self.sections_too))
         again = distinct(self.wrapper[0], self._open_call)
@@ -416,7 +419,7 @@ class TaggedParameters(CallFormat):
     def _read_end(
         self, source: Incoming, parts: CallParts, *, complete: bool = False
     ) -> Waiting[None]:
-        """Read the closing tags of a call, which may be missing, and end it."""
+        """Read the closing tags of a call, which may be missing, and end the call."""
         yield from source.skip_space()
         closed = yield from source.taken(self._close_call)
         parts.end("" if closed else "unclosed_call", complete=complete)
@@ -430,16 +433,16 @@ class TaggedParameters(CallFormat):
 
 
 def _may_wrap(name: str, parts: CallParts) -> bool:
-    """Whether the first parameter may hold all arguments, under a name that the tool does not have;
-    some models write them so.
+    """Whether the first parameter may hold all arguments, under a name that the tool does not
+    declare. Some models write arguments this way.
     """
     properties = parts.types.properties
     return name in _WRAPPERS and name not in properties and bool(properties) and not parts.given
 
 
 def _forms(mark: str) -> tuple[str, ...]:
-    """A tag's first word with `=NAME` and with ` name=`, the family's own first: models mix them
-    up.
+    """A tag's first word followed by `=NAME` and by ` name=`, the family's own form first. Models
+    mix these forms up.
     """
     stem = mark.rstrip('"').removesuffix("=").removesuffix(" name")
     return tuple(dict.fromkeys((mark, stem + "=", stem + ' name="', stem + " name=")))
