@@ -1,4 +1,4 @@
-"""The grammar of a whole answer: a thought, then text, JSON or calls, as the request asks."""
+"""The grammar of a whole answer: an optional thought, then text, JSON or calls as requested."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from holdfast.front.structured.schema import SchemaBounds, SchemaFault
 from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect
 from holdfast.wire.requests import ChatPrompt, GenerationRequest, OutputFormat, PromptText
 
-_MOST_CHARACTERS: Final = 20_000  # of a regular expression, a grammar, or all choices together
+_MOST_CHARACTERS: Final = 20_000  # of a regex, a grammar, or all choices together
 _LONGEST_FAULT: Final = 300  # characters
 ThoughtState: TypeAlias = Literal["open", "possible", "none"]
-"""Whether an answer begins inside a thought ("open"), may begin with one, or has none."""
+"""Whether an answer begins inside a thought ("open"), may begin with a thought, or has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerGrammar:
-    """What the worker may sample.
+    """The grammar that restricts what the worker may sample.
 
-    text: a grammar of llguidance; empty: everything is allowed. unenforced: places of keywords in
-    the tools' schemas that no grammar enforces.
+    text: a grammar in llguidance's syntax; if empty, everything is allowed. unenforced: places of
+    keywords in the tools' schemas that no grammar enforces.
     """
 
     text: str = ""
@@ -67,7 +67,7 @@ def is_constrained(request: GenerationRequest, *, tools: ToolsSettings) -> bool:
 
 
 def offered_tools(request: GenerationRequest) -> Sequence[Mapping[str, Any]]:
-    """The tools in the request's prompt."""
+    """Return the tools in the request's prompt."""
     return request.prompt.tools if isinstance(request.prompt, ChatPrompt) else ()
 
 
@@ -79,14 +79,15 @@ def answer_grammar(
     limits: LimitsSettings,
     tools: ToolsSettings,
 ) -> AnswerGrammar:
-    """The grammar of an answer to a rendered prompt. Takes milliseconds: not on the event loop.
+    """Build the grammar of an answer to a rendered prompt. Takes milliseconds: call it outside the
+    event loop.
 
-    Raises InvalidRequest for a format that cannot be enforced.
+    Raises InvalidRequest for an output format that cannot be enforced.
     """
     if not is_constrained(request, tools=tools):
         return UNCONSTRAINED
     if not isinstance(request.prompt, ChatPrompt):
-        dialect = PLAIN  # a completion of a text has neither thoughts nor calls
+        dialect = PLAIN  # a text completion has neither thoughts nor calls
     bounds = SchemaBounds(parts=limits.max_schema_parts, depth=limits.max_schema_depth)
     body = _Body(request, dialect, bounds=bounds, constrain_all=tools.constrain == "auto")
     made = body.expression()
@@ -104,20 +105,20 @@ def answer_grammar(
 
 
 def _refusal(request: GenerationRequest, fault: str) -> InvalidRequest:
-    """Each part was checked alone: only all of them together are too much."""
+    """Build the error for parts that are each valid alone but too complex all together."""
     field = request.output_format.field if request.output_format else "tools"
     asked = "this schema cannot be enforced"
     if tools := offered_tools(request):
         asked = f"this schema and those of {len(tools)} tools cannot be enforced together"
-    # further lines quote the whole grammar
+    # the lines after the first one quote the whole grammar
     said = fault.partition("\n")[0].rpartition("JSON schema: ")[2]
     return InvalidRequest(f"`{field}`: {asked}", field=field, shown=f": {said[:_LONGEST_FAULT]}")
 
 
 def thought_state(prompt: PromptText, dialect: ModelDialect) -> ThoughtState:
-    """Where an answer to this prompt begins.
+    """Return whether an answer to this prompt begins inside a thought.
 
-    A prompt that has just closed a thought tells the model not to think.
+    A prompt that ends right after a closed thought tells the model not to think.
     """
     if dialect.reasoning is None:
         return "none"
@@ -137,7 +138,7 @@ def _thought(rules: Rules, dialect: ModelDialect, state: ThoughtState) -> str:
 
 
 class _Body:
-    """The visible answer and the calls, as an expression over its rules."""
+    """The visible answer and the calls, as an expression that uses the rules of the grammar."""
 
     def __init__(
         self,
@@ -157,7 +158,7 @@ class _Body:
         self._constrain_all = constrain_all
 
     def expression(self) -> str:
-        """Empty: everything is allowed."""
+        """The expression; empty if everything is allowed."""
         form = self._request.output_format
         calls, choice = self._dialect.calls, self._request.tool_choice
         said = ""
@@ -172,7 +173,7 @@ class _Body:
         if calls is None or calls.drawn_layout is None:
             if choice.mode == "required":
                 reason = (
-                    "the form in which this model calls tools is not known, so that no call can be "
+                    "the form in which this model calls tools is not known, so calls cannot be "
                     "enforced"
                 )
                 raise InvalidRequest(f"`tool_choice`: {reason}", field="tool_choice")
@@ -192,14 +193,14 @@ class _Body:
         block = call_block(self.rules, form, tools)
         self.unenforced = unenforced(tools, block)
         if choice.mode == "required":
-            parallel = choice.parallel and len(choice.names) != 1  # a named tool is called once
+            parallel = choice.parallel and len(choice.names) != 1  # one named tool: called once
             return only_calls(self.rules, block, parallel=parallel)
         if said:
             return f"({said} | {only_calls(self.rules, block, parallel=choice.parallel)})"
         return text_or_calls(self.rules, form, block, parallel=choice.parallel)
 
     def _no_calls(self) -> str:
-        """Allow no call. The tools stay in the prompt, so that it stays the same."""
+        """Forbid calls. The tools stay in the prompt, so that the prompt does not change."""
         calls = self._dialect.calls
         if calls is None or calls.drawn_layout is None:
             return ""
@@ -208,7 +209,7 @@ class _Body:
 
 
 def _format_of(form: OutputFormat, *, bounds: SchemaBounds) -> tuple[str, dict[str, str]]:
-    """An output format as an expression, and the grammars that it refers to."""
+    """Return an output format as an expression, and the grammars that the expression refers to."""
     match form.kind:
         case "json_object":
             return json_value({"type": "object"}), {}
@@ -233,7 +234,7 @@ def _format_of(form: OutputFormat, *, bounds: SchemaBounds) -> tuple[str, dict[s
         case "lark":
             _check_size(form, len(form.pattern))
             if names_too_small(form.pattern):
-                reason = "a schema holds a number below what 64 bits hold"
+                reason = "a schema contains a number below the 64-bit range"
                 raise InvalidRequest(f"`{form.field}`: {reason}", field=form.field)
             _try(form, form.pattern)
             return "@form", {"form": form.pattern}

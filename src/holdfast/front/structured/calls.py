@@ -1,4 +1,4 @@
-"""Grammars of tool calls, from the layout that a family declares."""
+"""Grammars of tool calls, built from the layout that a family declares."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _FIELD: Final = re.compile(r"(\{id\}|\{number\})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallBlock:
-    """All calls of an answer, in the layout of a family.
+    """The grammar of all calls of an answer, in the layout of a family.
 
-    calls: for each tool, the text up to the first field of its head, and the rest as an expression.
-    left_out: keywords that the layout cannot enforce, by the name of the tool.
+    calls: for each tool and head, the text up to the first field of the head, and the rest as an
+    expression. left_out: keywords that the layout cannot enforce, by tool name.
     """
 
     layout: CallLayout
@@ -48,12 +48,12 @@ def is_strict(tool: Mapping[str, Any]) -> bool:
 def callable_tools(
     prompt: ChatPrompt, choice: ToolChoice, *, bounds: SchemaBounds, enforce_all: bool
 ) -> tuple[CallableTool, ...]:
-    """The tools of the prompt that may be called, with checked schemas.
+    """Return the tools of the prompt that may be called, with checked schemas.
+
+    enforce_all: enforce the schemas of tools that are not strict as far as possible, too. If False,
+    this is done only for the tools that the choice names in `held`.
 
     Raises InvalidRequest for a strict tool whose schema cannot be enforced.
-
-    enforce_all: the schemas of tools that are not strict are enforced as far as possible; else only
-    of those that the choice names in `held`.
     """
     found = []
     for number, tool in enumerate(prompt.tools):
@@ -95,7 +95,7 @@ def _arguments(parameters: Any, *, bounds: SchemaBounds, strict: bool, place: st
 
 
 def call_block(rules: Rules, form: CallFormat, tools: Sequence[CallableTool]) -> CallBlock:
-    """All calls of an answer. The form has a `drawn_layout`.
+    """Build the grammar of all calls of an answer. The form must have a `drawn_layout`.
 
     Raises InvalidRequest for a strict tool whose schema the layout cannot enforce.
     """
@@ -106,9 +106,7 @@ def call_block(rules: Rules, form: CallFormat, tools: Sequence[CallableTool]) ->
     for tool in tools:
         arguments, left_out[tool.name] = arguments_of(rules, tool, layout.values)
         if tool.strict and left_out[tool.name]:
-            reason = (
-                "the model's own syntax of calls has no way to enforce a keyword of this schema"
-            )
+            reason = "the model's syntax for calls cannot enforce a keyword of this schema"
             shown = f": {left_out[tool.name][0]}"
             raise InvalidRequest(f"`{tool.place}`: {reason}", field=tool.place, shown=shown)
         call_id = " ".join(_filled(rules, layout.optional_id, form.id_form, tool.name))
@@ -123,14 +121,14 @@ def call_block(rules: Rules, form: CallFormat, tools: Sequence[CallableTool]) ->
 
 
 def _filled(rules: Rules, text: str, id_form: IdForm, name: str) -> list[str]:
-    """A text with fields as expressions."""
+    """Convert a text that contains fields to expressions."""
     fields = {"{id}": id_pattern(id_form, name), "{number}": "[1-9][0-9]?"}
     parts = filter(None, _FIELD.split(text))
     return [pattern(fields[part]) if part in fields else rules.literal(part) for part in parts]
 
 
 def unenforced(tools: Sequence[CallableTool], block: CallBlock) -> tuple[str, ...]:
-    """The places of keywords that are not enforced, by the names of the tools."""
+    """Return the places of keywords that are not enforced, each with the name of its tool."""
     return tuple(
         place
         for tool in tools
@@ -143,7 +141,7 @@ def _in_tool(name: str, places: Sequence[str]) -> tuple[str, ...]:
 
 
 def only_calls(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
-    """An answer that consists of calls."""
+    """An answer that consists only of calls."""
     opening = block.layout.opening
     space = opening[: len(opening) - len(opening.lstrip())]
     lead = f"({rules.literal(space)})?" if space else ""
@@ -151,7 +149,7 @@ def only_calls(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
 
 
 def text_or_calls(rules: Rules, form: CallFormat, block: CallBlock, *, parallel: bool) -> str:
-    """Free text that calls may follow; nothing follows the calls."""
+    """Free text, optionally followed by calls. Nothing follows the calls."""
     if form.channels is not None:
         text = free_text(rules, form.channels, form.marks)
         calls = only_calls(rules, block, parallel=parallel)
@@ -160,7 +158,8 @@ def text_or_calls(rules: Rules, form: CallFormat, block: CallBlock, *, parallel:
     marked = [mark for mark in form.openers if mark in form.marks]
     mark = max((mark for mark in marked if opening.startswith(mark)), key=len, default="")
     if not mark:
-        # The start of a call and its name are one lexeme, to tell it from text that starts alike.
+        # The start of a call and its name are one lexeme, to distinguish it from text that starts
+        # alike.
         first = one_of(f"{rules.literal(opening + head)} {rest}" for head, rest in block.calls)
         text = rules.terminal(f"/{ANY}/ & ~/({ANY}\\n)?\\s*{_beginning(block)}{ANY}/")
         return f"({text} | {rules.rule(first)} {_more_calls(rules, block, parallel=parallel)})"
@@ -183,34 +182,34 @@ def text_without_calls(rules: Rules, form: CallFormat) -> str:
 
 
 def tokens_of_openers(rules: Rules, form: CallFormat) -> tuple[tuple[int, ...], bool]:
-    """The tokens that calls begin with, and whether some calls begin with text instead."""
+    """Return the tokens that calls begin with, and whether some calls begin with text instead."""
     if form.channels is not None:
-        return (), True  # the same tokens open text
+        return (), True  # text begins with the same tokens
     parted = [rules.parted(mark)[1] for mark in form.openers if mark in form.marks]
     return tuple({rules.marker_ids[token]: None for token in parted if token}), not all(parted)
 
 
 def free_text(rules: Rules, channels: ChannelMarkup, marks: Sequence[str]) -> str:
-    """Any visible text, in its channel."""
+    """Any visible text, in the channel for text."""
     opening, end = channels.text
     text = rules.text_before(end) if end else rules.text_without(marks)
     return f"{rules.literal(opening)} {text}"
 
 
 def in_channel(rules: Rules, channels: ChannelMarkup, form: str) -> str:
-    """Visible text of this form, in its channel."""
+    """Visible text that has this form, in the channel for text."""
     opening, end = channels.text
     return f"{rules.literal(opening)} {form} {rules.literal(end) if end else ''}"
 
 
 def thought_channel(rules: Rules, channels: ChannelMarkup) -> str:
-    """A thought that the answer may begin with; empty if thoughts have no channel."""
+    """An optional thought at the beginning of the answer; empty if thoughts have no channel."""
     opening, end = channels.thought
     return f"({rules.literal(opening)} {rules.text_before(end)})?" if opening else ""
 
 
 def _calls(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
-    """One call or more, after the opening."""
+    """One or more calls, without the opening before them."""
     return f"{_any_call(rules, block)} {_more_calls(rules, block, parallel=parallel)}"
 
 
@@ -227,7 +226,7 @@ def _any_call(rules: Rules, block: CallBlock) -> str:
 
 
 def _beginning(block: CallBlock) -> str:
-    """A regular expression of the beginning of calls without a marker, with optional white space."""
+    """A regular expression of how calls without a marker begin, with optional white space."""
     opening = block.layout.opening.lstrip()
     heads = "|".join(escaped(opening + head) for head, _ in block.calls)
     return "(" + heads.replace(" ", r"\s*") + ")"

@@ -1,4 +1,4 @@
-"""Tries grammars before they are used: whether they compile, end, and stay small enough."""
+"""Tests grammars before they are used: whether they compile, can end, and stay small enough."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from holdfast.front.structured.schema import (
 if TYPE_CHECKING:
     from llguidance import LLParserLimits, LLTokenizer
 
-_MOST_TRIALS: Final = 20  # to find the place of a fault, or what to leave out: about 20 ms
+_MOST_TRIALS: Final = 20  # for finding the place of a fault or the part to leave out: about 20 ms
 _MOST_LEFT_OUT: Final = 4
 _ANY_OBJECT: Final = CleanSchema(schema={"type": "object"}, unenforced=("#",))
 _BEYOND: Final = "its bounds are too large to enforce"
-_TOO_MUCH: Final = "it needs more work than a grammar may take"
+_TOO_MUCH: Final = "it is too complex to enforce"
 
 
 def is_endless(clean: CleanSchema) -> bool:
-    """Whether every value of a schema contains another value of it, so that no answer would end."""
+    """Whether every value of a schema must contain another such value: no answer could end."""
     if isinstance(clean.schema, bool):
         return False
     definitions: dict[str, Any] = clean.schema.get("$defs", {})
     finite: set[str] = set()
-    while True:  # the least fixed point: a definition is finite if all that it needs is
+    while True:  # a definition is finite once everything it needs is; iterate to the fixed point
         more = {
             name for name, node in definitions.items() if name not in finite and _ends(node, finite)
         }
@@ -60,7 +60,7 @@ def _ends(node: Schema | bool, finite: set[str]) -> bool:
     kinds = node.get("type", ())
     kinds = (kinds,) if isinstance(kinds, str) else kinds
     if not kinds or set(kinds) - {"object", "array"}:
-        return True  # it may be a value without members or items
+        return True  # a value without members or items is possible
     return ("object" in kinds and _object_ends(node, finite)) or (
         "array" in kinds and _array_ends(node, finite)
     )
@@ -87,9 +87,9 @@ _TOKEN: Final = re.compile(r"<\[\d+\]>")
 
 
 class _Bytes:
-    """A tokenizer of bytes: what a grammar allows does not depend on the tokens of a model.
+    """A tokenizer of bytes. What a grammar allows does not depend on the tokens of a model.
 
-    Token n is the byte n, 256 the end of the text, and the markers follow.
+    Token n is the byte n, token 256 is the end of the text, and the markers follow.
     """
 
     eos_token_id, bos_token_id = 256, None
@@ -105,12 +105,13 @@ class _Bytes:
 
 @cache
 def _trial(times: int) -> tuple[LLTokenizer, LLParserLimits]:
-    """times: how many times the cost of one schema is allowed."""
-    # imported late: it takes 0.1 s
+    """times: limits on the work, as a multiple of the limits for one schema."""
+    # imported here because the import takes 0.1 s
     from llguidance import LLParserLimits, LLTokenizer, TokenizerWrapper
 
-    # llguidance counts its work in fuel. A grammar that needs more makes every token of its answer
-    # slow; those of agents' tools need less than a tenth. A refusal takes 5 to 40 ms of one core.
+    # llguidance measures its work in fuel. A grammar that needs more fuel makes every token of its
+    # answer slow; grammars of agents' tools need less than a tenth. Refusing one takes 5 to 40 ms
+    # of one core.
     limits = LLParserLimits(
         initial_lexer_fuel=100_000 * times,
         step_lexer_fuel=50_000,
@@ -123,7 +124,7 @@ def _trial(times: int) -> tuple[LLTokenizer, LLParserLimits]:
 
 
 def fault_of(grammar: str) -> str:
-    """What is wrong with a grammar; empty: nothing. Other threads can run meanwhile."""
+    """Return what is wrong with a grammar; empty if nothing. Other threads can run meanwhile."""
     return _tried(grammar, 1)
 
 
@@ -135,16 +136,16 @@ def _tried(grammar: str, times: int) -> str:
     if not matcher.is_error():
         mask = matcher.compute_bitmask()
         if not matcher.is_error() and not any(mask):
-            return "it allows nothing"
+            return "no text satisfies it"
         if not matcher.is_error():
-            # finds a text that is forced and has no end
+            # detects forced text that never ends
             matcher.consume_tokens(matcher.compute_ff_tokens())
     return matcher.get_error()
 
 
 @lru_cache(maxsize=128)
 def fault_of_composed(grammar: str) -> str:
-    """What is wrong with a grammar that names tokens of a model; empty: nothing.
+    """Return what is wrong with a grammar that refers to tokens of a model; empty if nothing.
 
     Cached, because agents send the same tools with every turn.
     """
@@ -159,11 +160,12 @@ def fault_of_composed(grammar: str) -> str:
 
 
 def checked_schema(schema: Any, *, bounds: SchemaBounds, strict: bool) -> CleanSchema:
-    """The schema as a grammar can enforce it. Takes a few milliseconds the first time; any thread.
+    """Reduce a schema to what a grammar can enforce. Takes a few milliseconds the first time. Any
+    thread.
 
-    strict: raise SchemaFault for what is not a schema, too large, or cannot be enforced or
-    satisfied. Otherwise such parts are left out; in the worst case, all that remains is that it is
-    an object.
+    strict: raise SchemaFault for anything that is not a schema, is too large, or cannot be enforced
+    or satisfied. If False, such parts are left out; in the worst case, the result only requires an
+    object.
     """
     return _checked(msgspec.json.encode(schema), bounds, strict)
 
@@ -196,11 +198,11 @@ def _checked(schema: bytes, bounds: SchemaBounds, strict: bool) -> CleanSchema:
 
 
 def _fault(found: CleanSchema, node: Schema | bool) -> str:
-    """What is wrong with a part of a schema; empty: nothing."""
+    """Return what is wrong with a part of a schema; empty if nothing."""
     definitions = found.schema.get("$defs") if isinstance(found.schema, dict) else None
     part = {**node, "$defs": definitions} if isinstance(node, dict) and definitions else node
     if is_endless(replace(found, schema=part)):
-        return "no finite value fits it"
+        return "no finite value satisfies it"
     fault = fault_of(grammar_text(f"start: {json_value(part)}"))
     _, is_of_schema, said = fault.partition("failed to compile JSON schema: ")
     if not fault:
@@ -211,7 +213,7 @@ def _fault(found: CleanSchema, node: Schema | bool) -> str:
 
 
 def _innermost(found: CleanSchema) -> tuple[str, Schema | bool]:
-    """The smallest part that is faulty by itself, and its place in the client's schema."""
+    """Return the smallest part that is faulty by itself, and its place in the client's schema."""
     place, node, seen, trials = "#", found.schema, set[str](), 0
     while isinstance(node, dict):
         for inner_place, inner in _parts(found, node, place=place, seen=seen):
@@ -230,7 +232,7 @@ def _parts(
     found: CleanSchema, node: Schema, *, place: str, seen: set[str]
 ) -> Iterator[tuple[str, Schema | bool]]:
     for keyword, inner, key in children(node, place=place):
-        if isinstance(inner, dict):  # `false`, which nothing fits, is not a fault by itself
+        if isinstance(inner, dict):  # `false`, which no value satisfies, is not a fault by itself
             yield join_place(place, keyword, *key), inner
     name = node.get("$ref", "").rsplit("/", 1)[-1]
     if name and name not in seen and isinstance(found.schema, dict):
@@ -239,7 +241,7 @@ def _parts(
 
 
 def _culprit(found: CleanSchema, node: Schema | bool) -> str:
-    """The keyword without which a part would not be faulty; empty: no single one."""
+    """Return the only keyword that makes a part faulty; empty if there is no such keyword."""
     if not isinstance(node, dict):
         return ""
     objects = ("patternProperties", "additionalProperties", "properties")
@@ -257,7 +259,7 @@ def _named(keyword: str, fault: str) -> str:
 def _without_fault(
     found: CleanSchema, place: str, node: Schema | bool, *, keyword: str
 ) -> CleanSchema:
-    """The schema without one keyword of the faulty part, or with an empty part instead."""
+    """Return the schema without one keyword of the faulty part, or with that part left empty."""
     if not isinstance(node, dict):
         return _ANY_OBJECT
     if keyword:

@@ -1,6 +1,6 @@
 """JSON Schema's keywords (drafts 7 to 2020-12, and OpenAPI's): which ones a grammar enforces, and
-what they may cost. The cost is known before a grammar is built, so that one that explodes is
-refused at once.
+how much they may cost. The cost is known before a grammar is built, so that a grammar that would
+explode is refused at once.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ UNSUPPORTED: Final = tuple(
     "dependentSchemas dependencies unevaluatedItems unevaluatedProperties $dynamicRef "
     "$recursiveRef".split()
 )
-"""Keywords that restrict a value and that no grammar of llguidance enforces.
+"""Keywords that restrict a value but that no grammar of llguidance enforces.
 
-Keywords in none of these lists restrict nothing.
+Keywords that are in none of these lists restrict nothing.
 """
 OF_OBJECTS: Final = (*MAPS, "additionalProperties", "required", "minProperties", "maxProperties")
 OPENING: Final = (
@@ -33,7 +33,7 @@ OPENING: Final = (
     "propertyNames",
     "minProperties",
 )
-"""Keywords that say what an object may have besides its declared properties."""
+"""Keywords that determine what an object may contain besides its declared properties."""
 FORMATS: Final = frozenset(
     "date-time time date duration email hostname ipv4 ipv6 uuid uri unknown".split()
 )
@@ -41,19 +41,19 @@ UNKNOWN_FORMATS: Final = frozenset(
     "idn-email idn-hostname uri-reference iri iri-reference uri-template json-pointer "
     "relative-json-pointer regex".split()
 )
-"""Formats of JSON Schema that no grammar enforces. Others, such as `password`, are only notes."""
+"""Formats of JSON Schema that no grammar enforces. Others, like `password`, restrict nothing."""
 LONGEST: Final = {"email": 254, "hostname": 253, "uri": 2048}
-"""The most characters of formats whose patterns have no limit: those of SMTP, of DNS, and what most
-of the web accepts.
+"""Maximum lengths, in characters, for formats whose patterns have no limit. They are the limits of
+SMTP, of DNS, and of most web software.
 """
-# Single characters in one pattern, nested repetitions multiplied: 10 ms for the first token.
+# Characters in one pattern, with nested repetitions multiplied: 10 ms for the first token.
 MOST_REPETITIONS: Final = 20_000
-# In one place: branches of `anyOf` and `oneOf` multiply under `allOf`.
+# For one place in a schema: branches of `anyOf` and `oneOf` multiply under `allOf`.
 MOST_ALTERNATIVES: Final = 256
 _LONGEST_PATTERN: Final = 2_000
-# Characters of a name or of a listed value: each of its tokens is forced, one after the other.
+# In characters, of a name or of a listed value: its tokens are all forced, one after the other.
 LONGEST_LITERAL: Final = 4_000
-_LEAST: Final = 1024 - 2**63  # 64 bits, less the rounding error of a float
+_LEAST: Final = 1024 - 2**63  # 64 bits, minus the rounding error of a float
 MOST: Final = -_LEAST
 _SMALLER: Final = re.compile(r"-\d{19}|-\d[\d.]*[eE]")
 _NAMED_ESCAPE: Final = re.compile(r"\\[pPxu]\{")
@@ -61,7 +61,7 @@ _COUNT: Final = re.compile(r"\{(\d*)(,?)(\d*)\}")
 
 
 def is_well_typed(keyword: str, value: Any) -> bool:
-    """Whether a value of this type is allowed for one of the plain keywords."""
+    """Whether the value of one of the plain keywords has an allowed type."""
     is_boolean = isinstance(value, bool)
     match keyword:
         case "const":
@@ -76,13 +76,13 @@ def is_well_typed(keyword: str, value: Any) -> bool:
             return isinstance(value, str)
         case _ if keyword in _NUMBERS:
             return isinstance(value, int | float) and not is_boolean
-        case _:  # a count, which 2.0 is as well
+        case _:  # a count; 2.0 is also allowed
             is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
             return is_whole and not is_boolean
 
 
 def says_nothing(keyword: str, value: Any, node: dict[str, Any]) -> bool:
-    """Whether every value satisfies this unsupported keyword."""
+    """Whether this keyword, which is not supported, is satisfied by every value."""
     match keyword:
         case "uniqueItems" | "not":
             return value is False
@@ -101,7 +101,7 @@ def says_nothing(keyword: str, value: Any, node: dict[str, Any]) -> bool:
 
 
 def enforced_value(keyword: str, value: Any) -> Any:
-    """A well-typed value for llguidance: counts are integers, bounds are within 64 bits."""
+    """Convert a well-typed value for llguidance: counts to integers, bounds to the 64-bit range."""
     match keyword:
         case "minimum" | "exclusiveMinimum":
             return max(value, _LEAST)
@@ -112,14 +112,14 @@ def enforced_value(keyword: str, value: Any) -> Any:
 
 
 def pattern_fault(pattern: str) -> str:
-    """Why a pattern is too expensive to enforce; empty: it is not. Its syntax is not checked."""
+    """Return why a pattern is too expensive to enforce; empty if it is not. Ignores its syntax."""
     if len(pattern) > _LONGEST_PATTERN:
         return f"is longer than {_LONGEST_PATTERN:,} characters"
     return "" if repetitions(pattern) <= MOST_REPETITIONS else "repeats too often"
 
 
 def alternatives(node: Any) -> int:
-    """In how many ways a value can fit a schema, without its references and members."""
+    """Count the ways in which a value can match a schema, not counting references and members."""
     if not isinstance(node, dict):
         return 1
     found = 1
@@ -133,8 +133,8 @@ def alternatives(node: Any) -> int:
 
 
 def is_too_small(value: Any) -> bool:
-    """Whether a value contains a number below 64 bits: such an integer overflows llguidance's
-    stack.
+    """Whether a value contains a number below the 64-bit range: such an integer overflows
+    llguidance's stack.
     """
     if isinstance(value, dict):
         return any(map(is_too_small, value.values()))
@@ -144,12 +144,12 @@ def is_too_small(value: Any) -> bool:
 
 
 def names_too_small(grammar: str) -> bool:
-    """Whether the schemas in a grammar seem to contain such a number."""
+    """Whether the schemas in a grammar seem to contain a number below the 64-bit range."""
     return "%json" in grammar and _SMALLER.search(grammar) is not None
 
 
 def size_of_literal(value: Any) -> int:
-    """Characters of a listed value."""
+    """Return the number of characters of a listed value."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
@@ -158,9 +158,10 @@ def size_of_literal(value: Any) -> int:
 
 
 def repetitions(pattern: str) -> int:
-    """The most characters that a pattern matches in counted repetitions; `*` and `+` count once.
+    """Return how many characters counted repetitions of a pattern match at most; `*` and `+` count
+    once.
 
-    For a grammar, which may contain several patterns, it is an estimate.
+    For a grammar, which may contain several patterns, the number is an estimate.
     """
     totals = [0]
     last = 1
@@ -185,7 +186,7 @@ def repetitions(pattern: str) -> int:
 
 
 def atoms(regex: str) -> Iterator[tuple[int, str]]:
-    """The places and texts of a regular expression's escapes, character classes and characters."""
+    """Iterate over the escapes, character classes and characters of a regex, with places."""
     place = 0
     while place < len(regex):
         end = _atom_end(regex, place)

@@ -11,9 +11,9 @@ from holdfast.front.structured.keywords import LISTS, MAPS, SINGLES, atoms
 
 _YEAR: Final = "(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
 _DAY: Final = "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
-_LEAP: Final = "(0[48]|[2468][048]|[13579][26])"  # multiples of four of two digits, except 00
+_LEAP: Final = "(0[48]|[2468][048]|[13579][26])"  # two-digit multiples of four, except 00
 DATE: Final = f"({_YEAR}-{_DAY}|([0-9]{{2}}{_LEAP}|{_LEAP}00)-02-29)"
-# Without leap seconds: they are right on few days only, and most clients refuse them everywhere.
+# Without leap seconds: they are valid on few days only, and most clients refuse them.
 TIME: Final = (
     r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+\-]([01][0-9]|2[0-3]):[0-5][0-9])"
 )
@@ -36,7 +36,7 @@ IPV6: Final = f"(({_GROUP}:){{6}}{_LAST}|{'|'.join(_SHORTENED)})"
 
 _END: Final = "[A-Za-z0-9]"
 _INNER: Final = r"[A-Za-z0-9\-]"
-# At most 63 characters, with two hyphens as the third and fourth only after `xn` (RFC 5890).
+# At most 63 characters. Hyphens as third and fourth characters only after `xn` (RFC 5890).
 _LABEL: Final = (
     rf"({_END}({_END}|{_INNER}{_END}|{_INNER}{{2}}{_END}|{_INNER}({_END}{_INNER}|\-{_END}){_INNER}{{0,58}}{_END})?"
     rf"|[Xx][Nn]\-\-{_END}({_INNER}{{0,57}}{_END})?)"
@@ -50,8 +50,8 @@ EXACT: Final = {
     "hostname": HOSTNAME,
     "ipv6": IPV6,
 }
-"""Patterns of formats that llguidance enforces loosely."""
-_MOST_COUNTED: Final = 10_000  # characters: each is a state of the lexer
+"""Patterns for formats that llguidance enforces only loosely."""
+_MOST_COUNTED: Final = 10_000  # maximum in characters: each is a state of the lexer
 _RAW_FORMATS: Final = {
     "date": DATE,
     "time": TIME,
@@ -63,17 +63,17 @@ _RAW_FORMATS: Final = {
     "hostname": r"[A-Za-z0-9]+(-[A-Za-z0-9]+)*(\.[A-Za-z0-9]+(-[A-Za-z0-9]+)*)*",
     "uri": r"[a-z][a-z0-9+.\-]*:\/\/[A-Za-z0-9\-._~:\/?#\[\]@!$&'()*+,;=%]+",
 }
-"""Patterns of formats for strings outside of JSON; they are simpler and allow only right values."""
+"""Patterns of formats for strings outside of JSON. They are simpler and allow only valid values."""
 
-# A space, or a new line and its indent, as models write. Without a bound, a small model writes
-# white space forever.
+# A space, or a new line and its indentation, as models write. Without a limit, a small model would
+# write white space forever.
 WHITE_SPACE: Final = r"( |\n[ \t]{0,24})?"
-# Regular expressions. Tokens that are markers have no text for a grammar and never match.
+# Regular expressions. For a grammar, tokens that are markers have no text and never match.
 ANY: Final = r"(.|\n)*"
 GAP: Final = r"/[ \t\n]{0,4}/"
 _JSON_OPTIONS: Final = {"whitespace_pattern": WHITE_SPACE, "coerce_one_of": True, "lenient": False}
-# `\u` and four digits for any character of a string without `pattern`, `format` or listed values; a
-# surrogate pair counts as one character.
+# Allows `\u` and four digits for any character of a string without `pattern`, `format` or listed
+# values; a surrogate pair counts as one character.
 _ESCAPES: Final = {"json_allow_general_unicode_escapes": True}
 _NO_ESCAPES: Final = {"json_allowed_escapes": 'nrbtf\\"'}
 
@@ -86,13 +86,14 @@ def members(
     separator: str,
     others: str = "",
 ) -> str:
-    """The members of an object, each an expression by its name: the required and any of the others.
+    """The members of an object: all that are required, and any of the others, in the given order.
 
-    others: any further member; any number of them may come last. Empty: there are none.
+    given: an expression for each member, by name. others: an expression for further members, of
+    which any number may come last; empty if there are none.
     """
     between = f"{separator} " if separator else ""
-    tail = f"({between}{others})*" if others else ""  # after another member
-    head = f"({others} {tail})?" if others else ""  # at the beginning
+    tail = f"({between}{others})*" if others else ""  # further members after a member
+    head = f"({others} {tail})?" if others else ""  # further members at the beginning
     for name, member in reversed([*given.items()]):
         if name in required:
             tail, head = f"{between}{member} {tail}", f"{member} {tail}"
@@ -104,10 +105,10 @@ def members(
 
 
 class Rules:
-    """The rules of one grammar. Equal rules are written once."""
+    """The rules of one grammar. Equal rules are written only once."""
 
     def __init__(self, marker_ids: Mapping[str, int]) -> None:
-        """marker_ids: markers that are single tokens of the model."""
+        """marker_ids: token ids of the markers that are single tokens of the model, by text."""
         self.marker_ids = marker_ids
         self._names: dict[str, str] = {}
         self._lines: list[str] = []
@@ -116,25 +117,25 @@ class Rules:
         )
 
     def rule(self, body: str, *, is_lazy: bool = False) -> str:
-        """The name of a rule. A lazy rule is a single lexeme that ends as soon as possible."""
+        """Add a rule; returns its name. A lazy rule is one lexeme that ends as soon as possible."""
         return self._named(body, "r{}[lazy]" if is_lazy else "r{}")
 
     def terminal(self, body: str) -> str:
-        """The name of a lexeme: regular expressions combined with `&` and `~`."""
+        """Add a lexeme of regular expressions combined with `&` and `~`; returns its name."""
         return self._named(body, "T{}")
 
     def open_rule(self) -> str:
-        """The name of a rule whose body follows, because it refers to itself."""
+        """Return a name for a rule that refers to itself; its body is added by `close_rule`."""
         name = f"o{len(self._names)}"
         self._names[name] = name
         return name
 
     def close_rule(self, name: str, body: str) -> None:
-        """Add the body of an open rule."""
+        """Add the body of a rule that was opened with `open_rule`."""
         self._lines.append(f"{name}: {body}")
 
     def literal(self, text: str) -> str:
-        """A text, with the markers in it as tokens."""
+        """A literal text, with the markers in it as tokens."""
         if not self.marker_ids or not text:
             return literal(text)
         pieces = (piece for piece in self._cutter.split(text) if piece)
@@ -147,7 +148,7 @@ class Rules:
         return f"<[{self.marker_ids[marker]}]>"
 
     def parted(self, marker: str) -> tuple[str, str, str]:
-        """A text cut at the first marker that is a token: before, the marker (empty: none), after."""
+        """Cut a text at the first marker that is a token: before, marker (empty if none), after."""
         if not self.marker_ids:
             return marker, "", ""
         before, *rest = self._cutter.split(marker, maxsplit=1)
@@ -156,10 +157,10 @@ class Rules:
     def text_before(
         self, end: str, *, content: Sequence[str] = (ANY,), never: Iterable[str] = ()
     ) -> str:
-        """Free text up to the first occurrence of this end, and the end.
+        """Free text up to and including the first occurrence of this end.
 
-        content: regular expressions that the text must match, all of them. never: those that must
-        not match any part of it.
+        content: regular expressions that the text must all match. never: regular expressions that
+        must not match any part of the free text.
         """
         before, token, after = self.parted(end)
         body = " & ".join(f"/{each}{escaped(before)}/" for each in content)
@@ -172,13 +173,13 @@ class Rules:
         return f"{self.terminal(body)} {self.token(token)}{tail}"
 
     def text_without(self, marks: Iterable[str]) -> str:
-        """Free text up to the end of the answer, without these marks."""
-        # marks with a token in them cannot occur in text
+        """Free text up to the end of the answer that contains none of these marks."""
+        # marks that contain a token cannot occur in text
         unwanted = "|".join(escaped(mark) for mark in marks if not self.parted(mark)[1])
         return self.terminal(f"/{ANY}/" + (f" & ~/{ANY}({unwanted}){ANY}/" if unwanted else ""))
 
     def lark(self, start: str) -> str:
-        """The grammar that begins with this expression."""
+        """Return the text of the grammar that begins with this expression."""
         return "\n".join((f"start: {start}", *self._lines)) + "\n"
 
     def _named(self, body: str, form: str) -> str:
@@ -190,24 +191,24 @@ class Rules:
 
 
 def literal(text: str) -> str:
-    """Exactly this text."""
+    """An expression for exactly this text."""
     return json.dumps(text)
 
 
 def one_of(expressions: Iterable[str]) -> str:
-    """One of these expressions."""
+    """An expression for any one of these expressions."""
     return "(" + " | ".join(dict.fromkeys(expressions)) + ")"
 
 
 def pattern(regex: str) -> str:
-    """A text that a regular expression matches as a whole."""
-    from llguidance import regex_to_lark  # imported late: it takes 0.1 s
+    """An expression for a text that matches a regular expression as a whole."""
+    from llguidance import regex_to_lark  # imported here because the import takes 0.1 s
 
     return f"/{regex_to_lark(regex, use_ascii='')}/"
 
 
 def json_value(schema: Any) -> str:
-    """A value of a clean schema, as JSON text."""
+    """An expression for a value of a clean schema, as JSON text."""
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
     schema = _with_exact_formats(_with_plain_names(schema))
@@ -216,10 +217,10 @@ def json_value(schema: Any) -> str:
 
 
 def _may_disguise_a_name(schema: Mapping[str, Any]) -> bool:
-    """Whether a declared name could be written with escapes, as a free name with another schema.
+    """Whether a declared name, written with escapes, could pass as a free name with another schema.
 
-    llguidance compares names by their letters: `"\\u0061"` is not `"a"`. Declared names and names
-    with a pattern are never written with `\\u`.
+    llguidance compares names by their spelling: `"\\u0061"` is not `"a"`. Declared names and names
+    that match a pattern are never written with `\\u`.
     """
     is_named = bool(
         schema.get("properties") or schema.get("required") or schema.get("patternProperties")
@@ -232,7 +233,7 @@ def _may_disguise_a_name(schema: Mapping[str, Any]) -> bool:
 
 
 def _with_plain_names(schema: Any) -> Any:
-    """The schema with a pattern for free names beside declared ones, so that they contain no `\\u`."""
+    """Give free names beside declared ones a pattern, so that they are written without `\\u`."""
     if not isinstance(schema, dict):
         return schema
     found = _with_each_subschema(schema, _with_plain_names)
@@ -244,7 +245,7 @@ def _with_plain_names(schema: Any) -> Any:
 
 
 def _with_exact_formats(schema: Any) -> Any:
-    """The schema with patterns for the formats that llguidance enforces loosely."""
+    """Replace the formats that llguidance enforces only loosely with patterns."""
     if not isinstance(schema, dict):
         return schema
     found = _with_each_subschema(schema, _with_exact_formats)
@@ -282,13 +283,13 @@ def _subschemas(schema: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def escaped(text: str) -> str:
-    """A text as a part of a regular expression in slashes."""
+    """Escape a text for use in a regular expression between slashes."""
     safe = re.sub(r"[]\\.+*?()|[{}^$#&~/-]", lambda found: "\\" + found[0], text)
     return safe.replace("\n", "\\n")
 
 
 def grammar_text(lark: str, **grammars: str) -> str:
-    """A grammar for the worker, with the grammars that it refers to as `@name`."""
+    """Build a grammar for the worker. The text refers to the other grammars as `@name`."""
     texts = {"answer": lark, **grammars}
     return json.dumps(
         {"grammars": [{"name": name, "lark_grammar": text} for name, text in texts.items()]}
@@ -296,9 +297,10 @@ def grammar_text(lark: str, **grammars: str) -> str:
 
 
 def content_of(node: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
-    """Regular expressions that every string of a schema matches, for strings outside of JSON.
+    """Return regular expressions that every string of a schema matches, for strings outside of
+    JSON.
 
-    Also returns the keyword that they do not express; empty: none.
+    Also returns the first keyword that the expressions do not express; empty if there is none.
     """
     values = node.get("enum", [node["const"]] if "const" in node else None)
     if values is not None:
@@ -324,9 +326,9 @@ def _format(name: Any) -> str | None:
 
 
 def _whole_pattern(regex: str) -> str | None:
-    """A pattern of JSON Schema, which matches anywhere, as one that matches the whole string.
+    """Convert a pattern of JSON Schema, which matches anywhere, to one that matches whole strings.
 
-    None: it has anchors in other places than the ends of its alternatives.
+    Returns None if the pattern has anchors anywhere but at the ends of its alternatives.
     """
     found = []
     for inner in _alternatives(regex):
@@ -344,7 +346,7 @@ def _whole_pattern(regex: str) -> str | None:
 
 
 def _alternatives(regex: str) -> Iterator[str]:
-    """The alternatives of a regular expression, outside of groups."""
+    """Iterate over the alternatives of a regular expression, ignoring `|` inside groups."""
     start = depth = 0
     for place, atom in atoms(regex):
         depth += (atom == "(") - (atom == ")")

@@ -1,5 +1,5 @@
-"""A client's JSON schema → the schema of a grammar: references are collected, and what cannot be
-enforced is refused or left out.
+"""Converts a client's JSON schema to a schema that a grammar can enforce: references are collected,
+and whatever cannot be enforced is refused or left out.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ Schema: TypeAlias = dict[str, Any]
 class SchemaFault(Exception):
     """A schema cannot be enforced.
 
-    place: a JSON pointer into the schema, to the keyword. It quotes the schema: keep it out of
-    logs.
+    place: a JSON pointer to the keyword at fault. It quotes the client's schema: never log it.
     """
 
     def __init__(self, reason: str, *, place: str = "") -> None:
@@ -28,7 +27,7 @@ class SchemaFault(Exception):
 
     @property
     def where(self) -> str:
-        """The place in words."""
+        """The place, as words for a message."""
         return f", at {self.place}" if self.place else ""
 
 
@@ -42,9 +41,9 @@ class SchemaBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanSchema:
-    """A schema whose every keyword a grammar can enforce.
+    """A schema in which a grammar can enforce every keyword.
 
-    unenforced: places of keywords that were left out. origins: the places of its definitions in the
+    unenforced: places of keywords that were left out. origins: where the definitions were in the
     client's schema.
     """
 
@@ -54,10 +53,11 @@ class CleanSchema:
 
 
 def clean(schema: Any, *, bounds: SchemaBounds, strict: bool) -> CleanSchema:
-    """The schema with only what a grammar enforces. References out of the schema are not followed.
+    """Reduce a schema to the keywords that a grammar enforces. References to other documents are
+    not followed.
 
     strict: raise SchemaFault for a keyword that cannot be enforced, instead of leaving it out.
-    Always raises SchemaFault for what is not a schema or exceeds the bounds.
+    SchemaFault is always raised for anything that is not a schema or exceeds the bounds.
     """
     walk = _Walk(schema, bounds=bounds, strict=strict)
     root = walk.schema(schema, place="#", depth=0, may_close=True)
@@ -76,7 +76,8 @@ class _Walk:
         self._root = root
         self._bounds = bounds
         self._strict = strict
-        # names of definitions, by reference and whether their objects may be closed
+        # names of definitions, by the reference and by whether objects in the definition may be
+        # closed
         self._names: dict[tuple[str, bool], str] = {}
         self._anchors: dict[str, Any] | None = None
         self._parts = 0
@@ -94,7 +95,7 @@ class _Walk:
         if isinstance(node, bool):
             return node
         if not isinstance(node, dict):
-            raise SchemaFault("a schema is an object or a boolean", place=place)
+            raise SchemaFault("a schema must be an object or a boolean", place=place)
         found: Schema = {}
         if "$ref" in node:
             may_close_target = may_close and _is_alone(node, "$ref")
@@ -144,18 +145,18 @@ class _Walk:
                 self._leave_out(keyword, place=place, reason="has a value of the wrong type")
                 return False
             case "minimum" | "exclusiveMinimum" if value > keywords.MOST:
-                reason = "holds a number above what 64 bits hold"
+                reason = "contains a number above the 64-bit range"
                 self._leave_out(keyword, place=place, reason=reason)
                 return False
             case "minimum" | "exclusiveMinimum":
                 return True
             case _ if keywords.is_too_small(value):
-                reason = "holds a number below what 64 bits hold"
+                reason = "contains a number below the 64-bit range"
                 self._leave_out(keyword, place=place, reason=reason)
                 return False
             case "format" if value not in keywords.FORMATS:
                 if value in keywords.UNKNOWN_FORMATS and _may_be_text(node):
-                    self._leave_out(keyword, place=place, reason=f"{value!r} is not known here")
+                    self._leave_out(keyword, place=place, reason=f"{value!r} is not supported")
                 return False
             case "pattern" if isinstance(value, str):
                 reason = keywords.pattern_fault(value)
@@ -175,16 +176,16 @@ class _Walk:
                 return True
 
     def _definition(self, reference: Any, *, place: str, depth: int, may_close: bool) -> str:
-        """The name of the definition that a reference points to; empty: it is left out."""
+        """Return the name of the definition that a reference points to; empty if left out."""
         where = join_place(place, "$ref")
         if not isinstance(reference, str):
-            raise SchemaFault("a reference is a text", place=where)
+            raise SchemaFault("a reference must be a string", place=where)
         name = self._names.get((reference, may_close))
         if name is None:
             try:
                 target = self._target(reference)
             except LookupError:
-                reason = "points nowhere in the schema; nothing else is opened"
+                reason = "does not point into the schema; other documents are not loaded"
                 self._leave_out("$ref", place=place, reason=reason)
                 return ""
             name = self._names[reference, may_close] = f"d{len(self._names)}"
@@ -216,15 +217,15 @@ class _Walk:
 
 
 def children(node: Schema, *, place: str) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
-    """The subschemas of a schema: the keyword, the subschema, and its name or number if it has one.
+    """Iterate over the subschemas of a schema: keyword, subschema, and its name or number if any.
 
-    Raises SchemaFault for a keyword that has something else.
+    Raises SchemaFault if one of these keywords contains anything but schemas.
     """
     for keyword in keywords.MAPS:
         members = node.get(keyword, {})
         if not isinstance(members, dict):
             raise SchemaFault(
-                f"{keyword!r} is an object of schemas", place=join_place(place, keyword)
+                f"{keyword!r} must be an object of schemas", place=join_place(place, keyword)
             )
         for name, member in members.items():
             if len(name) > keywords.LONGEST_LITERAL:
@@ -240,7 +241,7 @@ def children(node: Schema, *, place: str) -> Iterator[tuple[str, Any, tuple[str,
         elif value is not None:
             if keyword in keywords.LISTS:
                 raise SchemaFault(
-                    f"{keyword!r} is a list of schemas", place=join_place(place, keyword)
+                    f"{keyword!r} must be a list of schemas", place=join_place(place, keyword)
                 )
             yield keyword, value, ()
 
@@ -255,7 +256,7 @@ def _put(found: Schema, keyword: str, key: tuple[str, ...], inner: Schema | bool
 
 
 def _lists_its_properties(node: Schema) -> bool:
-    """Whether an object seems to have only the properties that it declares, without saying so."""
+    """Whether an object seems to allow only its declared properties, without a keyword for it."""
     properties = node.get("properties")
     opening = ("allOf", "anyOf", "oneOf", "$ref", "if", *keywords.OPENING)
     if not isinstance(properties, dict) or any(keyword in node for keyword in opening):
@@ -264,7 +265,7 @@ def _lists_its_properties(node: Schema) -> bool:
 
 
 def _is_alone(node: Schema, keyword: str) -> bool:
-    """Whether no other keyword describes the object's members, so that a subschema may close it."""
+    """Whether no other keyword describes an object's members: a subschema may forbid others."""
     others = (*keywords.OF_OBJECTS, "allOf", "anyOf", "oneOf", "$ref")
     return not any(other in node for other in others if other != keyword)
 
@@ -281,7 +282,7 @@ def _names(required: Any) -> tuple[str, ...]:
 
 
 def _anchors(node: Any) -> Iterator[tuple[str, Any]]:
-    """All anchors of a schema, and what they name."""
+    """Iterate over the anchors of a schema, each with the subschema that it names."""
     waiting = [node]
     while waiting:
         node = waiting.pop()
@@ -294,5 +295,5 @@ def _anchors(node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def join_place(place: str, *steps: str) -> str:
-    """A JSON pointer with further steps."""
+    """Append steps to a JSON pointer."""
     return "/".join((place, *(step.replace("~", "~0").replace("/", "~1") for step in steps)))

@@ -1,4 +1,4 @@
-"""Grammars of a tool's arguments, for each way in which families write values."""
+"""Grammars of a tool's arguments, for each syntax in which families write values."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _OF_NUMBERS: Final = (
 )
 _ALL_TYPES: Final = ("string", "number", "boolean", "null", "array", "object")
 _TAG_TYPES: Final = ("number", "boolean", "null", "array", "object")
-_DEEPEST: Final = 16  # references, `allOf` and unions that are followed
-_DEEPEST_TAGS: Final = 4  # nested tags; anything may stand below
+_DEEPEST: Final = 16  # maximum depth to which references, `allOf` and unions are followed
+_DEEPEST_TAGS: Final = 4  # maximum depth of nested tags; anything is allowed below
 _FREE_KEY: Final = r"[A-Za-z_][A-Za-z0-9_.\-]{0,63}"
 _FREE_NAME: Final = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
 
@@ -47,8 +47,9 @@ _FREE_NAME: Final = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
 class Members:
     """The members that an object may have.
 
-    properties: schemas by name, in order. others: the schema of further members; False: none.
-    left_out: keywords of the object that these do not express.
+    properties: schemas by name, in order. others: the schema of further members, or False if no
+    further members are allowed. left_out: keywords of the object that the other fields do not
+    express.
     """
 
     properties: Mapping[str, Any]
@@ -61,7 +62,8 @@ class Members:
 class CallableTool:
     """A tool that may be called.
 
-    place: of its schema in the request. strict: a keyword that cannot be enforced is an error.
+    place: where its schema is in the request. strict: whether a keyword that cannot be enforced is
+    an error.
     """
 
     name: str
@@ -71,11 +73,11 @@ class CallableTool:
     unenforced: tuple[str, ...] = ()
 
     def definition(self, reference: str) -> Any:
-        """The target of a `$ref` of its clean schema."""
+        """Resolve a `$ref` of the tool's clean schema."""
         return self.arguments.get("$defs", {}).get(reference.rsplit("/", 1)[-1], {})
 
     def members(self, node: Schema, *, depth: int = 0) -> Members:
-        """The members of an object of its schema, wherever they are declared."""
+        """Return the members of an object of the tool's schema, wherever they are declared."""
         combined = ("anyOf", "oneOf", "patternProperties", "minProperties", "maxProperties")
         left_out = [word for word in combined if word in node]
         found = dict[str, Any](node.get("properties", {}))
@@ -102,7 +104,7 @@ class CallableTool:
 
 
 def arguments_of(rules: Rules, tool: CallableTool, values: Values) -> tuple[str, tuple[str, ...]]:
-    """A tool's arguments as an expression, and the keywords of its schema that it does not enforce."""
+    """Return a tool's arguments as an expression, and the keywords it does not enforce."""
     match values:
         case JsonObject():
             return json_value(tool.arguments), ()
@@ -119,10 +121,11 @@ def arguments_of(rules: Rules, tool: CallableTool, values: Values) -> tuple[str,
 
 
 class _Tags:
-    """Raw values between tags: strings as they are, all else as JSON.
+    """Raw values between tags: strings are written as they are, any other value as JSON.
 
-    A string ends at the first closing tag. That it contains nothing else that a reader takes for
-    the end of a call is left to the model: the lexemes for it would cost a hundred times as much.
+    A string ends at the first closing tag. The grammar does not stop the model from writing other
+    text in a string that a reader takes for the end of a call: lexemes that forbid such text would
+    cost a hundred times as much.
     """
 
     def __init__(self, rules: Rules, tool: CallableTool, tags: TaggedValues) -> None:
@@ -131,7 +134,7 @@ class _Tags:
         self._tool = tool
         self._tags = tags
         kinds = _TAG_TYPES if "{type}" in tags.json else ("",)
-        self._leads = [tags.json.replace("{type}", kind) for kind in kinds]  # of any other value
+        self._leads = [tags.json.replace("{type}", kind) for kind in kinds]  # of non-strings
 
     def arguments(self) -> str:
         found = self._tool.members(self._tool.arguments)
@@ -152,7 +155,7 @@ class _Tags:
         return self._rules.rule(f"{before} {key} {self._value(node, place=place)}")
 
     def _value(self, node: Any, *, place: str) -> str:
-        """A value with the markup after its key."""
+        """A value and the markup after it, following the argument's key."""
         branches = [*self._branches(node, depth=0)]
         texts = [branch for branch in branches if branch.get("type") == "string"]
         others = [branch for branch in branches if branch.get("type") != "string"]
@@ -164,7 +167,7 @@ class _Tags:
         return one_of(found)
 
     def _text(self, node: Schema, taken: str, *, place: str) -> str:
-        """A string. taken: the first characters of values of other types."""
+        """A string. taken: first characters that are reserved for values of other types."""
         content, left_out = content_of(node)
         if left_out:
             self.left_out.append(f"{place}/{left_out}")
@@ -177,7 +180,7 @@ class _Tags:
             return f"{lead} {self._rules.text_before(tags.end, content=content)} {tail}"
         inner = self._rules.text_before(CDATA[1], content=content)
         section = f"{self._rules.literal(CDATA[0])} {inner} {self._rules.literal(tags.end)}"
-        # a string that begins with `<` is in a section
+        # a string that begins with `<` is written in a CDATA section
         plain = tuple(rf"([^<]{ANY})?" if each == ANY else each for each in content)
         free = self._rules.text_before(tags.end, content=plain)
         return f"({lead} {free} {tail} | {lead} {section} {tail})"
@@ -187,7 +190,7 @@ class _Tags:
         return json_value({**node, "$defs": definitions} if definitions else node)
 
     def _branches(self, node: Any, *, depth: int) -> Iterator[Schema]:
-        """Alternatives of a schema; each allows only strings, or no strings."""
+        """Iterate over alternatives of a schema that each allow only strings, or no strings."""
         if not isinstance(node, dict) or depth > _DEEPEST:
             node = {}
         if "$ref" in node:
@@ -206,7 +209,7 @@ class _Tags:
 
 
 def _by_type(node: Schema) -> Iterator[Schema]:
-    """The schema of the strings that fit a schema, and that of all other values."""
+    """Split a schema into one for strings and one for all other values."""
     kinds = node.get("type", ())
     kinds = [kinds] if isinstance(kinds, str) else [*kinds]
     if "enum" in node or "const" in node:
@@ -219,7 +222,7 @@ def _by_type(node: Schema) -> Iterator[Schema]:
             yield {**_without(node, "const"), "enum": others}
         return
     if not kinds and set(node) - {*_OF_STRINGS}:
-        yield node  # it has members, items or bounds
+        yield node  # the schema has members, items or bounds
         return
     if not kinds or "string" in kinds:
         yield {"type": "string", **_only(node, _OF_STRINGS)}
@@ -229,10 +232,10 @@ def _by_type(node: Schema) -> Iterator[Schema]:
 
 
 def _first_characters(others: Iterable[Schema]) -> str:
-    """The first characters of the JSON of these schemas, as a part of a character class.
+    """Return the first characters of these schemas' values in JSON, for use in a character class.
 
-    A string that begins like this would be read as one of these values. Numbers and words only
-    count if a reader checks more than their type.
+    A string that begins with such a character would be read as one of these values. Characters of
+    numbers and words are included only if a reader checks more than their type.
     """
     found = ""
     for other in others:
@@ -247,7 +250,7 @@ def _first_characters(others: Iterable[Schema]) -> str:
 
 
 class _NestedTags:
-    """Values between nested tags. Null is written by leaving a member out."""
+    """Values between nested tags. A null member is left out."""
 
     def __init__(self, rules: Rules, tool: CallableTool, tags: NestedValues) -> None:
         self.left_out: list[str] = []
@@ -256,7 +259,7 @@ class _NestedTags:
         self._tags = tags
 
     def members(self, node: Schema, *, depth: int) -> str:
-        """The members of an object, each in its tag."""
+        """The members of an object, each between its tags."""
         found = self._tool.members(node)
         self.left_out += found.left_out
         given = {
@@ -273,7 +276,7 @@ class _NestedTags:
         return self._rules.rule(f"{lead} {one_of(filter(None, values))}")
 
     def _value(self, node: Schema, end_tag: str, *, depth: int) -> str:
-        """A value and the tag that closes it; empty if there is no way to write it."""
+        """A value and the tag that closes it; empty if the value cannot be written."""
         end = self._rules.literal(end_tag)
         kind = node.get("type")
         if kind == "null":
@@ -299,7 +302,7 @@ class _NestedTags:
         return self._rules.text_before(end_tag, content=content)
 
     def _branches(self, node: Any, *, depth: int) -> Sequence[Schema]:
-        """Alternatives of a schema; each allows one type."""
+        """Return alternatives of a schema that each allow one type."""
         if not isinstance(node, dict):
             return ({},)
         if "$ref" in node and depth < _DEEPEST_TAGS:
@@ -318,7 +321,7 @@ class _NestedTags:
 
 
 class _Literals:
-    """Values in a family's own syntax."""
+    """Values in the family's own syntax."""
 
     def __init__(self, rules: Rules, tool: CallableTool, syntax: LiteralValues) -> None:
         self.left_out: list[str] = []
@@ -329,7 +332,7 @@ class _Literals:
         self._anything = ""
 
     def members(self, node: Schema, *, assign: str = "") -> str:
-        """The members of an object without its braces. assign: see `LiteralValues`."""
+        """The members of an object, without its braces. assign: see `LiteralValues`."""
         found = self._tool.members(node)
         self.left_out += found.left_out
         given = {
@@ -433,7 +436,7 @@ class _Literals:
 
 
 def _alternatives(node: Schema, keyword: str) -> Iterator[Schema]:
-    """The alternatives of a union, each with what the schema says besides."""
+    """Iterate over the alternatives of a union, each merged with the rest of the schema."""
     rest = _without(node, keyword)
     for member in node[keyword]:
         if member is not False:
@@ -447,7 +450,7 @@ def _times(expression: str, least: int, most: int | None) -> str:
 
 
 def _types_of(node: Schema) -> tuple[str, ...]:
-    """The types of a schema that names none."""
+    """Return the types that a schema without `type` seems to allow."""
     if "properties" in node or "required" in node or "allOf" in node:
         return ("object",)
     if "items" in node or "prefixItems" in node:
