@@ -1,7 +1,8 @@
-"""Parses an answer in one pass into reasoning, visible text and calls, by its model's syntax. Pure.
+"""Parses an answer in one pass into reasoning, visible text and calls, in its model's syntax. Pure.
 
-A marker encloses a thought or opens a call, and the white space around it is not text. What looks
-like a call may be text that only mentions one, so the reader holds text back until it is certain.
+A marker encloses a thought or opens a call. The white space around a marker is not part of the
+text. What looks like a call may be text that only mentions one, so the reader holds text back until
+it is certain.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from holdfast.wire.output import TextKind, separator
 
 _SPACES = " \t\r\n"
 _END_OR_SPACE = ("", *_SPACES)
-# after this number of characters that were parsed as calls in vain, the rest of the answer is text
+# once this many characters were parsed as calls without success, the rest of the answer is text
 _MOST_IN_VAIN = 200_000
 _PIECE = 1024  # characters of lookahead at a time
-_MOST_SPACES = 64  # longer white space before a marker is text and is not held back
+_MOST_SPACES = 64  # longer white space before a marker is treated as text and is not held back
 
 
 class AnswerReader:
-    """Reads one answer by the dialect of its model.
+    """Reads one answer according to the dialect of its model.
 
-    The parts are the same however the text was cut (adjacent segments of a kind, and adjacent
-    arguments, joined). What is neither a complete call nor a marker is a segment: no text is lost.
-    Markers that are single tokens come in as one character each (`Markers`).
+    The parts do not depend on how the text was split, once adjacent segments of a kind and adjacent
+    arguments are joined. Whatever is neither a complete call nor a marker becomes a segment: no
+    text is lost. Markers that are single tokens arrive as one character each (`Markers`).
 
-    White space next to a marker belongs to it: all white space before a marker and around calls;
-    after the beginning and the end of a thought, the lines before the first line of text.
+    White space next to a marker is part of the marker: all white space before a marker and around
+    calls; after the beginning or the end of a thought, the blank lines before the first text.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class AnswerReader:
         reads_calls: bool = True,
         in_reasoning: bool = False,
     ) -> None:
-        """in_reasoning: the prompt has opened a thought. reads_calls: if off, calls are text."""
+        """in_reasoning: the prompt has opened a thought. reads_calls: if False, calls stay text."""
         self._source = Incoming(dialect.markers.restore)
         self._parts = CallParts(tools or DeclaredTools(), reads_calls=reads_calls)
         self._marks = dialect.encoded
@@ -71,19 +72,19 @@ class AnswerReader:
         self._thoughts: list[Thought] = []
         self._thought_start = 0
         self._thought_text = False  # the open thought has text
-        # white space that is omitted now
+        # which white space is currently omitted
         self._skips: Literal["", "lines", "all"] = "lines" if self._thinking else ""
-        # the newlines of this white space are omitted already; the rest of it is an indentation
+        # the newlines of this white space were omitted already; the rest of it is an indentation
         self._indents = False
-        self._long_space = False  # white space that was too long to hold back goes on
-        self._blank_line = True  # the line so far has only white space
-        self._last = ""  # the last character that was given
-        self._reading = False  # a call, or text that may be one
-        self._is_cut = False  # the answer was ended by its length
-        self._any_text = False  # visible text has been given
-        self._in_frame = False  # the answer began with the marks that enclose it
-        self._in_vain = 0  # characters that were parsed as calls but are none
-        self._in_vain_before = 0  # the same before the open thought
+        self._long_space = False  # in the middle of white space that was too long to hold back
+        self._blank_line = True  # the current line contains only white space so far
+        self._last = ""  # the last character that was emitted
+        self._reading = False  # currently reading a call, or text that may be one
+        self._is_cut = False  # the answer reached its length limit
+        self._any_text = False  # visible text was emitted
+        self._in_frame = False  # the answer began with the marks of a frame
+        self._in_vain = 0  # characters that were parsed as calls without success
+        self._in_vain_before = 0  # the value of `_in_vain` before the open thought
         self._steps = self._read()
         next(self._steps)
 
@@ -94,7 +95,7 @@ class AnswerReader:
 
     @property
     def thoughts(self) -> Sequence[Thought]:
-        """The places of reasoning; an open thought ends at `certain`."""
+        """The positions of thoughts; an open thought ends at `certain`."""
         if not self._thinking:
             return self._thoughts
         return (*self._thoughts, Thought(self._thought_start, self._source.passed))
@@ -105,7 +106,7 @@ class AnswerReader:
         return len(self._source.text)
 
     def push(self, text: str) -> Sequence[AnswerPart]:
-        """Add text; returns the parts that are certain now."""
+        """Add text. Returns the parts that are certain now."""
         first = self._first_in_thought if self._thinking else self._first_in_text
         if (
             not (self._source.text or self._reading or self._skips)
@@ -119,9 +120,9 @@ class AnswerReader:
         return self._taken()
 
     def flush(self, *, cut: bool = False) -> Sequence[AnswerPart]:
-        """The parts that were held back; call it if no text follows.
+        """Return the parts that were held back. Call this when no more text follows.
 
-        cut: the answer was ended by its length, so an open call stays open.
+        cut: the answer reached its length limit, so an open call stays open.
         """
         source = self._source
         source.ended = True
@@ -152,14 +153,14 @@ class AnswerReader:
         self._thoughts.append(Thought(start, end))
 
     def _is_markup(self, text: str) -> bool:
-        """Whether the text after complete calls is at most the beginning of a marker."""
+        """Whether the text after complete calls is empty or the beginning of a marker."""
         if not text:
             return True
         is_beginning = any(mark.startswith(text) for mark in self._marks.call_marks)
         return self._parts.any_ended and is_beginning
 
     def _read(self) -> Waiting[None]:
-        """The pass over the answer. Yields when it needs more text; ends with the text."""
+        """Read the whole answer. Yields when it needs more text; returns when the answer ends."""
         source = self._source
         yield
         while True:
@@ -184,7 +185,7 @@ class AnswerReader:
             yield from self._at_mark_in_text(mark, space, begins_line=begins_line)
 
     def _at_mark_in_text(self, mark: str, space: int, *, begins_line: bool) -> Waiting[None]:
-        """begins_line: the mark begins a line, or it is a token and counts anywhere in a line."""
+        """begins_line: the mark is at the start of a line, or is a token and may be anywhere."""
         marks = self._marks
         after = space + len(mark)
         if mark == marks.start and begins_line:
@@ -212,23 +213,23 @@ class AnswerReader:
             self._drop(after)
             self._thoughts.append(Thought(self._thought_start, self._source.passed))
             self._thinking = False
-            # what was parsed in vain in the thought depends on how the text was split: forget it
+            # this count depends on how the text of the thought was split: restore the earlier value
             self._in_vain = self._in_vain_before
         elif mark == marks.start and not self._thought_text:
-            self._drop(after)  # the prompt has opened the thought, and the model opens it again
+            self._drop(after)  # the prompt opened the thought, and the model opens it again
         elif mark in self._openers and begins_line:
             yield from self._read_call_in_thought(mark, space)
         else:
             self._give(after)
 
     def _ends_frame(self, place: int) -> Waiting[bool]:
-        """Whether only white space or calls follow: an answer may mention its own marks in its text."""
+        """Whether only white space or calls follow: an answer's text may mention its own marks."""
         place = yield from self._source.after_space(place)
         at_end = place == len(self._source.text)
         return at_end or bool((yield from self._source.standing(self._openers, place)))
 
     def _is_quoted(self, place: int) -> bool:
-        """Whether the text here is quoted."""
+        """Whether the text at this position is preceded by a quotation mark."""
         return (self._source.text[:place] or self._last)[-1:] in ("`", '"', "'")
 
     def _read_call(self, mark: str, space: int) -> Waiting[None]:
@@ -247,7 +248,8 @@ class AnswerReader:
             self._give(space + len(mark))
 
     def _read_call_in_thought(self, mark: str, space: int) -> Waiting[None]:
-        """A thought may quote or consider a call: it is made only if nothing follows it in the answer.
+        """Read a call in a thought, or text that only quotes or considers one. It counts as a call
+        only if nothing follows it in the answer.
 
         The text is held back until the thought ends or continues differently; then it is reasoning.
         """
@@ -255,7 +257,7 @@ class AnswerReader:
         end = self._marks.end
         ahead = Incoming(source.plain)
         steps = self._ends_with_calls(ahead)
-        seen = space  # up to here, the text has been passed on to `ahead`
+        seen = space  # `ahead` has received the text up to here
         is_call: bool | None = None
         self._reading = True
         while is_call is None:
@@ -280,9 +282,9 @@ class AnswerReader:
             self._give(space + len(mark))
 
     def _ends_with_calls(self, ahead: Incoming) -> Waiting[bool]:
-        """Whether the calls here are valid and end the answer, and the answer was not cut off.
+        """Whether the calls at this position are valid and end an answer that was not cut off.
 
-        A channel of visible text also ends a thought, whatever follows it.
+        A channel of visible text also ends a thought, whatever follows.
         """
         is_called = False
         while True:
@@ -295,7 +297,7 @@ class AnswerReader:
                 return False
             said = next((part for part in trial.done if isinstance(part, Segment)), None)
             if said is not None:
-                return not is_called and said.start > begin  # otherwise, it is the mark itself
+                return not is_called and said.start > begin  # else it is the mark
             is_called = is_called or trial.any_ended
             yield from ahead.skip_space()
             ahead.drop_read()
@@ -303,7 +305,7 @@ class AnswerReader:
                 return not self._is_cut
 
     def _read_any_form(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Parse the calls here, by the first form that matches. False: there are none."""
+        """Parse the calls here in the first form that matches. Returns False if there are none."""
         place = source.reached = source.place
         is_call = False
         for form in self._marks.forms:
@@ -315,9 +317,9 @@ class AnswerReader:
         return is_call
 
     def _give_up_to(self, end: int) -> int:
-        """Give the text before a place, except trailing white space, which may belong to a marker.
+        """Emit the text before `end`, without trailing white space, which may belong to a marker.
 
-        Returns the length of that white space.
+        Returns the length of the white space that was not emitted.
         """
         text = self._source.text[:end]
         if self._skips:
@@ -342,7 +344,7 @@ class AnswerReader:
         return len(self._source.drop_read())
 
     def _give(self, length: int) -> None:
-        """Give this number of characters, as text or reasoning."""
+        """Emit this number of characters, as text or reasoning."""
         source = self._source
         kind: TextKind = "reasoning" if self._thinking else "text"
         text = source.plain(source.text[:length])
@@ -353,7 +355,7 @@ class AnswerReader:
         source.drop_read()
 
     def _note(self, text: str) -> None:
-        """Update the state after text was given."""
+        """Update the state after text was emitted."""
         self._thought_text = self._thinking
         self._any_text = self._any_text or not self._thinking
         *above, line = text.rsplit("\n", 1)
@@ -362,8 +364,8 @@ class AnswerReader:
         self._last = text[-1]
 
     def _shortcut(self, text: str) -> Segment:
-        """For text without the beginning of a marker and without trailing white space, if no text is
-        held back.
+        """Emit text directly. Only for text that contains no beginning of a marker, has no trailing
+        white space, and arrives while no text is held back.
         """
         source = self._source
         start = source.passed
@@ -392,7 +394,7 @@ class AnswerReader:
 
 
 class PlainReader:
-    """Reads an answer that is visible text throughout, and holds nothing back."""
+    """Reads an answer that is always visible text, and holds nothing back."""
 
     thoughts: Sequence[Thought] = ()
 
@@ -400,25 +402,25 @@ class PlainReader:
         self.certain = 0
 
     def push(self, text: str) -> Sequence[AnswerPart]:
-        """The text, as one segment."""
+        """Return the text as one segment."""
         start = self.certain
         self.certain += len(text)
         return (Segment("text", text, start),) if text else ()
 
     def flush(self, *, cut: bool = False) -> Sequence[AnswerPart]:
-        """Nothing: there is no state."""
+        """Return nothing, because no text is held back."""
         return ()
 
 
 class TextJoints:
-    """Finds what separates the texts of one answer when they become one string."""
+    """Finds the separators needed when the texts of one answer are joined to one string."""
 
     def __init__(self) -> None:
         self._last = ""  # the last character of visible text
-        self._parted = False  # something else has followed it
+        self._parted = False  # a part that is not visible text followed
 
     def separator(self, part: AnswerPart) -> str:
-        """What goes before this part, the next one."""
+        """Return what to insert before this part, which is the next one."""
         if not isinstance(part, Segment) or part.kind != "text":
             self._parted = True
             return ""
@@ -429,7 +431,7 @@ class TextJoints:
 
 
 def _first(marks: Sequence[str]) -> re.Pattern[str]:
-    """Matches the first characters of the markers, and each marker that is a token."""
+    """A pattern of the first characters of the markers, and of each marker that is a token."""
     return re.compile("[\udc00-\udfff" + "".join(re.escape(mark[0]) for mark in marks) + "]")
 
 
@@ -438,7 +440,7 @@ def _not_empty(*marks: str) -> tuple[str, ...]:
 
 
 def _is_valid(trial: CallParts, *, marked: bool) -> bool:
-    """Whether all calls are of declared tools and, unless marked, have all required arguments."""
+    """Whether all calls name declared tools and, unless marked, have all required arguments."""
     arguments: list[str] = []
     for part in trial.done:
         if isinstance(part, CallBegun):

@@ -1,4 +1,4 @@
-"""A choice of an answer: turns the worker's events into what a client sees.
+"""One choice of an answer: turns the worker's events into what a client sees.
 
 Pure: no clock, and no I/O except a source of random ids.
 """
@@ -53,48 +53,48 @@ from holdfast.wire.output import (
 )
 from holdfast.wire.requests import TokenIds
 
-_TOKENS_BEFORE = 16  # shown before the first token of a prompt that differs from the cached one
+_TOKENS_BEFORE = 16  # shown before the first token at which a prompt differs from the cached one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceRules:
-    """What all choices of a request share."""
+    """The data that all choices of a request share."""
 
     prompt_token_ids: TokenIds
     stop_token_ids: frozenset[int]
     max_tokens: int
     stops: tuple[str, ...] = ()
-    dialect: ModelDialect = PLAIN  # the model's, for a conversation; plain for a completion
+    dialect: ModelDialect = PLAIN  # the model's for a conversation, plain for a completion
     tools: DeclaredTools = field(default_factory=DeclaredTools)
-    form_field: str = ""  # the request's field that a grammar enforces; empty: none
-    reads_calls: bool = False  # tools may be called; otherwise, calls are text
+    form_field: str = ""  # name of the request's field that asks for a grammar; empty if none does
+    reads_calls: bool = False  # if False, calls are treated as text
     one_call: bool = False  # the answer ends after its first call
     in_reasoning: bool = False  # the prompt has opened a thought
-    earlier_call_ids: tuple[str, ...] = ()  # of the conversation
-    random_text: Callable[[int], str] = random_text  # letters and digits for the ids of calls
+    earlier_call_ids: tuple[str, ...] = ()  # ids of earlier calls in the conversation
+    random_text: Callable[[int], str] = random_text  # source of the letters and digits in call ids
     want_logprobs: bool = False
-    at_start: bool = True  # the answer begins a text instead of continuing one
+    at_start: bool = True  # the answer begins a text, it does not continue one
     tells_progress: bool = False  # report the end of prefill before the first text
     echo: bool = False
     echo_text: str = ""
 
 
 class ChoiceText:
-    """Turns the events of one sequence into deltas of text and calls, and exactly one
+    """Turns the events of one sequence into deltas of text and calls, followed by exactly one
     `ChoiceFinished`.
 
-    Tokens become text, text becomes segments and calls, and stop strings are searched in visible
-    text. Stop tokens are not shown. A stop string cuts the answer before its first character:
+    Tokens become text, text becomes segments and calls, and visible text is searched for stop
+    strings. Stop tokens are not shown. A stop string cuts off the answer just before the string:
     tokens after the cut are dropped with their logprobs, and a token across the cut is shortened.
     `completion_tokens` counts all sampled tokens up to the one that ended the choice.
     """
 
     def __init__(self, *, index: int, pieces: TokenPieces, rules: ChoiceRules) -> None:
         self.index = index
-        # the choice has ended; its sequence must be cancelled if the worker has not sent Finished
+        # the choice has ended; unless the worker has sent Finished, its sequence must be cancelled
         self.done = False
         self.completion_tokens = 0
-        self.memory = CacheReport()  # known from the first token on
+        self.memory = CacheReport()  # known once the first token has arrived
         self.timings = Timings()
         self.resumptions = 0  # known at the end
         self._pieces = pieces
@@ -102,8 +102,8 @@ class ChoiceText:
         self._reader = _reader(rules)
         self._stops = VisibleStops(rules.stops)
         self._plain = rules.dialect.is_plain and not rules.stops and not rules.want_logprobs
-        self._may_end = bool(rules.stops) or rules.one_call  # before the worker's Finished
-        self._detokenizer = detokenizer(pieces, at_start=rules.at_start)  # if plain
+        self._may_end = bool(rules.stops) or rules.one_call  # may end before the worker's Finished
+        self._detokenizer = detokenizer(pieces, at_start=rules.at_start)  # used only for plain text
         self._tokens = PlacedTokens(
             pieces,
             rules.dialect.markers,
@@ -117,15 +117,15 @@ class ChoiceText:
             random_text=rules.random_text,
         )
         self._joints = TextJoints()
-        self._calls = 0  # complete ones
+        self._calls = 0  # number of complete calls
         self._begun = 0
         self._reasoning_tokens = 0
-        self._owed_ids: tuple[int, ...] = ()  # tokens that no event contains yet
+        self._owed_ids: tuple[int, ...] = ()  # tokens that were not yet part of an event
         self._owed_logprobs: tuple[TokenText, ...] = ()
         self._owes_echo = rules.echo
 
     def feed(self, event: Event) -> tuple[OutputEvent, ...]:
-        """What a client sees of this event. Raises GenerationFailed if the sequence failed."""
+        """Return what a client sees of this event. Raises GenerationFailed if generation failed."""
         if self.done:
             return ()
         if isinstance(event, TokensGenerated):
@@ -165,13 +165,13 @@ class ChoiceText:
     def _generated(self, event: TokensGenerated) -> tuple[OutputEvent, ...]:
         echo = self._echo(()) if self._owes_echo else ()
         if self._rules.max_tokens == 0:
-            return echo  # the request only scores the prompt
+            return echo  # the request only asks for the prompt's logprobs
         deltas = self._pass_on(event.token_ids) if self._plain else self._read(event)
         events = (*echo, *deltas)
         return (*events, self._ending(FinishReason.STOP)) if self.done else events
 
     def _pass_on(self, token_ids: tuple[int, ...]) -> tuple[OutputDelta, ...]:
-        """The shortcut for plain text, if nobody needs the places of tokens."""
+        """The shortcut for plain text. Used only if nobody needs the positions of tokens."""
         self.completion_tokens += len(token_ids)
         if token_ids and token_ids[-1] in self._rules.stop_token_ids:
             token_ids = token_ids[:-1]
@@ -191,7 +191,7 @@ class ChoiceText:
         return self._show(parts)
 
     def _up_to_end(self, parts: Iterable[AnswerPart]) -> Iterator[AnswerPart]:
-        """The parts up to a stop string, or up to the end of the only call."""
+        """Iterate over the parts up to a stop string, or up to the end of the only call allowed."""
         for part in parts:
             yield from self._stops.scan(part)
             self.done = self._stops.cut is not None or (
@@ -229,7 +229,7 @@ class ChoiceText:
     def _show(
         self, parts: Sequence[AnswerPart], *, is_end: bool = False
     ) -> tuple[OutputDelta, ...]:
-        """The deltas for parts that may be shown now, with the tokens that are certain now."""
+        """Return the deltas for parts that may be shown, with the tokens that are now certain."""
         cut = self._stops.cut
         certain = self._reader.certain if cut is None else cut
         if self._stops.held_from is not None:
@@ -262,9 +262,10 @@ class ChoiceText:
         *,
         owes: bool = True,
     ) -> tuple[OutputDelta, ...]:
-        """A delta for each run of parts of one kind.
+        """Return a delta for each run of parts of one kind.
 
-        The last delta has all tokens; without a delta, the next one gets them (`owes`).
+        The last delta gets all tokens. If there is no delta, the tokens are kept for the next one
+        (`owes`).
         """
         if self._owed_ids:
             token_ids = (*self._owed_ids, *token_ids)
@@ -304,7 +305,7 @@ class ChoiceText:
                 )
 
     def _echo(self, scores: tuple[TokenLogprob, ...]) -> tuple[OutputEvent, ...]:
-        """The prompt as the beginning of the answer. The score of its first token is NaN."""
+        """Return the prompt as the start of the answer. The logprob of its first token is NaN."""
         if not self._owes_echo:
             return ()
         self._owes_echo = False
@@ -335,8 +336,8 @@ class ChoiceText:
         )
 
     def _ending(self, reported: FinishReason) -> ChoiceFinished:
-        """The end of the choice, with the worker's reason unless a stop string or the only call ended
-        it first.
+        """Return the end of the choice. The reason is the worker's, unless a stop string or the
+        only allowed call ended the choice earlier.
         """
         ended_here = self._stops.cut is not None or (self._rules.one_call and self._calls > 0)
         return ChoiceFinished(
@@ -380,7 +381,7 @@ def _reader(rules: ChoiceRules) -> AnswerReader | PlainReader:
 
 
 def _runs(parts: Iterable[AnswerPart]) -> Iterator[AnswerPart]:
-    """The parts, with adjacent segments of one kind and adjacent arguments joined; none is empty."""
+    """Iterate over the parts; adjacent segments of one kind, and adjacent arguments, are joined."""
     for kind, run in groupby(
         parts, key=lambda part: part.kind if isinstance(part, Segment) else type(part)
     ):

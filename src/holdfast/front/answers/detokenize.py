@@ -1,4 +1,4 @@
-"""Detokenization of a stream, never with half a character, and the places of tokens in the text."""
+"""Detokenization of a stream, never with half a character, and token positions in the text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.wire.events import TokenLogprob
 from holdfast.wire.output import TokenText
 
 _REPLACEMENT = "\ufffd"
-# an opaque decoder's trailing U+FFFD is accepted only after this number of tokens
+# a trailing U+FFFD from an opaque decoder is accepted only after this number of tokens
 _WINDOW_TOKENS = 16
 
 
@@ -22,9 +22,9 @@ _WINDOW_TOKENS = 16
 class PlacedToken:
     """A token whose text is not shown yet.
 
-    `start` and `end` are places in the answer, `emitted` is the text between them. A token that is
-    part of a character has the place of that character; until the character is certain, `end` is
-    `start`.
+    `start` and `end` are positions in the answer, and `emitted` is the text between them. A token
+    that is part of a character has the position of that character. Until the character is certain,
+    `end` equals `start`.
     """
 
     token_id: int
@@ -35,15 +35,16 @@ class PlacedToken:
 
 
 def spread(text: str, tokens: Sequence[PlacedToken], raws: Sequence[bytes], *, start: int) -> bool:
-    """Place tokens whose text became certain together. False: the text has other bytes than they.
+    """Set the positions of tokens whose text became certain at the same time.
 
-    start: the place of the text in the answer.
-    raws: the bytes of each token.
+    Returns False if the text does not consist of the tokens' bytes.
+
+    start: the position of the text in the answer. raws: the bytes of each token.
     """
     data = text.encode()
     if b"".join(raws) != data:
         return False
-    characters = 0  # of the text that have begun
+    characters = 0  # number of characters of the text that have begun
     for token, raw in zip(tokens, raws, strict=True):
         first = characters - 1 if raw and _continues(raw[0]) else characters
         characters += sum(not _continues(byte) for byte in raw)
@@ -58,27 +59,27 @@ def _continues(byte: int) -> bool:
 
 
 class PlacedTokens:
-    """Detokenizes, and keeps each token until it is taken.
+    """Detokenizes, and keeps each token until the caller takes it.
 
-    Places count the characters of the answer, with markers written out.
+    Positions count the characters of the answer, with markers written out.
     """
 
     def __init__(
         self, pieces: TokenPieces, markers: Markers, *, at_start: bool, offset: int = 0
     ) -> None:
-        """offset: characters before the answer (an echoed prompt); part of the places that a client
-        sees.
+        """offset: number of characters before the answer (an echoed prompt); included in the
+        positions that a client sees.
         """
         self._pieces = pieces
         self._markers = markers
         self._offset = offset
         self._detokenizer = detokenizer(pieces, at_start=at_start)
         self._pending: deque[PlacedToken] = deque()
-        self._uncertain: list[PlacedToken] = []  # those without certain text
-        self._characters = 0  # of the text so far
+        self._uncertain: list[PlacedToken] = []  # tokens whose text is not certain yet
+        self._characters = 0  # length of the text so far
 
     def push(self, token_id: int, logprob: TokenLogprob | None) -> str:
-        """Add a token; returns the text that is certain now. A marker is one character of it."""
+        """Add a token. Returns the text that is certain now; a marker is one character of it."""
         marker = self._markers.characters.get(token_id)
         if marker is not None:
             before = self.flush()
@@ -90,7 +91,7 @@ class PlacedTokens:
         return text
 
     def flush(self) -> str:
-        """The text that was held back; call it if no token follows that could change it."""
+        """Return the text that was held back. Call this when no more tokens follow."""
         text = self._detokenizer.flush()
         if text and self._uncertain:
             self._place(text, start=self._characters)
@@ -99,7 +100,7 @@ class PlacedTokens:
         return text
 
     def take(self, upto: int) -> Sequence[PlacedToken]:
-        """Remove and return the tokens whose text ends before this place."""
+        """Remove and return the tokens whose text ends before this position."""
         taken: list[PlacedToken] = []
         while self._pending and self._pending[0].end <= upto and self._pending[0].start < upto:
             taken.append(self._pending.popleft())
@@ -113,7 +114,7 @@ class PlacedTokens:
         return taken
 
     def shown(self, token: PlacedToken, scored: TokenLogprob, *, cut: int | None) -> TokenText:
-        """A token as a client sees it. cut: the place where the visible text ends."""
+        """Return a token as a client sees it. cut: the position where the visible text ends."""
         text, raw = text_and_bytes(self._pieces, token.token_id)
         hidden = 0 if cut is None else token.end - cut
         if hidden > 0:
@@ -138,9 +139,9 @@ class PlacedTokens:
             self._place(text, start=start)
 
     def _place(self, text: str, *, start: int) -> None:
-        """Place the tokens whose text was uncertain.
+        """Set the positions of the tokens whose text was uncertain.
 
-        If invalid bytes were replaced, the last token gets all of the text.
+        If invalid bytes were replaced, all of the text is assigned to the last token.
         """
         raws = [self._pieces.visible_bytes(token.token_id) for token in self._uncertain]
         if not spread(text, self._uncertain, raws, start=start):
@@ -152,19 +153,19 @@ class PlacedTokens:
 
 
 def text_and_bytes(pieces: TokenPieces, token_id: int) -> tuple[str, bytes]:
-    """The text and bytes of a token by itself; in the text, invalid UTF-8 becomes U+FFFD."""
+    """Return the text and bytes of a single token; invalid UTF-8 becomes U+FFFD in the text."""
     raw = pieces.all_bytes(token_id)
     return raw.decode("utf-8", "replace"), raw
 
 
 def rival(pieces: TokenPieces, token_id: int, logprob: float) -> TokenText:
-    """A token that could have been sampled in place of another one."""
+    """Return a token that could have been sampled instead of another one."""
     text, raw = text_and_bytes(pieces, token_id)
     return TokenText(text=text, raw=raw, logprob=logprob)
 
 
 class _ByteDecoder:
-    """Byte-level vocabularies: a table lookup per token and an incremental UTF-8 decoder."""
+    """For byte-level vocabularies: a table lookup per token and an incremental UTF-8 decoder."""
 
     def __init__(self, pieces: TokenPieces, show_special: bool) -> None:
         self._bytes = pieces.all_bytes if show_special else pieces.visible_bytes
@@ -183,10 +184,10 @@ class _ByteDecoder:
 
 
 class _PieceDecoder:
-    """SentencePiece-like vocabularies.
+    """For SentencePiece-like vocabularies.
 
-    A run of byte tokens is decoded at its end: if any of it is invalid UTF-8, the tokenizer turns
-    *each* byte of the run into U+FFFD, so no part of a run is certain before its end.
+    A run of byte tokens is decoded at its end: if any part of it is invalid UTF-8, the tokenizer
+    turns *each* byte of the run into U+FFFD. So no part of a run is certain before its end.
     """
 
     def __init__(self, pieces: TokenPieces, at_start: bool, show_special: bool) -> None:
@@ -241,8 +242,8 @@ class _PieceDecoder:
 
 
 class _WindowDecoder:
-    """Other decoders: decodes the last few tokens again with those before them, and returns what is
-    new. Correct if the decoder never looks back further than the window.
+    """For other decoders: decodes the last few tokens together with those before them, and returns
+    the new text. Correct if the decoder never looks back further than the window.
     """
 
     def __init__(self, pieces: TokenPieces, show_special: bool) -> None:
@@ -288,10 +289,10 @@ Incomplete characters are held back; invalid UTF-8 becomes U+FFFD, as in the tok
 def detokenizer(
     pieces: TokenPieces, *, at_start: bool = True, show_special: bool = False
 ) -> Detokenizer:
-    """A detokenizer for one sequence of a model.
+    """Return a detokenizer for one sequence of a model.
 
     at_start: the tokens begin a text, so the space that some tokenizers add before the first word
-        is removed. Off for a continuation, where the space separates two words.
+        is removed. If False, they continue a text, and the space separates two words.
     show_special: special tokens are part of the text (for an echoed prompt).
     """
     if pieces.rules.style == "bytes":

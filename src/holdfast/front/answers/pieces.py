@@ -1,5 +1,5 @@
-"""What each token adds to the text: the decoder of a `tokenizers` tokenizer, applied to one token at a
-time.
+"""The text that each token contributes: the decoder of a `tokenizers` tokenizer, applied to one
+token at a time.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ Piece = str | int | None  # text, a raw byte, or nothing (hidden special token, 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 # How tokens become text.
-# bytes: each token is a byte string, and the text is their UTF-8.
-# pieces: each token is text, with byte tokens <0xNN> for characters without a token.
+# bytes: each token is a byte string, and their concatenation is UTF-8.
+# pieces: each token is text, with byte tokens <0xNN> for characters that have no token.
 # opaque: the decoder does not work token by token.
 DecodingStyle: TypeAlias = Literal["bytes", "pieces", "opaque"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingRules:
-    """What a tokenizer's decoder does to each token."""
+    """What a tokenizer's decoder does with each token."""
 
     style: DecodingStyle
     replacements: tuple[tuple[str | Regex, str], ...] = ()
     byte_fallback: bool = False
-    # a character, and how often it is removed from the beginning of the text
+    # a character, and how many times it may be removed from the beginning of the text
     leading_strip: tuple[str, int] = ("", 0)
-    # a character that is removed from the first token, wherever in it
+    # a character that is removed from the first token, wherever it is in the token
     dropped_from_first_token: str = ""
 
 
 def decoding_rules(decoder: Any) -> DecodingRules:
-    """The rules of a decoder. An unusual decoder is opaque: correct, but slower."""
+    """Return the rules of a decoder. An unusual decoder is opaque: correct, but slower."""
     opaque = DecodingRules(style="opaque")
     if decoder is None:
         return opaque
@@ -99,8 +99,8 @@ def _metaspace_rules(stage: dict[str, Any], *, byte_fallback: bool) -> DecodingR
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable character for each byte: the printable ones of Latin-1 are themselves, the
-    others begin at U+0100.
+    """Return the byte of each character in GPT-2's byte alphabet: printable bytes of Latin-1 are
+    written as themselves, the others as characters from U+0100.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -113,9 +113,9 @@ _BYTE_OF_CHARACTER = _byte_alphabet()
 
 
 class TokenPieces:
-    """What each token of a tokenizer adds to the text. Shared by all requests.
+    """The text that each token of a tokenizer contributes. Shared by all requests.
 
-    The tables contain only tokens that have occurred: vocabularies have up to 260,000.
+    The tables contain only tokens that have occurred, because vocabularies have up to 260,000.
     """
 
     def __init__(self, backend: Tokenizer) -> None:
@@ -136,11 +136,11 @@ class TokenPieces:
         self.all_pieces = cache(self._piece)
 
     def is_special(self, token_id: int) -> bool:
-        """Whether a token is omitted from the text."""
+        """Whether a token does not appear in the text."""
         return self.backend.id_to_token(token_id) in self._special
 
     def raw(self, token_id: int) -> bytes:
-        """The bytes of a token by itself; empty for an unknown id."""
+        """Return the bytes of a single token; empty for an unknown id."""
         if self.rules.style == "opaque":
             return self.backend.decode([token_id], skip_special_tokens=False).encode()
         if self.rules.style == "pieces":
@@ -151,11 +151,11 @@ class TokenPieces:
         token = self._token(token_id)
         if all(character in _BYTE_OF_CHARACTER for character in token):
             return bytes(_BYTE_OF_CHARACTER[character] for character in token)
-        # an added token with characters outside the byte alphabet is its own text
+        # an added token with characters outside the byte alphabet is literal text
         return token.encode()
 
     def first_piece(self, token_id: int) -> Piece:
-        """The piece of the first token of a text."""
+        """Return the piece of a token that begins a text."""
         piece = self._piece(token_id)
         dropped = self.rules.dropped_from_first_token
         if isinstance(piece, str) and dropped:

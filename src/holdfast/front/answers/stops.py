@@ -1,4 +1,4 @@
-"""What ends an answer or a thought early: stop strings in visible text, and endless repetition. Pure."""
+"""What ends an answer or thought early: stop strings in visible text, and endless repetition. Pure."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from holdfast.front.toolcalls.call_format import AnswerPart, Segment
 
 LEAST_ROUNDS = 8
-_CHECK_EVERY = 64  # tokens: a check costs about 0.1 ms
+_CHECK_EVERY = 64  # tokens between two checks: a check costs about 0.1 ms
 
 
 class StopScanner:
-    """Looks for stop strings in a text that arrives in parts. One per sequence.
+    """Searches for stop strings in a text that arrives in parts. One per sequence.
 
-    The stop string that is *complete* first ends the text, however the text is split. If several
-    end at the same character, the longest one counts, so that no part of it is shown. The text
-    before it is visible.
+    The stop string that is *completed* first ends the text, however the text is split. If several
+    stop strings end at the same character, the longest one counts, so that no part of it is shown.
+    Only the text before the stop string is visible.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """stops: not empty, none of them the empty string."""
+        """stops: at least one stop string; none may be empty."""
         self._stops = tuple(stops)
         self._first = re.compile(
             "|".join(re.escape(first) for first in sorted({stop[0] for stop in stops}))
@@ -32,7 +32,7 @@ class StopScanner:
         self.found: str | None = None  # the stop string that ended the text
 
     def push(self, text: str) -> str:
-        """Add text; returns what may be shown now: nothing after a stop string."""
+        """Add text. Returns the text that may be shown now: nothing after a stop string."""
         if self.found is not None or not text:
             return ""
         if not self.held and self._first.search(text) is None:
@@ -48,7 +48,7 @@ class StopScanner:
         return window[:keep]
 
     def flush(self) -> str:
-        """The text that was held back; call it if the text ends without a stop string."""
+        """Return the text that was held back. Call this if the text ends without a stop string."""
         text = self.held
         self.held = ""
         return text
@@ -62,7 +62,7 @@ class StopScanner:
         return None if best is None else best[1:]
 
     def _start_of_possible_stop(self, window: str) -> int:
-        """The first place where a stop string may begin; the length of the window if there is none."""
+        """Return the first position where a stop string may begin, or the length of the window."""
         place = max(0, len(window) - self._longest + 1)
         while (found := self._first.search(window, place)) is not None:
             tail = window[found.start() :]
@@ -73,12 +73,12 @@ class StopScanner:
 
 
 class VisibleStops:
-    """Looks for stop strings in the parts of an answer."""
+    """Searches for stop strings in the parts of an answer."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        # places are those of `Segment.start`
-        self.cut: int | None = None  # of the stop string that was found
-        self.held_from: int | None = None  # from here on, text is held back
+        # positions count as in `Segment.start`
+        self.cut: int | None = None  # position of the stop string that was found
+        self.held_from: int | None = None  # position from which text is held back
         self._scanner = StopScanner(stops) if stops else None
 
     @property
@@ -87,7 +87,7 @@ class VisibleStops:
         return None if self._scanner is None else self._scanner.found
 
     def scan(self, part: AnswerPart) -> Iterator[AnswerPart]:
-        """What may be shown now of the part and of the text that was held back before it."""
+        """Iterate over what may now be shown of the part and of the text held back before it."""
         if self._scanner is None:
             yield part
         elif isinstance(part, Segment) and part.kind == "text":
@@ -97,7 +97,7 @@ class VisibleStops:
             yield part
 
     def flush(self) -> Iterator[Segment]:
-        """The text that was held back; call it if no visible text follows without a gap."""
+        """Iterate over the text held back. Call this if no visible text follows without a gap."""
         if self._scanner is not None and self.held_from is not None:
             start = self.held_from
             self.held_from = None
@@ -109,7 +109,7 @@ class VisibleStops:
         shown = scanner.push(part.text)
         if shown:
             yield Segment("text", shown, start)
-        # the held text need not end where the part begins: there may be omitted markup between them
+        # there may be omitted markup between the end of the held text and the beginning of the part
         end = part.start + len(shown) - held if len(shown) >= held else start + len(shown)
         self.held_from = end if scanner.held else None
         if scanner.found is not None:
@@ -117,21 +117,22 @@ class VisibleStops:
 
 
 class RepetitionGuard:
-    """Recognizes an endless thought of one answer by its tokens alone.
+    """Detects an endless thought in one answer, by its tokens alone.
 
-    It is cautious rather than quick: a thought is endless only if its last 2048 tokens (by default)
-    repeat one period of at most an eighth of them, without a single different token. Useful thoughts
-    do not do that, not even with tables in them: a grid of 30 rows of 30 zeros has 1,800 tokens.
+    The guard is cautious rather than quick: a thought is endless only if its last 2048 tokens (by
+    default) repeat one period of at most an eighth of them, without a single different token.
+    Useful thoughts do not do that, not even with tables: a grid of 30 rows of 30 zeros has 1,800
+    tokens.
     """
 
     def __init__(self, tokens: int) -> None:
-        """tokens: how many have to repeat; 0: the guard is off."""
+        """tokens: how many tokens have to repeat; 0 switches the guard off."""
         self._tokens = tokens
         self._last: deque[int] = deque(maxlen=tokens)
         self._until_check = tokens
 
     def take(self, token_ids: Iterable[int]) -> bool:
-        """Add tokens of the thought. Returns whether it is endless, as far as that was checked."""
+        """Add tokens of the thought. Returns True once a check finds the thought endless."""
         if not self._tokens:
             return False
         repeats = False
@@ -146,7 +147,7 @@ class RepetitionGuard:
 
 
 def is_periodic(token_ids: Iterable[int], *, longest_period: int) -> bool:
-    """Whether the tokens repeat a period of at most that length; the last one may be incomplete."""
+    """Whether the tokens repeat a period of at most this length. The last may be incomplete."""
     ids = array("q", token_ids)
     packed = ids.tobytes()
     size = ids.itemsize
