@@ -131,7 +131,7 @@ async def test_a_bias_on_something_else_than_a_token_id_is_refused_in_words() ->
     error = response.json()["error"]
     assert (error["param"], error["message"]) == (
         "logit_bias.the",
-        "`logit_bias.the`: the keys are token ids, got 'the'",
+        "`logit_bias.the`: the keys must be token ids, got 'the'",
     )
 
 

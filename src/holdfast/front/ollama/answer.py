@@ -1,4 +1,4 @@
-"""Ollama's answers, streamed and whole, and the `context` of /api/generate."""
+"""Ollama's answers, streamed or whole, and the `context` of /api/generate."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from holdfast.wire.output import (
 )
 
 _NANOSECONDS = 1e9
-# JSON has them only between values; a line must not contain any
+# JSON has line breaks only between values; a line of the stream must not contain any
 _LINE_BREAKS = bytes.maketrans(b"\r\n", b"  ")
-# JSON has these only in texts. httpx, and so Ollama's Python client, splits lines at them too.
+# JSON has these only in strings. httpx, and so Ollama's Python client, also splits lines at them.
 _OTHER_BREAKS = {char.encode(): b"\\u%04x" % ord(char) for char in "\x85\u2028\u2029"}
 
 
 class OllamaError(Struct, frozen=True, kw_only=True):
-    """The error message."""
+    """An error message."""
 
     error: str
 
@@ -46,7 +46,7 @@ class CalledTool(Struct, frozen=True, kw_only=True):
 
 
 class ToolCallLine(Struct, frozen=True, kw_only=True):
-    """A complete tool call."""
+    """A complete tool call in a line."""
 
     id: str
     function: CalledTool
@@ -62,9 +62,9 @@ class MessageLine(Struct, frozen=True, kw_only=True):
 
 
 class AnswerLine(Struct, frozen=True, kw_only=True):
-    """The fields that lines of both endpoints share.
+    """The fields that the lines of both endpoints share.
 
-    Only the last line has counts and durations (nanoseconds).
+    Only the last line contains counts and durations (in nanoseconds).
     """
 
     model: str
@@ -77,20 +77,20 @@ class AnswerLine(Struct, frozen=True, kw_only=True):
     prompt_eval_duration: int | UnsetType = UNSET
     eval_count: int | UnsetType = UNSET
     eval_duration: int | UnsetType = UNSET
-    # Holdfast's own: part of prompt_eval_count that was not prefilled
+    # Holdfast's own field: the tokens among prompt_eval_count that were not prefilled
     cached_tokens: int | UnsetType = UNSET
     logprobs: list[ContentLogprob] | UnsetType = UNSET
     holdfast: Explanation | UnsetType = UNSET
 
 
 class ChatLine(AnswerLine, frozen=True, kw_only=True):
-    """A line of /api/chat, or its whole answer."""
+    """A line of /api/chat's stream, or its whole answer."""
 
     message: MessageLine
 
 
 class GenerateLine(AnswerLine, frozen=True, kw_only=True):
-    """A line of /api/generate, or its whole answer."""
+    """A line of /api/generate's stream, or its whole answer."""
 
     response: str
     thinking: str | UnsetType = UNSET
@@ -100,7 +100,7 @@ class GenerateLine(AnswerLine, frozen=True, kw_only=True):
 class ContextTurn(
     Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """A message in a `context`."""
+    """A message in the conversation of a `context`."""
 
     role: Literal["system", "user", "assistant"]
     content: str
@@ -111,14 +111,14 @@ _turns = msgspec.json.Decoder(list[ContextTurn])
 
 
 def packed(turns: Sequence[dict[str, Any]]) -> list[int]:
-    """A conversation as a `context`: numbers from 0 to 255."""
+    """Pack a conversation into a `context`: numbers from 0 to 255."""
     return list(zlib.compress(msgspec.json.encode(turns)))
 
 
 def unpacked(numbers: Sequence[int], *, limit_bytes: int) -> tuple[dict[str, Any], ...]:
-    """The conversation in a `context`.
+    """Return the conversation in a `context`.
 
-    Raises RequestRefused if `packed` did not make it, or if it has more than `limit_bytes`.
+    Raises RequestRefused if the numbers were not made by `packed`, or exceed `limit_bytes`.
     """
     unpacking = zlib.decompressobj()
     try:
@@ -131,19 +131,19 @@ def unpacked(numbers: Sequence[int], *, limit_bytes: int) -> tuple[dict[str, Any
 
 
 class OllamaAnswer(AnswerFormat):
-    """AnswerFormat of both endpoints, with one choice.
+    """AnswerFormat that both endpoints share, with one choice.
 
-    Tool calls are sent when they are complete; a call that was cut off is omitted.
+    Tool calls are sent once they are complete; a call that was cut off is omitted.
     """
 
     stream_type = "application/x-ndjson"
 
     def __init__(self, *, model: str, shows_logprobs: bool = False) -> None:
-        """model: its name as the client wrote it."""
+        """model: the model's name as the client wrote it."""
         self._model = model
         self._shows_logprobs = shows_logprobs
         self._began = time.perf_counter()
-        self._calls: list[OutputDelta] = []  # of the call that is being generated
+        self._calls: list[OutputDelta] = []  # deltas of the call that is being generated
         self._end: ChoiceFinished | None = None
 
     @abc.abstractmethod
@@ -155,14 +155,16 @@ class OllamaAnswer(AnswerFormat):
         calls: list[ToolCallLine] | None = None,
         **fields: Any,
     ) -> AnswerLine:
-        """A line with this content; `fields` are further fields of AnswerLine."""
+        """Return a line with this content; `fields` are further fields of AnswerLine."""
 
     def keep_alive(self) -> bytes:
-        """A line without content: clients parse each line as JSON, so a comment is impossible."""
+        """Return a line without content. Clients parse each line as JSON, so it cannot be a
+        comment.
+        """
         return written(self.line(done=False))
 
     def delta(self, event: OutputDelta) -> bytes:
-        """A line with what is new; a call is collected until it is complete."""
+        """Return a line with the new content; a call is collected until it is complete."""
         fields: dict[str, Any] = {}
         if event.logprobs:
             fields["logprobs"] = content_logprobs(event.logprobs)
@@ -176,23 +178,23 @@ class OllamaAnswer(AnswerFormat):
         return written(self.line(done=False, **fields)) if fields else b""
 
     def finish(self, event: ChoiceFinished) -> bytes:
-        """Nothing yet: the last line has the counts too."""
+        """Return nothing yet, because the last line also contains the counts."""
         self._end = event
         return b""
 
     def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
-        """The last line."""
+        """Return the last line."""
         assert self._end is not None, "a stream ends after its choice"
         return written(self.line(**self._ending(self._end, counts, explanation)))
 
     def broken(self, problem: Problem) -> bytes:
-        """The error as the last line."""
+        """Return the error as the last line."""
         return written(OllamaError(error=problem.message_with_field))
 
     def whole(
         self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
-        """The whole answer as one line."""
+        """Return the whole answer as one line."""
         (choice,) = choices
         fields = self._ending(choice.end, counts, explanation)
         if self._shows_logprobs:
@@ -210,7 +212,8 @@ class OllamaAnswer(AnswerFormat):
     ) -> dict[str, Any]:
         total = time.perf_counter() - self._began
         timings = end.timings
-        # The worker measures no decode time for a single token, nor if a stop string ended the answer.
+        # The worker measures no decode time for a single token, nor after a stop string ended the
+        # answer.
         rest = max(total - timings.queue_seconds - timings.prefill_seconds, 0.0)
         decode = timings.decode_seconds or rest
         return {
@@ -238,13 +241,13 @@ class ChatLines(OllamaAnswer):
         calls: list[ToolCallLine] | None = None,
         **fields: Any,
     ) -> ChatLine:
-        """A line with a message."""
+        """Return a line with a message."""
         message = MessageLine(content=text, thinking=thinking or UNSET, tool_calls=calls or UNSET)
         return ChatLine(message=message, **self._head(), **fields)
 
 
 class GenerateLines(OllamaAnswer):
-    """AnswerFormat of /api/generate, which has no tools.
+    """AnswerFormat of /api/generate, which does not support tools.
 
     turns: the conversation of the prompt; empty for a raw prompt, whose answer has no `context`.
     """
@@ -255,14 +258,14 @@ class GenerateLines(OllamaAnswer):
         self._said: list[OutputDelta] = []
 
     def delta(self, event: OutputDelta) -> bytes:
-        """A line with what is new."""
+        """Return a line with the new content."""
         self._said.append(event)
         return super().delta(event)
 
     def whole(
         self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
-        """The whole answer as one line."""
+        """Return the whole answer as one line."""
         self._said = choices[0].deltas
         return super().whole(choices, counts, explanation)
 
@@ -287,18 +290,18 @@ class GenerateLines(OllamaAnswer):
         calls: list[ToolCallLine] | None = None,
         **fields: Any,
     ) -> GenerateLine:
-        """A line with the text as `response`."""
+        """Return a line that contains the text as `response`."""
         return GenerateLine(response=text, thinking=thinking or UNSET, **self._head(), **fields)
 
 
 def timestamp(seconds: float | None = None) -> str:
-    """A time in seconds since 1970, by default now, in the format of RFC 3339."""
+    """Format a time in seconds since 1970 (default: now) as in RFC 3339."""
     moment = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def calls_of(deltas: Iterable[OutputDelta], *, first: int = 0) -> list[ToolCallLine]:
-    """The complete calls in these deltas, numbered from `first`."""
+    """Return the complete calls in these deltas, numbered from `first`."""
     return [
         ToolCallLine(
             id=call.id,
@@ -310,7 +313,7 @@ def calls_of(deltas: Iterable[OutputDelta], *, first: int = 0) -> list[ToolCallL
 
 
 def written(line: Struct) -> bytes:
-    """A line of a stream."""
+    """Return a line of a stream."""
     text = msgspec.json.encode(line)
     for found, escape in _OTHER_BREAKS.items():
         if found in text:
@@ -323,5 +326,5 @@ def _one_line(arguments: str) -> msgspec.Raw:
 
 
 def nanoseconds(seconds: float) -> int:
-    """At least one: clients divide by durations."""
+    """Convert to nanoseconds. At least 1, because clients divide by durations."""
     return max(1, int(seconds * _NANOSECONDS))

@@ -40,14 +40,14 @@ from holdfast.wire.requests import (
     Thinking,
 )
 
-_UNLIMITED = -1  # top_k: all tokens; seed: a random one
+_UNLIMITED = -1  # for top_k: all tokens; for seed: a random one
 _OF_THE_ENGINE = (
     "num_ctx num_keep num_batch num_ubatch num_gpu main_gpu low_vram f16_kv logits_all vocab_only "
     "use_mmap use_mlock numa "
     "num_thread embedding_only draft_num_predict mirostat mirostat_tau mirostat_eta tfs_z "
     "typical_p penalize_newline"
 )
-# options of Ollama's engine, which clients send with every request
+# options for Ollama's own engine, which clients send with every request
 _WITHOUT_EFFECT = frozenset(_OF_THE_ENGINE.split())
 _UNKNOWN = UnsupportedFields(neutral={})
 _WORD = TAG_MARK + "word"
@@ -78,25 +78,25 @@ def _whole(value: Any) -> Any:
 
 
 WholeNumber = Annotated[int, BeforeValidator(_whole)]
-# name in SamplingParams → name here, where it differs
+# name in SamplingParams → name in Ollama's options, if different
 _FIELD = {"repetition_penalty": "repeat_penalty"}
 
 
 class OllamaOptions(BaseModel):
-    """Sampling and limits. The defaults are those of the model's generation_config.json, not
-    Ollama's.
+    """Sampling options and limits. The defaults come from the model's generation_config.json, not
+    from Ollama.
     """
 
     model_config = STRICT
 
     num_predict: Annotated[WholeNumber, Field(ge=-2, le=INT32_MAX)] | None = optional(
-        "Maximum number of tokens of the answer; 0, -1 and -2: as many as fit the context."
+        "Maximum number of tokens of the answer; 0, -1 and -2: as many as the context allows."
     )
     temperature: Annotated[float, within("temperature")] | None = optional(
-        "0 takes the most likely token."
+        "0: always take the most likely token."
     )
     top_k: Annotated[WholeNumber, Field(ge=-1, le=SAMPLING_RANGES["top_k"][1])] | None = optional(
-        "Sample from this number of most likely tokens; 0 and -1: from all."
+        "Sample from this many of the most likely tokens; 0 and -1: from all tokens."
     )
     top_p: Annotated[float, within("top_p")] | None = optional(
         "Sample from the most likely tokens with this total probability."
@@ -107,25 +107,27 @@ class OllamaOptions(BaseModel):
     seed: Annotated[WholeNumber, Field(ge=-(2**63), le=2**64 - 1)] | None = optional(
         "The same seed gives the same answer; -1: a random seed."
     )
-    stop: Stop | None = optional("The answer ends before any of these texts.")
+    stop: Stop | None = optional("Strings that end the answer. The answer does not include them.")
     repeat_penalty: Annotated[float, within("repetition_penalty")] | None = optional(
-        "Above 1, tokens of the prompt and the answer become less likely."
+        "If above 1, tokens of the prompt and the answer become less likely."
     )
     repeat_last_n: Annotated[WholeNumber, Field(ge=-1, le=INT32_MAX)] | None = optional(
-        "0 switches repeat_penalty off; otherwise it covers the whole prompt and answer."
+        "0 switches repeat_penalty off. With other values, it covers the whole prompt and answer."
     )
-    presence_penalty: Annotated[float, within("presence_penalty")] | None = optional("As OpenAI's.")
+    presence_penalty: Annotated[float, within("presence_penalty")] | None = optional(
+        "As in OpenAI."
+    )
     frequency_penalty: Annotated[float, within("frequency_penalty")] | None = optional(
-        "As OpenAI's."
+        "As in OpenAI."
     )
 
     @property
     def max_tokens(self) -> int | None:
-        """Maximum number of tokens of the answer; None: as many as fit."""
+        """Maximum number of tokens of the answer; None for as many as the context allows."""
         return None if self.num_predict is None or self.num_predict <= 0 else self.num_predict
 
     def request_options(self, limits: LimitsSettings) -> dict[str, Any]:
-        """Fields of a GenerationRequest. Raises RequestRefused for too many stop strings."""
+        """Return fields of a GenerationRequest. Raises RequestRefused for too many stop strings."""
         extras = (self.model_extra or {}).items()
         _UNKNOWN.refuse({name: value for name, value in extras if name not in _WITHOUT_EFFECT})
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -152,11 +154,11 @@ def _kind_of_format(value: Any) -> str:
 
 def _duration(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError("a duration is a number of seconds, or a text such as 5m or 1h30m")
+        raise ValueError("a duration must be a number of seconds, or a text such as 5m or 1h30m")
     if isinstance(value, str) and (
         len(value) > _LONGEST_DURATION or not _DURATION.fullmatch(value)
     ):
-        raise ValueError("a duration is written like 5m, 1h30m, 300 or -1")
+        raise ValueError("a duration must be written like 5m, 1h30m, 300 or -1")
     return value
 
 
@@ -168,63 +170,63 @@ KeepAlive = Annotated[int | float | str, BeforeValidator(_duration)]
 
 
 class OllamaRequest(SaltField):
-    """Fields of every request that names a model."""
+    """The fields of all requests that name a model."""
 
-    model: str | None = optional(
-        "A served model, with or without :latest; the first one if not given."
-    )
+    model: str | None = optional("A served model, with or without :latest; default: the first one.")
     keep_alive: KeepAlive | None = optional(
         "0: unload the model when it is idle, if the client is an administrator. Other values have no effect."
     )
 
     def shown_model(self, services: Services) -> str:
-        """The model's name as the client wrote it. Raises RequestRefused if it is not served."""
+        """Return the model's name as the client wrote it. Raises RequestRefused if not served."""
         model = served_model(self.model, services)
         return self.model or shown_name(model.id)
 
     @property
     def asks_to_unload(self) -> bool:
-        """Whether the model is to be unloaded as soon as it is idle."""
+        """Whether the client asks to unload the model as soon as it is idle."""
         return self.keep_alive is not None and re.search("[1-9]", str(self.keep_alive)) is None
 
 
 class OllamaGeneration(SharedFields, OllamaRequest, abc.ABC):
-    """Fields of both generating endpoints."""
+    """The fields of both endpoints that generate text."""
 
-    stream: bool | None = optional("False: the answer in one piece; otherwise lines of JSON.")
+    stream: bool | None = optional("False: one JSON object. Otherwise: a stream of JSON lines.")
     format: FormatField | None = optional('The format of the answer: "json", or a JSON schema.')
     options: OllamaOptions | None = optional("Sampling and limits.")
-    think: Switch | None = optional("Whether to think first: true, false, low, medium, high, max.")
+    think: Switch | None = optional(
+        "Whether to think first: true, false, low, medium, high or max."
+    )
     logprobs: bool | None = optional("Return the log-probability of each token of the answer.")
     top_logprobs: Annotated[int, Field(ge=0)] | None = optional(
         "Number of most likely tokens to list at each position."
     )
     truncate: bool | None = optional(
-        "No effect: a prompt that is too long is refused, never shortened."
+        "Has no effect: a prompt that is too long is refused, never shortened."
     )
-    shift: bool | None = optional("No effect: an answer ends when the context is full.")
+    shift: bool | None = optional("Has no effect: an answer ends when the context is full.")
 
     @property
     @abc.abstractmethod
     def asks_nothing(self) -> bool:
-        """Whether there is no prompt: then the model is only loaded or unloaded."""
+        """Whether there is no prompt, so that the model is only loaded or unloaded."""
 
     @abc.abstractmethod
     def form(self, services: Services) -> OllamaAnswer:
-        """The format of the answer."""
+        """Return the format of the answer."""
 
     @abc.abstractmethod
     def plan(self, services: Services) -> AnswerPlan:
-        """What to generate and how to answer. Raises RequestRefused naming the field."""
+        """Return what to generate and how to answer. Raises RequestRefused naming the field."""
 
     def plan_of(self, request: GenerationRequest, form: OllamaAnswer) -> AnswerPlan:
-        """The plan for this request and this format."""
+        """Return the plan for this request and this answer format."""
         return AnswerPlan(
             requests=[request], form=form, streams=self.stream is not False, **self.plan_options()
         )
 
     def request(self, services: Services, **prompt: Any) -> GenerationRequest:
-        """What to generate. prompt: its fields about the prompt. Raises RequestRefused."""
+        """Return what to generate. prompt: the request's prompt fields. Raises RequestRefused."""
         _UNSUPPORTED.refuse(self.model_extra)
         refuse_above(self.top_logprobs, services.limits.max_top_logprobs, field="top_logprobs")
         if self.top_logprobs and not self.logprobs:
@@ -243,7 +245,7 @@ class OllamaGeneration(SharedFields, OllamaRequest, abc.ABC):
         )
 
     def refuse_unless(self, what: Capability, services: Services) -> None:
-        """Raise RequestRefused, in Ollama's words, if the model lacks a capability."""
+        """Raise RequestRefused, with Ollama's message, if the model lacks a capability."""
         model = served_model(self.model, services)
         if what not in capabilities(model.id, services):
             name = json.dumps(self.shown_model(services), ensure_ascii=False)

@@ -64,7 +64,7 @@ from holdfast.wire.output import Embedding
 from holdfast.wire.requests import ChatPrompt, EmbeddingRequest, GenerationRequest, Prompt
 
 _FUNCTION = "function"
-_COPILOT = "GitHubCopilotChat/"  # asks every model to think, and has no setting for that
+_COPILOT = "GitHubCopilotChat/"  # this client asks every model to think; that cannot be set
 _UNSUPPORTED = UnsupportedFields(neutral=SESSION_FIELDS)
 
 
@@ -79,7 +79,7 @@ class PastFunction(TypedDict):
 
 @with_config(STRICT)
 class PastCall(TypedDict):
-    """A call of an earlier answer. Many clients lose its id."""
+    """A call in an earlier answer. Many clients lose the call's id."""
 
     id: NotRequired[str | None]
     function: PastFunction
@@ -95,15 +95,15 @@ class OllamaMessage(TypedDict):
     images: NotRequired[
         Annotated[
             list[Any] | None,
-            Field(description="Not supported yet; in results of tools they are left out."),
+            Field(description="Not supported yet; in tool results, images are left out."),
         ]
     ]
     tool_calls: NotRequired[Annotated[list[PastCall], Field(fail_fast=True)] | None]
     tool_name: NotRequired[
-        Annotated[str | None, Field(description="Of a result: the name of the tool.")]
+        Annotated[str | None, Field(description="For a result: the name of the tool.")]
     ]
     tool_call_id: NotRequired[
-        Annotated[str | None, Field(description="Of a result: the id of the call.")]
+        Annotated[str | None, Field(description="For a result: the id of the call.")]
     ]
 
 
@@ -114,13 +114,13 @@ class OllamaFunction(TypedDict):
     name: FunctionName
     description: NotRequired[str | None]
     parameters: NotRequired[
-        Annotated[dict[str, Any] | None, Field(description="JSON schema of its arguments.")]
+        Annotated[dict[str, Any] | None, Field(description="JSON schema of the arguments.")]
     ]
 
 
 @with_config(STRICT)
 class OllamaTool(TypedDict):
-    """A tool. Only functions are served."""
+    """A tool. Only functions are supported."""
 
     type: NotRequired[str | None]
     function: OllamaFunction
@@ -133,7 +133,7 @@ OllamaTools = Annotated[list[OllamaTool], Field(fail_fast=True)]
 def definitions(
     tools: Sequence[OllamaTool], *, limits: LimitsSettings
 ) -> tuple[dict[str, Any], ...]:
-    """The tools of a prompt, without nulls. Raises RequestRefused naming the field."""
+    """Return the tools of a prompt, without nulls. Raises RequestRefused naming the field."""
     refuse_too_many(tools, limits.max_tools, field="tools")
     for place, tool in enumerate(tools):
         if (kind := tool.get("type") or _FUNCTION) != _FUNCTION:
@@ -148,15 +148,15 @@ def definitions(
 
 
 def conversation(messages: Sequence[OllamaMessage]) -> tuple[dict[str, Any], ...]:
-    """The messages of a prompt.
+    """Return the messages of a prompt.
 
-    Raises RequestRefused for images of the user; in results, notes take their place.
+    Images in tool results are replaced by notes. Raises RequestRefused for images of the user.
 
-    A result belongs to the call with its id. Without an id, it belongs to the first call of that
-    name without a result, or else to the first call without a result.
+    A result is assigned to the call with its id. A result without an id is assigned to the first
+    unanswered call of the tool it names, or else to the first unanswered call.
     """
     ready: list[dict[str, Any]] = []
-    open_calls: dict[str, str] = {}  # id → name, of the latest calls without a result
+    open_calls: dict[str, str] = {}  # id → name, for the latest calls that have no result yet
     for place, message in enumerate(messages):
         turn: dict[str, Any] = {"role": message["role"], "content": message.get("content") or ""}
         if images := message.get("images"):
@@ -195,7 +195,7 @@ def _calls(calls: Sequence[PastCall], place: int) -> list[dict[str, Any]]:
 
 
 def _answered(given_id: str, name: str, open_calls: dict[str, str]) -> str:
-    """The id of the call that a result belongs to."""
+    """Return the id of the call that a result answers."""
     if given_id in open_calls:
         return given_id
     of_that_name = (call for call, called in open_calls.items() if called == name)
@@ -203,7 +203,7 @@ def _answered(given_id: str, name: str, open_calls: dict[str, str]) -> str:
 
 
 async def answered(request: Request, services: Services, kind: type[OllamaGeneration]) -> Response:
-    """The answer to a request of this kind."""
+    """Answer a request of this kind."""
     body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
     asked = parse(kind, body)
     model_id = served_model(asked.model, services).id
@@ -213,7 +213,7 @@ async def answered(request: Request, services: Services, kind: type[OllamaGenera
         asked.think = None
     if asked.asks_nothing:
         return await _loaded(request, asked, services, model_id=model_id)
-    # A model that is to be unloaded does not wait for a lost client.
+    # If the request unloads the model, a retry after a lost connection cannot get its answer.
     outlives_client = not _unloads(asked, request)
     answer = await generate(
         request,
@@ -232,8 +232,8 @@ def _unloads(asked: OllamaRequest, request: Request) -> bool:
 def with_unload(
     answer: Response, asked: OllamaRequest, request: Request, services: Services
 ) -> Response:
-    """The answer, after which its model is unloaded if an administrator asked for that. From other
-    clients, `keep_alive` has no effect.
+    """Return the answer, and unload the model after sending it if an administrator asked for that.
+    `keep_alive` from other clients has no effect.
     """
     if not _unloads(asked, request):
         return answer
@@ -242,7 +242,7 @@ def with_unload(
 
 
 class _UnloadingResponse(Response):
-    """An answer after which its model is unloaded."""
+    """An answer that unloads its model after it was sent."""
 
     def __init__(self, answer: Response, let_go: Callable[[], None]) -> None:
         super().__init__()
@@ -254,14 +254,14 @@ class _UnloadingResponse(Response):
         try:
             await self._answer(scope, receive, send)
         finally:
-            with contextlib.suppress(UnknownModel):  # it has been removed from the catalog
+            with contextlib.suppress(UnknownModel):  # the model was removed from the catalog
                 self._let_go()
 
 
 async def _loaded(
     request: Request, asked: OllamaGeneration, services: Services, *, model_id: str
 ) -> Response:
-    """The answer after the model was loaded or unloaded. Only an administrator may unload."""
+    """Load or unload the model, then answer. Only an administrator may unload."""
     if asked.asks_to_unload:
         check_admin(request)
         await services.control.unload(model_id)
@@ -274,7 +274,7 @@ async def _loaded(
 
 
 class OllamaChat(OllamaGeneration):
-    """A conversation to answer. Without messages, the model is only loaded."""
+    """A request to answer a conversation. Without messages, the model is only loaded."""
 
     messages: OllamaMessages | None = optional("The conversation so far, oldest first.")
     tools: OllamaTools | None = optional("The tools that the model may call.")
@@ -285,11 +285,11 @@ class OllamaChat(OllamaGeneration):
         return not self.messages
 
     def form(self, services: Services) -> ChatLines:
-        """The format of the answer."""
+        """Return the format of the answer."""
         return ChatLines(model=self.shown_model(services), shows_logprobs=bool(self.logprobs))
 
     def plan(self, services: Services) -> AnswerPlan:
-        """What to generate and how to answer. Raises RequestRefused naming the field."""
+        """Return what to generate and how to answer. Raises RequestRefused naming the field."""
         messages = conversation(self.messages or ())
         tools = definitions(self.tools or (), limits=services.limits)
         if tools:
@@ -298,7 +298,7 @@ class OllamaChat(OllamaGeneration):
         prompt = ChatPrompt(
             messages=messages,
             tools=tools,
-            # like Ollama: a last message of the assistant is continued
+            # as in Ollama, a last message that is the assistant's is continued
             continue_last=last["role"] == "assistant"
             and bool(last["content"])
             and "tool_calls" not in last,
@@ -316,21 +316,21 @@ class OllamaChat(OllamaGeneration):
     summary="chat (Ollama)",
 )
 async def ollama_chat(request: Request, services: Services) -> Response:
-    """Answer a conversation, with lines of JSON unless `stream` is false."""
+    """Answer a conversation. The answer is a stream of JSON lines unless `stream` is false."""
     return await answered(request, services, OllamaChat)
 
 
 class OllamaGenerate(OllamaGeneration):
-    """A prompt to answer as a user message, or (with `raw`) a text to continue.
+    """A request to answer a prompt as a user message or, with `raw`, to continue a text.
 
     Without a prompt, the model is only loaded.
     """
 
     prompt: str | None = optional("The user message.")
-    system: str | None = optional("The system message before it.")
-    raw: bool | None = optional("Continue the prompt itself, without the model's template.")
+    system: str | None = optional("The system message before the user message.")
+    raw: bool | None = optional("Continue the prompt as it is, without the model's template.")
     context: Annotated[list[int], Field(fail_fast=True)] | None = optional(
-        "The `context` of an earlier answer, to continue its conversation."
+        "The `context` of an earlier answer, to continue that conversation."
     )
 
     @property
@@ -339,11 +339,11 @@ class OllamaGenerate(OllamaGeneration):
         return not self.prompt
 
     def form(self, services: Services) -> GenerateLines:
-        """The format of the answer."""
+        """Return the format of the answer."""
         return GenerateLines(model=self.shown_model(services), shows_logprobs=bool(self.logprobs))
 
     def plan(self, services: Services) -> AnswerPlan:
-        """What to generate and how to answer. Raises RequestRefused naming the field."""
+        """Return what to generate and how to answer. Raises RequestRefused naming the field."""
         prompt = self._prompt(services)
         form = self.form(services)
         if isinstance(prompt, ChatPrompt):
@@ -360,7 +360,7 @@ class OllamaGenerate(OllamaGeneration):
         past: tuple[dict[str, Any], ...] = ()
         if self.context:
             past = unpacked(self.context, limit_bytes=services.limits.max_body_bytes)
-        if self.system:  # clients send it with every prompt: it replaces the earlier one
+        if self.system:  # replaces the earlier one, because clients send it with every prompt
             others = [turn for turn in past if turn["role"] != "system"]
             past = ({"role": "system", "content": self.system}, *others)
         return ChatPrompt(messages=(*past, {"role": "user", "content": text}))
@@ -374,19 +374,19 @@ class OllamaGenerate(OllamaGeneration):
     summary="completions (Ollama)",
 )
 async def ollama_generate(request: Request, services: Services) -> Response:
-    """Answer a prompt, with lines of JSON unless `stream` is false."""
+    """Answer a prompt. The answer is a stream of JSON lines unless `stream` is false."""
     return await answered(request, services, OllamaGenerate)
 
 
 class EmbeddedTexts(Struct, frozen=True, kw_only=True):
-    """The vectors of all texts, in order. Durations are nanoseconds."""
+    """The vectors of all texts, in the order of the texts. Durations are in nanoseconds."""
 
     model: str
     embeddings: list[list[float]]
     total_duration: int
     load_duration: int
     prompt_eval_count: int
-    cached_tokens: int  # Holdfast's own, as in the other answers
+    cached_tokens: int  # Holdfast's own field, as in the other answers
 
 
 class EmbeddedPrompt(Struct, frozen=True, kw_only=True):
@@ -396,9 +396,9 @@ class EmbeddedPrompt(Struct, frozen=True, kw_only=True):
 
 
 class OllamaEmbedding(OllamaRequest):
-    """Fields of both endpoints."""
+    """The fields of both endpoints that embed texts."""
 
-    options: OllamaOptions | None = optional("Checked, without effect.")
+    options: OllamaOptions | None = optional("Checked, but has no effect.")
 
     def plan_of(
         self,
@@ -411,7 +411,7 @@ class OllamaEmbedding(OllamaRequest):
         input_field: str = "input",
         is_list: bool = False,
     ) -> EmbeddingPlan:
-        """What to embed and how to answer. Raises RequestRefused."""
+        """Return what to embed and how to answer. Raises RequestRefused."""
         _UNSUPPORTED.refuse(self.model_extra)
         refuse_too_many(inputs, services.limits.max_inputs, field=input_field)
         request = EmbeddingRequest(
@@ -431,20 +431,20 @@ class OllamaEmbedding(OllamaRequest):
 
 
 class OllamaEmbed(OllamaEmbedding):
-    """Texts to embed."""
+    """A request to embed texts."""
 
     input: TextOrMany[str] | None = optional(
-        "A text, or several. Without one, the model is only loaded, and there are no vectors."
+        "A text or several texts. Without any, the model is only loaded; there are no vectors."
     )
     truncate: bool | None = optional(
-        "False: a text that is too long is refused. Otherwise its end is cut off."
+        "False: refuse a text that is too long. Otherwise: cut off its end."
     )
     dimensions: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = optional(
-        "Keep only this number of leading dimensions, and normalize the vector again."
+        "Keep only this many leading dimensions, and normalize the vector again."
     )
 
     def plan(self, services: Services) -> EmbeddingPlan:
-        """What to embed and how to answer. Raises RequestRefused."""
+        """Return what to embed and how to answer. Raises RequestRefused."""
         began = time.perf_counter()
         model = self.shown_model(services)
 
@@ -472,14 +472,14 @@ class OllamaEmbed(OllamaEmbedding):
 
 
 class OllamaEmbeddings(OllamaEmbedding):
-    """A text to embed, for the older endpoint."""
+    """A request to embed a text, for the older endpoint."""
 
     prompt: str | None = optional(
-        "The text. Without one, the model is only loaded, and the vector is empty."
+        "The text to embed. Without it, the model is only loaded, and the vector is empty."
     )
 
     def plan(self, services: Services) -> EmbeddingPlan:
-        """What to embed and how to answer. Raises RequestRefused."""
+        """Return what to embed and how to answer. Raises RequestRefused."""
 
         def form(vectors: Sequence[Embedding]) -> EmbeddedPrompt:
             return EmbeddedPrompt(embedding=_numbers(vectors[0]) if vectors else [])
@@ -503,7 +503,7 @@ async def ollama_embed(request: Request, services: Services) -> Response:
 
 @operation("POST", "/api/embeddings", request_of(OllamaEmbeddings), answers_of(EmbeddedPrompt))
 async def ollama_embeddings(request: Request, services: Services) -> Response:
-    """Embed one text: the older form of /api/embed."""
+    """Embed one text. Older form of /api/embed."""
     return await _embedded(request, services, OllamaEmbeddings)
 
 
@@ -526,7 +526,7 @@ def _numbers(embedding: Embedding) -> list[float]:
 
 
 def ollama_error(problem: Problem) -> OllamaError:
-    """The body of an error response."""
+    """Return the body of an error response."""
     return OllamaError(error=problem.message_with_field)
 
 

@@ -43,7 +43,8 @@ Capability: TypeAlias = Literal["completion", "tools", "thinking"]
 _LATEST = ":latest"
 _HUB = re.compile(r"^(?:hf\.co|huggingface\.co)/", re.IGNORECASE)
 _LONGEST_SHOWN = 100
-# The version of Ollama whose API this is: VS Code, Codex and others refuse older ones.
+# The version of Ollama whose API this server implements: VS Code, Codex and others refuse older
+# ones.
 API_VERSION = "0.30.0"
 _NEVER = "9999-12-31T23:59:59Z"
 _FULL_PRECISION_BITS = 16
@@ -53,12 +54,12 @@ _SHOWN_OF_DIGEST = 12
 
 
 def shown_name(model_id: str) -> str:
-    """A served id as Ollama lists models: with a tag, which some clients need to find the model."""
+    """Return a model's id as Ollama lists it: with a tag, which some clients need to find it."""
     return model_id if ":" in model_id.rpartition("/")[2] else model_id + _LATEST
 
 
 def spellings(name: str) -> tuple[str, ...]:
-    """The names that a client's name for a model can mean here."""
+    """Return the ids that a client may mean by this model name."""
     return tuple(
         spelled
         for own in dict.fromkeys((name, _HUB.sub("", name)))
@@ -67,23 +68,23 @@ def spellings(name: str) -> tuple[str, ...]:
 
 
 def named_entry(name: str, services: Services) -> CatalogEntry | None:
-    """The model of the catalog with this name or alias. `server.model_aliases` do not count."""
+    """Return the catalog's model with this name or alias. Ignores `server.model_aliases`."""
     find = services.catalog().find
     return next((entry for known in spellings(name) if (entry := find(known)) is not None), None)
 
 
 def hub_name(name: str) -> str:
-    """The name of a model on the Hub."""
+    """Return a model's name on the Hub, without prefixes and tags."""
     return _HUB.sub("", name).removesuffix(_LATEST)
 
 
 def digest_of(model_id: str) -> str:
-    """A hash of a model's name, not of its weights."""
+    """Return a hash of a model's name, not of its weights."""
     return hashlib.sha256(model_id.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def served_model(name: str | None, services: Services) -> ModelStatus:
-    """The model of that name; without a name, the first one. Raises RequestRefused (404)."""
+    """Return the model with that name, or the first one if None. Raises RequestRefused (404)."""
     models = {model.id: model for model in served_models(services)}
     wanted = name or model_of(services, None)
     for known in spellings(wanted):
@@ -93,7 +94,7 @@ def served_model(name: str | None, services: Services) -> ModelStatus:
 
 
 def not_found(name: str) -> RequestRefused:
-    """The error for an unknown model. Clients look for Ollama's words in the message."""
+    """Return the error for an unknown model. Clients search the message for Ollama's words."""
     shown = json.dumps(name[:_LONGEST_SHOWN], ensure_ascii=False)
     message = f"model {shown} not found, try pulling it first"
     return RequestRefused(message, status=404, code="model_not_found", field="model")
@@ -105,29 +106,29 @@ class NamedModel(BaseModel):
     model_config = STRICT
 
     model: str | None = optional(
-        "A served model, with or without :latest, or owner/name of the Hub."
+        "A served model, with or without :latest, or owner/name on the Hub."
     )
-    name: str | None = optional("Older name of model.")
+    name: str | None = optional("Older name for `model`.")
 
     def required(self) -> str:
-        """The name. Raises RequestRefused if there is none."""
+        """Return the model's name. Raises RequestRefused if there is none."""
         if not (name := self.model or self.name):
             raise missing_field("model")
         return name
 
 
 async def learn_capabilities(model_id: str, services: Services) -> None:
-    """Read the files that tell what a model can do, unless they were read before."""
+    """Read the files that tell what a model can do, unless they were already read."""
     if model_id not in services.dialects:
-        # suppressed: the files are broken, and the capabilities stay unknown
+        # suppressed: if the files are broken, the capabilities stay unknown
         with contextlib.suppress(UnknownModel, WorkerUnavailable):
             await services.tokenizer_of(model_id)
 
 
 def capabilities(model_id: str, services: Services) -> tuple[Capability, ...]:
-    """What a served model can do.
+    """Return what a served model can do.
 
-    `embedding` is omitted: `ollama run` would treat the model as embedding-only.
+    `embedding` is omitted, because `ollama run` would treat the model as embedding-only.
     """
     report = services.dialects.get(model_id)
     found: list[Capability] = ["completion"]
@@ -139,7 +140,7 @@ def capabilities(model_id: str, services: Services) -> tuple[Capability, ...]:
 
 
 class ModelDetails(Struct, frozen=True, kw_only=True):
-    """The kind of a model. Empty until the model is loaded."""
+    """Details of a model. Empty until the model is loaded."""
 
     parent_model: str = ""
     format: str = "safetensors"
@@ -150,12 +151,12 @@ class ModelDetails(Struct, frozen=True, kw_only=True):
 
 
 class ListedModel(Struct, frozen=True, kw_only=True):
-    """A served model. `digest` is a hash of its name, not of its weights."""
+    """A served model. `digest` is a hash of the model's name, not of its weights."""
 
     name: str
     model: str
     modified_at: str
-    size: int  # bytes of its weights
+    size: int  # size of the weights in bytes
     digest: str
     details: ModelDetails
 
@@ -199,27 +200,27 @@ class ShownModel(Struct, frozen=True, kw_only=True):
 
 
 class SpokenVersion(Struct, frozen=True, kw_only=True):
-    """`version` is the version of Ollama whose API this is."""
+    """`version` is the version of Ollama whose API this server implements."""
 
     version: str
     holdfast: str
 
 
 class ShowRequest(NamedModel):
-    """A model to show."""
+    """A request for the details of a model."""
 
-    verbose: bool | None = optional("Accepted, without effect.")
+    verbose: bool | None = optional("Accepted, but has no effect.")
 
 
 @operation("GET", "/api/tags", answers_of(ListedModels), summary="models (Ollama)")
 async def ollama_tags(request: Request, services: Services) -> Response:
-    """The served models."""
+    """List the served models."""
     return json_response(ListedModels(models=[_listed(model) for model in served_models(services)]))
 
 
 @operation("GET", "/api/ps", answers_of(RunningModels))
 async def ollama_ps(request: Request, services: Services) -> Response:
-    """The loaded models, and when they will be unloaded if nobody uses them."""
+    """List the loaded models, and when each will be unloaded if it is not used."""
     running = [
         RunningModel(
             name=shown_name(model.id),
@@ -256,7 +257,7 @@ async def ollama_show(request: Request, services: Services) -> Response:
 
 @operation("GET", "/api/version", answers_of(SpokenVersion))
 async def ollama_version(request: Request, services: Services) -> Response:
-    """The version of Ollama whose API this is, and Holdfast's own."""
+    """Return the version of Ollama whose API this is, and Holdfast's own version."""
     return json_response(SpokenVersion(version=API_VERSION, holdfast=__version__))
 
 
@@ -272,7 +273,7 @@ def _listed(model: ModelStatus) -> ListedModel:
 
 
 def _expires_at(model: ModelStatus, services: Services) -> str:
-    """When the model will be unloaded if nobody uses it from now on."""
+    """Return when the model will be unloaded if it is not used from now on."""
     entry = services.catalog().find(model.id)
     seconds_left = model.idle_seconds_left
     if seconds_left is None and entry is not None and not model.is_pinned:
@@ -306,7 +307,7 @@ def _model_info(model: ModelStatus) -> dict[str, Any]:
 
 
 def _in_short(number: int) -> str:
-    """A number such as 7.6B, 494.03M and 812.5K."""
+    """Format a number like 7.6B, 494.03M or 812.5K."""
     for size, unit, digits in ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 1)):
         if number >= size:
             return f"{number / size:.{digits}f}{unit}"
@@ -314,7 +315,7 @@ def _in_short(number: int) -> str:
 
 
 def _quantization(weight_bytes: int, parameters: int, compute_dtype: str) -> str:
-    """Bits per weight, such as Q4; the number format if the weights are not quantized."""
+    """Return the bits per weight, such as Q4; the number format if weights are not quantized."""
     bits = 8 * weight_bytes // max(parameters, 1)
     if 0 < bits < _FULL_PRECISION_BITS:
         return f"Q{bits}"
@@ -322,9 +323,9 @@ def _quantization(weight_bytes: int, parameters: int, compute_dtype: str) -> str
 
 
 class PullProgress(Struct, frozen=True, kw_only=True):
-    """The progress of a pull: a line of its stream.
+    """The progress of a pull, as one line of its stream.
 
-    `total` and `completed` are bytes; `digest` is a hash of the model's name.
+    `total` and `completed` are in bytes; `digest` is a hash of the model's name.
     """
 
     status: str
@@ -338,10 +339,10 @@ _DONE = PullProgress(status="success")
 
 
 class PullRequest(NamedModel):
-    """A model to pull."""
+    """A request to pull a model."""
 
-    insecure: bool | None = optional("Accepted, without effect.")
-    stream: bool | None = optional("False: only the last line. Otherwise lines of JSON.")
+    insecure: bool | None = optional("Accepted, but has no effect.")
+    stream: bool | None = optional("False: only the last line. Otherwise: a stream of JSON lines.")
 
 
 @operation(
@@ -352,9 +353,9 @@ class PullRequest(NamedModel):
     needs_admin=True,
 )
 async def ollama_pull(request: Request, services: Services) -> Response:
-    """Download a model of the Hub into its cache, check it and serve it.
+    """Download a model from the Hub into its cache, check the model and serve it.
 
-    A model from elsewhere is already there.
+    For a model from another source, there is nothing to download.
     """
     asked = await read_json(request, PullRequest, services.limits)
     streams = asked.stream is not False
@@ -374,7 +375,7 @@ async def ollama_pull(request: Request, services: Services) -> Response:
     needs_admin=True,
 )
 async def ollama_delete(request: Request, services: Services) -> Response:
-    """Remove a model from the Hub's cache, and unload it if nobody uses it."""
+    """Remove a model from the Hub's cache, and unload it unless it is in use."""
     asked = await read_json(request, NamedModel, services.limits)
     name = asked.required()
     if (entry := named_entry(name, services)) is None:
@@ -395,7 +396,7 @@ async def ollama_delete(request: Request, services: Services) -> Response:
 
 
 def _wanted(name: str, services: Services) -> ModelSource | None:
-    """The model of the Hub to pull; None for a model from elsewhere. Raises RequestRefused."""
+    """Return the Hub model to pull; None for a model from elsewhere. Raises RequestRefused."""
     if (entry := named_entry(name, services)) is not None:
         return services.library.source_of(entry)
     wanted = hub_name(name)
@@ -404,7 +405,7 @@ def _wanted(name: str, services: Services) -> ModelSource | None:
             served_model(name, services)
             return None
         reason = (
-            "a model of the Hub is written owner/name, or hf.co/owner/name, without a tag: the "
+            "the name of a Hub model is written owner/name or hf.co/owner/name, without a tag: the "
             "server chooses its files"
         )
         raise invalid_field("model", reason)
@@ -415,7 +416,7 @@ def _wanted(name: str, services: Services) -> ModelSource | None:
 
 
 class PullResponse(Response):
-    """The answer to a pull. The pull is cancelled when the last client that waits for it leaves."""
+    """The answer to a pull. The pull is cancelled when the last waiting client disconnects."""
 
     def __init__(self, library: Library, source: ModelSource, *, streams: bool) -> None:
         super().__init__()
@@ -445,7 +446,7 @@ class PullResponse(Response):
             async for step in pull.steps():
                 yield form.line(form.progress(step))
         except ModelLoadError as error:
-            # the Hub, the network or the disk failed
+            # the Hub, the network or the disk caused the failure
             refused = (
                 error
                 if isinstance(error, NoSuchModel)
@@ -477,7 +478,7 @@ class _PullLines(StreamFormat):
         return written(progress)
 
     def progress(self, step: PullStep) -> PullProgress:
-        """The progress in Ollama's words."""
+        """Return the progress in Ollama's words."""
         so_far = PullProgress(
             status="verifying sha256 digest", total=step.total_bytes, completed=step.done_bytes
         )
@@ -487,11 +488,11 @@ class _PullLines(StreamFormat):
         return msgspec.structs.replace(so_far, status=status, digest=f"sha256:{self._digest}")
 
     def keep_alive(self) -> bytes:
-        """The last line again."""
+        """Return the last line once more."""
         return written(self._last)
 
     def broken(self, problem: Problem) -> bytes:
-        """The error as the last line."""
+        """Return the error as the last line."""
         return written(OllamaError(error=problem.message_with_field))
 
 

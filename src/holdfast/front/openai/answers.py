@@ -1,7 +1,7 @@
-"""OpenAI's errors and the answers of chat and completions.
+"""OpenAI's errors, and the answers of chat and completions.
 
-Whole answers are encoded from structs. The chunks of streams are assembled from bytes, because
-there is one per token; tests decode them with the same structs.
+Whole answers are encoded from structs. The chunks of streams are assembled from bytes for speed,
+because there is one per token; tests decode the chunks with the same structs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdfast.wire.output import (
     ToolCallStarted,
 )
 
-# function_call: only for requests with `functions`
+# function_call: only for requests that have `functions`
 ChatEndWord: TypeAlias = Literal["stop", "length", "tool_calls", "function_call"]
 _encode = msgspec.json.encode
 _EMPTY = b"{}"
@@ -38,7 +38,7 @@ _LEAST_LOGPROB = -9999.0
 
 
 class ErrorDetail(Struct, frozen=True, kw_only=True):
-    """An error; `param` names the field of the request, such as messages.0.content."""
+    """An error. `param` names the field of the request, such as messages.0.content."""
 
     message: str
     type: str
@@ -68,7 +68,9 @@ class PromptTokensDetails(Struct, frozen=True, kw_only=True):
 
 
 class CompletionTokensDetails(Struct, frozen=True, kw_only=True):
-    """Details of the answer's tokens. reasoning_ended_by: what interrupted a thought, if anything."""
+    """Details of the answer's tokens. reasoning_ended_by: what interrupted a thought, if anything
+    did.
+    """
 
     reasoning_tokens: int
     reasoning_ended_by: ThoughtEnder | UnsetType = UNSET
@@ -80,7 +82,7 @@ class Usage(Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    # only at the end of an answer
+    # sent only at the end of an answer
     prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
@@ -91,7 +93,7 @@ class ContentLogprob(Struct, frozen=True, kw_only=True):
     token: str
     logprob: float
     bytes: list[int]
-    top_logprobs: list[ContentLogprob] | UnsetType = UNSET  # those in the list have none
+    top_logprobs: list[ContentLogprob] | UnsetType = UNSET  # tokens in the list have none
 
 
 class ChatLogprobs(Struct, frozen=True, kw_only=True):
@@ -104,7 +106,8 @@ class ChatLogprobs(Struct, frozen=True, kw_only=True):
 class CalledFunction(Struct, frozen=True, kw_only=True):
     """The function of a call; `arguments` is JSON text.
 
-    In a stream, the first chunk of a call has the name, the next ones parts of the arguments.
+    In a stream, the first chunk of a call contains the name, and later chunks contain parts of the
+    arguments.
     """
 
     name: str | UnsetType = UNSET
@@ -112,7 +115,7 @@ class CalledFunction(Struct, frozen=True, kw_only=True):
 
 
 class AnswerToolCall(Struct, frozen=True, kw_only=True):
-    """A tool call, or what a chunk adds to the tool call number `index`."""
+    """A tool call, or what a chunk adds to the tool call with number `index`."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
@@ -127,13 +130,13 @@ class AnswerMessage(Struct, frozen=True, kw_only=True):
     content: str | UnsetType | None = UNSET
     refusal: UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET  # the same text for other clients
+    reasoning: str | UnsetType = UNSET  # the same text, under the name that other clients expect
     tool_calls: list[AnswerToolCall] | UnsetType = UNSET
-    function_call: CalledFunction | UnsetType = UNSET  # if the request had `functions`
+    function_call: CalledFunction | UnsetType = UNSET  # only if the request has `functions`
 
 
 class ChatChoice(Struct, frozen=True, kw_only=True):
-    """A choice (with `message`), or what a chunk adds to it (`delta`)."""
+    """A choice (with `message`), or what a chunk adds to a choice (`delta`)."""
 
     index: int
     message: AnswerMessage | UnsetType = UNSET
@@ -143,7 +146,7 @@ class ChatChoice(Struct, frozen=True, kw_only=True):
 
 
 class ChatCompletion(Struct, frozen=True, kw_only=True):
-    """A whole chat answer, or a chunk of it."""
+    """A whole chat answer, or one chunk of a streamed answer."""
 
     id: str
     object: Literal["chat.completion", "chat.completion.chunk"] = "chat.completion"
@@ -158,7 +161,7 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
 class CompletionLogprobs(Struct, frozen=True, kw_only=True):
     """Log-probabilities of a completion, one entry per token.
 
-    The first token of an echoed prompt has none: null.
+    The entry of the first token of an echoed prompt is null.
     """
 
     text_offset: list[int]
@@ -168,7 +171,7 @@ class CompletionLogprobs(Struct, frozen=True, kw_only=True):
 
 
 class CompletionChoice(Struct, frozen=True, kw_only=True):
-    """A choice, or what a chunk adds to it."""
+    """A choice, or what a chunk adds to a choice."""
 
     index: int
     text: str
@@ -177,7 +180,7 @@ class CompletionChoice(Struct, frozen=True, kw_only=True):
 
 
 class TextCompletion(Struct, frozen=True, kw_only=True):
-    """A whole answer of /v1/completions, or a chunk of it."""
+    """A whole answer of /v1/completions, or one chunk of a streamed answer."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -190,17 +193,17 @@ class TextCompletion(Struct, frozen=True, kw_only=True):
 
 
 class OpenAIAnswer(AnswerFormat):
-    """AnswerFormat of both endpoints. The bytes that all chunks share are encoded once.
+    """AnswerFormat that both endpoints share. The bytes common to all chunks are encoded once.
 
-    shows_usage: the last chunk of a stream has the token counts.
-    shows_counts: every chunk has the current token counts.
+    shows_usage: the last chunk of a stream contains the token counts.
+    shows_counts: every chunk contains the current token counts.
     shows_progress: a stream reports the progress of prefill, like llama.cpp's server.
-    shows_logprobs: a whole answer has the log-probabilities of its tokens.
+    shows_logprobs: a whole answer contains the log-probabilities of its tokens.
     """
 
     id_prefix: str  # chatcmpl or cmpl
     chunk_object: str  # value of `object` in a chunk
-    empty_news: bytes  # a choice's field in a chunk that adds nothing to it
+    empty_news: bytes  # the field for a choice to which a chunk adds nothing
 
     def __init__(
         self,
@@ -232,12 +235,12 @@ class OpenAIAnswer(AnswerFormat):
         self._completion_tokens = 0
 
     def opening(self, *, prompt_tokens: int) -> bytes:
-        """No chunk; from here on, the current counts include the prompt."""
+        """Return no chunk. From now on, the current counts include the prompt."""
         self._prompt_tokens = prompt_tokens
         return b""
 
     def progress(self, event: PromptProgress) -> bytes:
-        """A chunk without text; `processed` includes the cached tokens."""
+        """Return a chunk without text. `processed` includes the cached tokens."""
         if not self._shows_progress:
             return b""
         progress = {
@@ -255,7 +258,7 @@ class OpenAIAnswer(AnswerFormat):
         return b'%b%b%b,"prompt_progress":%b}\n\n' % fields
 
     def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
-        """A chunk without choices if there are token counts or an explanation; then the end mark."""
+        """Return the end mark, after a chunk for token counts and explanation if there are any."""
         fields = b""
         if self._shows_usage:
             fields += b',"usage":%b' % _encode(usage_of(counts))
@@ -264,11 +267,13 @@ class OpenAIAnswer(AnswerFormat):
         return b"%b]%b}\n\n%b" % (self._chunk_begin, fields, _DONE) if fields else _DONE
 
     def broken(self, problem: Problem) -> bytes:
-        """The error as an event; no end mark follows."""
+        """Return the error as an event. No end mark follows."""
         return b"data: %b\n\n" % _encode(openai_error(problem))
 
     def _chunk_end(self, new_tokens: int = 0) -> bytes:
-        """The end of a chunk after its choices: without `usage`, with null, or with current counts."""
+        """The end of a chunk, after its choices: without `usage`, with null, or with current
+        counts.
+        """
         if not self._shows_counts:
             return self._fixed_end
         self._completion_tokens += new_tokens
@@ -284,7 +289,7 @@ class OpenAIAnswer(AnswerFormat):
     def _around_choices(
         self, counts: TokenCounts, explanation: Explanation | None
     ) -> dict[str, Any]:
-        """The fields of a whole answer except its choices."""
+        """Return the fields of a whole answer, except for its choices."""
         return {
             **self._head,
             "usage": usage_of(counts),
@@ -293,7 +298,7 @@ class OpenAIAnswer(AnswerFormat):
 
 
 def usage_of(counts: TokenCounts) -> Usage:
-    """Token counts in OpenAI's format."""
+    """Return token counts in OpenAI's format."""
     return Usage(
         prompt_tokens=counts.prompt_tokens,
         completion_tokens=counts.completion_tokens,
@@ -307,14 +312,14 @@ def usage_of(counts: TokenCounts) -> Usage:
 
 
 def shown_logprob(logprob: float) -> float:
-    """A log-probability in OpenAI's format: -9999 for minus infinity, which JSON does not have."""
+    """Return a log-probability in OpenAI's format: -9999 for minus infinity, which JSON lacks."""
     return logprob if logprob > _LEAST_LOGPROB else _LEAST_LOGPROB
 
 
 class ChatAnswer(OpenAIAnswer):
     """AnswerFormat of a chat answer.
 
-    calls_functions: the request has `functions`, so its one call is shown as `function_call`.
+    calls_functions: the request has `functions`, so the only call is shown as `function_call`.
     """
 
     id_prefix = "chatcmpl"
@@ -329,18 +334,20 @@ class ChatAnswer(OpenAIAnswer):
         ]
 
     def keep_alive(self) -> bytes:
-        """An empty chunk: some clients give up when no events arrive, and ignore comments."""
+        """Return an empty chunk, because some clients ignore comments and give up without events."""
         return self._choices[0] + b'{},"logprobs":null,"finish_reason":null}' + self._chunk_end()
 
     def opening(self, *, prompt_tokens: int) -> bytes:
-        """A chunk per choice with the role."""
+        """Return a chunk for each choice that contains the role."""
         super().opening(prompt_tokens=prompt_tokens)
         role = b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
         end = self._chunk_end()
         return b"".join([choice + role + end for choice in self._choices])
 
     def delta(self, event: OutputDelta) -> bytes:
-        """A chunk with what is new. The end of a call needs one only for its log-probabilities."""
+        """Return a chunk with the new content. The end of a call adds nothing but
+        log-probabilities.
+        """
         added = self._added(event)
         end = self._chunk_end(len(event.token_ids))
         if added == _EMPTY and not event.logprobs:
@@ -350,7 +357,7 @@ class ChatAnswer(OpenAIAnswer):
         return b'%b%b,"logprobs":%b,"finish_reason":null}%b' % fields
 
     def finish(self, event: ChoiceFinished) -> bytes:
-        """The end of a choice."""
+        """Return the end of a choice."""
         word = self._end_word(event.finish_reason).encode()
         end = b'{},"logprobs":null,"finish_reason":"%b"}' % word
         return self._choices[event.index] + end + self._chunk_end()
@@ -358,7 +365,7 @@ class ChatAnswer(OpenAIAnswer):
     def whole(
         self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
-        """The whole answer as JSON."""
+        """Return the whole answer as JSON."""
         shown = [
             ChatChoice(
                 index=index,
@@ -371,7 +378,7 @@ class ChatAnswer(OpenAIAnswer):
         return _encode(ChatCompletion(choices=shown, **self._around_choices(counts, explanation)))
 
     def _added(self, event: OutputDelta) -> bytes:
-        """The `delta` of a chunk."""
+        """Return the `delta` of a chunk."""
         if isinstance(event, TextDelta):
             text = _encode(event.appended)
             if event.kind == "text":
@@ -422,7 +429,7 @@ def _chat_logprobs(tokens: Sequence[TokenText]) -> ChatLogprobs:
 
 
 def content_logprobs(tokens: Sequence[TokenText]) -> list[ContentLogprob]:
-    """Tokens in OpenAI's format, each with the most likely tokens at its position."""
+    """Return tokens in OpenAI's format, each with the most likely tokens at its position."""
     return [
         msgspec.structs.replace(
             _bare_logprob(token), top_logprobs=[_bare_logprob(rival) for rival in token.top]
@@ -445,12 +452,12 @@ class CompletionAnswer(OpenAIAnswer):
     empty_news = b'"text":""'
 
     def keep_alive(self) -> bytes:
-        """An empty chunk: some clients give up when no events arrive, and ignore comments."""
+        """Return an empty chunk, because some clients ignore comments and give up without events."""
         choice = b'{"index":0,"text":"","logprobs":null,"finish_reason":null}'
         return self._chunk_begin + choice + self._chunk_end()
 
     def delta(self, event: OutputDelta) -> bytes:
-        """A chunk with new text."""
+        """Return a chunk with new text."""
         if not isinstance(event, TextDelta):
             return b""
         logprobs = _encode(completion_logprobs(event.logprobs)) if event.logprobs else b"null"
@@ -464,14 +471,14 @@ class CompletionAnswer(OpenAIAnswer):
         return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null}%b' % parts
 
     def finish(self, event: ChoiceFinished) -> bytes:
-        """The end of a choice."""
+        """Return the end of a choice."""
         parts = (self._chunk_begin, event.index, event.finish_reason.encode(), self._chunk_end())
         return b'%b{"index":%d,"text":"","logprobs":null,"finish_reason":"%b"}%b' % parts
 
     def whole(
         self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
-        """The whole answer as JSON."""
+        """Return the whole answer as JSON."""
         shown = [
             CompletionChoice(
                 index=index,
@@ -485,7 +492,7 @@ class CompletionAnswer(OpenAIAnswer):
 
 
 def completion_logprobs(tokens: Iterable[TokenText]) -> CompletionLogprobs:
-    """Tokens in the format of /v1/completions.
+    """Return tokens in the format of /v1/completions.
 
     A token without a log-probability (NaN) is the first token of an echoed prompt.
     """
@@ -503,9 +510,9 @@ def completion_logprobs(tokens: Iterable[TokenText]) -> CompletionLogprobs:
 def _likeliest(name: str, token: TokenText) -> dict[str, float]:
     likeliest: dict[str, float] = {}
     for rival in token.top:
-        # of two tokens with the same text, the more likely one comes first
+        # if two tokens have the same text, the more likely one comes first and is used
         likeliest.setdefault(_name(rival), shown_logprob(rival.logprob))
-    # always include the sampled token
+    # the sampled token is always included
     likeliest.setdefault(name, shown_logprob(token.logprob))
     return likeliest
 
@@ -514,5 +521,5 @@ def _name(token: TokenText) -> str:
     try:
         token.raw.decode()
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.raw)  # a part of a character
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.raw)  # part of a character
     return token.text

@@ -88,7 +88,7 @@ _UNSUPPORTED = UnsupportedFields(
     reasons={
         **dict.fromkeys(
             ("input_type", "task", "prompt_name", "instruction"),
-            "write the instruction before the text",
+            "write the instruction at the beginning of the text",
         ),
         "messages": "send the text of the conversation as `input`",
         "normalize": "vectors are always normalized here",
@@ -101,12 +101,12 @@ _UNSUPPORTED = UnsupportedFields(
 
 
 class ChatCompletionRequest(GenerationFields, FormatFields):
-    """A conversation to answer."""
+    """A request to answer a conversation."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] = Field(
         description="The conversation so far, oldest first."
     )
-    max_completion_tokens: MaxTokens | None = optional("Newer name of max_tokens.")
+    max_completion_tokens: MaxTokens | None = optional("Newer name for max_tokens.")
     logprobs: bool | None = optional("Return the log-probability of each token of the answer.")
     top_logprobs: Annotated[int, Field(ge=0)] | None = optional(
         "Number of most likely tokens to list at each position."
@@ -116,31 +116,35 @@ class ChatCompletionRequest(GenerationFields, FormatFields):
     )
     tools: Tools | None = optional("The tools that the model may call.")
     tool_choice: ChoiceField | None = optional(
-        "Whether the model may, must or must not call tools, and which."
+        "Whether the model may, must or must not call tools, and which tools."
     )
-    parallel_tool_calls: bool | None = optional("False: at most one call in an answer.")
-    functions: Functions | None = optional("Older form of tools.")
-    function_call: FunctionCallField | None = optional("Older form of tool_choice.")
-    reasoning_effort: EffortWord | None = optional("How much to think first.")
-    enable_thinking: bool | None = optional("Whether to think first.")
-    thinking: Switch | None = optional("The same for clients of DeepSeek and Anthropic.")
-    think: Switch | None = optional("The same for clients of Ollama.")
-    reasoning: ReasoningOptions | None = optional("The same for clients of OpenRouter.")
+    parallel_tool_calls: bool | None = optional("False: at most one call per answer.")
+    functions: Functions | None = optional("Older form of `tools`.")
+    function_call: FunctionCallField | None = optional("Older form of `tool_choice`.")
+    reasoning_effort: EffortWord | None = optional("How much to think before the answer.")
+    enable_thinking: bool | None = optional("Whether to think before the answer.")
+    thinking: Switch | None = optional(
+        "Like enable_thinking; sent by DeepSeek's and Anthropic's clients."
+    )
+    think: Switch | None = optional("Like enable_thinking; sent by Ollama's clients.")
+    reasoning: ReasoningOptions | None = optional(
+        "Like enable_thinking; sent by OpenRouter's clients."
+    )
     thinking_budget: Budget | None = optional(
-        "Maximum number of tokens of thought; then the thought is ended. -1: no limit."
+        "Maximum number of tokens for thinking; after that, thinking is ended. -1: no limit."
     )
-    thinking_token_budget: Budget | None = optional("Another name of thinking_budget.")
-    thinking_budget_tokens: Budget | None = optional("Another name of thinking_budget.")
+    thinking_token_budget: Budget | None = optional("Another name for thinking_budget.")
+    thinking_budget_tokens: Budget | None = optional("Another name for thinking_budget.")
     add_generation_prompt: bool | None = optional(
         "May be false only together with continue_final_message."
     )
     continue_final_message: bool | None = optional(
         "Continue the last assistant message instead of answering it."
     )
-    verbosity: str | None = optional("Accepted, without effect.")
+    verbosity: str | None = optional("Accepted, but has no effect.")
 
     def plan(self, services: Services) -> AnswerPlan:
-        """What to generate and how to answer. Raises RequestRefused naming the field."""
+        """Return what to generate and how to answer. Raises RequestRefused naming the field."""
         self.refuse_what_cannot_be_served(services.limits)
         self._refuse_contradictions(services.limits)
         refuse_what_is_not_text(self.messages)
@@ -182,7 +186,7 @@ class ChatCompletionRequest(GenerationFields, FormatFields):
                 "`top_logprobs` is allowed only with `logprobs`", field="top_logprobs"
             )
         if self.continue_final_message and self.messages[-1]["role"] != "assistant":
-            reason = "`continue_final_message` needs a last message of the assistant"
+            reason = "`continue_final_message` requires that the last message is the assistant's"
             raise RequestRefused(reason, field="continue_final_message")
         if self.add_generation_prompt is False and not self.continue_final_message:
             raise invalid_field(
@@ -194,7 +198,7 @@ class ChatCompletionRequest(GenerationFields, FormatFields):
                 raise invalid_field(field, "this variable is set by the server")
 
     def _tools(self, limits: LimitsSettings) -> tuple[tuple[dict[str, Any], ...], ToolChoice]:
-        """The tools of either form, and the tool choice."""
+        """Return the tools, in OpenAI's newer or older form, and the tool choice."""
         if self.functions or isinstance(self.function_call, dict):
             if self.tools and self.functions:
                 raise invalid_field("functions", "not allowed together with `tools`")
@@ -205,7 +209,7 @@ class ChatCompletionRequest(GenerationFields, FormatFields):
         return tools, tool_choice_of(self.tool_choice, tools=tools, parallel=parallel)
 
     def _thinking_fields(self) -> dict[str, Any]:
-        """The fields about thinking by name. Template variables override them."""
+        """Return the fields about thinking, by name. Variables of the template override them."""
         options = self.chat_template_kwargs or {}
         said = {name: getattr(self, name) for name in (*SPOKEN, "reasoning")}
         return said | {name: options[name] for name in SPOKEN if options.get(name) is not None}
@@ -219,26 +223,26 @@ class ChatCompletionRequest(GenerationFields, FormatFields):
     summary="chat (OpenAI)",
 )
 async def create_chat_completion(request: Request, services: Services) -> Response:
-    """Answer a conversation."""
+    """Answer a conversation (chat)."""
     return await generate(
         request, services, lambda body: parse(ChatCompletionRequest, body).plan(services)
     )
 
 
 class ControlRequest(BaseModel):
-    """An action on an answer that is being generated."""
+    """An action on an answer that is still being generated."""
 
     model_config = ConfigDict(strict=True)
 
-    id: str = Field(description="The id of the answer, as in its stream; of any protocol.")
+    id: str = Field(description="Id of the answer, as in its stream. Works for all protocols.")
     action: Literal["reasoning_end"] = Field(
-        description="reasoning_end: end the thought now, and begin the answer."
+        description="reasoning_end: end the thinking now, and begin the visible answer."
     )
-    model: str | None = optional("Accepted, without effect.")
+    model: str | None = optional("Accepted, but has no effect.")
 
 
 class ControlAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Whether the action succeeded; `message` says why not."""
+    """Whether the action succeeded. If it did not, `message` tells the reason."""
 
     success: bool = msgspec.field()
     message: str = ""
@@ -248,7 +252,7 @@ class ControlAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     "POST", "/v1/chat/completions/control", request_of(ControlRequest), answers_of(ControlAnswer)
 )
 async def control_chat_completion(request: Request, services: Services) -> Response:
-    """End the thought of an answer that is being generated. An answer that has ended is unchanged."""
+    """End the thinking of an answer that is being generated. A finished answer does not change."""
     asked = await read_json(request, ControlRequest, services.limits)
     found = services.active.answering(asked.id, key=caller_of(request).key_name)
     if found is None or found.thinker is None:
@@ -261,14 +265,14 @@ async def control_chat_completion(request: Request, services: Services) -> Respo
 
 
 class CompletionRequest(GenerationFields, FormatFields):
-    """Text or token ids to continue."""
+    """A request to continue text or token ids."""
 
     prompt: PromptField = Field(
-        description="A text, several texts, token ids, or several lists of them."
+        description="A text, several texts, a list of token ids, or several such lists."
     )
-    max_tokens: MaxTokens | None = optional("Maximum number of tokens of each choice; default 16.")
+    max_tokens: MaxTokens | None = optional("Maximum number of tokens of each choice; default: 16.")
     logprobs: Annotated[int, Field(ge=0)] | None = optional(
-        "Return the log-probability of each token, and of this number of most likely tokens."
+        "Return the log-probabilities of each token and of this many of the most likely tokens."
     )
     echo: bool | None = optional("Return the prompt before the completion.")
     best_of: Annotated[int, Field(ge=1)] | None = optional("Must be equal to `n`.")
@@ -276,7 +280,7 @@ class CompletionRequest(GenerationFields, FormatFields):
     add_special_tokens: bool | None = optional("Only true is supported.")
 
     def plan(self, services: Services) -> AnswerPlan:
-        """What to generate and how to answer. Raises RequestRefused naming the field."""
+        """Return what to generate and how to answer. Raises RequestRefused naming the field."""
         self.refuse_what_cannot_be_served(services.limits)
         self._refuse_contradictions(services.limits)
         prompts = prompts_of(self.prompt)
@@ -292,16 +296,16 @@ class CompletionRequest(GenerationFields, FormatFields):
         return self.plan_of(requests, form, choices=self.choices)
 
     def _refuse_too_many(self, prompts: int, limits: LimitsSettings) -> None:
-        """Each answer is a sequence: thousands of them would block the event loop before the queue
-        could refuse them.
+        """Refuse too many answers. Each answer is a sequence, and thousands of them would block the
+        event loop before the queue could refuse them.
         """
         most = limits.max_batch_prompts
         if prompts > most:
             raise invalid_field("prompt", f"at most {most} prompts, got {prompts}")
         if prompts * self.choices > most:
             reason = (
-                f"one request may have {most} answers, but {prompts} prompts with {self.choices} "
-                "answers each were sent"
+                f"at most {most} answers per request, but {prompts} prompts with {self.choices} "
+                "answers each were requested"
             )
             raise invalid_field("n", reason)
 
@@ -313,7 +317,7 @@ class CompletionRequest(GenerationFields, FormatFields):
             reason = "this version does not support it yet"
         elif self.best_of is not None and self.best_of != self.choices:
             field = "best_of"
-            reason = "this version supports only the same number as `n`"
+            reason = "this version supports only the same value as for `n`"
         elif self.add_special_tokens is False:
             field = "add_special_tokens"
             reason = "send token ids as `prompt` instead"
@@ -350,7 +354,7 @@ async def create_completion(request: Request, services: Services) -> Response:
 
 
 class ReadUsage(Struct, frozen=True, kw_only=True):
-    """Token counts of a request that generates nothing."""
+    """Token counts of a request that does not generate anything."""
 
     prompt_tokens: int
     total_tokens: int
@@ -358,7 +362,7 @@ class ReadUsage(Struct, frozen=True, kw_only=True):
 
 
 class VectorEntry(Struct, frozen=True, kw_only=True):
-    """A vector: numbers, or their float32 bytes in base64."""
+    """An embedding vector: a list of numbers, or their float32 bytes in base64."""
 
     object: Literal["embedding"] = "embedding"
     index: int
@@ -366,7 +370,7 @@ class VectorEntry(Struct, frozen=True, kw_only=True):
 
 
 class VectorList(Struct, frozen=True, kw_only=True):
-    """The vectors of all inputs, in order."""
+    """The vectors of all inputs, in the order of the inputs."""
 
     object: Literal["list"] = "list"
     data: list[VectorEntry]
@@ -375,25 +379,25 @@ class VectorList(Struct, frozen=True, kw_only=True):
 
 
 class EmbeddingsRequest(SaltField):
-    """Texts or token ids to embed."""
+    """A request to embed texts or token ids."""
 
     input: PromptField = Field(
-        description="A text, several texts, token ids, or several lists of them."
+        description="A text, several texts, a list of token ids, or several such lists."
     )
-    model: Model | None = optional("Id of a model that /v1/models lists; default: the first one.")
+    model: Model | None = optional("Id of a model in /v1/models; default: the first one there.")
     encoding_format: Literal["float", "base64"] | None = optional(
-        "Numbers, or their float32 bytes in base64."
+        "float: numbers; base64: their float32 bytes in base64."
     )
     dimensions: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = optional(
-        "Keep only this number of leading dimensions, and normalize the vector again."
+        "Keep only this many leading dimensions, and normalize the vector again."
     )
     pooling: Pooling | None = optional(
         "Use the mean of all hidden states, or the last one; default: as the model was trained."
     )
-    user: str | None = optional("Accepted, without effect.")
+    user: str | None = optional("Accepted, but has no effect.")
 
     def plan(self, services: Services) -> EmbeddingPlan:
-        """What to embed and how to answer. Raises RequestRefused naming the field."""
+        """Return what to embed and how to answer. Raises RequestRefused naming the field."""
         extras = self.model_extra or {}
         _UNSUPPORTED.refuse(extras)
         inputs = prompts_of(self.input)
@@ -416,7 +420,7 @@ class EmbeddingsRequest(SaltField):
     def _form(self, model: str, vectors: Sequence[Embedding]) -> bytes:
         written = _base64 if self.encoding_format == "base64" else _numbers
         answer = VectorList(
-            # encoded one by one: encoding thousands at once would hold the GIL for too long
+            # encode one by one, because encoding thousands at once would hold the GIL for too long
             data=[
                 msgspec.Raw(
                     msgspec.json.encode(VectorEntry(index=index, embedding=written(each.vector)))
@@ -430,7 +434,7 @@ class EmbeddingsRequest(SaltField):
 
 
 def usage_of(read: Sequence[TextRead]) -> ReadUsage:
-    """Counts over all texts."""
+    """Return the token counts over all texts."""
     tokens = sum(each.prompt_tokens for each in read)
     details = PromptTokensDetails(cached_tokens=sum(each.memory.cached_tokens for each in read))
     return ReadUsage(prompt_tokens=tokens, total_tokens=tokens, prompt_tokens_details=details)
@@ -461,11 +465,11 @@ async def create_embedding(request: Request, services: Services) -> Response:
 class ModelCard(Struct, frozen=True, kw_only=True):
     """A model.
 
-    max_model_len, context_length, context_window: the context length, by the names that clients of
-        vLLM, OpenRouter and others look for; null: not known before the model is loaded.
-    max_output_tokens: how long an answer agents should plan for; not a limit.
+    max_model_len, context_length, context_window: the context length, under the names that clients
+        of vLLM, OpenRouter and others look for; null while unknown, before the model is loaded.
+    max_output_tokens: the answer length that agents should plan for; not a limit.
     state: as in /health.
-    aliases: further names that requests may use.
+    aliases: further names that requests may use for the model.
     """
 
     id: str
@@ -488,7 +492,7 @@ class ModelList(Struct, frozen=True, kw_only=True):
 
 
 def model_card(model: ModelStatus) -> ModelCard:
-    """A model in OpenAI's format."""
+    """Return a model in OpenAI's format."""
     context_tokens = model.context_tokens
     answer_tokens = None if context_tokens is None else planned_answer_tokens(context_tokens)
     return ModelCard(

@@ -1,5 +1,5 @@
-"""The fields that OpenAI's endpoints share: sampling, limits, structured output, and unsupported
-fields.
+"""The fields that OpenAI's endpoints share: sampling, limits and structured output; and the fields
+that are not supported.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SAMPLING = (
 _MOST_BIASES = 4096
 _MOST_DIGITS = 9
 
-# Unsupported fields that clients send, some of them only on this route: refused, not ignored.
+# Unsupported fields that clients send. Some belong to other routes; they are refused, not ignored.
 _EMPTY = (
     "grammar json_schema guided_whitespace_pattern structural_tag mm_processor_kwargs "
     "media_io_kwargs stop_token_ids bad_words "
@@ -66,7 +66,7 @@ _NEVER = (
     "repeat_penalty repeat_last_n n_predict num_predict num_ctx chat_template prompt_embeds "
     "num_draft_tokens"
 )
-# field → the values that ask for nothing; null always does
+# values of each field that have no effect and are therefore accepted; null is always accepted
 KNOWN: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(_NEVER.split(), ()),
     **dict.fromkeys(_EMPTY.split(), ([], {}, "")),
@@ -103,9 +103,9 @@ _CHATS = (
     "thinking_token_budget thinking_budget_tokens"
 )
 _REASONS = {
-    **dict.fromkeys(_CHATS.split(), "this is for conversations, see /v1/chat/completions"),
+    **dict.fromkeys(_CHATS.split(), "this field is for conversations, see /v1/chat/completions"),
     **dict.fromkeys(
-        ("prompt", "suffix", "echo", "best_of"), "this is for raw text, see /v1/completions"
+        ("prompt", "suffix", "echo", "best_of"), "this field is for raw text, see /v1/completions"
     ),
     "prompt_logprobs": "use `echo` with `logprobs` on /v1/completions",
     "repetition_context_size": "`repetition_penalty` here covers the whole prompt and answer",
@@ -144,16 +144,16 @@ Choices = Annotated[list[str], Field(max_length=_MOST_CHOICES, fail_fast=True)]
 
 
 class JsonSchemaFormat(BaseModel):
-    """A schema with a name."""
+    """A JSON schema with a name."""
 
     model_config = STRICT
 
-    name: str | None = optional("Accepted, without effect.")
-    description: str | None = optional("Accepted, without effect.")
+    name: str | None = optional("Accepted, but has no effect.")
+    description: str | None = optional("Accepted, but has no effect.")
     schema_: SchemaProper | None = Field(
         None, alias="schema", description="The schema that the answer must match."
     )
-    strict: bool | None = optional("No effect: the schema is always enforced.")
+    strict: bool | None = optional("Has no effect: the schema is always enforced.")
 
 
 class ResponseFormat(BaseModel):
@@ -169,21 +169,21 @@ class ResponseFormat(BaseModel):
 
 
 class StructuredOutputs(BaseModel):
-    """vLLM's field: one of these."""
+    """vLLM's field. At most one of these may be set."""
 
     model_config = STRICT
 
     json_: Schema | None = Field(
-        None, alias="json", description="A JSON schema, as an object or as text."
+        None, alias="json", description="A JSON schema, as an object or as JSON text."
     )
     regex: str | None = optional("A regular expression.")
     choice: Choices | None = optional("The possible answers.")
-    grammar: str | None = optional("A Lark grammar in the syntax of llguidance.")
-    json_object: bool | None = optional("Any JSON object.")
+    grammar: str | None = optional("A Lark grammar in llguidance's syntax.")
+    json_object: bool | None = optional("True: any JSON object.")
 
 
 class FormatFields(BaseModel):
-    """The fields that ask for structured output."""
+    """The fields that request structured output."""
 
     response_format: ResponseFormat | None = optional("The format of the answer: text or JSON.")
     structured_outputs: StructuredOutputs | None = optional("The format of the answer, as in vLLM.")
@@ -193,9 +193,9 @@ class FormatFields(BaseModel):
     guided_grammar: str | None = optional("Older form of structured_outputs.grammar.")
 
     def output_format(self) -> OutputFormat | None:
-        """The format to enforce; None: any text.
+        """Return the format to enforce, or None if any text is allowed.
 
-        Raises RequestRefused for two formats, or an unsupported one.
+        Raises RequestRefused for more than one format and for an unsupported format.
         """
         asked = [*self._asked()]
         if len(asked) > 1:
@@ -237,7 +237,7 @@ def _formats(
     choice: list[str] | None,
     grammar: str | None,
 ) -> Iterator[OutputFormat]:
-    """The formats of vLLM's fields. Empty fields ask for nothing. form: pattern of their names."""
+    """Iterate over the formats in vLLM's fields; empty fields are skipped. form: name pattern."""
     if schema is not None and schema != "":
         yield _schema_format(schema, field=form.format("json"))
     if choice:
@@ -252,7 +252,7 @@ def _response_format(given: ResponseFormat) -> Iterator[OutputFormat]:
     if given.type not in _KINDS:
         raise invalid_field(
             "response_format.type",
-            "one of text, json_object and json_schema",
+            "must be text, json_object or json_schema",
             code="unsupported_parameter",
             shown=f", got {given.type[:40]!r}",
         )
@@ -279,7 +279,7 @@ def _schema_format(schema: dict[str, Any] | bool | str, *, field: str) -> Output
         except (ValueError, RecursionError):
             raise invalid_field(field, "the text is not valid JSON") from None
     if not isinstance(schema, dict | bool):
-        raise invalid_field(field, "a JSON schema is an object", code="invalid_type")
+        raise invalid_field(field, "a JSON schema must be an object", code="invalid_type")
     return OutputFormat(kind="json_schema", schema=schema, field=field)
 
 
@@ -303,7 +303,7 @@ PromptField = Annotated[
 
 
 def prompts_of(given: Any) -> tuple[str | tuple[int, ...], ...]:
-    """The prompts in a PromptField."""
+    """Return the prompts in a PromptField."""
     if isinstance(given, str):
         return (given,)
     if isinstance(given[0], int):
@@ -312,7 +312,7 @@ def prompts_of(given: Any) -> tuple[str | tuple[int, ...], ...]:
 
 
 def _not_too_many(value: Any) -> Any:
-    # Checked before the entries: each invalid one would become an error, a million of them gigabytes.
+    # Checked before the entries: each invalid entry becomes an error, and a million need gigabytes.
     if isinstance(value, dict) and len(value) > _MOST_BIASES:
         raise ValueError(f"at most {_MOST_BIASES} tokens, got {len(value)}")
     return value
@@ -325,7 +325,7 @@ def _token_key(value: Any) -> Any:
         and value.isdigit()
         and len(value) <= _MOST_DIGITS
     ):
-        raise ValueError("the keys are token ids")
+        raise ValueError("the keys must be token ids")
     return value
 
 
@@ -342,70 +342,70 @@ Stop = Annotated[
 
 
 class StreamOptions(BaseModel):
-    """What a stream contains besides the text."""
+    """What a stream contains besides the answer."""
 
     model_config = STRICT
 
-    include_usage: bool | None = optional("Send a last chunk with the token counts before [DONE].")
+    include_usage: bool | None = optional("Send the token counts in a last chunk before [DONE].")
     continuous_usage_stats: bool | None = optional(
         "With include_usage, as in vLLM: every chunk has the current counts; only the last has cached tokens."
     )
 
 
 class SamplingFields(SharedFields):
-    """Sampling and priority: the fields that chat, completions and Responses share."""
+    """The sampling and priority fields that chat, completions and Responses share."""
 
-    model: Model | None = optional("Id of a model that /v1/models lists; default: the first one.")
+    model: Model | None = optional("Id of a model in /v1/models; default: the first one there.")
     stream: bool | None = optional("Send the answer as server-sent events while it is generated.")
     temperature: Annotated[float, within("temperature", le=2)] | None = optional(
-        "0 takes the most likely token."
+        "0: always take the most likely token."
     )
     top_p: TopP | None = optional("Sample from the most likely tokens with this total probability.")
     top_k: Annotated[int, within("top_k")] | None = optional(
-        "Sample from this number of most likely tokens; 0: off."
+        "Sample from this many of the most likely tokens; 0: off."
     )
     min_p: Annotated[float, within("min_p")] | None = optional(
         "Sample from tokens at least this likely, relative to the most likely one."
     )
     presence_penalty: PresencePenalty | None = optional(
-        "Penalty on each token that the answer contains."
+        "Penalty on each token that the answer already contains."
     )
     frequency_penalty: FrequencyPenalty | None = optional(
-        "Penalty on a token for each time that the answer contains it."
+        "Penalty on a token for each time that the answer already contains it."
     )
     repetition_penalty: Annotated[float, within("repetition_penalty")] | None = optional(
-        "Factor on tokens of the prompt and the answer; 1: off."
+        "Factor by which tokens of the prompt and the answer become less likely; 1: off."
     )
     logit_bias: Annotated[dict[TokenKey, Bias], BeforeValidator(_not_too_many)] | None = optional(
-        "Token id → number to add to its logit."
+        "Number to add to the logit of each of these token ids."
     )
     seed: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = optional(
         "The same seed and request give the same answer."
     )
     ignore_eos: bool | None = optional("Continue after the model's end-of-text tokens.")
-    user: str | None = optional("Accepted, without effect.")
-    metadata: dict[str, Any] | None = optional("Accepted, without effect.")
-    store: bool | None = optional("Accepted, without effect.")
+    user: str | None = optional("Accepted, but has no effect.")
+    metadata: dict[str, Any] | None = optional("Accepted, but has no effect.")
+    store: bool | None = optional("Accepted, but has no effect.")
     service_tier: str | None = optional(
-        "`flex` or `batch`: nobody waits for the answer, so other requests go first."
+        "`flex` or `batch`: nobody waits for this answer, so other requests go first."
     )
     priority: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = optional(
-        "As in vLLM: above 0, other requests go first."
+        "As in vLLM: if above 0, other requests go first."
     )
-    safety_identifier: str | None = optional("Accepted, without effect.")
+    safety_identifier: str | None = optional("Accepted, but has no effect.")
 
     def sampling(self) -> SamplingParams:
-        """The sampling parameters, with plain defaults for those that are not given."""
+        """Return the sampling parameters, with neutral defaults for missing ones."""
         given = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
         if self.logit_bias:
             given["logit_bias"] = {int(key): bias for key, bias in self.logit_bias.items()}
         if self.seed is not None:
-            # the seeds of further choices count up from it and must stay below 2**64
+            # the seeds of further choices count up from this one and must stay below 2**64
             given["seed"] = self.seed & INT64_MAX
         return SamplingParams(**given)
 
     def request_options(self) -> dict[str, Any]:
-        """The fields of a GenerationRequest about sampling."""
+        """Return the fields of a GenerationRequest that concern sampling."""
         return {
             "sampling": self.sampling(),
             "unset_sampling": tuple(name for name in SAMPLING if getattr(self, name) is None),
@@ -420,7 +420,7 @@ class SamplingFields(SharedFields):
         choices: int = 1,
         session_key: str = "",
     ) -> AnswerPlan:
-        """The plan for these requests and this format."""
+        """Return the plan for these requests and this answer format."""
         return AnswerPlan(
             requests=requests,
             form=form,
@@ -432,27 +432,27 @@ class SamplingFields(SharedFields):
 
 
 class GenerationFields(SamplingFields):
-    """Further fields of chat and completions."""
+    """Further fields that chat and completions share."""
 
     stream_options: StreamOptions | None = None
     return_progress: bool | None = optional(
         "Report the progress of prefill in a stream, like llama.cpp's server: chunks with `prompt_progress`."
     )
     max_tokens: MaxTokens | None = optional("Maximum number of tokens of each choice.")
-    n: Annotated[int, Field(ge=1)] | None = optional("Number of answers.")
-    stop: Stop | None = optional("Strings that end the answer; they are not part of it.")
+    n: Annotated[int, Field(ge=1)] | None = optional("Number of answers to each prompt.")
+    stop: Stop | None = optional("Strings that end the answer. The answer does not include them.")
 
     @property
     def choices(self) -> int:
-        """Answers per prompt."""
+        """Number of answers per prompt."""
         return self.n or 1
 
     def stop_strings(self) -> tuple[str, ...]:
-        """The stop strings as a tuple."""
+        """Return the stop strings as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def request_options(self) -> dict[str, Any]:
-        """The fields of a GenerationRequest that both endpoints share."""
+        """Return the fields of a GenerationRequest that both endpoints share."""
         return {
             **super().request_options(),
             "choices": self.choices,
@@ -461,7 +461,7 @@ class GenerationFields(SamplingFields):
         }
 
     def answer_options(self, services: Services) -> dict[str, Any]:
-        """The arguments of an OpenAIAnswer."""
+        """Return the arguments of an OpenAIAnswer."""
         options = self.stream_options or StreamOptions()
         shows_usage = bool(options.include_usage)
         return {
@@ -473,7 +473,7 @@ class GenerationFields(SamplingFields):
         }
 
     def refuse_what_cannot_be_served(self, limits: LimitsSettings) -> None:
-        """Raise RequestRefused for what the field types alone allow."""
+        """Raise RequestRefused for unsupported requests that the types of the fields allow."""
         UNSUPPORTED.refuse(self.model_extra)
         if self.stream_options is not None and not self.stream:
             reason = "`stream_options` is allowed only with `stream`"

@@ -1,4 +1,4 @@
-"""The messages and tools of a chat request: their types, and how they become those of a prompt."""
+"""The messages and tools of a chat request: their types, and their conversion for a prompt."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _TEXT_PARTS = {
     "input_text": "text",
     "output_text": "text",
     "refusal": "refusal",
-}  # type of a part → key of its text
-_THOUGHTS = ("thinking", "reasoning")  # types of parts
+}  # type of a part → key of the text in it
+_THOUGHTS = ("thinking", "reasoning")  # types of parts that hold thoughts
 _ASSISTANT = "assistant"
 _OLD_RESULT = "function"
-_RESULTS = frozenset({"tool", _OLD_RESULT})  # roles
+_RESULTS = frozenset({"tool", _OLD_RESULT})  # roles of tool results
 _SERVED_TYPE = "function"
 _MODES: Mapping[str, ToolMode] = {
     "auto": "auto",
@@ -70,7 +70,7 @@ Arguments = Annotated[
 
 @with_config(STRICT)
 class FunctionCall(TypedDict):
-    """A call in an earlier turn. OpenAI's clients send the arguments as text, others as an object."""
+    """A call in an earlier turn. The arguments are JSON text (as OpenAI sends them) or an object."""
 
     name: str
     arguments: NotRequired[Arguments | None]
@@ -92,7 +92,8 @@ class ChatMessage(TypedDict):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: NotRequired[
         Annotated[
-            Content | None, Field(description="Text, or text parts. May be null for the assistant.")
+            Content | None,
+            Field(description="Text, or text parts. May be null for the assistant."),
         ]
     ]
     name: NotRequired[str | None]
@@ -105,21 +106,21 @@ class ChatMessage(TypedDict):
         Annotated[str | None, Field(description="The assistant's reasoning.")]
     ]
     reasoning: NotRequired[
-        Annotated[str | None, Field(description="Another name of reasoning_content.")]
+        Annotated[str | None, Field(description="Another name for reasoning_content.")]
     ]
     thinking: NotRequired[
-        Annotated[str | None, Field(description="Another name of reasoning_content.")]
+        Annotated[str | None, Field(description="Another name for reasoning_content.")]
     ]
 
 
 def history(messages: Sequence[ChatMessage]) -> tuple[dict[str, Any], ...]:
-    """The messages of a prompt.
+    """Return the messages of a prompt.
 
-    Calls and results of the older form (`functions`) become tool calls, thoughts move from the
-    content to `reasoning_content`, and notes take the place of media in results.
+    Calls and results of the older form (`functions`) become tool calls, thoughts are moved from the
+    content to `reasoning_content`, and media in results are replaced by notes.
     """
     ready: list[dict[str, Any]] = []
-    latest: dict[str, str] = {}  # older form: name of a function → id of its latest call
+    latest: dict[str, str] = {}  # for the older form: name of a function → id of its latest call
     for place, message in enumerate(messages):
         turn: dict[str, Any] = dict(message)
         if turn["role"] in _RESULTS and isinstance(turn.get("content"), list):
@@ -136,7 +137,7 @@ def history(messages: Sequence[ChatMessage]) -> tuple[dict[str, Any], ...]:
 
 
 def _with_thoughts_apart(turn: dict[str, Any]) -> dict[str, Any]:
-    """Mistral's clients send thoughts as parts of the content; the fields for thoughts override them."""
+    """Move thoughts out of the content, where Mistral's clients put them, unless a field has some."""
     content = turn.get("content")
     if not isinstance(content, list) or not any(part["type"] in _THOUGHTS for part in content):
         return turn
@@ -156,9 +157,9 @@ def _thought(part: Mapping[str, Any]) -> str:
 
 
 def refuse_what_is_not_text(messages: Sequence[ChatMessage]) -> None:
-    """Raise RequestRefused naming the first message or part that is not text.
+    """Raise RequestRefused for the first message or part that is not text.
 
-    Allowed besides text: thoughts of the assistant, and media in results of tools.
+    Thoughts of the assistant and media in tool results are also allowed.
     """
     for position, message in enumerate(messages):
         field = f"messages.{position}.content"
@@ -197,7 +198,7 @@ class FunctionDefinition(TypedDict):
     name: FunctionName
     description: NotRequired[str | None]
     parameters: NotRequired[
-        Annotated[dict[str, Any] | None, Field(description="JSON schema of its arguments.")]
+        Annotated[dict[str, Any] | None, Field(description="JSON schema of the arguments.")]
     ]
     strict: NotRequired[
         Annotated[bool | None, Field(description="Force the arguments to match the schema.")]
@@ -206,7 +207,7 @@ class FunctionDefinition(TypedDict):
 
 @with_config(STRICT)
 class ToolDefinition(TypedDict):
-    """A tool. Only functions are served."""
+    """A tool. Only functions are supported."""
 
     type: str
     function: NotRequired[FunctionDefinition]
@@ -214,14 +215,14 @@ class ToolDefinition(TypedDict):
 
 @with_config(STRICT)
 class FunctionReference(TypedDict):
-    """A function by name."""
+    """A reference to a function by its name."""
 
     name: FunctionName
 
 
 @with_config(STRICT)
 class ToolReference(TypedDict):
-    """A tool by name."""
+    """A reference to a tool by its name."""
 
     type: NotRequired[Literal["function"]]
     function: FunctionReference
@@ -260,7 +261,7 @@ Functions = Annotated[list[FunctionDefinition], Field(fail_fast=True)]
 def checked_tools(
     tools: Sequence[ToolDefinition], *, limits: LimitsSettings
 ) -> tuple[dict[str, Any], ...]:
-    """The tools of a prompt, without nulls. Raises RequestRefused naming the field."""
+    """Return the tools of a prompt, without nulls. Raises RequestRefused naming the field."""
     refuse_too_many(tools, limits.max_tools, field="tools")
     for place, tool in enumerate(tools):
         if (kind := tool["type"]) != _SERVED_TYPE:
@@ -282,7 +283,7 @@ def checked_tools(
 def checked_functions(
     functions: Sequence[FunctionDefinition], *, limits: LimitsSettings
 ) -> tuple[dict[str, Any], ...]:
-    """The functions of the older form, as the tools of a prompt. Raises RequestRefused."""
+    """Return the functions of the older form as tools of a prompt. Raises RequestRefused."""
     refuse_too_many(functions, limits.max_tools, field="functions")
     return checked_definitions(
         [_tool(function) for function in functions],
@@ -294,7 +295,7 @@ def checked_functions(
 def tool_choice_of(
     choice: str | NamedChoice | None, *, tools: Sequence[Mapping[str, Any]], parallel: bool
 ) -> ToolChoice:
-    """The meaning of `tool_choice`. Raises RequestRefused for a tool that is not among `tools`."""
+    """Interpret `tool_choice`. Raises RequestRefused for a tool that is not among `tools`."""
     field = "tool_choice"
     names: list[str] = []
     if choice is None or isinstance(choice, str):
@@ -315,7 +316,7 @@ def tool_choice_of(
 def function_call_of(
     choice: str | FunctionReference | None, *, tools: Sequence[Mapping[str, Any]]
 ) -> ToolChoice:
-    """The meaning of `function_call`, the older form: one call at most. Raises RequestRefused."""
+    """Interpret `function_call`, the older form (at most one call). Raises RequestRefused."""
     field = "function_call"
     names: list[str] = []
     if choice is None or isinstance(choice, str):
