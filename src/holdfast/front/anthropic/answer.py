@@ -1,4 +1,4 @@
-"""The answer of Messages: its events, the message as the fold of them, token counts and errors."""
+"""The answer of Messages: its events, the message built from them, token counts and errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _KINDS = {
     503: "overloaded_error",
     529: "overloaded_error",
 }
-STATUSES = {"queue_full": 529}  # code of a problem → status, where Anthropic's differs
+STATUSES = {"queue_full": 529}  # code of a problem → Anthropic's HTTP status, if it differs
 StopReason: TypeAlias = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
 ]
@@ -42,18 +42,18 @@ _PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 _STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 _NO_INPUT = msgspec.Raw(b"{}")
 
-Place: TypeAlias = Literal["text", "reasoning"] | int  # the kind of text, or the number of the call
+Place: TypeAlias = Literal["text", "reasoning"] | int  # the kind of a text, or the number of a call
 
 
 class MessagesErrorDetail(Struct, frozen=True, kw_only=True):
-    """What went wrong."""
+    """Details of an error."""
 
     type: str
     message: str
 
 
 class MessagesError(Struct, frozen=True, kw_only=True):
-    """The body of an error response, and the last event of a stream that fails."""
+    """The body of an error response. Also the last event of a stream that fails."""
 
     type: Literal["error"] = "error"
     error: MessagesErrorDetail
@@ -61,9 +61,9 @@ class MessagesError(Struct, frozen=True, kw_only=True):
 
 
 def anthropic_error(problem: Problem) -> MessagesError:
-    """The body of an error response.
+    """Return the body of an error response.
 
-    Clients choose the exception by the status, and show type and message.
+    Clients choose their exception by the HTTP status, and show `type` and `message`.
     """
     default = "invalid_request_error" if problem.status < 500 else "api_error"
     kind = _KINDS.get(problem.status, default)
@@ -74,21 +74,23 @@ def anthropic_error(problem: Problem) -> MessagesError:
 
 
 def _message(problem: Problem) -> str:
-    """Claude Code compacts the conversation when it finds these words and two numbers."""
+    """Return the message. Claude Code compacts the conversation if it finds this text in it."""
     if isinstance(cause := problem.cause, PromptTooLong):
-        most = min(cause.context_tokens, cause.prompt_tokens - 1)  # an answer needs a token too
+        most = min(
+            cause.context_tokens, cause.prompt_tokens - 1
+        )  # an answer needs at least one token
         return f"prompt is too long: {cause.prompt_tokens} tokens > {most} maximum"
     return problem.message_with_field
 
 
 class DirectCaller(Struct, frozen=True, kw_only=True):
-    """The model calls the tool itself, not from a program that Anthropic runs."""
+    """States that the model calls the tool itself, not through a program that Anthropic runs."""
 
     type: Literal["direct"] = "direct"
 
 
 class AnswerBlock(Struct, frozen=True, kw_only=True):
-    """A part of an answer; its type decides which fields it has."""
+    """A block of an answer. The type of the block decides which fields it has."""
 
     type: Literal["text", "thinking", "tool_use"]
     text: str | UnsetType = UNSET
@@ -102,7 +104,7 @@ class AnswerBlock(Struct, frozen=True, kw_only=True):
 
 
 class MessageAnswer(Struct, frozen=True, kw_only=True):
-    """A whole answer, or (without content and stop reason) the head of a streamed one."""
+    """A whole answer, or, without content and stop reason, the head of a streamed answer."""
 
     id: str
     type: Literal["message"] = "message"
@@ -118,7 +120,7 @@ class MessageAnswer(Struct, frozen=True, kw_only=True):
 
 
 class MessageEvent(Struct, frozen=True, kw_only=True):
-    """An event of a stream; its type decides which fields it has."""
+    """An event of a stream. The type of the event decides which fields it has."""
 
     type: Literal[
         "message_start",
@@ -140,41 +142,41 @@ class MessageEvent(Struct, frozen=True, kw_only=True):
 
 
 class TokenCount(Struct, frozen=True, kw_only=True):
-    """The length of a prompt."""
+    """The number of tokens in a prompt."""
 
     input_tokens: int
 
 
 class CacheCreation(Struct, frozen=True, kw_only=True):
-    """cache_creation_input_tokens by how long they stay cached."""
+    """Divides cache_creation_input_tokens by how long the tokens stay cached."""
 
     ephemeral_5m_input_tokens: int
     ephemeral_1h_input_tokens: int
 
 
 class ThinkingTokens(Struct, frozen=True, kw_only=True):
-    """The part of output_tokens that are thoughts, their markers included."""
+    """The part of output_tokens that was spent on thoughts, including their markers."""
 
     thinking_tokens: int
 
 
 class MessageUsage(Struct, frozen=True, kw_only=True):
-    """The prompt has input_tokens + cache_creation_input_tokens + cache_read_input_tokens tokens."""
+    """Token counts. The first three add up to the number of tokens in the prompt."""
 
-    input_tokens: int  # prefilled, after the last breakpoint
-    cache_creation_input_tokens: int  # prefilled, up to the last breakpoint
-    cache_read_input_tokens: int  # cached
+    input_tokens: int  # prefilled tokens after the last breakpoint
+    cache_creation_input_tokens: int  # prefilled tokens up to the last breakpoint
+    cache_read_input_tokens: int  # cached tokens
     cache_creation: CacheCreation
-    output_tokens: int  # thoughts included
+    output_tokens: int  # including thoughts
     output_tokens_details: ThinkingTokens
-    # about Anthropic's own service; clients that check the types expect these fields
+    # These concern Anthropic's own service; clients that check types expect these fields.
     server_tool_use: None = None
     service_tier: Literal["standard"] = "standard"
     inference_geo: None = None
 
 
 def usage_of(counts: TokenCounts) -> MessageUsage:
-    """The counts of one answer."""
+    """Return the token counts of one answer."""
     cached = counts.cached_tokens
     breakpoints = counts.breakpoints
     last = max((each.tokens for each in breakpoints), default=0)
@@ -196,10 +198,10 @@ def usage_of(counts: TokenCounts) -> MessageUsage:
 
 
 class MessagesAnswer(AnswerFormat):
-    """AnswerFormat of an answer. The whole message is the fold of its events.
+    """AnswerFormat of an answer. The whole message is built from the same events.
 
     max_tokens: as in the request.
-    hides_thinking: thinking blocks have no text, but a signature that contains it.
+    hides_thinking: thinking blocks have no text, only a signature that contains the text.
     """
 
     def __init__(
@@ -210,17 +212,17 @@ class MessagesAnswer(AnswerFormat):
         self._seal = seal
         self._max_tokens = max_tokens
         self._hides_thinking = hides_thinking
-        self._content: list[AnswerBlock] = []  # the last one is incomplete while it is open
+        self._content: list[AnswerBlock] = []  # the last block is incomplete while it is open
         self._open: Place | None = None
         self._pieces: list[str] = []  # text, thought or arguments of the open block
         self._end: ChoiceFinished | None = None
 
     def keep_alive(self) -> bytes:
-        """A ping: Claude Code gives up when no events arrive, and ignores comments."""
+        """Return a ping: Claude Code ignores comments and gives up when no events arrive."""
         return _PING
 
     def opening(self, *, prompt_tokens: int) -> bytes:
-        """The head. It counts all of the prompt as uncached; the counts at the end are right."""
+        """Return the head. It counts the whole prompt as uncached; the final counts are exact."""
         counts = TokenCounts(prompt_tokens=prompt_tokens, completion_tokens=0, cached_tokens=0)
         head = MessageAnswer(
             id=self.id, model=self.model, content=[], stop_reason=None, usage=usage_of(counts)
@@ -229,7 +231,7 @@ class MessagesAnswer(AnswerFormat):
         return b'event: message_start\ndata: {"type":"message_start","message":%b}\n\n' % data
 
     def delta(self, event: OutputDelta) -> bytes:
-        """More of a block. The first delta of a block ends the previous one."""
+        """Return more of a block. The first delta of a block also ends the previous block."""
         place = _place(event)
         if place is None:
             return b""
@@ -243,12 +245,12 @@ class MessagesAnswer(AnswerFormat):
         return before
 
     def finish(self, event: ChoiceFinished) -> bytes:
-        """The end of the last block."""
+        """Return the end of the last block."""
         self._end = event
         return self._stop()
 
     def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
-        """The stop reason and the counts."""
+        """Return the stop reason and the token counts."""
         reason, sequence = self._stop_reason(counts)
         delta = {
             "stop_reason": reason,
@@ -262,13 +264,13 @@ class MessagesAnswer(AnswerFormat):
         return b"event: message_delta\ndata: %b\n\n%b" % (data, _STOP)
 
     def broken(self, problem: Problem) -> bytes:
-        """The error as the last event."""
+        """Return the error as the last event."""
         return b"event: error\ndata: %b\n\n" % _encode(anthropic_error(problem))
 
     def whole(
         self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
-        """The whole message as JSON."""
+        """Return the whole message as JSON."""
         (choice,) = choices
         for delta in choice.deltas:
             self.delta(delta)
@@ -321,7 +323,9 @@ class MessagesAnswer(AnswerFormat):
         return self._delta(b"input_json_delta", b"partial_json", event.text)
 
     def _stop(self, *, is_complete: bool = False) -> bytes:
-        """End the open block, if there is one. is_complete: a call that was not cut off."""
+        """End the open block, if there is one. is_complete: the block is a call that was not cut
+        off.
+        """
         if self._open is None:
             return b""
         signed = b""
@@ -347,7 +351,7 @@ class MessagesAnswer(AnswerFormat):
         return b"event: content_block_delta\ndata: %b\n\n" % data
 
     def _stop_reason(self, counts: TokenCounts) -> tuple[StopReason, str | None]:
-        """The stop reason, and the stop sequence if there is one."""
+        """Return the stop reason, and the stop sequence if there is one."""
         assert self._end is not None, "an answer has an end"
         if self._end.finish_reason == "length":
             is_at_limit = counts.completion_tokens >= self._max_tokens
@@ -359,15 +363,15 @@ class MessagesAnswer(AnswerFormat):
 
 
 def _place(event: OutputDelta) -> Place | None:
-    """The block that an event belongs to; None for an event without news."""
+    """Return the block that an event belongs to, or None for an event without new content."""
     if isinstance(event, TextDelta):
         return event.kind if event.text else None
     return event.call
 
 
 def _input(arguments: str, *, is_complete: bool) -> msgspec.Raw:
-    """The arguments of a call. If it was cut off: the part that is JSON, as in clients that read
-    streams.
+    """Return the arguments of a call. If the call was cut off, return the part that is JSON, as
+    clients that read streams do.
     """
     if not arguments:
         return _NO_INPUT

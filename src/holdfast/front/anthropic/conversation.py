@@ -1,4 +1,4 @@
-"""Converts a conversation and its tools from Anthropic's format to the messages and tools of a prompt."""
+"""Converts conversations and tools from Anthropic's format to messages and tools of a prompt."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TAGS = {
     kind: TAG_MARK + kind
     for kind in ("text", "thinking", "tool_use", "tool_result", "tool_reference")
 }
-# Blocks of Anthropic's own tools, and thoughts of other servers: a model here has no use for them.
+# Blocks of Anthropic's own tools, and thoughts of other servers, which a model here cannot use.
 _LEFT_OUT = frozenset(
     {
         "redacted_thinking",
@@ -69,7 +69,7 @@ def _kind_in_result(value: Any) -> str:
 
 @with_config(STRICT)
 class CacheControl(TypedDict):
-    """Cache the prompt up to here for five minutes or an hour after its last use."""
+    """Cache the prompt up to this block for five minutes or an hour after its last use."""
 
     type: Literal["ephemeral"]
     ttl: NotRequired[Literal["5m", "1h"] | None]
@@ -77,7 +77,7 @@ class CacheControl(TypedDict):
 
 @with_config(STRICT)
 class TextBlock(TypedDict):
-    """Text."""
+    """A text block."""
 
     type: Literal["text"]
     text: str
@@ -105,7 +105,7 @@ class ToolUseBlock(TypedDict):
 
 @with_config(STRICT)
 class ToolReferenceBlock(TypedDict):
-    """A tool that a tool search has found: the model may call it from here on."""
+    """A tool that a tool search has found. The model may call it from this block on."""
 
     type: Literal["tool_reference"]
     tool_name: str
@@ -113,7 +113,7 @@ class ToolReferenceBlock(TypedDict):
 
 @with_config(STRICT)
 class OtherBlock(TypedDict):
-    """A block of another type."""
+    """A block of any other type."""
 
     type: str
 
@@ -128,7 +128,7 @@ ResultBlock = Annotated[
 
 @with_config(STRICT)
 class ToolResultBlock(TypedDict):
-    """The result of a call."""
+    """The result of a tool call."""
 
     type: Literal["tool_result"]
     tool_use_id: Annotated[str, Field(min_length=1)]
@@ -156,7 +156,7 @@ class Turn(TypedDict):
     role: Literal["user", "assistant", "system"]
     content: Annotated[
         TextOrMany[Block],
-        Field(description="Text, or blocks. The user's turns contain the results of calls."),
+        Field(description="Text, or blocks. The user's turns also contain the results of calls."),
     ]
 
 
@@ -164,10 +164,10 @@ Message: TypeAlias = dict[str, Any]
 
 
 class Conversation:
-    """The messages of a prompt, and the places up to which the client wants it cached."""
+    """The messages of a prompt, and the places up to which the client wants the prompt cached."""
 
     def __init__(self, *, seal: Seal) -> None:
-        """seal: recognizes this server's thoughts; others are left out."""
+        """seal: recognizes thoughts of this server; thoughts of others are left out."""
         self.messages: list[Message] = []
         self.breakpoints: list[CacheBreakpoint] = []
         self._seal = seal
@@ -175,7 +175,8 @@ class Conversation:
     def mark(self, block: Mapping[str, Any], *, messages: int, parts: int = 0) -> None:
         """Add a breakpoint if the block has `cache_control`.
 
-        messages, parts: how much of the conversation ends with the block.
+        messages, parts: the number of whole messages before the end of the block, and the number of
+        parts of the message after them.
         """
         if control := block.get("cache_control"):
             seconds = _SECONDS[control.get("ttl") or "5m"]
@@ -194,7 +195,7 @@ class Conversation:
             self.messages.append({"role": "system", "content": [_part(block) for block in blocks]})
 
     def add(self, turn: Turn, field: str) -> None:
-        """Add a turn. Raises RequestRefused naming its first block that the model cannot read."""
+        """Add a turn. Raises RequestRefused naming the first block that the model cannot read."""
         content = turn["content"]
         if isinstance(content, str):
             self.messages.append({"role": turn["role"], "content": content})
@@ -227,7 +228,7 @@ class Conversation:
 
 
 def referenced_tools(turns: Sequence[Turn]) -> Iterator[str]:
-    """The names of the tools that tool searches have found, in the order of the conversation."""
+    """Iterate over the names of tools that tool searches have found, in conversation order."""
     for turn in turns:
         for block in turn["content"] if isinstance(turn["content"], list) else ():
             inner = block.get("content") if block["type"] == "tool_result" else [block]
@@ -237,7 +238,7 @@ def referenced_tools(turns: Sequence[Turn]) -> Iterator[str]:
 
 
 def _answer(blocks: Sequence[Mapping[str, Any]], field: str, seal: Seal) -> Message:
-    """A turn of the assistant as one message: all thoughts, all texts, all calls."""
+    """Return a turn of the assistant as one message: all thoughts, all texts, and all calls."""
     text = ""
     follows_text = False
     thoughts: list[str] = []
@@ -267,7 +268,7 @@ def _answer(blocks: Sequence[Mapping[str, Any]], field: str, seal: Seal) -> Mess
 
 
 def _thought(block: Mapping[str, Any], seal: Seal) -> str:
-    """A thought of this server, or nothing: the model must not continue another one's thought."""
+    """Return a thought of this server; empty for others: a model must not continue those."""
     thinking = block["thinking"]
     signature = block["signature"]
     if not thinking:
@@ -289,7 +290,7 @@ def _result(block: Mapping[str, Any], field: str) -> Message:
                     raise _refused_type(part["type"], f"{field}.content.{place}")
                 parts += without_media([part])
         content = parts
-    if block.get("is_error"):  # chat templates have no field for it
+    if block.get("is_error"):  # chat templates have no field for errors
         content = _failed(content)
     return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": content}
 
@@ -305,8 +306,8 @@ def _failed(content: str | list[Message]) -> str | list[Message]:
 
 
 def _read(block: Mapping[str, Any]) -> Message | None:
-    """The part of a message for a text, or for a document or search result that consists of text;
-    None for other blocks.
+    """Return the message part for a text, or for a document or search result that consists of text.
+    Returns None for other blocks.
     """
     if block["type"] == "text":
         return _part(block)
@@ -378,7 +379,7 @@ def _commands(words: str) -> dict[str, Any]:
     return {"type": "string", "enum": words.split()}
 
 
-# Tools that clients run and Anthropic's models know: type without its date → description and schema.
+# Tools that clients run and Anthropic's models know: type without date → description and schema.
 _KNOWN_BY_HEART: Mapping[str, tuple[str, dict[str, Any]]] = {
     "bash": (
         "Runs a command in a shell that stays open.",
@@ -409,13 +410,13 @@ _KNOWN_BY_HEART: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 @with_config(STRICT)
 class MessagesTool(TypedDict):
-    """A tool: a function, or (by its type) a tool that Anthropic defines."""
+    """A tool: a function, or a tool that Anthropic defines (recognized by its type)."""
 
     type: NotRequired[str | None]
     name: NotRequired[FunctionName]
     description: NotRequired[str | None]
     input_schema: NotRequired[
-        Annotated[dict[str, Any] | None, Field(description="JSON schema of its arguments.")]
+        Annotated[dict[str, Any] | None, Field(description="JSON schema of the arguments.")]
     ]
     strict: NotRequired[
         Annotated[bool | None, Field(description="Force the arguments to match the schema.")]
@@ -423,7 +424,7 @@ class MessagesTool(TypedDict):
     defer_loading: NotRequired[
         Annotated[
             bool | None,
-            Field(description="Hide it from the model until a tool_reference names it."),
+            Field(description="Hide the tool from the model until a tool_reference names it."),
         ]
     ]
     cache_control: NotRequired[CacheControl | None]
@@ -431,7 +432,7 @@ class MessagesTool(TypedDict):
 
 @with_config(STRICT)
 class MessagesToolChoice(TypedDict):
-    """Whether the model may, must or must not call tools, or which tool it must call."""
+    """Whether the model may, must or must not call tools, or which tool the model must call."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: NotRequired[FunctionName | None]
@@ -439,9 +440,9 @@ class MessagesToolChoice(TypedDict):
 
 
 class ShownTools(NamedTuple):
-    """The tools of a prompt, without nulls, and the request's fields of their schemas.
+    """The tools of a prompt, without nulls, and the names of the request fields with their schemas.
 
-    found: the names of the tools that tool searches have found; they come after all others.
+    found: the names of the tools that tool searches have found; they come after all other tools.
     """
 
     definitions: tuple[dict[str, Any], ...]
@@ -452,9 +453,10 @@ class ShownTools(NamedTuple):
 def shown_tools(
     tools: Sequence[MessagesTool], *, referenced: Iterable[str], limits: LimitsSettings
 ) -> ShownTools:
-    """The tools that the model is offered: deferred ones only after a reference to them.
+    """Return the tools that the model is offered. Deferred tools are included only after a
+    reference to them.
 
-    Raises RequestRefused naming what cannot be served.
+    Raises RequestRefused naming whatever is not supported.
     """
     refuse_too_many(tools, limits.max_tools, field="tools")
     shown: list[tuple[dict[str, Any], str]] = []
@@ -466,7 +468,8 @@ def shown_tools(
         elif definition is not None:
             shown.append((definition, field))
     found = tuple(name for name in dict.fromkeys(referenced) if name in deferred)
-    # Chat templates explain calls only if they list tools: without other tools, list the found ones.
+    # Chat templates explain calls only if they list tools. If there are no others, list the found
+    # ones.
     within = found if shown else ()
     shown += [deferred[name] for name in found]
     definitions = [definition for definition, _ in shown]
@@ -478,7 +481,7 @@ def shown_tools(
 
 
 def choice_of(choice: MessagesToolChoice | None, *, tools: ShownTools) -> ToolChoice:
-    """The meaning of `tool_choice`. Raises RequestRefused for a tool that is not among `tools`."""
+    """Interpret `tool_choice`. Raises RequestRefused for a tool that is not among `tools`."""
     if choice is None:
         return ToolChoice()
     kind = choice["type"]
@@ -497,7 +500,7 @@ def choice_of(choice: MessagesToolChoice | None, *, tools: ShownTools) -> ToolCh
 
 
 def _function(tool: MessagesTool, field: str) -> dict[str, Any] | None:
-    """A tool as a function; None if only Anthropic's servers could run it."""
+    """Return a tool as a function, or None if only Anthropic's servers could run it."""
     kind = tool.get("type") or "custom"
     description = tool.get("description")
     schema = tool.get("input_schema")

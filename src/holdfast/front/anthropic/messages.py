@@ -65,7 +65,7 @@ _SESSION_HEADER = "x-claude-code-session-id"
 _WITHOUT_EFFECT = frozenset(
     "metadata service_tier speed inference_geo context_management safeguards diagnostics betas "
     "user_profile_id "
-    # the following where tokens are counted
+    # the next line applies where tokens are only counted
     "fallbacks max_tokens stream stop_sequences temperature top_p top_k".split()
 )
 _NOT_SERVED = UnsupportedFields(neutral=dict.fromkeys(("container", "mcp_servers"), ([], {}, "")))
@@ -75,7 +75,7 @@ StopSequence = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS
 
 
 class ThinkingField(BaseModel):
-    """Whether to think, and how thoughts are shown."""
+    """Whether to think, and how thinking is shown."""
 
     model_config = STRICT
 
@@ -83,15 +83,15 @@ class ThinkingField(BaseModel):
         description="Whether to think."
     )
     budget_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = optional(
-        "Maximum number of tokens of thought."
+        "Maximum number of tokens for thinking."
     )
     display: str | None = optional(
-        "omitted: thinking blocks have only a signature, which contains the thought."
+        "omitted: thinking blocks have no text, only a signature that contains the text."
     )
 
 
 class JsonOutput(BaseModel):
-    """JSON that matches a schema."""
+    """An answer in JSON that matches a schema."""
 
     model_config = STRICT
 
@@ -113,30 +113,28 @@ class OutputConfig(BaseModel):
 
 
 class PromptFields(SharedFields):
-    """The prompt."""
+    """The fields that form the prompt."""
 
-    model: Annotated[str, Field(min_length=1)] = Field(
-        description="Id of a model that /v1/models lists."
-    )
+    model: Annotated[str, Field(min_length=1)] = Field(description="Id of a model in /v1/models.")
     messages: Annotated[list[Turn], Field(min_length=1, fail_fast=True)] = Field(
-        description="The conversation, oldest first."
+        description="The conversation so far, oldest first."
     )
     system: SystemPrompt | None = optional("The system message.")
     tools: Annotated[list[MessagesTool], Field(fail_fast=True)] | None = optional(
         "The tools that the model may call."
     )
     tool_choice: MessagesToolChoice | None = optional(
-        "Whether the model may, must or must not call tools, and which."
+        "Whether the model may, must or must not call tools, and which tools."
     )
-    thinking: ThinkingField | None = optional("Whether to think first; by default not.")
+    thinking: ThinkingField | None = optional("Whether to think first; default: not to think.")
     output_config: OutputConfig | None = optional(
         "How much to think, and the format of the answer."
     )
     cache_control: CacheControl | None = optional("Cache the whole prompt.")
-    output_format: JsonOutput | None = optional("Older name of output_config.format.")
+    output_format: JsonOutput | None = optional("Older name for output_config.format.")
 
     def request(self, services: Services, *, request_id: str, **options: Any) -> GenerationRequest:
-        """What to generate or to count. Raises RequestRefused naming the field that is refused."""
+        """Return what to generate or count. Raises RequestRefused naming the field at fault."""
         self._refuse_unsupported()
         tools = shown_tools(
             self.tools or (), referenced=referenced_tools(self.messages), limits=services.limits
@@ -183,7 +181,8 @@ class PromptFields(SharedFields):
         _NOT_SERVED.refuse({name: value for name, value in extras if name not in _WITHOUT_EFFECT})
 
     def _continues(self, messages: list[Message]) -> bool:
-        """Whether the model is to continue the last message, an answer. Removes an empty one.
+        """Whether the last message is an answer that the model should continue. Removes it if
+        empty.
 
         Raises RequestRefused if it cannot be continued.
         """
@@ -203,7 +202,7 @@ class PromptFields(SharedFields):
         return bool(text)
 
     def _thinking(self) -> Thinking:
-        """Thinking is off by default, as with Anthropic's models, if the model has a switch for it."""
+        """Return the thinking settings. As with Anthropic's models, thinking is off by default."""
         asked = self.thinking
         if asked is None or asked.type == "disabled":
             return Thinking(effort="off")
@@ -220,28 +219,28 @@ class PromptFields(SharedFields):
 
 
 class MessagesRequest(PromptFields):
-    """A conversation to be answered."""
+    """A request to answer a conversation."""
 
     max_tokens: MaxTokens = Field(
-        description="Maximum number of tokens to generate, thoughts included; 0: only prefill."
+        description="Maximum number of tokens to generate, including thoughts; 0: only prefill."
     )
     stream: bool | None = optional("Send the answer as server-sent events while it is generated.")
     stop_sequences: Annotated[list[StopSequence], Field(fail_fast=True)] | None = optional(
-        "Strings that end the answer; they are not part of it."
+        "Strings that end the answer. The answer does not include them."
     )
     temperature: Annotated[float, within("temperature", le=1)] | None = optional(
-        "0 takes the most likely token."
+        "0: always take the most likely token."
     )
     top_p: Annotated[float, within("top_p")] | None = optional(
         "Sample from the most likely tokens with this total probability."
     )
     top_k: Annotated[int, within("top_k")] | None = optional(
-        "Sample from this number of most likely tokens; 0: off."
+        "Sample from this many of the most likely tokens; 0: off."
     )
-    metadata: dict[str, Any] | None = optional("Accepted, without effect.")
+    metadata: dict[str, Any] | None = optional("Accepted, but has no effect.")
 
     def plan(self, services: Services, *, session_key: str = "") -> AnswerPlan:
-        """What to generate and how to answer. Raises RequestRefused naming the field."""
+        """Return what to generate and how to answer. Raises RequestRefused naming the field."""
         stop = tuple(dict.fromkeys(self.stop_sequences or ()))
         refuse_too_many(
             self.stop_sequences or (), services.limits.max_stop_strings, field="stop_sequences"
@@ -273,7 +272,7 @@ class MessagesRequest(PromptFields):
 
 
 class CountTokensRequest(PromptFields):
-    """A conversation whose tokens are counted. Fields that shape only the answer are accepted."""
+    """A request to count the tokens of a conversation. Accepts fields that affect only answers."""
 
 
 @operation(
@@ -312,7 +311,7 @@ class AnthropicModel(Struct, frozen=True, kw_only=True):
     display_name: str
     created_at: datetime
     lifecycle: Literal["active"] = "active"
-    max_input_tokens: int | None  # null: not known before the model is loaded
+    max_input_tokens: int | None  # null while unknown, before the model is loaded
     max_tokens: int | None
     state: str  # as in /health
 

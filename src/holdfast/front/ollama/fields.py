@@ -174,7 +174,8 @@ class OllamaRequest(SaltField):
 
     model: str | None = optional("A served model, with or without :latest; default: the first one.")
     keep_alive: KeepAlive | None = optional(
-        "0: unload the model when it is idle, if the client is an administrator. Other values have no effect."
+        "0: unload the model as soon as it is idle, if the client is an administrator. Other "
+        "values have no effect."
     )
 
     def shown_model(self, services: Services) -> str:

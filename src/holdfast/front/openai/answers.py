@@ -334,7 +334,7 @@ class ChatAnswer(OpenAIAnswer):
         ]
 
     def keep_alive(self) -> bytes:
-        """Return an empty chunk, because some clients ignore comments and give up without events."""
+        """Return an empty chunk: some clients ignore comments and give up without events."""
         return self._choices[0] + b'{},"logprobs":null,"finish_reason":null}' + self._chunk_end()
 
     def opening(self, *, prompt_tokens: int) -> bytes:
@@ -452,7 +452,7 @@ class CompletionAnswer(OpenAIAnswer):
     empty_news = b'"text":""'
 
     def keep_alive(self) -> bytes:
-        """Return an empty chunk, because some clients ignore comments and give up without events."""
+        """Return an empty chunk: some clients ignore comments and give up without events."""
         choice = b'{"index":0,"text":"","logprobs":null,"finish_reason":null}'
         return self._chunk_begin + choice + self._chunk_end()
 

@@ -1,4 +1,4 @@
-"""The endpoints of OpenAI's API: chat completions, completions, embeddings, and the list of models."""
+"""The endpoints of OpenAI's API: chat completions, completions, embeddings and the model list."""
 
 from __future__ import annotations
 

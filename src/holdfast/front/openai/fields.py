@@ -348,7 +348,8 @@ class StreamOptions(BaseModel):
 
     include_usage: bool | None = optional("Send the token counts in a last chunk before [DONE].")
     continuous_usage_stats: bool | None = optional(
-        "With include_usage, as in vLLM: every chunk has the current counts; only the last has cached tokens."
+        "With include_usage, as in vLLM: every chunk has the current counts; only the last one has "
+        "the cached tokens."
     )
 
 
@@ -436,7 +437,8 @@ class GenerationFields(SamplingFields):
 
     stream_options: StreamOptions | None = None
     return_progress: bool | None = optional(
-        "Report the progress of prefill in a stream, like llama.cpp's server: chunks with `prompt_progress`."
+        "In a stream, report the progress of prefill with `prompt_progress`, like llama.cpp's "
+        "server."
     )
     max_tokens: MaxTokens | None = optional("Maximum number of tokens of each choice.")
     n: Annotated[int, Field(ge=1)] | None = optional("Number of answers to each prompt.")

@@ -70,7 +70,7 @@ Arguments = Annotated[
 
 @with_config(STRICT)
 class FunctionCall(TypedDict):
-    """A call in an earlier turn. The arguments are JSON text (as OpenAI sends them) or an object."""
+    """A call in an earlier turn. The arguments are JSON text (as in OpenAI) or an object."""
 
     name: str
     arguments: NotRequired[Arguments | None]
@@ -137,7 +137,7 @@ def history(messages: Sequence[ChatMessage]) -> tuple[dict[str, Any], ...]:
 
 
 def _with_thoughts_apart(turn: dict[str, Any]) -> dict[str, Any]:
-    """Move thoughts out of the content, where Mistral's clients put them, unless a field has some."""
+    """Move thoughts, which Mistral's clients put in the content, to a field unless it is set."""
     content = turn.get("content")
     if not isinstance(content, list) or not any(part["type"] in _THOUGHTS for part in content):
         return turn
@@ -238,7 +238,7 @@ class AllowedTools(TypedDict):
 
 @with_config(STRICT)
 class NamedChoice(TypedDict):
-    """The tool that must be called (`function`), or the tools that may be called (`allowed_tools`)."""
+    """The tool that must be called (`function`) or tools that may be called (`allowed_tools`)."""
 
     type: NotRequired[Literal["function", "allowed_tools"]]
     function: NotRequired[FunctionReference]
