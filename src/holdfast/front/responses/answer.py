@@ -1,6 +1,6 @@
 """The answer of POST /v1/responses: the response object, its output items and its numbered events.
 
-The whole answer is the fold of its events. An answer that compacts a conversation has one item, the
+The whole answer is built from its events. An answer that compacts a conversation has one item: the
 sealed summary, which the client sends back in place of the conversation.
 """
 
@@ -43,8 +43,8 @@ ResponseStatus: TypeAlias = Literal[
     "queued", "in_progress", "completed", "incomplete", "failed", "cancelled"
 ]
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
-Event: TypeAlias = tuple[str, Mapping[str, Any]]  # type without `response.`, and fields
-# code of a problem → the code that clients of the Responses API act upon
+Event: TypeAlias = tuple[str, Mapping[str, Any]]  # type without the prefix `response.`, and fields
+# code of a problem → code that clients of the Responses API react to
 _FAILURES: Mapping[str, str] = {
     "context_length_exceeded": "context_length_exceeded",
     "queue_full": "rate_limit_exceeded",
@@ -55,19 +55,19 @@ _OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _HIGH = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
 _LOW = r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _NO_LOW = r"(?=[^\\]|\\[^u]|\\u(?![dD][c-fC-F])[0-9a-fA-F]{4})"
-# matches the part of a JSON string that can be decoded already: it stops before the closing quote
-# and before an escape whose end has not arrived
+# matches the part of a JSON string that can already be decoded: up to the closing quote, or up to
+# an escape that has not arrived completely
 _DECODABLE = re.compile(
     rf'(?:[^"\\]++|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{{4}}|{_HIGH}(?:{_LOW}|{_NO_LOW}))*+'
 )
 
 
 class _Tagged(Struct, frozen=True, tag_field="type"):
-    """A JSON object whose class decides its `type`."""
+    """A JSON object whose `type` is determined by its class."""
 
 
 class OutputText(_Tagged, frozen=True, kw_only=True, tag="output_text"):
-    """The text of a message."""
+    """A text part of a message."""
 
     text: str
     annotations: Sequence[Any] = ()
@@ -87,7 +87,7 @@ class SummaryText(_Tagged, frozen=True, kw_only=True, tag="summary_text"):
 
 
 class MessageItem(_Tagged, frozen=True, kw_only=True, tag="message"):
-    """Visible text of the answer."""
+    """A message: visible text of the answer."""
 
     id: str
     status: ItemStatus
@@ -96,7 +96,7 @@ class MessageItem(_Tagged, frozen=True, kw_only=True, tag="message"):
 
 
 class ReasoningItem(_Tagged, frozen=True, kw_only=True, tag="reasoning"):
-    """A thought. `encrypted_content` repeats it, sealed, for clients that send their history back."""
+    """A thought. `encrypted_content` is a sealed copy for clients that send their history back."""
 
     id: str
     summary: Sequence[SummaryText] = ()
@@ -106,7 +106,7 @@ class ReasoningItem(_Tagged, frozen=True, kw_only=True, tag="reasoning"):
 
 
 class FunctionCallItem(_Tagged, frozen=True, kw_only=True, tag="function_call"):
-    """A call of a function. `arguments`: JSON text."""
+    """A call of a function. `arguments` is JSON text."""
 
     id: str
     call_id: str
@@ -117,7 +117,7 @@ class FunctionCallItem(_Tagged, frozen=True, kw_only=True, tag="function_call"):
 
 
 class CustomCallItem(_Tagged, frozen=True, kw_only=True, tag="custom_tool_call"):
-    """A call of a tool whose only argument is a text."""
+    """A call of a custom tool, whose only argument is a text."""
 
     id: str
     call_id: str
@@ -128,7 +128,9 @@ class CustomCallItem(_Tagged, frozen=True, kw_only=True, tag="custom_tool_call")
 
 
 class CompactionItem(_Tagged, frozen=True, kw_only=True, tag="compaction"):
-    """A sealed summary of the conversation so far, which clients send back in place of it."""
+    """A sealed summary of the conversation so far. Clients send it back in place of the
+    conversation.
+    """
 
     id: str
     encrypted_content: str
@@ -143,7 +145,7 @@ class InputTokensDetails(Struct, frozen=True, kw_only=True):
     """Details of the input tokens."""
 
     cached_tokens: int
-    cache_write_tokens: int = 0  # cache writes are not charged
+    cache_write_tokens: int = 0  # cache writes cost nothing here
 
 
 class OutputTokensDetails(Struct, frozen=True, kw_only=True):
@@ -176,11 +178,11 @@ class IncompleteDetails(Struct, frozen=True, kw_only=True):
 
 
 class ResponseObject(Struct, frozen=True, kw_only=True):
-    """A response at one moment. From `instructions` on, it repeats the request."""
+    """A response at one moment. The fields from `instructions` on are copies from the request."""
 
     id: str
     object: Literal["response"] = "response"
-    created_at: int  # seconds since 1970, as completed_at
+    created_at: int  # seconds since 1970, as in completed_at
     status: ResponseStatus = "in_progress"
     completed_at: int | None = None
     error: ResponseFailure | None = None
@@ -215,14 +217,14 @@ class ResponseObject(Struct, frozen=True, kw_only=True):
 
 
 class ResponseEvent(Struct, frozen=True, kw_only=True):
-    """An event of a stream; its other fields depend on its type."""
+    """An event of a stream. Which other fields it has depends on its type."""
 
     type: str
     sequence_number: int
 
 
 class CompactedResponse(Struct, frozen=True, kw_only=True):
-    """What replaces a conversation: its user messages and one compaction item."""
+    """The replacement for a conversation: its user messages and one compaction item."""
 
     id: str
     object: Literal["response.compaction"] = "response.compaction"
@@ -232,7 +234,7 @@ class CompactedResponse(Struct, frozen=True, kw_only=True):
 
 
 def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
-    """The sampling parameters as fields of a response object."""
+    """Return the sampling parameters as fields of a response object."""
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -244,9 +246,9 @@ def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
 class ResponseAnswer(AnswerFormat):
     """AnswerFormat of a response.
 
-    seal: makes the encrypted_content of a thought.
-    record: called with the number and bytes of each event, also while a whole answer is made, but
-        not with repeated status events. When it is called with the last event, `response` is final.
+    seal: creates the encrypted_content of a thought.
+    record: called with the number and bytes of each event, even if the answer is sent whole, but
+        not for repeated status events. At the call for the last event, `response` is final.
     """
 
     def __init__(
@@ -257,9 +259,9 @@ class ResponseAnswer(AnswerFormat):
         shows: Shows,
         seal: Callable[[str], str] = lambda _: "",
     ) -> None:
-        self.response = response  # the current state; final from the last event on
+        self.response = response  # the current state; final once the last event was created
         self.record: Callable[[int, bytes], None] = lambda number, event: None
-        # by item id: thoughts that their item does not show as content
+        # item id → thought, for thoughts that are not shown in the content of their item
         self.hidden_thoughts: dict[str, str] = {}
         self._tools = tools
         self._shows = shows
@@ -276,19 +278,19 @@ class ResponseAnswer(AnswerFormat):
         return self.response.id
 
     def sampled_by(self, sampling: SamplingParams) -> None:
-        """Show the sampling parameters in use, the model's defaults included."""
+        """Show the sampling parameters that are used, including the model's defaults."""
         self._change(**sampling_fields(sampling))
 
     def keep_alive(self) -> bytes:
-        """Repeat the status event: clients give up when no events arrive, and ignore comments."""
+        """Repeat the status event, because clients ignore comments and give up without events."""
         return self._created() + self._status_event()
 
     def keep_alive_of_follower(self) -> bytes:
-        """A comment: an event has a number, and only one of the followers would see it."""
+        """Return a comment. An event would have a number, but be seen by only one follower."""
         return KEEP_ALIVE_COMMENT
 
     def opening(self, *, prompt_tokens: int) -> bytes:
-        """The events before the first item."""
+        """Return the events before the first item."""
         begun = self._created()
         if self.response.status == "queued":
             if self._sent_status != "queued":
@@ -297,7 +299,7 @@ class ResponseAnswer(AnswerFormat):
         return begun + self._status_event()
 
     def delta(self, event: OutputDelta) -> bytes:
-        """The events of text, reasoning and calls."""
+        """Return the events for text, reasoning and calls."""
         if isinstance(event, TextDelta):
             return self._text(event) if event.text or event.logprobs else b""
         if isinstance(event, ToolCallStarted):
@@ -313,13 +315,13 @@ class ResponseAnswer(AnswerFormat):
         return b""
 
     def finish(self, event: ChoiceFinished) -> bytes:
-        """The end of the last item."""
+        """Return the end of the last item."""
         self._end = event.finish_reason
         is_cut = self._end == "length"
         return self._closed("incomplete" if is_cut else _status_before_next(self._now))
 
     def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
-        """The last event, with the final response object."""
+        """Return the last event, with the final response object."""
         usage = ResponseUsage(
             input_tokens=counts.prompt_tokens,
             input_tokens_details=InputTokensDetails(cached_tokens=counts.cached_tokens),
@@ -337,7 +339,7 @@ class ResponseAnswer(AnswerFormat):
         return self._event(self.response.status, response=self.response)
 
     def broken(self, problem: Problem) -> bytes:
-        """The last event of a response that failed."""
+        """Return the last event of a response that failed."""
         begun = self._created()
         default = "server_error" if problem.status >= 500 else "invalid_prompt"
         code = _FAILURES.get(problem.code, default)
@@ -347,7 +349,7 @@ class ResponseAnswer(AnswerFormat):
     def whole(
         self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
-        """The final response object, made by the same events."""
+        """Return the final response object, built from the same events."""
         self.opening(prompt_tokens=counts.prompt_tokens)
         for delta in choices[0].deltas:
             self.delta(delta)
@@ -358,7 +360,7 @@ class ResponseAnswer(AnswerFormat):
     def cancel(self) -> None:
         """End the response in its current state.
 
-        The API has no event for that, so the last one says incomplete.
+        The API has no event for cancellation, so the last event says `incomplete`.
         """
         self._end_as("cancelled")
         self._event("incomplete", response=self.response)
@@ -401,7 +403,7 @@ class ResponseAnswer(AnswerFormat):
     def _closed(self, status: ItemStatus) -> bytes:
         """End the current item, if there is one.
 
-        A call that was cut off gets no `done` event: some clients would run it.
+        A call that was cut off gets no `done` event, because some clients would run it.
         """
         item = self._now
         self._now = None
@@ -436,7 +438,7 @@ class ResponseAnswer(AnswerFormat):
         return self._event(status, is_new, response=self.response)
 
     def _event(self, kind: str, is_recorded: bool = True, /, **fields: Any) -> bytes:
-        """An event. Numbers count from 0, over recorded and other events."""
+        """Return an event. Numbers count from 0 over all events, recorded or not."""
         number = self._next_number
         self._next_number += 1
         data = msgspec.json.encode(
@@ -451,7 +453,7 @@ class ResponseAnswer(AnswerFormat):
 class CompactionAnswer(ResponseAnswer):
     """AnswerFormat of a response whose only item is a compaction item."""
 
-    # answer with a CompactedResponse for this conversation
+    # if set: the conversation to answer with a CompactedResponse for
     replaces: Sequence[Mapping[str, Any]] | None = None
 
     def delta(self, event: OutputDelta) -> bytes:
@@ -469,7 +471,7 @@ class CompactionAnswer(ResponseAnswer):
     def whole(
         self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
-        """The response object, or the CompactedResponse."""
+        """Return the response object or the CompactedResponse."""
         whole = super().whole(choices, counts, explanation)
         if self.replaces is None:
             return whole
@@ -486,11 +488,11 @@ class CompactionAnswer(ResponseAnswer):
         return msgspec.json.encode(compacted)
 
     def finish(self, event: ChoiceFinished) -> bytes:
-        """The end of the summary. Raises RequestRefused if the model wrote none."""
+        """Return the end of the summary. Raises RequestRefused if the model wrote no summary."""
         if self._now is None or not self._now.text.strip():
             reason = "the model wrote no summary; try again, or keep the conversation unchanged"
             raise RequestRefused(reason, status=422, code="empty_summary")
-        return self._closed("completed")  # a summary that was cut at the limit is used anyway
+        return self._closed("completed")  # a summary that was cut off at the limit is still used
 
     def _end_as(self, status: ResponseStatus, **changes: Any) -> None:
         self._now = None  # part of a summary must not replace a conversation
@@ -498,18 +500,18 @@ class CompactionAnswer(ResponseAnswer):
 
 
 def _status_before_next(item: _WrittenItem | None) -> ItemStatus:
-    """The status of an item when another one follows. A complete call was closed before."""
+    """The status of an item when another item follows. A complete call has already been closed."""
     return "incomplete" if isinstance(item, _WrittenCall) else "completed"
 
 
 class _WrittenItem(abc.ABC):
-    """An output item while it is generated, and the events by which it grows."""
+    """An output item while it is generated, and the events that add to it."""
 
     id_prefix: ClassVar[str]
-    text_event: ClassVar[str] = ""  # of deltas and of the whole text
+    text_event: ClassVar[str] = ""  # event type for deltas and for the whole text
     text_key: ClassVar[str] = "text"
-    part_event: ClassVar[str] = ""  # empty: the item itself has the text
-    index: ClassVar[Mapping[str, int]] = {}  # of the part
+    part_event: ClassVar[str] = ""  # empty if the text is in the item itself
+    index: ClassVar[Mapping[str, int]] = {}  # index of the part
 
     def __init__(self, item_id: str) -> None:
         self.id = item_id
@@ -521,10 +523,10 @@ class _WrittenItem(abc.ABC):
 
     @abc.abstractmethod
     def item(self, status: ItemStatus) -> OutputItem:
-        """The item in its current state."""
+        """Return the item in its current state."""
 
     def part(self) -> Any:
-        """The part that has the text so far."""
+        """Return the part that contains the text so far."""
         return None
 
     def part_events(self, what: str) -> list[Event]:
@@ -533,14 +535,14 @@ class _WrittenItem(abc.ABC):
         return [(f"{self.part_event}.{what}", {**self.index, "part": self.part()})]
 
     def more(self, text: str, logprobs: Sequence[ContentLogprob] = ()) -> list[Event]:
-        """The events of more text."""
+        """Return the events for more text."""
         if not text and not logprobs:
             return []
         self.pieces.append(text)
         return [(f"{self.text_event}.delta", {**self.index, "delta": text})]
 
     def ending(self) -> list[Event]:
-        """The events before `output_item.done`."""
+        """Return the events before `output_item.done`."""
         whole = {**self.index, self.text_key: self.text}
         return [(f"{self.text_event}.done", whole), *self.part_events("done")]
 
@@ -582,7 +584,7 @@ class _WrittenThought(_WrittenItem):
     part_event = "content_part"
     index: ClassVar[Mapping[str, int]] = {"content_index": 0}
     part_key: ClassVar[str] = "content"
-    sealed = ""  # `encrypted_content` once the thought is complete; empty: not shown
+    sealed = ""  # `encrypted_content` of a complete thought; empty if not shown
 
     def part(self) -> ReasoningText | SummaryText:
         return ReasoningText(text=self.text)
@@ -625,12 +627,12 @@ class _WrittenCall(_WrittenItem):
         return FunctionCallItem(arguments=self.text, status=status, **self._head)
 
     def ending(self) -> list[Event]:
-        """The arguments, with the function's name."""
+        """Return the arguments, with the function's name."""
         return [(f"{self.text_event}.done", {"arguments": self.text, "name": self._tool.name})]
 
 
 class _WrittenCustomCall(_WrittenCall):
-    """A call of a custom tool, whose text the model writes as JSON."""
+    """A call of a custom tool. The model writes the tool's text input as JSON."""
 
     id_prefix = "ctc"
     text_event = "custom_tool_call_input"
@@ -644,17 +646,17 @@ class _WrittenCustomCall(_WrittenCall):
         return CustomCallItem(input=self.text, status=status, **self._head)
 
     def more(self, text: str, logprobs: Sequence[ContentLogprob] = ()) -> list[Event]:
-        """The events of the text that the JSON has shown so far."""
+        """Return the events for the text that can be decoded from the JSON so far."""
         return super().more(self._decoder.more(text))
 
     def ending(self) -> list[Event]:
-        """The rest of the text, then the whole text."""
+        """Return the events for the rest of the text and for the whole text."""
         rest = super().more(self._decoder.rest())
         return [*rest, *_WrittenItem.ending(self)]
 
 
 class _WrittenCompaction(_WrittenItem):
-    """The compaction item. Its summary is not shown while it is written."""
+    """The compaction item. Its summary is not shown while it is being written."""
 
     id_prefix = "cmp"
 
@@ -663,7 +665,7 @@ class _WrittenCompaction(_WrittenItem):
         self._seal = seal
 
     def item(self, status: ItemStatus) -> CompactionItem:
-        """The item, sealed once the summary is complete."""
+        """Return the item. It is sealed once the summary is complete."""
         sealed = "" if status == "in_progress" else self._seal(self.text)
         return CompactionItem(id=self.id, encrypted_content=sealed)
 
@@ -672,8 +674,8 @@ class _WrittenCompaction(_WrittenItem):
 
 
 class CustomInput:
-    """Decodes the JSON of a custom call while it arrives: `more` and `rest` together give its
-    `input`.
+    """Decodes the JSON of a custom call while it arrives. The results of `more` and `rest` join to
+    the call's `input`.
     """
 
     def __init__(self) -> None:
@@ -683,7 +685,7 @@ class CustomInput:
         self._is_open = False
 
     def more(self, fragment: str) -> str:
-        """The text that another fragment of JSON adds."""
+        """Return the text that another fragment of JSON adds."""
         self._arguments.append(fragment)
         self._waiting += fragment
         if not self._is_open:
@@ -700,7 +702,7 @@ class CustomInput:
         return self._give(json.loads(f'"{piece}"', strict=False))
 
     def rest(self) -> str:
-        """The remaining text after the end of the call. JSON of another form is returned unchanged."""
+        """Return the rest of the text after the end of the call. JSON of another form is unchanged."""
         arguments = "".join(self._arguments)
         try:
             whole = json.loads(arguments, strict=False)
@@ -720,5 +722,5 @@ class CustomInput:
 
 
 def _mended(text: str) -> str:
-    """The text with U+FFFD for halves of surrogate pairs, which JSON cannot carry."""
+    """Replace unpaired halves of surrogate pairs, which JSON cannot represent, with U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

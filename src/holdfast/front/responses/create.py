@@ -1,5 +1,5 @@
-"""OpenAI's Responses API, which Codex and the newer SDKs speak: POST /v1/responses, its compaction and
-its token counts, and the list of models in Codex' form.
+"""OpenAI's Responses API, which Codex and newer SDKs use: POST /v1/responses, compaction, token
+counts, and the list of models in Codex' format.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ from holdfast.front.server.services import Services, is_waited_for, model_of, sa
 from holdfast.store.responses import Item, RecordKey, RecordMissing, ResponseFile
 from holdfast.telemetry.request_log import RECORD, AnswerRecord
 
-_SESSION_HEADERS = ("session-id", "session_id")  # current and earlier Codex
-# fields of a function that the response shows although the request left them out
+_SESSION_HEADERS = ("session-id", "session_id")  # names in current and earlier versions of Codex
+# fields of a function that the response shows even if the request left them out
 _FUNCTION: Mapping[str, Any] = dict.fromkeys(("description", "parameters", "strict"))
 _REPEATED = {
     "previous_response_id",
@@ -85,7 +85,7 @@ _REPEATED = {
     "safety_identifier",
     "user",
 }
-_INSTRUCTIONS = (  # Codex has its own for the models that it knows
+_INSTRUCTIONS = (  # for models that Codex does not know; it has its own for others
     "You are Codex, a coding agent in the user's terminal. Do what the user asks in the current "
     "folder: look at files before you change them, change no more than is asked, run what you have "
     "changed, and go on until the task is done. Use the tools for all of that, and tell the user "
@@ -94,7 +94,7 @@ _INSTRUCTIONS = (  # Codex has its own for the models that it knows
 
 
 class InputTokens(Struct, frozen=True, kw_only=True):
-    """The number of tokens of an input."""
+    """The number of tokens in an input."""
 
     object: Literal["response.input_tokens"] = "response.input_tokens"
     input_tokens: int
@@ -108,7 +108,7 @@ class InputTokens(Struct, frozen=True, kw_only=True):
     summary="responses (OpenAI)",
 )
 async def create_response(request: Request, services: Services) -> Response:
-    """Answer the items of an input."""
+    """Answer the items of an input (Responses)."""
     return await _generated(request, services)
 
 
@@ -118,7 +118,7 @@ async def create_response(request: Request, services: Services) -> Response:
 async def compact_response(request: Request, services: Services) -> Response:
     """Have the model summarize a conversation.
 
-    The answer is what to send in place of it. Nothing is stored.
+    The client sends the result in place of the conversation. Nothing is stored.
     """
     return await _generated(request, services, only_compacts=True)
 
@@ -127,7 +127,7 @@ async def compact_response(request: Request, services: Services) -> Response:
     "POST", "/v1/responses/input_tokens", request_of(ResponseRequest), answers_of(InputTokens)
 )
 async def count_input_tokens(request: Request, services: Services) -> Response:
-    """Count the tokens of an input, tools included."""
+    """Count the tokens of an input, including tools."""
     body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
     asked = parse(ResponseRequest, body)
     services = salted(services, asked.cache_salt)
@@ -141,7 +141,7 @@ async def count_input_tokens(request: Request, services: Services) -> Response:
 async def _generated(
     request: Request, services: Services, *, only_compacts: bool = False
 ) -> Response:
-    """The answer to a request. only_compacts: its input is compacted, and nothing is stored."""
+    """Answer a request. only_compacts: compact its input and store nothing."""
     answer = AnswerRecord(services.metrics)
     body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
     identity = identity_of(request, body, services.server)
@@ -180,18 +180,18 @@ def is_codex(headers: Mapping[str, str]) -> bool:
 
 
 def _session_key(request: Request) -> str:
-    """The session that the headers name; empty: none."""
+    """Return the session that the headers name; empty if none."""
     named = (request.headers.get(name) for name in _SESSION_HEADERS)
     return next(filter(None, named), "")
 
 
 def _compaction(asked: ResponseRequest) -> ResponseRequest:
-    """The request with a trigger at the end of its input. Raises RequestRefused."""
-    if asked.model is None:  # sealed summaries belong to one model
+    """Return the request with a trigger at the end of its input. Raises RequestRefused."""
+    if asked.model is None:  # sealed summaries are valid for one model only
         raise missing_field("model")
     for field in ("stream", "background"):
         if getattr(asked, field):
-            raise invalid_field(field, "a compaction is answered whole, while its client waits")
+            raise invalid_field(field, "a compaction cannot be streamed or run in the background")
     items = [*items_of(asked.input), {"type": TRIGGER}]
     return asked.model_copy(update={"input": items, "store": False})
 
@@ -205,7 +205,7 @@ def _form(asked: ResponseRequest, services: Services, offered: OfferedTools) -> 
 
 
 def _response(asked: ResponseRequest, services: Services) -> ResponseObject:
-    """The response object before anything is generated."""
+    """Return the response object as it is before anything is generated."""
     said = asked.model_dump(mode="json", include=_REPEATED, by_alias=True, exclude_unset=True)
     given = {name: value for name, value in said.items() if value is not None}
     if "tools" in given:
@@ -231,13 +231,13 @@ class _Resolved:
     """A request and the stored items that it refers to."""
 
     tenant: str
-    asked: ResponseRequest  # its input without references
-    items: Sequence[Item]  # of the input, in stored form
-    before: Sequence[Any]  # the items that it continues
+    asked: ResponseRequest  # with references in the input replaced by the items
+    items: Sequence[Item]  # items of the input, in stored form
+    before: Sequence[Any]  # stored items that the request continues
 
 
 async def _resolved(asked: ResponseRequest, request: Request, services: Services) -> _Resolved:
-    """Look up what a request refers to. Raises RequestRefused for what does not exist."""
+    """Look up what a request refers to. Raises RequestRefused if something does not exist."""
     asked.refuse_what_cannot_be_served(services.limits)
     tenant = tenant_in(request, cache_salt=asked.cache_salt or "")
     items: list[Item] = [shown_item(item) for item in items_of(asked.input)]
@@ -247,7 +247,7 @@ async def _resolved(asked: ResponseRequest, request: Request, services: Services
         found = await services.responses.call(ResponseFile.find_items, tenant, names)
         for place, name in zip(references, names, strict=True):
             if name not in found:
-                reason = "there is no such item; it may not be kept any more"
+                reason = "there is no such item; it may no longer be stored"
                 raise _not_found(f"input.{place}.id", reason, "item_not_found")
             items[place] = found[name]
         asked = asked.model_copy(update={"input": continued(items)})
@@ -277,14 +277,14 @@ async def _chain(services: Services, key: RecordKey) -> list[Item]:
             reason = "that response is still being generated"
             raise invalid_field(field, reason, code="previous_response_in_progress")
         if record.body.get("conversation"):
-            reason = "that response belongs to a conversation; continue `conversation`"
+            reason = "that response is part of a conversation; use `conversation` to continue it"
             raise invalid_field(field, reason)
         return await services.responses.call(ResponseFile.chain, key)
     except RecordMissing as lost:
         reason = "there is no such response"
         if lost.record_id != key.id:
-            reason = "a response that it continues is gone"
-        reason += "; it may have been deleted, or not be kept any more"
+            reason = "a response that it continues no longer exists"
+        reason += "; it may have been deleted, or may no longer be stored"
         raise _not_found(field, reason, "previous_response_not_found") from None
 
 
@@ -292,23 +292,27 @@ async def _conversation(services: Services, key: RecordKey) -> list[Item]:
     try:
         return await services.responses.call(ResponseFile.items, key)
     except RecordMissing:
-        reason = "there is no such conversation; it may have been deleted, or not be kept any more"
+        reason = (
+            "there is no such conversation; it may have been deleted or may no longer be stored"
+        )
         raise _not_found("conversation", reason, "conversation_not_found") from None
 
 
 class _AttendedResponse(GenerationResponse):
-    """A response whose client waits for it. What was generated when the client leaves is stored."""
+    """A response whose client waits for it. If the client leaves, the part generated so far is
+    stored.
+    """
 
     run: ResponseRun | None = None
-    # An input that is too long fails within the stream: Codex then compacts its conversation, while
-    # a status of 400 would end its turn.
+    # True: an input that is too long fails within the stream. Codex then compacts its conversation,
+    # while a status of 400 would end its turn.
     streams_overflow = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Generate and send."""
+        """Generate and send the response."""
         try:
             await super().__call__(scope, receive, send)
-        except PromptTooLong as error:  # raised before anything was sent
+        except PromptTooLong as error:  # raised only before anything was sent
             if not self.streams_overflow:
                 raise
             problem = problem_of(error)
@@ -326,7 +330,7 @@ async def _in_background(
 ) -> Response:
     """Start a background response, and answer with its current state or with its events.
 
-    Raises what the response is refused for.
+    Raises the error for which the response is refused.
     """
     tasks = services.held.tasks
     most = services.responses.limits.max_background
@@ -344,7 +348,7 @@ async def _in_background(
     task.add_done_callback(tasks.discard)
     task.add_done_callback(run.task_ended)
     if is_waited_for(services, queued.model):
-        run.form.keep_alive()  # stores the response now: loading the model may take minutes
+        run.form.keep_alive()  # stores the response now, because loading the model may take minutes
     else:
         beginning = asyncio.create_task(run.begun())
         try:
@@ -355,28 +359,28 @@ async def _in_background(
             await task
     try:
         await run.stored()
-    except ResponsesUnavailable:  # the client could never retrieve it
+    except ResponsesUnavailable:  # the client could never retrieve the response
         run.stop()
         raise
     return FollowingResponse(run.after(-1), run.form) if run.asked.stream else json_response(queued)
 
 
 class CodexReasoningLevel(Struct, frozen=True, kw_only=True):
-    """A reasoning effort that a user of Codex may choose."""
+    """A reasoning effort that a user of Codex can choose."""
 
     effort: str
     description: str
 
 
 class CodexTruncation(Struct, frozen=True, kw_only=True):
-    """The longest tool output that Codex passes on; Codex' own default."""
+    """The longest tool output that Codex passes on. The values are Codex' own defaults."""
 
     mode: Literal["bytes", "tokens"] = "tokens"
     limit: int = 10_000
 
 
 class CodexModel(Struct, frozen=True, kw_only=True):
-    """A model in Codex' form. Codex rejects the whole list if a field is missing."""
+    """A model in Codex' format. Codex rejects the whole list if a field is missing."""
 
     slug: str
     display_name: str
@@ -403,7 +407,7 @@ class CodexModel(Struct, frozen=True, kw_only=True):
 
 
 class CodexModelList(Struct, frozen=True, kw_only=True):
-    """All served models, in OpenAI's form and in Codex'."""
+    """All served models, in OpenAI's format and in Codex' format."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]

@@ -1,5 +1,5 @@
-"""The fields of POST /v1/responses: their types, the refusals of unsupported ones, the tools, and the
-generation request that they ask for.
+"""The fields of POST /v1/responses: their types, the refusals of unsupported fields, the tools, and
+the generation request that the fields ask for.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ UNSUPPORTED = UnsupportedFields(
         "logprobs": (False,),
     },
     reasons={
-        **dict.fromkeys(_HOSTED, "this is a part of OpenAI's own service"),
+        **dict.fromkeys(_HOSTED, "this field is part of OpenAI's own service"),
         **{name: f"the field is called `{other}` here" for name, other in _RENAMED.items()},
-        "n": "a response has one answer",
+        "n": "a response has only one answer",
         "stop": "the Responses API has no stop strings",
         "functions": "the field is called `tools` here",
         "function_call": "the field is called `tool_choice` here",
-        "logprobs": 'ask for `include`: ["message.output_text.logprobs"]',
+        "logprobs": 'use `include`: ["message.output_text.logprobs"]',
     },
 )
 _LOGPROBS = "message.output_text.logprobs"
@@ -88,15 +88,19 @@ class TextFormat(JsonSchemaFormat):
 
 
 class TextOptions(BaseModel):
-    """The format of the visible text."""
+    """Options of the visible text."""
 
     model_config = STRICT
 
     format: TextFormat | None = optional("Text or JSON.")
-    verbosity: Annotated[str, Field(max_length=20)] | None = optional("Accepted, without effect.")
+    verbosity: Annotated[str, Field(max_length=20)] | None = optional(
+        "Accepted, but has no effect."
+    )
 
     def output_format(self) -> OutputFormat | None:
-        """The format to enforce; None: any text. Raises RequestRefused if a schema is missing."""
+        """Return the format to enforce; None: any text. Raises RequestRefused if a schema is
+        missing.
+        """
         given = self.format
         if given is None or given.type == "text":
             return None
@@ -109,13 +113,13 @@ class TextOptions(BaseModel):
 
 
 class ResponseReasoning(ReasoningOptions):
-    """Whether and how much to think, and how thoughts are shown."""
+    """Whether and how much to think, and how thinking is shown."""
 
     summary: Literal["auto", "concise", "detailed"] | None = optional(
-        "Show thoughts as summary instead of as content; it is the whole thought."
+        "Show thoughts as a summary instead of as content. The summary is the whole thought."
     )
     generate_summary: Literal["auto", "concise", "detailed"] | None = optional(
-        "Older name of summary."
+        "Older name for summary."
     )
 
 
@@ -124,11 +128,11 @@ class ResponseStreamOptions(BaseModel):
 
     model_config = STRICT
 
-    include_obfuscation: bool | None = optional("Accepted, without effect.")
+    include_obfuscation: bool | None = optional("Accepted, but has no effect.")
 
 
 class ConversationName(BaseModel):
-    """A conversation by its id."""
+    """A reference to a conversation by its id."""
 
     model_config = STRICT
 
@@ -144,7 +148,7 @@ ConversationField = Annotated[
 
 @with_config(STRICT)
 class CustomFormat(TypedDict):
-    """What the text of a custom tool must be."""
+    """The format that the text of a custom tool must have."""
 
     type: Literal["text", "grammar"]
     syntax: NotRequired[Literal["lark", "regex"]]
@@ -159,26 +163,26 @@ class NamespacedTool(TypedDict):
     name: NotRequired[FunctionName]
     description: NotRequired[str | None]
     parameters: NotRequired[
-        Annotated[dict[str, Any] | None, Field(description="JSON schema of its arguments.")]
+        Annotated[dict[str, Any] | None, Field(description="JSON schema of the arguments.")]
     ]
     strict: NotRequired[
         Annotated[bool | None, Field(description="Force the arguments to match the schema.")]
     ]
-    format: NotRequired[Annotated[CustomFormat | None, Field(description="Of a custom tool.")]]
+    format: NotRequired[Annotated[CustomFormat | None, Field(description="For a custom tool.")]]
 
 
 @with_config(STRICT)
 class ResponseTool(NamespacedTool):
-    """A function, custom tool or namespace. Other types are skipped: this server cannot run them."""
+    """A function, custom tool or namespace. Other types are skipped: the server cannot run them."""
 
     tools: NotRequired[
-        Annotated[list[NamespacedTool], Field(fail_fast=True, description="Of a namespace.")]
+        Annotated[list[NamespacedTool], Field(fail_fast=True, description="For a namespace.")]
     ]
 
 
 @with_config(STRICT)
 class ToolNamed(TypedDict):
-    """A tool by name."""
+    """A reference to a tool by its name."""
 
     type: NotRequired[str]
     name: NotRequired[str]
@@ -202,32 +206,32 @@ ResponseToolChoice = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shows:
-    """What the client wants to see besides the text."""
+    """What the client wants to receive besides the text."""
 
     logprobs: bool = False
-    sealed_thoughts: bool = False  # thoughts also as encrypted_content
-    summaries: bool = False  # thoughts as summary instead of as content
+    sealed_thoughts: bool = False  # thoughts are also sent as encrypted_content
+    summaries: bool = False  # thoughts are sent as summary instead of as content
 
 
 class ResponseRequest(SamplingFields):
-    """Items to answer."""
+    """A request to answer the items of an input."""
 
     input: Input | None = optional("A text, or the conversation as items, oldest first.")
     instructions: str | None = optional("A system message before the input.")
     stream_options: ResponseStreamOptions | None = None
     max_output_tokens: MaxTokens | None = optional(
-        "Maximum number of tokens to generate, thoughts included."
+        "Maximum number of tokens to generate, including thoughts."
     )
     tools: ResponseTools | None = optional("The tools that the model may call.")
     tool_choice: ResponseToolChoice | None = optional(
-        "Whether the model may, must or must not call tools, and which."
+        "Whether the model may, must or must not call tools, and which tools."
     )
-    parallel_tool_calls: bool | None = optional("False: at most one call in an answer.")
+    parallel_tool_calls: bool | None = optional("False: at most one call per answer.")
     max_tool_calls: Annotated[int, Field(ge=1)] | None = optional(
-        "No effect: it limits hosted tools, which this server does not have."
+        "Has no effect: it limits hosted tools, which this server does not have."
     )
     reasoning: ResponseReasoning | None = optional(
-        "How much to think first, and how thoughts are shown."
+        "How much to think first, and how thinking is shown."
     )
     text: TextOptions | None = optional("The format of the answer.")
     include: Annotated[list[str], Field(fail_fast=True)] | None = optional(
@@ -237,22 +241,22 @@ class ResponseRequest(SamplingFields):
         "Number of most likely tokens to list at each position."
     )
     truncation: Literal["auto", "disabled"] | None = optional(
-        "Accepted; an input that is too long is refused either way."
+        "Accepted, but an input that is too long is refused in any case."
     )
     store: bool | None = optional("False: the response is not stored and cannot be retrieved.")
     previous_response_id: Annotated[str, Field(min_length=1)] | None = optional(
         "Continue a stored response: its input and output come first, without its instructions."
     )
     conversation: ConversationField | None = optional(
-        "Continue a conversation; input and output are added to it."
+        "Continue a conversation. The input and output are added to the conversation."
     )
     background: bool | None = optional(
-        "Answer at once, and generate the response in the background."
+        "Return at once, and generate the response in the background."
     )
-    metadata: ResponseMetadata | None = optional("Repeated in the response.")
-    prompt_cache_retention: str | None = optional("Accepted, without effect.")
-    prompt_cache_options: dict[str, Any] | None = optional("Accepted, without effect.")
-    client_metadata: dict[str, Any] | None = optional("Accepted, without effect.")
+    metadata: ResponseMetadata | None = optional("Returned unchanged in the response.")
+    prompt_cache_retention: str | None = optional("Accepted, but has no effect.")
+    prompt_cache_options: dict[str, Any] | None = optional("Accepted, but has no effect.")
+    client_metadata: dict[str, Any] | None = optional("Accepted, but has no effect.")
 
     def request(
         self,
@@ -262,7 +266,7 @@ class ResponseRequest(SamplingFields):
         offered: OfferedTools,
         before: Sequence[InputItem],
     ) -> GenerationRequest:
-        """What to generate. Raises RequestRefused."""
+        """Return what to generate. Raises RequestRefused."""
         items = [*before, *items_of(self.input)]
         compacts = asks_for_compaction(items)
         if compacts:
@@ -297,17 +301,17 @@ class ResponseRequest(SamplingFields):
 
     @property
     def conversation_id(self) -> str | None:
-        """The id of the conversation that it continues."""
+        """The id of the conversation to continue, or None."""
         named = self.conversation
         return named.id if isinstance(named, ConversationName) else named
 
     @property
     def stores(self) -> bool:
-        """Whether the response is to be stored."""
+        """Whether to store the response."""
         return self.store is not False
 
     def shows(self) -> Shows:
-        """What the client wants to see besides the text."""
+        """What the client wants to receive besides the text."""
         included = self.include or ()
         reasoning = self.reasoning
         return Shows(
@@ -317,14 +321,14 @@ class ResponseRequest(SamplingFields):
         )
 
     def refuse_what_cannot_be_served(self, limits: LimitsSettings) -> None:
-        """Raise RequestRefused for what the field types alone allow."""
+        """Raise RequestRefused for unsupported requests that the types of the fields allow."""
         UNSUPPORTED.refuse(self.model_extra)
         refuse_above(self.top_logprobs, limits.max_top_logprobs, field="top_logprobs")
         if self.conversation_id and self.previous_response_id:
             reason = "`previous_response_id` is not allowed together with `conversation`"
             raise RequestRefused(reason, field="previous_response_id")
         if self.background and not self.stores:
-            reason = "`background` needs `store`: the response could not be retrieved"
+            reason = "`background` requires `store`: otherwise, the response cannot be retrieved"
             raise RequestRefused(reason, field="background")
 
 
@@ -333,26 +337,26 @@ class ClientTool:
     """A tool as the client calls it."""
 
     name: str
-    namespace: str = ""  # empty: none
+    namespace: str = ""  # empty if the tool is in no namespace
     is_custom: bool = False  # takes a text instead of arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedTools:
-    """The tools of a request, by the names that the prompt and the client have for them."""
+    """The tools of a request, under the model's names and under the client's names."""
 
-    definitions: tuple[dict[str, Any], ...] = ()  # OpenAI-shaped
-    fields: tuple[str, ...] = ()  # places of their schemas in the request
+    definitions: tuple[dict[str, Any], ...] = ()  # in OpenAI's format
+    fields: tuple[str, ...] = ()  # where in the request their schemas are
     by_model_name: Mapping[str, ClientTool] = field(default_factory=dict)
     held: tuple[str, ...] = ()  # names of functions for which the client did not set `strict`
 
     def client_tool(self, model_name: str) -> ClientTool:
-        """The tool that the model knows by this name. A name that the model made up is a function."""
+        """Return the tool that has this name in the prompt. An unknown name becomes a function."""
         return self.by_model_name.get(model_name) or ClientTool(name=model_name)
 
 
 def offered_tools(tools: Sequence[ResponseTool], *, limits: LimitsSettings) -> OfferedTools:
-    """The tools that the model can be offered. Raises RequestRefused."""
+    """Return the tools that the model can be offered. Raises RequestRefused."""
     refuse_too_many(tools, limits.max_tools, field="tools")
     offered = list(_offered(tools))
     refuse_too_many(offered, limits.max_tools, field="tools")
@@ -371,7 +375,7 @@ def offered_tools(tools: Sequence[ResponseTool], *, limits: LimitsSettings) -> O
 def choice_of(
     choice: str | ChosenTool | None, *, offered: OfferedTools, parallel: bool
 ) -> ToolChoice:
-    """The meaning of `tool_choice`. Raises RequestRefused for a tool that is not offered."""
+    """Interpret `tool_choice`. Raises RequestRefused for a tool that is not offered."""
     tools: Sequence[Mapping[str, Any]] = offered.definitions
     names: list[str] = []
     mode: Any = choice or "auto"
@@ -386,7 +390,7 @@ def choice_of(
             names = _allowed(choice)
             if names:
                 place = "tool_choice.tools"
-            else:  # hosted tools only, which are not offered
+            else:  # only hosted tools are named, and those are not offered
                 tools = ()
                 mode = "none" if mode == "auto" else mode
     asked = choice_among(mode, names, tools=tools, parallel=parallel, field=place)
@@ -417,7 +421,7 @@ def _chosen(tool: ToolNamed, place: str) -> str:
 
 
 def _offered(tools: Sequence[ResponseTool]) -> Iterator[tuple[str, ClientTool, dict[str, Any]]]:
-    """Each supported tool: its place in the request, the tool, and the model's function."""
+    """Iterate over supported tools: place in the request, client's tool, and model's function."""
     for number, tool in enumerate(tools):
         place = f"tools.{number}"
         if tool["type"] != "namespace":
@@ -453,7 +457,7 @@ def _function(tool: NamespacedTool) -> dict[str, Any]:
 
 
 def _custom(tool: NamespacedTool) -> dict[str, Any]:
-    """A function with one text. The description tells the model the grammar of the text."""
+    """Return a function with one text argument. Its description contains the text's grammar."""
     form = tool.get("format") or {"type": "text"}
     definition = form.get("definition", "")
     description = tool.get("description") or ""

@@ -1,9 +1,9 @@
-"""Input items of the Responses API: their types, their meaning as chat messages, their stored form,
-and compaction.
+"""Input items of the Responses API: their types, their conversion to chat messages, their stored
+form, and compaction.
 
-Compaction: an input that ends with a `compaction_trigger` has the model summarize the conversation.
-The summary is ordinary text that the model writes on request. A `compaction` item carries it,
-sealed, in `encrypted_content`; in a later prompt, the text takes the place of the item.
+Compaction: if an input ends with a `compaction_trigger`, the model summarizes the conversation.
+The summary is ordinary text that the model writes on request. A `compaction` item contains the
+summary, sealed, in `encrypted_content`. In a later prompt, the summary replaces the item.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _SUMMARY_REQUEST = {
         "be done. Do not call tools and do not continue the task. Reply with the summary only."
     ),
 }
-_SEPARATOR = "__"  # between the names of a namespace and a tool in it
-_THOUGHT = "holdfast_thought"  # key of a thought that the stored item does not show
-# type → key of its text
+_SEPARATOR = "__"  # between the name of a namespace and the name of a tool in it
+_THOUGHT = "holdfast_thought"  # key of a thought that is stored in an item but not shown
+# type of a part → key of the text in it
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _ROLES = ("user", "system", "developer", "assistant")
 _CALLS = ("function_call", "custom_tool_call")
@@ -63,7 +63,7 @@ _SUMMARY_INTRODUCTION = (
 )
 
 Unseal = Callable[[str], str | None]
-"""Opens an `encrypted_content`; None if this server did not make it."""
+"""Opens an `encrypted_content`. Returns None if this server did not create it."""
 
 
 @with_config(STRICT)
@@ -80,7 +80,7 @@ ItemText = TextOrMany[ItemPart]
 
 @with_config(STRICT)
 class InputItem(TypedDict):
-    """An item of the conversation. Its type, by default `message`, decides which fields it needs."""
+    """An item of the conversation. Its type (default: `message`) decides which fields it needs."""
 
     type: NotRequired[
         Annotated[
@@ -90,15 +90,15 @@ class InputItem(TypedDict):
     ]
     id: NotRequired[str | None]
     role: NotRequired[
-        Annotated[str, Field(description="Of a message: user, system, developer or assistant.")]
+        Annotated[str, Field(description="For a message: user, system, developer or assistant.")]
     ]
     content: NotRequired[ItemText | None]
-    name: NotRequired[Annotated[str | None, Field(description="Of a call: the tool's name.")]]
+    name: NotRequired[Annotated[str | None, Field(description="For a call: the tool's name.")]]
     namespace: NotRequired[str | None]
     call_id: NotRequired[str | None]
-    arguments: NotRequired[Annotated[str, Field(description="Of a function_call: JSON text.")]]
-    input: NotRequired[Annotated[str, Field(description="Of a custom_tool_call.")]]
-    output: NotRequired[Annotated[ItemText, Field(description="Of a call output: the result.")]]
+    arguments: NotRequired[Annotated[str, Field(description="For a function_call: JSON text.")]]
+    input: NotRequired[Annotated[str, Field(description="For a custom_tool_call: the text.")]]
+    output: NotRequired[Annotated[ItemText, Field(description="For a call output: the result.")]]
     summary: NotRequired[Annotated[list[ItemPart], Field(fail_fast=True)]]
     encrypted_content: NotRequired[str | None]
 
@@ -107,19 +107,19 @@ Input = TextOrMany[InputItem]
 
 
 def items_of(given: str | Sequence[InputItem] | None) -> list[InputItem]:
-    """An input as items: a text is a user message."""
+    """Return an input as items: a text becomes a user message."""
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
     return list(given or ())
 
 
 def model_name(name: str, namespace: str | None) -> str:
-    """The name by which the model knows a tool."""
+    """Return the name by which the model knows a tool."""
     return f"{namespace}{_SEPARATOR}{name}" if namespace else name
 
 
 def kind_of(item: Mapping[str, Any]) -> str:
-    """The type of an item."""
+    """Return the type of an item."""
     return item.get("type") or "message"
 
 
@@ -137,11 +137,12 @@ def conversation(
     earlier: int = 0,
     field: str = "input",
 ) -> tuple[dict[str, Any], ...]:
-    """Instructions and items as OpenAI chat messages.
+    """Return instructions and items as OpenAI chat messages.
+
+    The last compaction item replaces all earlier items except for messages that are not the
+    assistant's.
 
     Raises RequestRefused naming an unusable item.
-
-    The last compaction item replaces the assistant's part before it.
 
     earlier: number of leading items that come from the store, not from the request.
     open_summary: opens compaction items.
@@ -159,7 +160,7 @@ def conversation(
 
 
 class _Messages:
-    """Folds items into messages.
+    """Combines items into messages.
 
     The assistant's thoughts, text and calls of one turn become one message.
     """
@@ -168,7 +169,7 @@ class _Messages:
         self.messages: list[dict[str, Any]] = []
         self._unseal = unseal
         self._open_summary = open_summary
-        self._turn: dict[str, Any] | None = None  # the assistant message that is being built
+        self._turn: dict[str, Any] | None = None  # the assistant's message that is being built
 
     def add(self, role: str, content: Any, **fields: Any) -> None:
         """Add a message that is not the assistant's."""
@@ -176,7 +177,7 @@ class _Messages:
         self.messages.append({"role": role, **fields, "content": content})
 
     def read(self, item: Mapping[str, Any], place: str) -> None:
-        """Add an item. place: its name in error messages."""
+        """Add an item. place: how error messages refer to the item."""
         match kind_of(item):
             case "message":
                 self._message(item, place)
@@ -185,7 +186,7 @@ class _Messages:
             case "function_call":
                 self._call(item, place, _required(item, "arguments", place))
             case "custom_tool_call":
-                # the model knows a custom tool as a function with one text
+                # to the model, a custom tool is a function with one text argument
                 self._call(item, place, {"input": _required(item, "input", place)})
             case "function_call_output" | "custom_tool_call_output":
                 self._call_output(item, place)
@@ -211,7 +212,7 @@ class _Messages:
         turn["content"] += separator(turn["content"], content) + content
 
     def _reasoning(self, item: Mapping[str, Any]) -> None:
-        """A thought. One that was sealed by another server cannot be read, and is left out."""
+        """Add a thought. A thought sealed by another server cannot be read and is left out."""
         sealed = item.get("encrypted_content")
         thought = self._unseal(sealed) if sealed else None
         if thought is None:
@@ -257,15 +258,15 @@ class _Messages:
 
 def _refused(item: Mapping[str, Any], place: str) -> RequestRefused:
     kind = kind_of(item)
-    if kind == "item_reference":  # references to stored items were resolved before
+    if kind == "item_reference":  # references to stored items were already resolved
         field = f"{place}.id"
         reason = f"`{field}`: there is no such item"
         return RequestRefused(reason, status=404, code="item_not_found", field=field)
     field = f"{place}.type"
     if kind == TRIGGER:
-        return invalid_field(field, f"a {TRIGGER} has to be the last item of an input")
+        return invalid_field(field, f"a {TRIGGER} must be the last item of an input")
     reason = (
-        "this server takes messages, reasoning, calls of functions and custom tools, their "
+        "this server accepts messages, reasoning, calls of functions and custom tools, their "
         "outputs, and compaction items"
     )
     shown = f", not {kind[:_LONGEST_SHOWN]!r}"
@@ -306,18 +307,18 @@ def _thought_in(item: Mapping[str, Any]) -> str:
 
 
 def summary_seal(seal: Seal, model: str) -> Seal:
-    """The seal of a model's summaries for the tenant of the given seal."""
+    """Return the seal for a model's summaries, for the same tenant as the given seal."""
     return seal.of(f"summary by {model}")
 
 
 def summary_request(request: GenerationRequest) -> GenerationRequest:
-    """The request for a summary of a request's conversation.
+    """Return the request for a summary of a request's conversation.
 
-    Its prompt begins with the conversation, tools included, so most of it is in the prefix cache.
+    The prompt begins with the conversation, including tools, so most of it is in the prefix cache.
     Raises RequestRefused if no token may be generated.
     """
     if request.max_tokens == 0:
-        reason = "a summary has at least 1 token"
+        reason = "a summary needs at least 1 token"
         raise invalid_field("max_output_tokens", reason, shown=", got 0")
     thinking = request.thinking
     if thinking.effort != "off" and thinking.budget_tokens is None:
@@ -337,15 +338,15 @@ def summary_request(request: GenerationRequest) -> GenerationRequest:
 
 
 def stored_input(items: Iterable[Mapping[str, Any]]) -> list[Item]:
-    """Input items as they are stored: with ids and defaults, without compaction triggers."""
+    """Return input items as they are stored: with ids and defaults, without compaction triggers."""
     stem = uuid.uuid4().hex
     kept = [item for item in items if item.get("type") != TRIGGER]
     return [_completed(item, f"{stem}{number:02x}") for number, item in enumerate(kept)]
 
 
 def stored_output(items: Sequence[Any], hidden_thoughts: Mapping[str, str]) -> list[Item]:
-    """Output items as they are stored. hidden_thoughts: by item id, thoughts that the item does not
-    show.
+    """Return output items as they are stored. hidden_thoughts: item id → thought, for thoughts that
+    the item does not show.
     """
     stored: list[Item] = msgspec.to_builtins(items)
     return [
@@ -355,12 +356,12 @@ def stored_output(items: Sequence[Any], hidden_thoughts: Mapping[str, str]) -> l
 
 
 def shown_item(item: Item) -> Item:
-    """A stored item as a client sees it."""
+    """Return a stored item as a client sees it."""
     return {key: value for key, value in item.items() if key != _THOUGHT}
 
 
 def with_sealed_thought(item: Item, seal: Callable[[str], str]) -> Item:
-    """A stored item as a client sees it that asked for encrypted thoughts."""
+    """Return a stored item as it is shown to a client that asked for encrypted thoughts."""
     shown = shown_item(item)
     thought = ""
     if item["type"] == "reasoning":
@@ -369,8 +370,8 @@ def with_sealed_thought(item: Item, seal: Callable[[str], str]) -> Item:
 
 
 def continued(items: Iterable[Item]) -> list[Any]:
-    """Stored items as the first items of an input: with readable thoughts, without calls that were
-    cut off.
+    """Return stored items as the first items of an input: with readable thoughts, without calls
+    that were cut off.
     """
     found = []
     for item in items:

@@ -1,5 +1,5 @@
-"""Stored responses and conversations: how a response gets into the store while it is generated, and
-the endpoints that read, follow, list, change, cancel and delete what is stored.
+"""Stored responses and conversations: how a response is stored while it is generated, and the
+endpoints that read, follow, list, change, cancel and delete stored responses and conversations.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ _DIGITS = re.compile(r"[0-9]{1,19}")
 _EVENT_NUMBER = re.compile(rb'"sequence_number":(\d+)')
 _EVENT_STREAM = "text/event-stream; charset=utf-8"
 _LOST = ResponseFailure(
-    code="server_error", message="the server stopped before the response was done"
+    code="server_error", message="the server stopped before the response was complete"
 )
 _QUERY: Mapping[str, tuple[Shape, str]] = {
     "limit": (
         {"type": "integer", "minimum": 1, "maximum": _MOST_LISTED},
-        f"Maximum number of items; default {_LISTED}.",
+        f"Maximum number of items; default: {_LISTED}.",
     ),
     "order": (
         {"type": "string", "enum": ["asc", "desc"]},
-        "Oldest or newest first; default newest.",
+        "asc: oldest first; desc: newest first (default).",
     ),
     "after": ({"type": "string"}, "Begin after the item with this id."),
     "stream": ({"type": "boolean"}, "Stream the events of the response, including future ones."),
@@ -76,21 +76,21 @@ _QUERY: Mapping[str, tuple[Shape, str]] = {
     ),
     "include[]": (
         {"type": "array", "items": {"type": "string"}},
-        "Of a response: reasoning.encrypted_content adds it. Other values have no effect.",
+        "For a response: reasoning.encrypted_content adds that field. Other values have no effect.",
     ),
-    "cache_salt": ({"type": "string"}, "The salt of the request that created it."),
+    "cache_salt": ({"type": "string"}, "The cache_salt of the request that created the record."),
 }
 _PAGE = ("limit", "order", "after", "include[]")
 _SALT_BELONGS_IN_THE_QUERY = UnsupportedFields(
     neutral={"cache_salt": ()},
-    reasons={"cache_salt": "here it belongs in the query: ?cache_salt=…"},
+    reasons={"cache_salt": "send it in the query: ?cache_salt=…"},
 )
 _METADATA = "Up to 16 pairs of strings, for your own use."
 _Items = Annotated[list[InputItem], Field(max_length=_MOST_ADDED, fail_fast=True)]
 
 
 class ConversationChange(BaseModel):
-    """Changes to a conversation."""
+    """A change to a conversation."""
 
     model_config = STRICT
 
@@ -98,16 +98,16 @@ class ConversationChange(BaseModel):
 
 
 class ConversationOpening(BaseModel):
-    """A new conversation."""
+    """A request to create a conversation."""
 
     model_config = STRICT
 
     metadata: ResponseMetadata | None = optional(_METADATA)
-    items: _Items | None = optional("Its first items.")
+    items: _Items | None = optional("The first items of the conversation.")
 
 
 class ConversationAddition(BaseModel):
-    """Items for a conversation."""
+    """A request to add items to a conversation."""
 
     model_config = STRICT
 
@@ -126,7 +126,7 @@ class ConversationObject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConversationItem(msgspec.Struct, frozen=True, kw_only=True):
-    """An item; its other fields depend on its type."""
+    """An item. Which other fields it has depends on its type."""
 
     id: str
     type: str
@@ -151,7 +151,7 @@ class ItemList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseRun(EventLog):
-    """The events of one response. The first one stores it as running, the last one as finished."""
+    """The events of one response. The first stores it as running, the last one as finished."""
 
     def __init__(
         self,
@@ -178,13 +178,13 @@ class ResponseRun(EventLog):
             await asyncio.shield(self._stored)
 
     def stop(self) -> None:
-        """End the response as cancelled, unless it has ended or not begun."""
+        """End the response as cancelled, unless it has already ended or has not begun."""
         if self._is_open:
             self.form.cancel()
         self.stopped.set()
 
     def task_ended(self, task: asyncio.Task[None]) -> None:
-        """The background task has ended: with an error, the response fails."""
+        """Note the end of the background task. If it ended with an error, the response fails."""
         if task.cancelled():
             self.stop()
         elif (error := task.exception()) is not None and self._is_open:
@@ -195,7 +195,7 @@ class ResponseRun(EventLog):
         return bool(self.events) and not self.has_ended
 
     def _record(self, number: int, frame: bytes) -> None:
-        """Add an event. The response is stored before a client sees its first or last event."""
+        """Add an event. The first and last event store the response before a client sees them."""
         if self.has_ended:
             return
         if not self.events and self.asked.stores:
@@ -233,8 +233,8 @@ class ResponseRun(EventLog):
             appended.add_done_callback(_ignore_failure)
 
     def _finished(self, done: asyncio.Future[None]) -> None:
-        """Keep the response in memory if its end could not be written: the store shows it as
-        running.
+        """Keep the response in memory if its end could not be written, because the store still
+        shows it as running.
         """
         if done.cancelled() or isinstance(done.exception(), ResponsesUnavailable):
             self._held.keep_unwritten(self._key, self)
@@ -244,13 +244,13 @@ class ResponseRun(EventLog):
 
 
 def _ignore_failure(done: asyncio.Future[Any]) -> None:
-    """The store has logged it; reading the exception keeps asyncio from logging it again."""
+    """Retrieve the exception, so that asyncio does not log it. The store has already logged it."""
     if not done.cancelled():
         done.exception()
 
 
 def _query(*names: str) -> Shape:
-    """OpenAPI description of an operation's query parameters; `cache_salt` is one of all."""
+    """Return the OpenAPI description of query parameters; `cache_salt` is always included."""
     parameters = []
     for name in (*names, "cache_salt"):
         schema, description = _QUERY[name]
@@ -273,7 +273,7 @@ def _query(*names: str) -> Shape:
     answers_of(ResponseObject, chunk=ResponseEvent),
 )
 async def get_response(request: Request, services: Services) -> Response:
-    """A stored response in its current state, or its events after a given number."""
+    """Return a stored response in its current state, or its events after a given number."""
     query = request.query_params
     streams = _boolean_in(query, "stream")
     given = _number_in(query, "starting_after", 0, INT64_MAX)
@@ -300,9 +300,9 @@ async def get_response(request: Request, services: Services) -> Response:
 
 @operation("DELETE", _RESPONSE, _query(), answers_of(Deleted))
 async def delete_response(request: Request, services: Services) -> Response:
-    """Delete a response, and end it if it runs in the background.
+    """Delete a response. If it runs in the background, it is ended.
 
-    Responses that continue it cannot be continued any more.
+    Responses that continue the deleted response can no longer be continued.
     """
     run = _run(request, services)
     await _call(request, services, "response", ResponseFile.delete)
@@ -315,7 +315,7 @@ async def delete_response(request: Request, services: Services) -> Response:
 
 @operation("POST", _RESPONSE + "/cancel", _query(), answers_of(ResponseObject))
 async def cancel_response(request: Request, services: Services) -> Response:
-    """End a response that runs in the background. A finished response is unchanged."""
+    """End a response that runs in the background. A finished response does not change."""
     run = _run(request, services)
     if run is not None and run.asked.background:
         run.stop()
@@ -332,7 +332,7 @@ async def cancel_response(request: Request, services: Services) -> Response:
 
 @operation("GET", _RESPONSE + "/input_items", _query(*_PAGE), answers_of(ItemList))
 async def list_input_items(request: Request, services: Services) -> Response:
-    """The input items of a response, without those of the responses that it continues."""
+    """List the input items of a response, without those of the responses that it continues."""
     return await _page(request, services, "response")
 
 
@@ -358,7 +358,7 @@ async def create_conversation(request: Request, services: Services) -> Response:
 
 @operation("GET", _CONVERSATION, _query(), answers_of(ConversationObject))
 async def get_conversation(request: Request, services: Services) -> Response:
-    """A conversation."""
+    """Return a conversation."""
     return json_response(await _conversation(request, services))
 
 
@@ -377,7 +377,7 @@ async def update_conversation(request: Request, services: Services) -> Response:
 
 @operation("DELETE", _CONVERSATION, _query(), answers_of(Deleted))
 async def delete_conversation(request: Request, services: Services) -> Response:
-    """Delete a conversation with its items. Responses that continued it stay."""
+    """Delete a conversation and its items. Responses that continued the conversation are kept."""
     await _call(request, services, "conversation", ResponseFile.delete)
     deleted_id = request.path_params["conversation_id"]
     return json_response(Deleted(id=deleted_id, object="conversation.deleted"))
@@ -399,7 +399,7 @@ async def create_conversation_items(request: Request, services: Services) -> Res
 
 @operation("GET", _CONVERSATION + "/items", _query(*_PAGE), answers_of(ItemList))
 async def list_conversation_items(request: Request, services: Services) -> Response:
-    """The items of a conversation."""
+    """List the items of a conversation."""
     return await _page(request, services, "conversation")
 
 
@@ -407,7 +407,7 @@ async def list_conversation_items(request: Request, services: Services) -> Respo
     "GET", _CONVERSATION + "/items/{item_id}", _query("include[]"), answers_of(ConversationItem)
 )
 async def get_conversation_item(request: Request, services: Services) -> Response:
-    """An item of a conversation."""
+    """Return an item of a conversation."""
     item_id = request.path_params["item_id"]
     for item in reversed(await _call(request, services, "conversation", ResponseFile.items)):
         if item["id"] == item_id:
@@ -443,9 +443,9 @@ OPERATIONS = (
 async def _call(
     request: Request, services: Services, kind: Kind, method: Callable[..., Any], *args: Any
 ) -> Any:
-    """Call a method of the file with the record that the path names.
+    """Call a method of ResponseFile with the record that the path names.
 
-    Raises RequestRefused if it does not exist.
+    Raises RequestRefused if the record does not exist.
     """
     key = _key(request, kind)
     try:
@@ -478,18 +478,18 @@ async def _conversation(request: Request, services: Services) -> ConversationObj
 
 
 async def _page(request: Request, services: Services, kind: Kind) -> Response:
-    """A page of the input items of a record."""
+    """Return a page of the input items of a record."""
     query = request.query_params
     limit = _number_in(query, "limit", 1, _MOST_LISTED) or _LISTED
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
-        raise invalid_field("order", "asc or desc")
+        raise invalid_field("order", "must be asc or desc")
     items = await _call(request, services, kind, ResponseFile.items)
     if order == "desc":
         items.reverse()
     begin = 0
     if (after := query.get("after")) is not None:
-        # the last of several items with one id, so that paging always ends
+        # if several items have the id, continue after the last of them, so that paging always ends
         places = [place for place, item in enumerate(items) if item["id"] == after]
         if not places:
             raise invalid_field("after", "there is no such item here")
@@ -512,7 +512,7 @@ async def _parsed(model: type[M], request: Request, services: Services, *, empty
 
 
 def _checked(items: list[InputItem]) -> list[Item]:
-    """The items as they are stored.
+    """Return the items as they are stored.
 
     Raises RequestRefused for items that no response could continue.
     """
@@ -523,7 +523,7 @@ def _checked(items: list[InputItem]) -> list[Item]:
 def _boolean_in(query: Mapping[str, str], name: str) -> bool:
     text = query.get(name, "false").lower()
     if text not in ("true", "1", "false", "0"):
-        raise invalid_field(name, "true or false")
+        raise invalid_field(name, "must be true or false")
     return text in ("true", "1")
 
 
@@ -532,25 +532,26 @@ def _number_in(query: Mapping[str, str], name: str, least: int, most: int) -> in
     if text is None:
         return None
     if not (_DIGITS.fullmatch(text) and least <= int(text) <= most):
-        raise invalid_field(name, f"a number from {least} to {most}")
+        raise invalid_field(name, f"must be a number from {least} to {most}")
     return int(text)
 
 
 def _not_found(what: str, record_id: str) -> RequestRefused:
     message = (
-        f"there is no {what} {record_id[:100]!r}; it may have been deleted, or not be kept any more"
+        f"there is no {what} {record_id[:100]!r}; it may have been deleted or may no longer be "
+        "stored"
     )
     return RequestRefused(message, status=404, code=f"{what}_not_found", field=f"{what}_id")
 
 
 def _refuse_elsewhere(record: StoredRecord) -> None:
     if record.is_running:
-        message = "this response is being generated by another server of this store"
+        message = "this response is being generated by another server that shares this store"
         raise RequestRefused(message, status=409, code="response_elsewhere", field="response_id")
 
 
 def _shown(record: StoredRecord, *, seal: Callable[[str], str] | None = None) -> dict[str, Any]:
-    """A stored response as a client sees it. seal: adds its thoughts as encrypted_content."""
+    """Return a stored response as a client sees it. seal: to add thoughts as encrypted_content."""
     if seal is None:
         output = [shown_item(item) for item in record.output]
     else:
@@ -565,7 +566,7 @@ def _number_of(frame: bytes) -> int:
 
 
 def _last_event(record: StoredRecord, *, number: int) -> bytes:
-    """The end of a response whose events are not stored."""
+    """Return the last event of a response whose events are not stored."""
     shown = _shown(record)
     kind = shown["status"].replace("cancelled", "incomplete")
     data = msgspec.json.encode(
