@@ -1,4 +1,4 @@
-"""What ends an answer or thought early: stop strings in visible text, and endless repetition. Pure."""
+"""What ends an answer or thought early: stop strings in visible text, endless repetition. Pure."""
 
 from __future__ import annotations
 

@@ -702,7 +702,7 @@ class CustomInput:
         return self._give(json.loads(f'"{piece}"', strict=False))
 
     def rest(self) -> str:
-        """Return the rest of the text after the end of the call. JSON of another form is unchanged."""
+        """Return the rest of the text after the call has ended. Unexpected JSON is left unchanged."""
         arguments = "".join(self._arguments)
         try:
             whole = json.loads(arguments, strict=False)

@@ -50,8 +50,8 @@ def callable_tools(
 ) -> tuple[CallableTool, ...]:
     """Return the tools of the prompt that may be called, with checked schemas.
 
-    enforce_all: enforce the schemas of tools that are not strict as far as possible, too. If False,
-    this is done only for the tools that the choice names in `held`.
+    enforce_all: also enforce, as far as possible, the schemas of tools that are not strict. If
+    False, this is done only for the tools that the choice names in `held`.
 
     Raises InvalidRequest for a strict tool whose schema cannot be enforced.
     """

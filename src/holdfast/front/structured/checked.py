@@ -74,7 +74,7 @@ def _object_ends(node: Schema, finite: set[str]) -> bool:
 def _array_ends(node: Schema, finite: set[str]) -> bool:
     least = node.get("minItems", 0)
     first, others = node.get("prefixItems", ()), node.get("items", True)
-    if isinstance(others, list):  # draft 7
+    if isinstance(others, list):  # as in draft 7
         first, others = others, node.get("additionalItems", True)
     return all(_ends(item, finite) for item in first[:least]) and (
         least <= len(first) or _ends(others, finite)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any, Final
 
-MAPS: Final = ("properties", "patternProperties")  # name → schema
+MAPS: Final = ("properties", "patternProperties")  # their values map names to schemas
 LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 SINGLES: Final = ("items", "additionalItems", "additionalProperties")
 _COUNTS: Final = tuple("minProperties maxProperties minItems maxItems minLength maxLength".split())

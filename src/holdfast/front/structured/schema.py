@@ -265,7 +265,7 @@ def _lists_its_properties(node: Schema) -> bool:
 
 
 def _is_alone(node: Schema, keyword: str) -> bool:
-    """Whether no other keyword describes an object's members: a subschema may forbid others."""
+    """Whether no other keyword describes members, so a subschema may forbid further members."""
     others = (*keywords.OF_OBJECTS, "allOf", "anyOf", "oneOf", "$ref")
     return not any(other in node for other in others if other != keyword)
 

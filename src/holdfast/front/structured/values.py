@@ -402,7 +402,7 @@ class _Literals:
 
     def _array(self, node: Schema) -> str:
         first, others = node.get("prefixItems", []), node.get("items", True)
-        if isinstance(others, list):  # draft 7
+        if isinstance(others, list):  # as in draft 7
             first, others = others, node.get("additionalItems", True)
         least, most = node.get("minItems", 0), node.get("maxItems")
         comma = literal(self._syntax.comma)

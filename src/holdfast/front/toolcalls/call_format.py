@@ -342,7 +342,7 @@ class CallParts:
     """Collects the parts of calls. Only one call is open at a time."""
 
     def __init__(self, tools: DeclaredTools, *, reads_calls: bool = True) -> None:
-        """reads_calls: False to leave calls as text and read only channels of text and reasoning."""
+        """reads_calls: False to leave calls as text and read only text and reasoning channels."""
         self.tools = tools
         self.reads_calls = reads_calls
         self.done: list[AnswerPart] = []

@@ -77,7 +77,7 @@ class Channels(CallFormat):
 
     @property
     def openers(self) -> Sequence[str]:
-        """The strings that a message may begin with. The prompt already contains the first one."""
+        """The strings that a message may begin with. The first message begins in the prompt."""
         own = (self.start, self.channel, self.message, " to=", "to=", *self.ends)
         return tuple(mark for mark in own if mark)
 

@@ -46,7 +46,7 @@ class Incoming:
         self.text += text
 
     def drop_read(self) -> str:
-        """Drop the text before `place`, and return it."""
+        """Drop and return the text before `place`."""
         self.reached -= self.place
         read, self.text, self.place = self.text[: self.place], self.text[self.place :], 0
         self.passed += len(self.plain(read))
@@ -151,7 +151,7 @@ class Incoming:
         return text, mark
 
     def _nearest(self, marks: Sequence[str], start: int) -> int:
-        """Return the position of the first mark, or -1 if none. Ever shorter texts are searched."""
+        """Return the position of the first mark, or -1 if none. Each search narrows the next one."""
         nearest = -1
         for mark in reversed(marks):  # single characters come last and are found fastest
             end = len(self.text) if nearest < 0 else nearest - 1 + len(mark)
