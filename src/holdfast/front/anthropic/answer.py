@@ -76,9 +76,7 @@ def anthropic_error(problem: Problem) -> MessagesError:
 def _message(problem: Problem) -> str:
     """Return the message. Claude Code compacts the conversation if it finds this text in it."""
     if isinstance(cause := problem.cause, PromptTooLong):
-        most = min(
-            cause.context_tokens, cause.prompt_tokens - 1
-        )  # an answer needs at least one token
+        most = min(cause.context_tokens, cause.prompt_tokens - 1)  # leaves a token for the answer
         return f"prompt is too long: {cause.prompt_tokens} tokens > {most} maximum"
     return problem.message_with_field
 

@@ -156,7 +156,9 @@ class _Walk:
                 return False
             case "format" if value not in keywords.FORMATS:
                 if value in keywords.UNKNOWN_FORMATS and _may_be_text(node):
-                    self._leave_out(keyword, place=place, reason=f"{value!r} is not supported")
+                    self._leave_out(
+                        keyword, place=place, reason=f"has the unsupported value {value!r}"
+                    )
                 return False
             case "pattern" if isinstance(value, str):
                 reason = keywords.pattern_fault(value)
