@@ -26,14 +26,16 @@ MOST_STEP_TOKENS = 1 << 20
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """After this many reasoning tokens, the tokens that end the reasoning are forced.
+    """A limit on reasoning tokens. After this many, the worker forces the tokens that end the
+    reasoning.
 
-    All reasoning of an answer counts together. While a grammar does not allow the end, the
-    reasoning continues.
+    All reasoning of an answer counts together. While a grammar does not allow the reasoning to end,
+    it continues.
     """
 
     tokens: int
-    start_token_ids: tuple[int, ...] = ()  # reasoning begins after these; empty: at the first token
+    # reasoning begins after these tokens; empty: at the first token
+    start_token_ids: tuple[int, ...] = ()
     end_token_ids: tuple[int, ...] = ()
 
 
@@ -47,15 +49,16 @@ class PinnedPrefix(msgspec.Struct, frozen=True, kw_only=True):
 class ReadAhead(msgspec.Struct, frozen=True, kw_only=True):
     """Prefill a prompt for a later request, as idle work. No token is generated."""
 
-    # known when it was made: a request that shares this prefix makes it obsolete
+    # length of the prefix that was known at creation; a request that shares it makes this obsolete
     known_tokens: int
 
 
 class ReadAheadRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The tokens from `start` to the end of `token_ids` were prefilled in advance, and no request has
-    used them yet.
+    """Tokens that were prefilled in advance, and that no request has used yet: those from `start`
+    to the end of `token_ids`.
 
-    As a command: an earlier worker did it. For the figures only.
+    As a command: an earlier worker prefilled them, and the new worker only counts them in its
+    figures.
     """
 
     tenant: str
@@ -75,7 +78,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     top_logprobs: int = 0
     want_prompt_logprobs: bool = False
     scored_from: int = 1  # the first prompt token whose log-probability is wanted
-    pooling: Pooling | None = None  # set: an embedding of the prompt is wanted
+    pooling: Pooling | None = None  # if set, the request asks for an embedding of its prompt
     is_kept: bool = True  # whether its KV is cached for later requests
     grammar: str = ""  # for llguidance; empty: no constraint
     thinking_budget: ThinkingBudget | None = None
@@ -83,20 +86,20 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     session_id: str = ""  # opened by the request if the tenant has no session of that id
     # positions in the prompt after which later prompts are likely to differ
     branch_points: tuple[int, ...] = ()
-    pins: tuple[PinnedPrefix, ...] = ()  # ascending, each position once
+    pins: tuple[PinnedPrefix, ...] = ()  # in ascending order of position, one for each position
     service: ServiceClass = ServiceClass()
-    # already streamed by a previous worker: counted, not sent again
+    # tokens that an earlier worker has already streamed: counted, but not sent again
     generated_token_ids: TokenIds = TokenIds()
-    read_ahead: ReadAhead | None = None  # None: a client waits for it
+    read_ahead: ReadAhead | None = None  # None: a client waits for the answer
 
     @property
     def is_idle_work(self) -> bool:
-        """Whether it runs only while nothing else does."""
+        """Whether the request runs only while the worker has nothing else to do."""
         return self.read_ahead is not None
 
     @property
     def reusable_tokens(self) -> int:
-        """How many of the prompt's first tokens may come from the cache."""
+        """The number of tokens at the beginning of the prompt that may come from the cache."""
         if self.pooling == "mean":
             return 0
         return self.scored_from - 1 if self.want_prompt_logprobs else len(self.prompt_token_ids) - 1
@@ -106,9 +109,9 @@ ControlAction: TypeAlias = Literal["cancel", "pause", "resume"]
 
 
 class SequenceControl(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Cancel a sequence within a step, pause it because its stream is not read, or resume it.
+    """Cancel a sequence, pause it because its client does not read the stream, or resume it.
 
-    Unknown ids are ignored: the sequence may have just finished.
+    Takes effect within a step. The worker ignores unknown ids: the sequence may have just finished.
     """
 
     request_id: RequestId
@@ -116,9 +119,9 @@ class SequenceControl(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ThoughtLimit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Change a sequence's reasoning budget, which counts all its reasoning tokens so far.
+    """Change the reasoning budget of a sequence. The reasoning tokens generated so far count.
 
-    A budget of 0 ends the reasoning at once, and prevents more. Unknown ids are ignored.
+    A budget of 0 ends the reasoning at once, and prevents more. The worker ignores unknown ids.
     """
 
     request_id: RequestId
@@ -128,17 +131,19 @@ class ThoughtLimit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class WorkerControl(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A command without arguments.
 
-    tell_statistics: answered with `WorkerStatistics`. shut_down: exit in order, with running
-    requests cancelled.
+    tell_statistics: the worker answers with `WorkerStatistics`. shut_down: the worker cancels
+    running requests and exits in order.
     """
 
     action: Literal["tell_statistics", "shut_down"]
 
 
 class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Change how many sequences run at once and how many tokens a step has. No sequence is lost.
+    """Change how many sequences may run at once and how many tokens a step may have. No sequence is
+    lost.
 
-    The next `WorkerStatistics` contain the effective limits; invalid ones change nothing.
+    The next `WorkerStatistics` contain the limits that are in effect; invalid limits change
+    nothing.
     """
 
     max_running: int
@@ -152,7 +157,7 @@ class LogChange(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class MemoryChange(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Change how much memory KV and cached blocks may take together, as models came or went."""
+    """Change how much memory KV and cached blocks may use together, because a model came or went."""
 
     state_bytes: int
 
@@ -174,7 +179,7 @@ Command: TypeAlias = (
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One model, resolved to a local folder, and all settings of its worker."""
+    """All settings of one worker, with its model resolved to a local folder."""
 
     folder: str
     hash_cache: str = ""  # file for hashes of model files; empty: none
@@ -190,8 +195,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker process reads from its standard input: one JSON document, so that nothing shows
-    in the process list.
+    """What a worker process reads from its standard input: one JSON document. Standard input keeps
+    the settings out of the process list.
     """
 
     settings: WorkerSettings
@@ -203,7 +208,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
 def checked_limits(
     settings: SchedulerSettings, *, max_running: int, step_tokens: int
 ) -> SchedulerSettings:
-    """The settings with other limits. Raises InvalidRequest."""
+    """Return the settings with other limits. Raises InvalidRequest if a limit is out of range."""
     if max_running < 1:
         raise InvalidRequest(
             f"`max_running` must be at least 1, got {max_running}", field="max_running"

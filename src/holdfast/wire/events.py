@@ -14,7 +14,9 @@ DropReason: TypeAlias = Literal["queue_full", "memory_only", "daily_budget", "no
 
 
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):
-    """`counts[i]` observations are ≤ `bounds[i]`; the last count is of those above all bounds."""
+    """A histogram. `counts[i]` observations are ≤ `bounds[i]`; the last count is for those above
+    all bounds.
+    """
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -22,13 +24,13 @@ class Histogram(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreFigures(msgspec.Struct, kw_only=True):
-    """A worker's store: its folder now, and counters since the worker's start.
+    """Figures of a worker's store: the state of its folder, and counters since the worker's start.
 
-    The store's threads count in one of these, each in fields of its own; a copy is sent.
+    The store's threads count in one shared object, each in its own fields; the front gets a copy.
     """
 
     model: str  # short name of the model in the folder
-    # memory-only while the folder cannot be written or is full
+    # memory-only while the folder is full or cannot be written
     mode: Literal["writing", "memory-only"] = "writing"
     blocks: int = 0
     stored_bytes: int = 0
@@ -42,27 +44,27 @@ class StoreFigures(msgspec.Struct, kw_only=True):
     bad_blocks: int = 0
     missing_blocks: int = 0
     outages: int = 0  # how often the folder could not be written
-    dropped_blocks: dict[DropReason, int] = {}  # not written, by reason
+    dropped_blocks: dict[DropReason, int] = {}  # blocks that were not written, by reason
 
 
 class CacheFigures(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's prefix cache now, and counters since the worker's start."""
 
-    kept_tokens: int = 0  # in RAM or on disk, counted once
+    kept_tokens: int = 0  # cached tokens; those both in RAM and on disk count once
     tenants: int = 0
     ram_bytes: int = 0
     ram_budget_bytes: int = 0
     ram_evicted_blocks: int = 0
-    parked_sequences: int = 0  # finished, with their live state kept
-    parked_bytes: int = 0  # of their states; shared memory counts once
+    parked_sequences: int = 0  # finished sequences whose live state is kept
+    parked_bytes: int = 0  # memory of these states; shared memory counts once
     ram_tokens: int = 0  # cache hits in RAM
-    moved_tokens: int = 0  # of these, in a parked state that the next request took over
-    shared_tokens: int = 0  # of these, in buffers that several sequences share
+    moved_tokens: int = 0  # of `ram_tokens`: from a parked state that the next request took over
+    shared_tokens: int = 0  # of `ram_tokens`: in buffers that several sequences share
     disk_tokens: int = 0  # cache hits on disk
     read_ahead_tokens: int = 0  # prefilled for next turns, as idle work
-    used_ahead_tokens: int = 0  # of these, used by such turns
+    used_ahead_tokens: int = 0  # of `read_ahead_tokens`: used by such turns
     lookups: dict[str, int] = {}  # by CacheOutcome
-    waiting: int = 0  # requests that now wait for the prefill of another request
+    waiting: int = 0  # requests that wait now, until another request has prefilled their prefix
     waits: int = 0
     lookup_seconds: Histogram | None = None
     restore_seconds: Histogram | None = None  # of requests with a cache hit
@@ -70,8 +72,8 @@ class CacheFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConstraintFigures(msgspec.Struct, kw_only=True):
-    """Structured output, since the worker's start. The engine counts in one of these; a copy is
-    sent.
+    """Counters of structured output since the worker's start. The engine counts in one such object;
+    the front gets a copy.
     """
 
     sequences: int = 0  # opened with a grammar or a reasoning budget
@@ -85,30 +87,34 @@ class ResidencyFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     loaded: int = 0  # 0 or 1
     leases: int = 0  # requests that use it
-    waiting: int = 0  # requests that wait for it to get a place
-    footprint_bytes: int = 0  # memory, as measured
+    waiting: int = 0  # requests that wait until there is room to load the model
+    footprint_bytes: int = 0  # memory of the model, as measured
     changes: dict[str, int] = {}  # loaded, failed; unloads by reason: room, idle, asked
-    wait_seconds: dict[str, float] = {}  # of requests, by what they waited for: place or load
+    # total waiting time of requests, by what they waited for: place or load
+    wait_seconds: dict[str, float] = {}
 
 
 class WaitReason(enum.Enum):
-    """What a request waits for. The first two are decided in the front, the others in the worker."""
+    """What a request waits for. The front decides about PLACE and LOAD, the worker about the
+    others.
+    """
 
-    PLACE = "place"  # memory of the machine for its model
-    LOAD = "load"  # its model is being loaded
-    DISK = "disk"  # cached blocks are being read
+    PLACE = "place"  # room for its model in the machine's memory
+    LOAD = "load"  # its model is loading
+    DISK = "disk"  # the store is reading cached blocks
     TWIN = "twin"  # another request prefills the same prefix
-    MEMORY = "memory"  # a place among the running sequences, and KV memory
+    MEMORY = "memory"  # a free slot among the running sequences, or KV memory
     READER = "reader"  # backpressure: nobody reads its answer
 
 
 class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A worker's gauges, and counters since its start."""
 
-    in_answer: bool = False  # to TELL_STATISTICS; a busy worker also sends them unasked
+    # whether this answers TELL_STATISTICS; a busy worker also sends figures unasked
+    in_answer: bool = False
     running: int = 0
     queued: int = 0
-    max_running: int = 0  # the effective limits
+    max_running: int = 0  # the limits in effect
     step_tokens: int = 0
     steps: int = 0
     prompt_tokens: int = 0
@@ -126,7 +132,7 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     step_seconds: Histogram | None = None
     memory: CacheFigures | None = None  # None: no prefix cache
     constraints: ConstraintFigures = msgspec.field(default_factory=ConstraintFigures)
-    waits: dict[RequestId, WaitReason] = {}  # of each request that waits
+    waits: dict[RequestId, WaitReason] = {}  # what each waiting request waits for
 
 
 class FinishReason(enum.Enum):
@@ -136,12 +142,12 @@ class FinishReason(enum.Enum):
     LENGTH = "length"
     CANCELLED = "cancelled"
     FAILED = "failed"
-    REFUSED = "refused"  # invalid, which only the worker could find out
+    REFUSED = "refused"  # invalid for a reason that only the worker could find
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """Natural log-probability of a token and of the likeliest tokens: after bias and penalties,
-    before temperature.
+    """Natural log-probability of a token, and those of the likeliest tokens at its position.
+    Computed after bias and penalties, before temperature.
     """
 
     token_id: int
@@ -150,26 +156,26 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the time of one request went, measured by the worker."""
+    """How long each phase of one request took, measured by the worker."""
 
     queue_seconds: float = 0.0
-    prefill_seconds: float = 0.0  # admission to first token
-    decode_seconds: float = 0.0  # first token to last
+    prefill_seconds: float = 0.0  # from admission to the first token
+    decode_seconds: float = 0.0  # from the first token to the last
     waited: dict[WaitReason, float] = {}  # seconds, by what the request waited for
 
 
 class CacheOutcome(enum.Enum):
     """Why the cache hit was not longer."""
 
-    COMPLETE = "complete"  # all but the last token, which is always prefilled
-    NEW_TOKENS = "new_tokens"  # the cached sequence ends there
-    DIVERGED = "diverged"  # the cached sequence differs from there on
+    COMPLETE = "complete"  # all tokens but the last were cached; the last one is always prefilled
+    NEW_TOKENS = "new_tokens"  # the cached sequence ends where the hit ends
+    DIVERGED = "diverged"  # the cached sequence differs after the hit
     NOTHING_STORED = "nothing_stored"  # nothing is cached for this model and tenant
-    # more is cached, but the model can be resumed only where a state was saved
+    # more is cached, but this model can resume only where a state was saved
     NO_BOUNDARY = "no_boundary"
     EVICTED = "evicted"
     UNREADABLE = "unreadable"  # more is on disk, in files that are damaged, missing or unsuitable
-    FORGOTTEN = "forgotten"  # more was cached, and was deleted on request
+    FORGOTTEN = "forgotten"  # more was cached, but was deleted on request
     # the request needs an output for every prompt token (log-probabilities, a mean)
     SCORED = "scored"
     FAILED = "failed"  # the cache failed; the worker's log says how
@@ -189,21 +195,22 @@ class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
 
     outcome: CacheOutcome = CacheOutcome.OFF
     ram_tokens: int = 0
-    moved_tokens: int = 0  # of these, in a parked state that this request took over
-    # of these, in buffers shared with other sequences; the rest was copied
+    moved_tokens: int = 0  # of `ram_tokens`: from a parked state that this request took over
+    # of `ram_tokens`: in buffers shared with other sequences; the rest was copied
     shared_tokens: int = 0
     disk_tokens: int = 0
-    read_ahead_tokens: int = 0  # of all, prefilled in advance for this turn
+    read_ahead_tokens: int = 0  # of all cached tokens: prefilled in advance for this turn
     unused_tokens: int = 0  # further tokens that are, or were, cached but could not be used
     divergence: Divergence | None = None
-    waited_for_another: bool = False  # another request was prefilling the same prefix
-    waited_seconds: float = 0.0  # for that; part of the queue's time, like the next two
+    waited_for_another: bool = False  # because another request was prefilling the same prefix
+    # duration of that wait; included in the queue time, like the next two fields
+    waited_seconds: float = 0.0
     lookup_seconds: float = 0.0
     restore_seconds: float = 0.0  # to read and assemble the blocks from disk
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that were not prefilled."""
+        """Prompt tokens that came from the cache and were not prefilled."""
         return self.ram_tokens + self.disk_tokens
 
 
@@ -217,47 +224,48 @@ RejectionKind: TypeAlias = Literal["queue_full", "too_large", "invalid", "shutti
 
 
 class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The worker did not take the request; nothing follows."""
+    """The worker has refused the request; no other event follows."""
 
     request_id: RequestId
     kind: RejectionKind
     message: str
     field: str = ""
     retry_after_seconds: float = 0.0
-    # for queue_full
+    # set for queue_full
     queued: int = 0
     queue_limit: int = 0
-    # for too_large: KV memory
+    # set for too_large: KV memory
     needed_bytes: int = 0
     budget_bytes: int = 0
 
 
 class PromptRead(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Progress of a long prefill. Sent now and then, and never after its end."""
+    """Progress of a long prefill. Sent now and then, but never after the prefill has ended."""
 
     request_id: RequestId
-    total_tokens: int  # of the prompt
+    total_tokens: int  # in the prompt
     cached_tokens: int  # of these, found in the cache
     read_tokens: int  # of these, cached or prefilled so far
-    seconds: float  # since it was admitted
+    seconds: float  # since the admission of the request
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The prompt is prefilled.
 
-    Sent right before the first token; if there is none, only if the prompt was scored.
+    Sent right before the first token. If there will be no token, it is sent only for a scored
+    prompt.
     """
 
     request_id: RequestId
     memory: CacheReport
-    timings: Timings  # without decoding
+    timings: Timings  # does not include decoding yet
     logprobs: tuple[TokenLogprob, ...] = ()  # of the prompt, from `scored_from` on
 
 
 class TokensGenerated(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """New tokens of one sequence, stop tokens included.
 
-    `logprobs` is as long as `token_ids` when wanted, else empty.
+    `logprobs` has one entry per token if the request asked for them; otherwise it is empty.
     """
 
     request_id: RequestId
@@ -273,15 +281,15 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     prompt_tokens: int
     completion_tokens: int
     error: str = ""  # for FAILED and REFUSED
-    is_deadly: bool = False  # it killed workers; set by the front
+    is_deadly: bool = False  # whether the request killed workers; set by the front
     timings: Timings = Timings()
     memory: CacheReport = CacheReport()
     embedding: bytes = b""  # of a pooled prompt: float32, little-endian, normalized
-    resumptions: int = 0  # workers that died while they had it; counted by the front
+    resumptions: int = 0  # workers that died while they had this request; counted by the front
 
     @property
     def cached_tokens(self) -> int:
-        """The part of prompt_tokens that was not prefilled."""
+        """Prompt tokens that came from the cache and were not prefilled."""
         return self.memory.cached_tokens
 
 
@@ -296,30 +304,34 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     compute_dtype: str
     context_tokens: int
     vocab_size: int
-    kv_bytes_per_token: int  # of one sequence, growing layers only
-    fixed_bytes_per_sequence: int  # windows and recurrent states
+    kv_bytes_per_token: int  # for one sequence, in layers whose cache grows
+    fixed_bytes_per_sequence: int  # sliding windows and recurrent states
     kv_budget_bytes: int
     device: str
     is_on_cpu: bool = False
     wired_bytes: int = 0  # memory that a Mac may not page out while the model serves
-    reserve_bytes: int = 0  # GPU memory for a step besides weights and KV, with cached buffers
-    device_memory_bytes: int = 0  # the GPU's recommended working set, or its memory; 0 without one
-    embedding_dimensions: int = 0  # 0: the hidden states of this model are out of reach
+    # GPU memory that a step needs besides weights and KV, including cached buffers
+    reserve_bytes: int = 0
+    # the GPU's recommended working set or its total memory; 0 without a GPU
+    device_memory_bytes: int = 0
+    embedding_dimensions: int = 0  # 0: the hidden states of this model cannot be read
     blas: str = ""
     load_seconds: float = 0.0
-    warnings: tuple[str, ...] = ()  # for the user: what it costs, why, what to do
+    # for the user; each says what the problem costs, why it exists, and what to do
+    warnings: tuple[str, ...] = ()
 
 
 class WorkerReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The model is loaded and probed, and requests are served."""
+    """The model is loaded and probed, and the worker serves requests."""
 
     pid: int
     model: ModelInfo
 
 
 class WorkerFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The worker could not start. fatal_input: because of the model or a setting, so a restart will
-    not help.
+    """The worker could not start.
+
+    fatal_input: the cause is the model or a setting, so a restart will not help.
     """
 
     message: str
@@ -331,10 +343,10 @@ Activity: TypeAlias = Literal["loading", "resting", "working"]
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """What the device thread is doing. Sent by another thread, on a socket of its own."""
+    """What the device thread is doing. Another thread sends this, on a socket of its own."""
 
     activity: Activity
-    # so far, without time in which the process did not run or was paging
+    # how long the step has lasted, without time in which the process did not run or was paging
     lasting_seconds: float = 0.0
     # the longest time measured for similar work
     expected_seconds: float | None = None

@@ -1,4 +1,4 @@
-"""The events of an answer as a client sees it, neutral of protocol."""
+"""The events of an answer as a client sees it, independent of any protocol."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EndWord: TypeAlias = Literal["stop", "length", "tool_calls"]
 
 
 class AnswerDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """The base of all deltas: which choice, and the tokens that it adds.
+    """The base of all deltas: the choice that a delta belongs to, and the tokens that it adds.
 
     The token ids of all deltas of a choice are all its generated tokens, markers included.
     """
@@ -27,15 +27,16 @@ class AnswerDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextDelta(AnswerDelta, frozen=True, kw_only=True):
-    """New text of one kind. It never splits a character, nor contains part of a stop string."""
+    """New text of one kind. It never splits a character, and never contains part of a stop string."""
 
     text: str
     kind: TextKind = "text"
-    separator: str = ""  # comes before the text if a protocol has one string per choice
+    # goes before the text in protocols that join all text of a choice to one string
+    separator: str = ""
 
     @property
     def appended(self) -> str:
-        """What it adds to that string."""
+        """What this delta adds to that string."""
         return self.separator + self.text
 
 
@@ -48,26 +49,26 @@ class ToolCallStarted(AnswerDelta, frozen=True, kw_only=True):
 
 
 class ToolArgumentsDelta(AnswerDelta, frozen=True, kw_only=True):
-    """More of a call's arguments. The fragments of a complete call join to one JSON object."""
+    """More of a call's arguments. Joined, the fragments of a complete call are one JSON object."""
 
     call: int
     text: str
 
 
 class ToolCallFinished(AnswerDelta, frozen=True, kw_only=True):
-    """A call is complete. Without this event it was cut off and must not be executed."""
+    """A call is complete. A call without this event was cut off and must not be executed."""
 
     call: int
-    repairs: tuple[str, ...] = ()  # names of the repairs that parsing it took, as in the metric
+    repairs: tuple[str, ...] = ()  # names of the repairs that the parser made, as in the metric
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole tool call, from its events."""
+    """A whole tool call, assembled from its events."""
 
     id: str
     name: str
     arguments: str  # JSON text
-    is_complete: bool = True  # else it was cut off and must not be executed
+    is_complete: bool = True  # False: it was cut off and must not be executed
 
 
 class TokenText(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,8 +82,8 @@ class TokenText(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DivergentTexts(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a prompt differs from the cached sequence: the text before, the cached token, and the
-    prompt's own.
+    """The point where a prompt differs from the cached sequence: the text before that point, the
+    cached token, and the prompt's token.
     """
 
     before: str
@@ -97,7 +98,7 @@ ThoughtEnder: TypeAlias = Literal["repetition", "request"]
 class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
     """The last event of a choice.
 
-    timings: without decoding if a stop string ended the answer.
+    timings: do not include decoding if a stop string ended the answer.
     """
 
     index: int
@@ -107,12 +108,12 @@ class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
     timings: Timings = Timings()
     memory: CacheReport = CacheReport()
     divergent: DivergentTexts | None = None  # for memory.divergence
-    # part of completion_tokens, including the marker that ends the reasoning
+    # included in completion_tokens; the marker that ends the reasoning counts too
     reasoning_tokens: int = 0
-    calls: int = 0  # complete ones
+    calls: int = 0  # complete tool calls
     stop_string: str | None = None  # the one that ended the answer
-    resumptions: int = 0  # workers that died while they had it
-    # None: the model ended its reasoning itself, or the budget did
+    resumptions: int = 0  # workers that died while they had the request
+    # None: the model or the budget ended the reasoning
     thought_ended_by: ThoughtEnder | None = None
 
     @property
@@ -124,7 +125,7 @@ class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cached_tokens(self) -> int:
-        """The part of prompt_tokens that was not prefilled."""
+        """Prompt tokens that came from the cache and were not prefilled."""
         return self.memory.cached_tokens
 
 
@@ -147,17 +148,17 @@ class Relevance(TextRead, frozen=True, kw_only=True):
 
     method: RankMethod
     score: float  # 0 to 1
-    logprob: float  # natural; of the yes, or the mean of the query's tokens
+    logprob: float  # natural: of the model's yes, or the mean over the query's tokens
 
 
 class PromptProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of a choice's prefill, if it takes long or the request asked for this."""
+    """Progress of a choice's prefill. Sent if the prefill takes long or the request asked for it."""
 
     index: int
     total_tokens: int
-    cached_tokens: int  # of these, found in the cache
-    read_tokens: int  # of these, cached or prefilled so far
-    seconds: float  # since it was admitted
+    cached_tokens: int  # of the prompt's tokens: found in the cache
+    read_tokens: int  # of the prompt's tokens: cached or prefilled so far
+    seconds: float  # since the admission of the request
 
 
 OutputDelta: TypeAlias = TextDelta | ToolCallStarted | ToolArgumentsDelta | ToolCallFinished
@@ -165,21 +166,23 @@ OutputEvent: TypeAlias = OutputDelta | ChoiceFinished | PromptProgress
 
 
 def text_of(deltas: Iterable[OutputDelta], kind: TextKind = "text") -> str:
-    """All text of one kind."""
+    """Join all text of one kind."""
     return "".join(
         [delta.appended for delta in deltas if isinstance(delta, TextDelta) and delta.kind == kind]
     )
 
 
 def separator(before: str, after: str) -> str:
-    """What to insert when two texts, with a tool call or reasoning between them, become one string."""
+    """Return what to insert when two texts become one string without the tool call or reasoning
+    that was between them.
+    """
     if not before or not after or before.endswith("\n") or after.startswith("\n"):
         return ""
     return "\n"
 
 
 def tool_calls_of(deltas: Iterable[OutputDelta]) -> tuple[ToolCall, ...]:
-    """The calls of a choice, in order."""
+    """The tool calls of a choice, in order."""
     heads: dict[int, ToolCallStarted] = {}
     arguments: dict[int, list[str]] = {}
     complete: set[int] = set()

@@ -1,4 +1,6 @@
-"""Sessions: named branches of the prefix cache. The table of operations, the command, the answer."""
+"""Sessions, which are named branches of the prefix cache: the table of operations, the command, the
+answer.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ Ttl: TypeAlias = float | msgspec.UnsetType | None
 
 
 class SessionOperation(msgspec.Struct, frozen=True):
-    """One operation. The HTTP routes, the command line and the library are made from these."""
+    """One operation. The HTTP routes, the command line and the library are generated from these."""
 
     name: OperationName
     method: str
@@ -83,24 +85,24 @@ class SessionCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     operation: OperationName
     tenant: str
     call_id: str = msgspec.field(default_factory=_new_call_id)
-    session_id: str = ""  # for an import: its new id; empty: as in the file
+    session_id: str = ""  # for an import: the id of the new session; empty: the id in the file
     new_session_id: str = ""
-    # unset: unchanged, the default, or as the forked session's
+    # unset: unchanged, the default, or the value of the forked session
     ttl_seconds: Ttl = msgspec.UNSET
     pinned: bool | msgspec.UnsetType = msgspec.UNSET
     metadata: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
-    forget: bool = False  # delete what no other session or branch shares
-    path: str = ""  # of the exported file
-    limit: int = 1000  # of a list
+    forget: bool = False  # whether to delete what no other session or branch shares
+    path: str = ""  # of the file to export or import
+    limit: int = 1000  # the most sessions in a list
 
 
-# Whether a session's branches are protected from eviction. over_quota: only its first part is, as it
-# exceeds the quota for pins.
+# Whether a session's branches are protected from eviction. over_quota: the session exceeds the
+# quota for pins, so only its first part is protected.
 PinState: TypeAlias = Literal["none", "kept", "over_quota"]
 
 
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A session now. Times are seconds since the epoch."""
+    """The current status of a session. Times are seconds since the epoch."""
 
     session_id: str
     created_at: float
@@ -110,18 +112,19 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     pin_state: PinState
     requests: int
     branches: int
-    tokens: int  # of the last used branch
-    kept_tokens: int  # of these, cached in RAM or on disk
+    tokens: int  # in the branch that was used last
+    kept_tokens: int  # of `tokens`: cached in RAM or on disk
     ram_tokens: int
-    disk_tokens: int  # on disk only
-    live_tokens: int  # of those in RAM, in a live state: the next turn begins without a copy
-    kept_bytes: int  # of all branches in RAM and on disk; shared blocks count once
+    disk_tokens: int  # of `kept_tokens`: on disk only
+    # of those in RAM: in a live state, so that the next turn begins without a copy
+    live_tokens: int
+    kept_bytes: int  # of all branches, in RAM and on disk; shared blocks count once
     metadata: dict[str, str]
     forked_from: str = ""
 
 
 class SessionAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The answer to a session command: the sessions concerned, or why it failed."""
+    """The answer to a session command: the sessions that it was about, or why it failed."""
 
     call_id: str
     sessions: tuple[SessionInfo, ...] = ()
@@ -130,12 +133,12 @@ class SessionAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 def is_session_id(text: str) -> bool:
-    """Whether a text can be a session's id: it is used in paths, headers and logs."""
+    """Whether a text can be a session's id. The id is used in paths, headers and logs."""
     return 0 < len(text) <= LONGEST_SESSION_ID and text.isprintable() and "/" not in text
 
 
 def is_fit_metadata(metadata: dict[str, str]) -> bool:
-    """Whether metadata is within the limits, and can be encoded as UTF-8."""
+    """Whether metadata is within the limits and can be encoded as UTF-8."""
     if len(metadata) > MOST_METADATA_PAIRS:
         return False
     return all(
@@ -148,7 +151,7 @@ def is_fit_metadata(metadata: dict[str, str]) -> bool:
 
 
 def is_fit_ttl(seconds: float | None) -> bool:
-    """Whether this is a valid time to live; None: until the session is closed."""
+    """Whether this is a valid time to live. None is valid: the session lives until it is closed."""
     return seconds is None or 0 < seconds <= LONGEST_TTL_SECONDS
 
 

@@ -209,7 +209,7 @@ async def test_a_socket_failure_is_an_os_error_and_leaves_no_folder(
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(zmq.Context, "socket", refuse)
-    with pytest.raises(OSError, match="the link to a worker cannot be made") as caught:
+    with pytest.raises(OSError, match="the link to a worker cannot be created") as caught:
         WorkerLink(on_progress=lambda event: None, deliver=lambda events: None)
     assert caught.value.errno == errno.EMFILE
     assert list(tmp_path.iterdir()) == []

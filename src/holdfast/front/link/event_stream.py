@@ -1,4 +1,6 @@
-"""A loaded model and the events of its requests, as the rest of the front sees them."""
+"""The interface of a loaded model, and the stream of events of one request, for the rest of the
+front.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,8 @@ from holdfast.wire.sessions import SessionAnswer, SessionCommand
 RequestEvent = Accepted | Rejected | PromptRead | Started | TokensGenerated | Finished
 _PauseReason: TypeAlias = Literal["unread", "reader"]
 
-_TOKEN_BYTES = 256  # a token of an event, as JSON or as objects here, about the same
-_RIVAL_BYTES = 100  # each log-probability in it
+_TOKEN_BYTES = 256  # memory of a token in an event; about the same as JSON and as Python objects
+_RIVAL_BYTES = 100  # memory of each log-probability of a token
 
 
 class EngineClient(Protocol):
@@ -52,15 +54,16 @@ class EngineClient(Protocol):
 
     @property
     def info(self) -> ModelInfo:
-        """What its worker knows of it."""
+        """What the worker knows about the model."""
         ...
 
     def submit(self, request: SequenceRequest) -> EventStream:
-        """Send one sequence.
+        """Send one sequence and return its events.
 
-        The first event is Accepted, or Rejected and nothing after it; the last event of an accepted
-        request is Finished. The stream continues when the worker dies and another one takes its
-        place. Closing it early cancels the request. Raises WorkerUnavailable if no worker will come.
+        The first event is Accepted or Rejected. Nothing follows Rejected; the last event after
+        Accepted is Finished. If the worker dies and another one takes its place, the stream
+        continues. Closing the stream early cancels the request. Raises WorkerUnavailable if no
+        worker will come.
         """
         ...
 
@@ -69,16 +72,18 @@ class EngineClient(Protocol):
         ...
 
     async def ask_session(self, command: SessionCommand) -> SessionAnswer:
-        """Carry out a session command. If the worker dies meanwhile, the next one is asked.
+        """Carry out a session command. If the worker dies meanwhile, the next worker gets the
+        command.
 
-        A failed answer says if the first worker may have carried it out. Raises WorkerUnavailable
-        if no worker comes, or both die.
+        If the command fails there, the answer says so if the first worker may have carried it out.
+        Raises WorkerUnavailable if no worker comes, or if both die.
         """
         ...
 
 
 LeaseOf: TypeAlias = Callable[[str, int], AbstractAsyncContextManager[EngineClient]]
-"""Leases a model by name for a number of sequences: waits for its client, and keeps it loaded.
+"""Leases a model by name for a number of sequences: waits for the model's client, and keeps the
+model loaded.
 
 Raises UnknownModel, WorkerUnavailable and QueueFull.
 """
@@ -87,11 +92,12 @@ Raises UnknownModel, WorkerUnavailable and QueueFull.
 class EventStream:
     """Asynchronous iterator over the events of one request, for one consumer.
 
-    `aclose`, or cancelling the consumer, cancels the request.
+    Calling `aclose` or cancelling the consumer cancels the request.
 
     Backpressure: a sequence with more than `unread_bytes` of unread events is paused, and resumed
-    when half of them are read. Its reader may pause it as well (`pause`, `go_on`). Several workers
-    may serve it one after the other (`resume`); the reader sees one sequence of events.
+    when half of them are read. The consumer may pause it as well (`pause`, `go_on`). If the worker
+    dies, another one continues the sequence (`resume`); the consumer sees one uninterrupted series
+    of events.
     """
 
     def __init__(
@@ -102,17 +108,17 @@ class EventStream:
         unread_bytes: float = math.inf,
         prompt_tokens: int = 0,
     ) -> None:
-        """control: sends a command about this request to its worker."""
+        """control: function that sends a command about this request to its worker."""
         self.request_id = request_id
         self.prompt_tokens = prompt_tokens
-        self.token_ids: list[int] = []  # of the answer, whether or not they were read
+        self.token_ids: list[int] = []  # tokens of the answer, read by the consumer or not
         self.was_accepted = False
         self.started: Started | None = None
         self.resumptions = 0
         self._pauses: set[_PauseReason] = set()
         self._opened_at = time.monotonic()
         self._started_at = 0.0
-        self._lost_seconds = 0.0  # before it started, with workers that died
+        self._lost_seconds = 0.0  # time spent before the request started, with workers that died
         self._control = control
         self._most_unread_bytes = unread_bytes
         self._unread_bytes = 0
@@ -142,7 +148,7 @@ class EventStream:
         return event
 
     async def aclose(self) -> None:
-        """Stop listening, and cancel the request if it has not finished."""
+        """Stop listening, and cancel the request unless it has finished."""
         self._events.clear()
         if not self._over:
             self._over = True
@@ -151,11 +157,13 @@ class EventStream:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the worker generates nothing for it at present."""
+        """Whether generation is paused at present."""
         return bool(self._pauses)
 
     def pause(self) -> None:
-        """Stop generating until `go_on`. It keeps its memory as long as nobody else needs that."""
+        """Pause generation until `go_on`. The sequence keeps its memory as long as nobody else
+        needs it.
+        """
         self._set_pause("reader", is_on=True)
 
     def go_on(self) -> None:
@@ -163,7 +171,7 @@ class EventStream:
         self._set_pause("reader", is_on=False)
 
     def limit_thoughts(self, budget: ThinkingBudget) -> None:
-        """Change its reasoning budget, which counts all its reasoning tokens so far."""
+        """Change the reasoning budget of the request. The reasoning tokens generated so far count."""
         if not self._over:
             self._control(ThoughtLimit(request_id=self.request_id, budget=budget))
 
@@ -175,7 +183,9 @@ class EventStream:
             self.token_ids += event.token_ids
         elif isinstance(event, PromptRead):
             if self.started is not None:
-                return  # another worker prefills it again, for an answer that has begun
+                # another worker has prefilled the prompt again, for an answer that had already
+                # begun
+                return
         else:
             known = self._noted(event)
             if known is None:
@@ -188,19 +198,24 @@ class EventStream:
             self._set_pause("unread", is_on=True)
 
     def resume(self) -> None:
-        """Another worker continues the request after the tokens received so far."""
+        """Note that another worker continues the request after the tokens received so far."""
         self.resumptions += 1
         if self.started is None:
             self._lost_seconds = time.monotonic() - self._opened_at
 
     def fail(self, message: str, *, is_deadly: bool = False) -> None:
-        """End it as failed, because no worker serves it. is_deadly: because it killed workers."""
+        """End the request as failed, because no worker serves it.
+
+        is_deadly: the reason is that the request killed workers.
+        """
         if not self.was_accepted:
             self.push(Accepted(request_id=self.request_id))
         self.push(self._failed(message, is_deadly=is_deadly))
 
     def _noted(self, event: Accepted | Rejected | Started | Finished) -> RequestEvent | None:
-        """The event for the reader; None if an earlier worker has sent the same."""
+        """Return the event for the consumer; None if an earlier worker has already sent the same
+        event.
+        """
         if isinstance(event, Accepted):
             is_new = not self.was_accepted
             self.was_accepted = True
@@ -219,8 +234,8 @@ class EventStream:
         return self._failed(event.message) if self.was_accepted else event
 
     def _joined(self, event: Finished) -> Finished:
-        """The end of an answer that several workers generated: the first one knows its cache hits
-        and timings.
+        """The end of an answer that several workers generated, with the cache hits and timings that
+        only the first worker knows.
         """
         if self.started is None:
             return msgspec.structs.replace(event, resumptions=self.resumptions)
@@ -258,7 +273,7 @@ class EventStream:
 
 
 def _size_of(event: RequestEvent) -> int:
-    """About the memory that an event takes, here and on its way to the client."""
+    """The approximate memory that an event takes, here and on its way to the client."""
     if not isinstance(event, TokensGenerated | Started):
         return 0
     rivals = sum(1 + len(scored.top) for scored in event.logprobs)
@@ -267,7 +282,7 @@ def _size_of(event: RequestEvent) -> int:
 
 
 def refusal(event: Rejected) -> HoldfastError:
-    """The client's error for a worker's refusal."""
+    """The error that a client gets when a worker refuses its request."""
     match event.kind:
         case "queue_full":
             return QueueFull(

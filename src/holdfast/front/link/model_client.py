@@ -1,12 +1,12 @@
-"""A model's client in the front: requests outlive the workers that serve them.
+"""A model's client in the front. It lets requests outlive the workers that serve them.
 
-When a worker dies, its open requests are sent to the next one together with the tokens generated so
-far. The token at a position depends on seed and position only, so the stream continues with the
-tokens that it would have had. A session command without an answer is sent once more; if the first
-worker may have carried it out, the failure of the second says so.
+When a worker dies, its open requests are sent to the next worker, together with the tokens
+generated so far. The token at a position depends only on seed and position, so the stream continues
+with the same tokens as without the death. A session command without an answer is sent once more. If
+it then fails, the error says so if the first worker may already have carried it out.
 
-A worker that dies does not say which request killed it. `Isolation` finds that request: requests
-that met too many deaths are tried one at a time.
+A dying worker does not say which request killed it. `Isolation` finds that request: requests that
+ran during too many deaths are tried one at a time.
 """
 
 from __future__ import annotations
@@ -35,35 +35,39 @@ from holdfast.wire.events import (
 from holdfast.wire.requests import RequestId, TokenIds, common_tokens
 from holdfast.wire.sessions import OperationName, SessionAnswer, SessionCommand
 
-MOST_READ_AHEAD = 8  # prompts that were prefilled in advance, kept for the next worker's figures
-MOST_SENDINGS = 2  # of a session command: one that kills two workers is not sent to a third
+# prompts that were prefilled in advance; remembered for the next worker's figures
+MOST_READ_AHEAD = 8
+MOST_SENDINGS = 2  # of a session command: a command that killed two workers is not sent to a third
 _IF_DONE_BEFORE: Final[Mapping[OperationName, SessionFailure]] = {
     "open": SessionFailure.EXISTS,
     "import": SessionFailure.EXISTS,
     "fork": SessionFailure.EXISTS,
     "close": SessionFailure.NOT_FOUND,
 }
-"""How a command fails that was carried out before. All others may be repeated."""
+"""How each of these commands fails if it was carried out before. All other commands may be
+repeated.
+"""
 
-# deaths in a row without a new token of any request: then all requests that ran are tried alone
+# deaths in a row without a new token of any request; then all requests that ran are tried alone
 DEATHS_TOGETHER = 2
-DEATHS_OF_ONE = 3  # of one request after fewer than FEW_TOKENS new tokens each
-DEATHS_OF_A_LIFE = 12  # of one request, however many tokens it generated
+DEATHS_OF_ONE = 3  # deaths during one request, after fewer than FEW_TOKENS new tokens each
+DEATHS_OF_A_LIFE = 12  # deaths during one request, however many tokens it generated
 FEW_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """What the end of a worker interrupted; empty if it was still loading."""
+    """What the end of a worker interrupted. Empty if the worker was still loading."""
 
     requests: tuple[SequenceRequest, ...] = ()  # oldest first
-    drawn_tokens: tuple[int, ...] = ()  # of each of them
-    had_progress: bool = False  # some answer has grown or ended since the previous worker ended
-    refused: tuple[RequestId, ...] = ()  # not sent to another worker
+    drawn_tokens: tuple[int, ...] = ()  # new tokens of each of these requests
+    # whether an answer has grown or ended since the previous worker ended
+    had_progress: bool = False
+    refused: tuple[RequestId, ...] = ()  # requests that are not sent to another worker
 
 
 class ModelClient:
-    """See `EngineClient`. `ModelSlot` tells it when a worker has come or gone.
+    """Implements `EngineClient`. `ModelSlot` tells it when a worker has come or gone.
 
     Only use it on the event loop's thread.
     """
@@ -72,11 +76,11 @@ class ModelClient:
         """unread_bytes: see `EventStream`."""
         self._unread_bytes = unread_bytes
         self._open: dict[RequestId, _OpenRequest] = {}  # oldest first
-        self._asked: dict[str, _OpenCommand] = {}  # by call, oldest first
+        self._asked: dict[str, _OpenCommand] = {}  # by call id, oldest first
         self._worker: WorkerLink | None = None
         self._info: ModelInfo | None = None
-        self._end = ""  # why nothing can be served any more
-        self._has_ended_any = False  # since a worker was lost
+        self._end = ""  # why the model cannot be served any more; empty while it can
+        self._has_ended_any = False  # whether a request has ended since a worker was lost
         self._isolation = Isolation()
         # prompts that no request has continued yet
         self._read_ahead: deque[ReadAheadRun] = deque(maxlen=MOST_READ_AHEAD)
@@ -85,7 +89,7 @@ class ModelClient:
     def info(self) -> ModelInfo:
         """The model as the last worker reported it.
 
-        Raises WorkerUnavailable before the first one is ready.
+        Raises WorkerUnavailable before the first worker is ready.
         """
         if self._info is None:
             raise WorkerUnavailable("the model is not loaded yet; please try again")
@@ -98,7 +102,7 @@ class ModelClient:
 
     @property
     def open_streams(self) -> int:
-        """Requests that have not ended."""
+        """The number of requests that have not ended."""
         return len(self._open)
 
     @property
@@ -113,7 +117,7 @@ class ModelClient:
     def submit(self, request: SequenceRequest) -> EventStream:
         """Send one sequence, now or as soon as there is a worker; see `EngineClient`.
 
-        Raises ValueError for an id in use.
+        Raises ValueError if the request id is in use.
         """
         if self._end:
             raise WorkerUnavailable(self._end)
@@ -150,7 +154,7 @@ class ModelClient:
             self._asked.pop(command.call_id, None)
 
     def deliver(self, events: Sequence[Event]) -> None:
-        """Give each event to its stream. Events of closed streams are dropped."""
+        """Pass each event to its stream. Events of closed streams are dropped."""
         for event in events:
             if not isinstance(event, RequestEvent):
                 if isinstance(event, SessionAnswer) and event.call_id in self._asked:
@@ -171,7 +175,7 @@ class ModelClient:
             self._judge_trial(self._isolation.alone)
 
     def begin_with(self, worker: WorkerLink, info: ModelInfo) -> int:
-        """A worker serves from now on: send it all open requests, oldest first.
+        """Use this worker from now on: send it all open requests, oldest first.
 
         Returns the number of streams that continue.
         """
@@ -184,12 +188,12 @@ class ModelClient:
         return resumed
 
     def lose_worker(self) -> Loss:
-        """The worker has exited. Its requests are sent to the next one."""
+        """Note that the worker has exited. Its requests will be sent to the next worker."""
         self._worker = None
-        # not sent again: nobody waits for it, and it may have killed the worker
+        # not sent again: no client waits for it, and it may have killed the worker
         for opened in [each for each in self._open.values() if each.request.is_idle_work]:
             del self._open[opened.request.request_id]
-            opened.stream.fail("the worker process died while it prefilled this in advance")
+            opened.stream.fail("the worker process died while it prefilled this prompt in advance")
         self._take_commands_back()
         had = [opened for opened in self._open.values() if opened.is_sent]
         had_progress = self._has_ended_any or any(opened.new_tokens for opened in had)
@@ -212,7 +216,7 @@ class ModelClient:
         )
 
     def end_all(self, message: str) -> None:
-        """No worker will come in time: each open stream ends with one FAILED, each command with
+        """Give up waiting for a worker: end each open stream with FAILED, and each command with
         WorkerUnavailable.
         """
         requests = tuple(self._open.values())
@@ -226,13 +230,13 @@ class ModelClient:
             asked.fail(message)
 
     def close(self, message: str) -> None:
-        """No worker will ever come again."""
+        """Refuse everything from now on, because no worker will ever come again."""
         self._worker = None
         self._end = message
         self.end_all(message)
 
     def _note_read_ahead(self, request: SequenceRequest, event: Started | Finished) -> None:
-        """Remember a prompt that was prefilled in advance until a request shares its tokens."""
+        """Remember a prompt that was prefilled in advance, until a request shares its tokens."""
         token_ids = request.prompt_token_ids
         if not request.is_idle_work:
             for run in tuple(self._read_ahead):
@@ -278,7 +282,7 @@ class ModelClient:
         )
 
     def _send_what_may_run(self) -> None:
-        """Send all open requests; while there are suspects, only the one that runs alone.
+        """Send all open requests. While there are suspects, send only the one that runs alone.
 
         A suspect whose stream is not read waits for its trial.
         """
@@ -302,7 +306,9 @@ class ModelClient:
         self._send_commands()
 
     def _judge_trial(self, request_id: RequestId) -> None:
-        """Let others run once this request has generated enough, has ended, or is not read."""
+        """Let other requests run once this one has generated enough tokens, has ended, or is not
+        read.
+        """
         opened = self._open.get(request_id)
         if opened is None or opened.new_tokens >= self._isolation.tokens_to_pass:
             self._isolation.has_passed(request_id)
@@ -313,11 +319,11 @@ class ModelClient:
         self._send_what_may_run()
 
     def _control(self, command: SequenceControl | ThoughtLimit) -> None:
-        """Carry out what the reader of a stream wants."""
+        """Carry out a command from the consumer of a stream."""
         opened = self._open.get(command.request_id)
         if opened is None:
-            return  # it has ended
-        if isinstance(command, ThoughtLimit):  # for the next worker too
+            return  # the request has ended
+        if isinstance(command, ThoughtLimit):  # the next worker needs it too
             opened.request = msgspec.structs.replace(opened.request, thinking_budget=command.budget)
             if self._worker is not None and opened.is_sent:
                 self._worker.send(command)
@@ -326,7 +332,7 @@ class ModelClient:
         action = command.action
         if action == "cancel":
             del self._open[request_id]
-        is_ours = opened.is_held and action != "cancel"  # we resume it when it may run
+        is_ours = opened.is_held and action != "cancel"  # `_let_run` resumes it when it may run
         if self._worker is not None and opened.is_sent and not is_ours:
             self._worker.send(command)
         if self._isolation.alone == request_id and action != "resume":
@@ -343,7 +349,7 @@ class _OpenCommand:
     is_sent: bool = False  # to the current worker
 
     def end(self, answer: SessionAnswer) -> None:
-        if not self.answer.done():  # else nobody waits any more
+        if not self.answer.done():  # otherwise nobody waits for the answer any more
             self.answer.set_result(answer)
 
     def fail(self, message: str) -> None:
@@ -355,9 +361,9 @@ class _OpenCommand:
 class _OpenRequest:
     request: SequenceRequest
     stream: EventStream
-    is_sent: bool = False  # to the current worker
-    is_held: bool = False  # paused by us, for another request to run alone
-    counted_tokens: int = 0  # generated before the current worker
+    is_sent: bool = False  # whether the current worker has it
+    is_held: bool = False  # paused here so that another request can run alone
+    counted_tokens: int = 0  # tokens generated before the current worker started
 
     @property
     def new_tokens(self) -> int:
@@ -366,12 +372,12 @@ class _OpenRequest:
 
     @property
     def runs(self) -> bool:
-        """Whether the worker may be computing it, or has it in its queue."""
+        """Whether the worker may be computing this request, or has it in its queue."""
         return self.is_sent and not self.is_held and not self.stream.is_paused
 
 
 def _hold(opened: _OpenRequest, worker: WorkerLink) -> None:
-    """Have the worker pause a request so that another one runs alone."""
+    """Have the worker pause a request, so that another one runs alone."""
     if opened.is_held or not opened.is_sent:
         return
     opened.is_held = True
@@ -380,7 +386,7 @@ def _hold(opened: _OpenRequest, worker: WorkerLink) -> None:
 
 
 def _let_run(opened: _OpenRequest, worker: WorkerLink) -> None:
-    """Send a request that the worker does not have; resume one that is held."""
+    """Send a request that the worker does not have, or resume one that is held."""
     stream = opened.stream
     if opened.is_held:
         opened.is_held = False
@@ -403,39 +409,41 @@ def _let_run(opened: _OpenRequest, worker: WorkerLink) -> None:
 
 
 def _with_note(answer: SessionAnswer, asked: _OpenCommand) -> SessionAnswer:
-    """The answer to a command that an earlier worker may have carried out."""
+    """Add a note to the answer if an earlier worker may already have carried out the command."""
     if asked.sendings == 1 or answer.failure is None:
         return answer
     if answer.failure is not _IF_DONE_BEFORE.get(asked.command.operation):
         return answer
     note = (
-        "the worker process died while it had this command, so this very command may have caused "
-        "that"
+        "an earlier worker process died while it had this command, and may already have carried it "
+        "out"
     )
     return msgspec.structs.replace(answer, message=f"{answer.message}; {note}")
 
 
 class Isolation:
-    """Records which requests ran when workers died, and says which request has to run alone. Pure.
+    """Records which requests ran when workers died, and decides which request has to run alone.
+    Pure.
 
-    Each death is recorded with all requests that ran and the tokens that each of them generated in
-    that worker's life. Three rules turn this record into suspects, and no rule forgets a death
-    because tokens came after it: a request that kills after two tokens makes progress in every
-    life.
+    A death is recorded with all requests that ran, and with the number of tokens that each of them
+    generated in that worker's life. Three rules derive suspects from this record. No rule forgets a
+    death because tokens were generated afterwards: a request that kills each worker after two
+    tokens makes progress in every life.
 
     A suspect then runs alone. If the worker dies meanwhile, that request is refused, and the deaths
-    that it met are explained: they no longer count against the others. If it generates more tokens
-    than it has been dying after, it has passed. Each further trial of the same request is twice as
-    long. A suspect whose stream is not read cannot be tried: it waits, and the others run
-    meanwhile. It never runs beside them before it has passed. So the number of deaths that one
-    request can cause is bounded.
+    during it are explained: they no longer count against other requests. If the suspect generates
+    more tokens than it had generated before each death, it has passed. Each further trial of the
+    same request is twice as long. A suspect whose stream is not read cannot be tried: it waits, and
+    the others run meanwhile. A suspect never runs beside other requests before it has passed. So
+    the number of deaths that one request can cause is bounded.
 
-    A request in the worker's queue counts as if it ran, because only the worker knows better. It is
-    tried after those that generated tokens.
+    A request in the worker's queue counts as if it ran, because only the worker knows the
+    difference. Such requests are tried after those that generated tokens.
     """
 
     def __init__(self) -> None:
-        # unexplained deaths: the tokens that each request generated in that life, oldest first
+        # unexplained deaths: the tokens that each request generated in that worker's life, oldest
+        # first
         self._deaths: list[dict[RequestId, int]] = []
         self._deaths_together = 0
         self._passed: dict[RequestId, int] = {}  # how many trials each request has passed
@@ -444,7 +452,7 @@ class Isolation:
 
     @property
     def is_over(self) -> bool:
-        """Whether no request has to run alone, now or later."""
+        """Whether no request has to run alone, neither now nor later."""
         return self.alone is None and not self._untried
 
     def is_untried(self, request_id: RequestId) -> bool:
@@ -453,8 +461,8 @@ class Isolation:
 
     @property
     def tokens_to_pass(self) -> int:
-        """How many new tokens the request that runs alone needs: more than twice those of its last
-        life.
+        """The number of new tokens that the request running alone needs: more than twice as many as
+        in its last life.
         """
         assert self.alone is not None
         drawn = [death[self.alone] for death in self._deaths if self.alone in death]
@@ -468,11 +476,13 @@ class Isolation:
         had_progress: bool,
         open_requests: Collection[RequestId],
     ) -> RequestId | None:
-        """A worker has died. Returns the request to refuse, if there is one.
+        """Record the death of a worker. Returns the request to refuse, or None.
 
         drawn: the new tokens in this life of each request that ran, oldest request first.
-        had_progress: some request got a token or ended in this life.
-        open_requests: all that have not ended; the others are forgotten.
+
+        had_progress: whether any request got a token or ended in this life.
+
+        open_requests: all requests that have not ended; the others are forgotten.
         """
         self._forget_all_but(open_requests)
         self._deaths.append(dict(drawn))
@@ -492,8 +502,9 @@ class Isolation:
         return None
 
     def next_of(self, able: Collection[RequestId]) -> RequestId | None:
-        """Let the next suspect among `able` run alone; None if there is none, then all requests that
-        are not suspects may run.
+        """Choose the next suspect among `able`, which runs alone from now on.
+
+        Returns None if there is no such suspect; then all requests that are not suspects may run.
         """
         self.alone = next((each for each in self._untried if each in able), None)
         if self.alone is not None:
@@ -501,7 +512,7 @@ class Isolation:
         return self.alone
 
     def has_passed(self, request_id: RequestId) -> None:
-        """The request that runs alone has generated `tokens_to_pass`, or has ended."""
+        """Note that the request running alone has generated `tokens_to_pass`, or has ended."""
         assert self.alone == request_id
         self.alone = None
         self._passed[request_id] = self._passed.get(request_id, 0) + 1
@@ -509,9 +520,9 @@ class Isolation:
             death.pop(request_id, None)
 
     def interrupt_trial(self) -> None:
-        """The request that runs alone cannot go on, because its stream is not read.
+        """Stop the trial of the request running alone, because its stream is not read.
 
-        It is tried again once it can.
+        It is tried again once its stream is read.
         """
         assert self.alone is not None
         self._untried.append(self.alone)
@@ -523,8 +534,8 @@ class Isolation:
         return short_lives >= DEATHS_OF_ONE or len(lives) >= DEATHS_OF_A_LIFE
 
     def _likelihood_order(self, request_id: RequestId) -> tuple[int, bool, int]:
-        """Sorts the likeliest first: never passed a trial, generated tokens (else it may have been
-        queued), and few of them.
+        """Sort key that puts the likeliest culprit first: it has not passed a trial, it generated
+        tokens (otherwise it may have been queued), and only a few.
         """
         tokens = sum(death.get(request_id, 0) for death in self._deaths)
         return self._passed.get(request_id, 0), tokens == 0, tokens

@@ -27,20 +27,20 @@ from holdfast.wire.events import (
     WorkerStatistics,
 )
 
-# a long prompt chunk may keep the worker from answering; then the last known figures are used
+# during a long prompt chunk the worker may not answer; then the last known figures are used
 STATISTICS_PATIENCE_SECONDS = 1.0
-# for sockets if paths in the folder for temporary files are too long for them
+# for sockets whose path in the folder for temporary files would be too long
 SHORT_FOLDER = Path("/tmp")
 _SOCKET = "link"
 
 
 class WorkerLink:
-    """The link to one worker process, for the life of that process. It does not know whose events it
-    delivers.
+    """The link to one worker process, for the life of that process. It does not know which requests
+    the events belong to.
 
-    Only use it on the event loop's thread. The socket is drained by a plain reader callback on its
-    file descriptor: an event costs one wake-up of the loop, with no task in between. It is bound
-    before the worker is started, so no message of the worker is lost.
+    Only use it on the event loop's thread. A plain reader callback on the file descriptor drains
+    the socket: an event costs one wake-up of the loop, with no task in between. The socket is bound
+    before the worker starts, so no message of the worker is lost.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class WorkerLink:
     ) -> None:
         """deliver: called with the events of each message, in order, until the link is closed.
 
-        Raises OSError if no folder or socket can be created.
+        Raises OSError if the folder or a socket cannot be created.
         """
         self._loop = asyncio.get_running_loop()
         self._claim = _socket_folder()
         self.endpoint = f"ipc://{self._claim.folder}/{_SOCKET}"
         self.heartbeat_endpoint = f"ipc://{self._claim.folder}/beat"
         self.started: asyncio.Future[WorkerReady | WorkerFailed] = self._loop.create_future()
-        # done once the worker is known to be gone
+        # completes when the worker is known to be gone
         self.lost: asyncio.Future[None] = self._loop.create_future()
         self._on_progress = on_progress
         self._deliver_events = deliver
@@ -66,7 +66,7 @@ class WorkerLink:
         self._decoder = msgspec.msgpack.Decoder(list[Event])
         self._beat_decoder = msgspec.msgpack.Decoder(Heartbeat)
         self._statistics: asyncio.Future[WorkerStatistics] | None = None
-        self.last_statistics = WorkerStatistics()  # a busy worker reports them unasked
+        self.last_statistics = WorkerStatistics()  # a busy worker also sends figures unasked
         self._closed = False
         self._context = zmq.Context()
         try:
@@ -74,12 +74,14 @@ class WorkerLink:
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             self._claim.give_back()
-            raise OSError(error.errno, f"the link to a worker cannot be made: {error}") from error
+            raise OSError(
+                error.errno, f"the link to a worker cannot be created: {error}"
+            ) from error
         self._fd = int(self._socket.getsockopt(zmq.FD))
         self._monitor_fd = int(self._monitor.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._drain)
         self._loop.add_reader(self._monitor_fd, self._notice_disconnect)
-        # a ZeroMQ descriptor signals only what came after the last read, so read once now
+        # a ZeroMQ descriptor signals only what arrived after the last read, so read once now
         self._drain()
         self._notice_disconnect()
 
@@ -87,7 +89,7 @@ class WorkerLink:
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
         for option, value in ((zmq.LINGER, 0), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):
             self._socket.setsockopt(option, value)
-        # only the newest is kept
+        # the socket keeps only the newest heartbeat
         self.heartbeats: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
         for option, value in ((zmq.CONFLATE, 1), (zmq.LINGER, 0)):
             self.heartbeats.setsockopt(option, value)
@@ -97,11 +99,11 @@ class WorkerLink:
 
     @property
     def is_open(self) -> bool:
-        """Whether the worker is not known to be gone."""
+        """True until the worker is known to be gone."""
         return not self._closed and not self.lost.done()
 
     def send(self, command: Command) -> bool:
-        """Send a command; False if the worker is gone."""
+        """Send a command. Returns False if the worker is gone."""
         if not self.is_open:
             return False
         try:
@@ -114,9 +116,10 @@ class WorkerLink:
         return True
 
     async def statistics(self) -> WorkerStatistics:
-        """The worker's current figures, or the last known ones while it is busy with a long step.
+        """Return the worker's current figures, or the last known ones while it is busy with a long
+        step.
 
-        Raises WorkerUnavailable.
+        Raises WorkerUnavailable if the worker is gone.
         """
         if self._statistics is None:
             if not self.send(TELL_STATISTICS):
@@ -129,16 +132,18 @@ class WorkerLink:
             return self.last_statistics
 
     def poll_heartbeat(self) -> Heartbeat | None:
-        """The newest heartbeat, if one has come since the last poll."""
+        """Return the newest heartbeat; None if none has come since the last poll."""
         newest = None
         while not self.heartbeats.closed and _readable(self.heartbeats):
             newest = self._beat_decoder.decode(self.heartbeats.recv(zmq.NOBLOCK))
         return newest
 
     def fail(self, message: str) -> None:
-        """The worker is gone: send nothing more, and fail all that wait for its answers."""
+        """Treat the worker as gone: send nothing more, and fail all calls that wait for its
+        answers.
+        """
         if not self._closed:
-            self._drain()  # what it sent before it died still counts
+            self._drain()  # what the worker sent before it died still counts
         if not self.lost.done():
             self.lost.set_result(None)
         if self._statistics is not None and not self._statistics.done():
@@ -147,7 +152,7 @@ class WorkerLink:
             self.started.set_result(WorkerFailed(message=message, fatal_input=False))
 
     async def close(self) -> None:
-        """Ask the worker to exit, and close the socket and its folder."""
+        """Ask the worker to exit, then close the socket and remove its folder."""
         if self._closed:
             return
         self.send(SHUT_DOWN)
@@ -192,7 +197,7 @@ def _readable(socket: zmq.Socket[bytes]) -> bool:
 
 
 def _socket_folder() -> Claim:
-    """A private folder, so that nobody else can reach the worker, with a path that is short enough
+    """Create a private folder, so that no other user can reach the worker. Its path is short enough
     for sockets.
     """
     claimed = claim(Path(tempfile.gettempdir()), prefix=CLAIM_PREFIX)
@@ -203,8 +208,8 @@ def _socket_folder() -> Claim:
 
 
 def _takes_sockets(folder: Path) -> bool:
-    """Try it: socket paths are limited to 104 bytes (macOS) or 108 (Linux), and some file systems have
-    no sockets.
+    """Test whether the folder can hold sockets: their paths are limited to 104 bytes (macOS) or 108
+    (Linux), and some file systems have no sockets.
     """
     path = folder / f"{_SOCKET}-?"  # a little longer than the real one
     with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
