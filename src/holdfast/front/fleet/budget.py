@@ -1,8 +1,8 @@
-"""Which models to load and which to unload: one pure decision over all models. No clock, no process,
-no task.
+"""Decides which models to load and which to unload: one pure decision over all models, without
+clock, processes and tasks.
 
-A loaded model takes a place: one of `max_loaded`, and some of `memory_bytes`. Requests get places
-for their models in the order of their arrival. Room is made by unloading unused models, least
+A loaded model takes a *place*: one of `max_loaded`, and part of `memory_bytes`. Requests get places
+for their models in the order of their arrival. To make room, unused models are unloaded, least
 recently used first. If that is not enough, a model that has had its turn is *drained*: it gets no
 new requests, and is unloaded once the running ones have finished. So no request starves, and no
 model is unloaded while a request uses it.
@@ -20,24 +20,25 @@ Phase: TypeAlias = Literal["unloaded", "loading", "ready", "stopping"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """What the decision needs to know of one model. Times are seconds of one clock."""
+    """What the decision needs to know about one model. All times are seconds of one clock."""
 
     name: str
     phase: Phase
-    footprint_bytes: int  # its memory when loaded: measured, or an estimate
-    leases: int = 0  # requests that use it, or wait only for it to be loaded
+    footprint_bytes: int  # memory of the loaded model: measured, or an estimate
+    leases: int = 0  # requests that use the model, or only wait until it is loaded
     is_pinned: bool = False
     is_unload_requested: bool = False
-    idle_seconds: float | None = None  # unloaded after this long without a request; None: never
-    used_at: float = 0.0  # when it was last used, or became ready if that is later
-    ready_at: float = 0.0  # when it became ready, and its turn began
-    # arrival number of the first request that waits for it to get a place
+    # it is unloaded after this long without a request; None: never
+    idle_seconds: float | None = None
+    used_at: float = 0.0  # time of the last use, or of becoming ready if that is later
+    ready_at: float = 0.0  # time at which the model became ready, and its turn began
+    # arrival number of the first request that waits for a place for this model; None: none waits
     waiting_since: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceLimits:
-    """The places. A model in use keeps its place for at least `turn_seconds`."""
+    """How many places there are. A model in use keeps its place for at least `turn_seconds`."""
 
     max_loaded: float = math.inf
     memory_bytes: float = math.inf
@@ -46,24 +47,25 @@ class PlaceLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What to do now, by names of models."""
+    """What to do now. Models are given by name."""
 
     load: tuple[str, ...] = ()
     unload: tuple[str, ...] = ()
-    # unloaded or drained models, and the model that gets the place
+    # model that is unloaded or drained -> model that gets its place
     makes_room: Mapping[str, str] = field(default_factory=dict)
-    drain: frozenset[str] = frozenset()  # ready and in use, all of them
-    blocked: tuple[str, ...] = ()  # requested, but pinned models leave no room
-    look_again_at: float = math.inf  # when the decision may change without another event
+    drain: frozenset[str] = frozenset()  # models to drain; all of them are ready and in use
+    # models that were requested, but for which pinned models leave no room
+    blocked: tuple[str, ...] = ()
+    look_again_at: float = math.inf  # time at which the decision may change without another event
 
 
 def decide(models: Sequence[Candidate], limits: PlaceLimits, *, now: float) -> Verdict:
-    """What to do at the time `now`. Loading and stopping models keep their places."""
+    """Decide what to do at the time `now`. Models that are loading or stopping keep their places."""
     return _Decision(models, limits, now=now).verdict()
 
 
 def idle_until(model: Candidate) -> float:
-    """When a model is unloaded if no request uses it until then."""
+    """The time at which a model is unloaded if no request uses it until then."""
     return math.inf if model.idle_seconds is None else model.used_at + model.idle_seconds
 
 
@@ -73,7 +75,7 @@ class _Decision:
         self._limits = limits
         self._now = now
         self._load: list[Candidate] = []
-        self._reserved: list[Candidate] = []  # room is being made for them
+        self._reserved: list[Candidate] = []  # models for which room is being made
         self._unload: list[Candidate] = []
         self._drain: list[Candidate] = []
         self._makes_room: dict[str, str] = {}
@@ -81,7 +83,7 @@ class _Decision:
         self._look_again_at = math.inf
 
     def verdict(self) -> Verdict:
-        """The decision. Call this only once."""
+        """Make the decision. Call this only once."""
         for model in self._models:
             if model.is_unload_requested and model.phase == "ready":
                 (self._drain if model.leases else self._unload).append(model)
@@ -117,7 +119,7 @@ class _Decision:
             self._look_again_at = min(self._look_again_at, ends_at)
 
     def _find_place(self, model: Candidate) -> bool:
-        """Load it, or make room for it. False if that cannot be done yet."""
+        """Load a model, or make room for it. Returns False if neither is possible yet."""
         occupied = [other for other in self._models if other.phase != "unloaded"]
         if _fits(model, [*occupied, *self._load, *self._reserved], self._limits):
             self._load.append(model)
@@ -134,7 +136,7 @@ class _Decision:
         return True
 
     def _victims(self) -> tuple[list[Candidate], list[Candidate]]:
-        """Models to unload now, and models to drain, each in the preferred order."""
+        """Return the models to unload now and the models to drain, each in the preferred order."""
         staying = [
             model
             for model in self._models
@@ -151,7 +153,9 @@ class _Decision:
         return idle, sorted(over, key=lambda model: model.ready_at)
 
     def _enough(self, model: Candidate, victims: Sequence[Candidate]) -> list[Candidate] | None:
-        """As few of the victims as make room, preferring the first; None if all are not enough."""
+        """Return as few of the victims as make enough room, preferring the first; None if all of
+        them together do not.
+        """
         chosen: list[Candidate] = []
         remaining = iter(victims)
         while not self._would_fit(model, without=chosen):
@@ -165,7 +169,9 @@ class _Decision:
         return chosen
 
     def _would_fit(self, model: Candidate, *, without: Sequence[Candidate]) -> bool:
-        """Whether it will fit once all that is to be unloaded, and `without`, is gone."""
+        """Whether a model will fit once all models to be unloaded, and those in `without`, are
+        gone.
+        """
         staying = [
             other
             for other in self._models
@@ -174,7 +180,8 @@ class _Decision:
         return _fits(model, [*staying, *self._load, *self._reserved], self._limits)
 
     def _stays(self, model: Candidate, *, beside: Candidate) -> bool:
-        if model.phase == "stopping":  # it gets its place back first if it was requested first
+        # a stopping model gets its place back before others only if it was requested first
+        if model.phase == "stopping":
             return _number(model) < _number(beside)
         return model.phase != "unloaded" and not self._goes(model)
 
@@ -202,7 +209,9 @@ def _is_unused(model: Candidate) -> bool:
 
 
 def _fits(model: Candidate, beside: Iterable[Candidate], limits: PlaceLimits) -> bool:
-    """Whether a model fits beside others. Alone it always does: loading it tells best."""
+    """Whether a model fits beside others. Alone it always does: only loading shows whether it
+    really fits.
+    """
     others = list(beside)
     if not others:
         return True

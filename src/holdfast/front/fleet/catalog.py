@@ -1,8 +1,8 @@
-"""Which models a server serves, and how: from the settings, `models.toml`, and the models found on
-this machine.
+"""Which models a server serves, and how. Sources: the settings, `models.toml`, and the models found
+on this machine.
 
-`catalog_of` puts a catalog together. `models.toml` has one table `[models.NAME]` per model; a table
-with an error leaves out that model, with the reason.
+`catalog_of` builds the catalog. `models.toml` has one table `[models.NAME]` per model. If a table
+has an error, that model is left out, with the reason.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from holdfast.wire.requests import RESERVED_TEMPLATE_ARGUMENTS, SAMPLING_RANGES
 
 FILE_NAME = "models.toml"
 _SECTION = "models"
-# keys with the type and limits of a server setting
+# keys that have the type and limits of a server setting
 _LIKE_SETTING = {
     "revision": "model.revision",
     "context": "model.context_tokens",
@@ -42,48 +42,50 @@ _LIKE_SETTING = {
 }
 _KEYS = ("path", "id", "draft", "pin", "sampling", "template", *_LIKE_SETTING)
 _SAMPLING = tuple(name for name in SAMPLING_RANGES if name != "logit_bias")
-_MODEL_FILES = ("config.json", ".gguf")  # suffixes of files that mark a model's folder
+# names, or ends of names, of files that mark a folder as a model
+_MODEL_FILES = ("config.json", ".gguf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogEntry:
-    """One model: where it is, and how it is loaded and served."""
+    """One model: where its files are, and how it is loaded and served."""
 
-    name: str  # its id in /v1/models, /health and answers
-    # `path` is a folder or a Hub id; the server's settings where the entry says nothing
+    name: str  # the model's id in /v1/models, /health and answers
+    # `path` is a folder or a Hub id; what the entry does not set comes from the server's settings
     model: ModelSettings
     store: StoreSettings
-    origin: str  # the file or folder that lists it
+    origin: str  # file or folder that lists the model
     aliases: tuple[str, ...] = ()
-    # loaded at the start, never unloaded to make room or because it is idle
+    # whether it is loaded at the start, and never unloaded to make room or because it is idle
     is_pinned: bool = False
-    # unloaded after this long without a request; 0: at once; None: never
+    # it is unloaded after this long without a request; 0: at once; None: never
     idle_seconds: float | None = None
-    # defaults for requests; they take precedence over the model's own
+    # defaults for requests; they take precedence over the model's own defaults
     sampling: Mapping[str, float] = field(default_factory=dict)
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
-    # context window according to config.json; 0: unknown
+    # context window from config.json; 0: unknown
     own_context_tokens: int = 0
     draft: str | None = None  # draft model for speculative decoding; not used yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A model that is not served, and why."""
+    """A model that is not served, and the reason."""
 
     name: str
     origin: str
     reason: str  # shown to users
-    is_asked_for: bool  # listed in models.toml, not just found
+    is_asked_for: bool  # whether it is listed in models.toml, not just found
 
 
 @dataclass(frozen=True, kw_only=True)
 class Catalog:
     """All models of a server. Names and aliases are unique."""
 
-    entries: tuple[CatalogEntry, ...]  # the first one serves requests that name no model
+    entries: tuple[CatalogEntry, ...]  # the first one serves requests that do not name a model
     left_out: tuple[LeftOut, ...] = ()
-    # names of models to load at the start: the pinned ones, the one named, or the only one
+    # names of the models to load at the start: the pinned ones, and the one that the user named or
+    # the only one
     at_start: tuple[str, ...] = ()
     # whether models pulled into the Hub's cache are served after a reload
     takes_found: bool = False
@@ -94,11 +96,11 @@ class Catalog:
         return by_alias | {entry.name: entry for entry in self.entries}
 
     def find(self, name: str) -> CatalogEntry | None:
-        """The model with that name or alias."""
+        """Return the model with that name or alias; None if there is none."""
         return self._by_name.get(name)
 
     def unknown(self, name: str) -> UnknownModel:
-        """The error for a name that no model has."""
+        """The error for a name that is not the name or alias of any model."""
         names = [entry.name for entry in self.entries]
         aliases = (alias for alias in self._by_name if alias not in names)
         return UnknownModel(model=name, available=(*names, *aliases))
@@ -106,12 +108,12 @@ class Catalog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogChange:
-    """The difference between two catalogs, by name."""
+    """The difference between two catalogs, as names of models."""
 
     added: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()  # newly left out, of those listed in models.toml
+    left_out: tuple[LeftOut, ...] = ()  # newly left out, although models.toml lists them
 
     def __str__(self) -> str:
         """One line for the log."""
@@ -126,7 +128,7 @@ class CatalogChange:
 
 
 def change_between(before: Catalog, after: Catalog) -> CatalogChange:
-    """The difference, in the order of the catalogs."""
+    """Compare two catalogs. The result keeps the order of the catalogs."""
     old = {entry.name: entry for entry in before.entries}
     new = {entry.name: entry for entry in after.entries}
     return CatalogChange(
@@ -176,9 +178,9 @@ def catalog_of(
 
 
 def read_catalog_file(file: Path, settings: Settings, *, raises: bool = False) -> Catalog:
-    """The models of a file, in its order, with the server's settings as defaults.
+    """Read the models of a file, in the order of the file. The server's settings are the defaults.
 
-    Raises ConfigError if the file cannot be opened, and with `raises` also if it is not TOML. Other
+    Raises ConfigError if the file cannot be opened and, with `raises`, if it is not TOML. Other
     errors leave models out.
     """
     try:
@@ -211,7 +213,7 @@ def read_catalog_file(file: Path, settings: Settings, *, raises: bool = False) -
 
 
 def _entry(name: str, table: object, *, file: Path, settings: Settings) -> CatalogEntry:
-    """Raises ConfigError and ModelLoadError."""
+    """Read the entry of one model. Raises ConfigError and ModelLoadError."""
     if not isinstance(table, dict):
         raise ConfigError(f"write [{_SECTION}.{name}] and its keys below it")
     if not name.strip() or not name.isprintable():
@@ -262,7 +264,7 @@ def _specs() -> dict[str, SettingSpec]:
 
 
 def _place(table: Mapping[str, Any], *, revision: str, file: Path) -> dict[str, str]:
-    """`path` (a folder or Hub id) and `revision`."""
+    """Return `path` (a folder or a Hub id) and `revision`."""
     path = _of_type(table, "path", str, "a string")
     hub_id = _of_type(table, "id", str, "a string")
     if bool(path) == bool(hub_id):
@@ -279,7 +281,7 @@ def _place(table: Mapping[str, Any], *, revision: str, file: Path) -> dict[str, 
 
 
 def _sampling(entry: Mapping[str, Any]) -> dict[str, float]:
-    """Default sampling parameters, named as in requests."""
+    """Return the default sampling parameters, named as in requests."""
     table = _of_type(entry, "sampling", dict, "a table such as { temperature = 0.2 }") or {}
     for key, value in table.items():
         if key not in _SAMPLING:
@@ -297,7 +299,7 @@ def _sampling(entry: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _template(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Default arguments of the chat template."""
+    """Return the default arguments of the chat template."""
     words = "a table such as { enable_thinking = false }"
     table: dict[str, Any] = _of_type(entry, "template", dict, words) or {}
     if clash := sorted(RESERVED_TEMPLATE_ARGUMENTS & table.keys()):
@@ -322,7 +324,9 @@ def _of_type(table: Mapping[str, Any], key: str, kind: type[Any], words: str) ->
 def _without_clashes(
     entries: list[CatalogEntry], file: Path
 ) -> tuple[tuple[CatalogEntry, ...], list[LeftOut]]:
-    """Leave out entries with an alias that is a model's name, or an earlier entry's alias."""
+    """Leave out entries with an alias that is another model's name, or an alias of an earlier
+    entry.
+    """
     names = {entry.name for entry in entries}
     taken: dict[str, str] = {}
     unique = []
@@ -349,7 +353,7 @@ def _left_out(name: str, file: Path, reason: str) -> LeftOut:
 
 
 def _catalog_file(settings: Settings, environ: Mapping[str, str]) -> Path | None:
-    """`catalog.file`, or the user's own models.toml if it exists."""
+    """Return `catalog.file`, or the user's own models.toml if it exists, or else None."""
     if settings.catalog.file:
         return Path(os.path.expanduser(settings.catalog.file))
     files = (folder / FILE_NAME for folder in config_folders(environ))
@@ -357,7 +361,7 @@ def _catalog_file(settings: Settings, environ: Mapping[str, str]) -> Path | None
 
 
 def _entry_of_settings(settings: Settings) -> CatalogEntry:
-    """The model of `model.path`, or the bundled one. Raises ModelLoadError."""
+    """Return the model of `model.path`, or the bundled one. Raises ModelLoadError."""
     model = replace(settings.model, name=served_id(settings.model))
     return CatalogEntry(
         name=model.name,
@@ -369,9 +373,10 @@ def _entry_of_settings(settings: Settings) -> CatalogEntry:
 
 
 def _named_beside(listed: Catalog, settings: Settings, environ: Mapping[str, str]) -> CatalogEntry:
-    """The model of `model.path`, which models.toml does not list: in a watched folder, or elsewhere.
+    """Return the model of `model.path`, which models.toml does not list. It may be in a watched
+    folder or elsewhere.
 
-    Raises ModelLoadError.
+    Raises ModelLoadError if it cannot be served.
     """
     name = settings.model.path
     for wrong in listed.left_out:
@@ -395,7 +400,9 @@ def _named_beside(listed: Catalog, settings: Settings, environ: Mapping[str, str
 
 
 def _also_by_hub_id(entries: tuple[CatalogEntry, ...]) -> tuple[CatalogEntry, ...]:
-    """Add its Hub id to each entry's aliases; the first of several with one id gets it."""
+    """Add each entry's Hub id to its aliases. If several entries have the same id, the first one
+    gets it.
+    """
     taken = {name for entry in entries for name in (entry.name, *entry.aliases)}
     named = []
     for entry in entries:
@@ -409,7 +416,7 @@ def _also_by_hub_id(entries: tuple[CatalogEntry, ...]) -> tuple[CatalogEntry, ..
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FoundModel:
-    name: str  # owner/name if known
+    name: str  # owner/name if that is known
     folder: Path
     origin: str
 
@@ -417,7 +424,7 @@ class _FoundModel:
 def _with_found(
     listed: tuple[CatalogEntry, ...], settings: Settings, environ: Mapping[str, str]
 ) -> tuple[tuple[CatalogEntry, ...], list[LeftOut]]:
-    """Append the models found on this machine; also returns those that cannot be served."""
+    """Append the models found on this machine. Also returns the found models that cannot be served."""
     served = list(listed)
     left_out = []
     taken = {name: entry for entry in listed for name in (entry.name, *entry.aliases)}
@@ -428,7 +435,7 @@ def _with_found(
         try:
             config = check_loadable(model.folder)
             if (other := taken.get(model.name)) is not None:
-                raise ModelLoadError(f"{other.name} of {other.origin} already has that name")
+                raise ModelLoadError(f"{other.name} of {other.origin} already has this name")
         except ModelLoadError as error:
             left_out.append(
                 LeftOut(name=model.name, origin=model.origin, reason=str(error), is_asked_for=False)
@@ -448,26 +455,29 @@ def _with_found(
 
 
 def _identity(entry: CatalogEntry) -> str:
-    """The Hub id or folder by which a found model is recognized as this one."""
+    """The Hub id or folder of an entry, which tells whether a found model is the same model."""
     source = model_source(entry.model.path, revision=entry.model.revision)
     return str(Path(source.name).resolve()) if source.kind == "folder" else source.name
 
 
 def _found_models(settings: Settings, environ: Mapping[str, str]) -> Iterator[_FoundModel]:
-    """The Hub's cache, then the watched folders in their order; each sorted by name."""
+    """Find models in the Hub's cache, then in the watched folders in their order; each sorted by
+    name.
+    """
     if settings.catalog.hub_cache:
         hub_cache = hub_cache_folder(environ)
         for hub_id, folder in cached_models(hub_cache).items():
             yield _FoundModel(name=hub_id, folder=folder, origin=str(hub_cache))
     for watched in settings.catalog.folders:
-        parent = Path(os.path.expanduser(watched))  # does not raise for a user without a home
+        # unlike Path.expanduser, this does not raise for a user without a home
+        parent = Path(os.path.expanduser(watched))
         for folder in _model_folders(parent):
             name = folder.relative_to(parent).as_posix()
             yield _FoundModel(name=name, folder=folder, origin=str(parent))
 
 
 def _model_folders(parent: Path) -> Iterator[Path]:
-    """Folders of models: `parent/MODEL` and `parent/OWNER/MODEL`."""
+    """Return the folders of models: `parent/MODEL` and `parent/OWNER/MODEL`."""
     for folder in _folders(parent):
         if _looks_like_a_model(folder):
             yield folder

@@ -1,4 +1,4 @@
-"""Pulling and removing models of the Hub while the server runs. The catalog is read again after it."""
+"""Pulls and removes models of the Hub while the server runs. The catalog is read again afterwards."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from holdfast.front.fleet.slot import on_own_thread
 from holdfast.models.download import ModelSource, PullStage, hub_model_of, pull_model, removal_of
 from holdfast.models.model_folder import check_loadable
 
-_POLL_SECONDS = 0.25  # between two progress reports
-_LAST_SECONDS = 2.0  # for stopped pulls to save partial files
+_POLL_SECONDS = 0.25  # time between two progress reports
+_LAST_SECONDS = 2.0  # time for stopped pulls to save partial files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class PullStep:
 
 
 class Pull:
-    """One pull, for all clients that wait for it."""
+    """One pull, shared by all clients that wait for it."""
 
     def __init__(self) -> None:
         self.followers = 0
@@ -39,7 +39,7 @@ class Pull:
         self._steps: dict[PullStage, PullStep] = {}
 
     def note(self, stage: PullStage, done_bytes: int, total_bytes: int) -> None:
-        """Record progress; any thread. Raises WorkerUnavailable if the pull was stopped."""
+        """Record progress. Any thread. Raises WorkerUnavailable if the pull was stopped."""
         if self.is_stopped:
             raise WorkerUnavailable(
                 "the pull was stopped; the next one continues with the missing files"
@@ -48,11 +48,11 @@ class Pull:
 
     @property
     def progress(self) -> tuple[PullStep, ...]:
-        """The stages that have begun."""
+        """The stages that have begun, oldest first."""
         return tuple(self._steps.values())
 
     async def steps(self) -> AsyncIterator[PullStep]:
-        """Progress until the model is served. Raises ModelLoadError."""
+        """Report progress until the model is served. Raises ModelLoadError if the pull fails."""
         assert self.task is not None
         seen: dict[PullStage, PullStep] = {}
         while True:
@@ -67,7 +67,7 @@ class Pull:
 
 
 class Library:
-    """Pulls models of the Hub and removes them. Only use it on the event loop's thread."""
+    """Pulls models from the Hub and removes them. Only use it on the event loop's thread."""
 
     def __init__(
         self,
@@ -77,24 +77,27 @@ class Library:
         with_code: bool = False,
         read_again: Callable[[], Awaitable[None]],
     ) -> None:
-        """cache: the Hub's. with_code: whether to pull models that contain code.
+        """cache: folder of the Hub's cache. with_code: whether to pull models that contain code.
 
-        read_again: reads the catalog again and serves it.
+        read_again: reads the catalog again and serves the result.
         """
         self._residency = residency
         self._cache = cache
         self._with_code = with_code
         self._read_again = read_again
         self._pulls: dict[str, Pull] = {}  # running ones, by Hub id
-        self._tasks: set[asyncio.Task[None]] = set()  # also of stopped pulls
+        self._tasks: set[asyncio.Task[None]] = set()  # includes the tasks of stopped pulls
 
     def source_of(self, entry: CatalogEntry) -> ModelSource | None:
-        """The model of the Hub behind a catalog entry; None if it comes from elsewhere."""
+        """Return the Hub model of a catalog entry; None if the entry's model does not come from the
+        Hub.
+        """
         return hub_model_of(entry.model, self._cache)
 
     @contextlib.contextmanager
     def pulled(self, source: ModelSource) -> Iterator[Pull]:
-        """Pull a model, one pull for all who ask for it; it is stopped when the last one has left.
+        """Pull a model. All clients that ask for it share one pull, which stops when the last one
+        has left.
 
         Raises InvalidRequest if this server would not serve the model.
         """
@@ -120,11 +123,11 @@ class Library:
                 self._stop(source.name, pull)
 
     def progress(self) -> dict[str, tuple[PullStep, ...]]:
-        """The stages of every running pull, by Hub id."""
+        """Return the stages of every running pull, by Hub id."""
         return {name: pull.progress for name, pull in self._pulls.items()}
 
     async def remove(self, source: ModelSource) -> None:
-        """Remove a model from the Hub's cache, and unload it if nobody uses it.
+        """Remove a model from the Hub's cache, and unload it. Nothing may be using the model.
 
         Raises NoSuchModel, ModelPinned and ModelInUse.
         """
@@ -138,12 +141,14 @@ class Library:
         await self._serve_anew(source)
 
     def stop(self) -> None:
-        """Stop all pulls because the server stops; the next pull continues them."""
+        """Stop all pulls, because the server stops. The next pull of a model continues with the
+        missing files.
+        """
         for name, pull in tuple(self._pulls.items()):
             self._stop(name, pull)
 
     async def close(self) -> None:
-        """Stop all pulls, and give them a moment to save partial files."""
+        """Stop all pulls and give them a moment to save partial files."""
         self.stop()
         if self._tasks:
             await asyncio.wait(tuple(self._tasks), timeout=_LAST_SECONDS)
@@ -151,13 +156,14 @@ class Library:
     def _stop(self, name: str, pull: Pull) -> None:
         pull.is_stopped = True
         if self._pulls.get(name) is pull:
-            # the next client starts another pull, which waits for the files that this one has locked
+            # the next client starts another pull, which waits for the files that this one still
+            # locks
             del self._pulls[name]
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # marks it as retrieved: perhaps nobody waits for it
+            task.exception()  # marks the exception as retrieved, since nobody may wait for it
 
     async def _pull(self, source: ModelSource, pull: Pull) -> None:
         try:
@@ -175,7 +181,7 @@ class Library:
         await self._read_again()
 
     def _names_of(self, source: ModelSource) -> list[str]:
-        """The names of this model in the catalog."""
+        """Return the names of a Hub model in the catalog."""
         entries = self._residency.catalog.entries
         return [
             entry.name

@@ -1,4 +1,4 @@
-"""One worker as a child process: start it, watch it, stop it. Knows nothing of restarts."""
+"""One worker as a child process: starts, watches and stops it. Knows nothing of restarts."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from holdfast.front.link.worker_link import WorkerLink
 from holdfast.wire.commands import SHUT_DOWN, Assignment, WorkerSettings
 from holdfast.wire.events import Event, Heartbeat, LoadProgress, WorkerFailed, WorkerReady
 
-# a step hangs after this many times the longest time that similar steps took; if none was measured,
-# after this many times the loading time
+# A step counts as hanging after this many times the longest time of similar steps. If none was
+# measured, the loading time is multiplied instead.
 PATIENCE = 20.0
-# least time for a step that was not measured yet, in multiples of `hang_seconds`
+# shortest limit for a kind of step that was not measured yet, in multiples of `hang_seconds`
 LEAST_UNMEASURED = 8.0
-GRACE_SECONDS = 10.0  # between the request to exit and SIGKILL
+GRACE_SECONDS = 10.0  # time between the request to exit and SIGKILL
 LOG_SECONDS = 2.0  # how long to wait for the rest of the log after the process has exited
 _LONGEST_LOG_LINE_BYTES = 1 << 20
-_LINES_KEPT = 80  # for a crash report: the stacks of a few threads
+_LINES_KEPT = 80  # enough for a crash report with the stacks of a few threads
 _LONGEST_KEPT_LINE = 500
 _LOG_LINE = re.compile(
     r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<name>[\w.]+): (?P<message>.*)"
@@ -51,9 +51,9 @@ class WorkerProcess:
         self._process = process
         self._temporaries = temporaries
         self.link = link
-        self.settings = settings  # that it was started with
-        self.hang: str | None = None  # how it hung, if it was killed for that
-        self.last_lines: deque[str] = deque(maxlen=_LINES_KEPT)  # of its log
+        self.settings = settings  # the settings that it was started with
+        self.hang: str | None = None  # a description of the hang, if the process was killed for one
+        self.last_lines: deque[str] = deque(maxlen=_LINES_KEPT)  # the last lines of its log
         self.watchdog = Watchdog(
             heartbeat_seconds=settings.residency.heartbeat_seconds,
             hang_seconds=settings.residency.hang_seconds,
@@ -104,7 +104,8 @@ class WorkerProcess:
         process.stdin.write(msgspec.json.encode(assignment))
         process.stdin.close()
         try:
-            with contextlib.suppress(ConnectionError):  # it has died; `_watch_exit` notices
+            # the process has died; `_watch_exit` notices that
+            with contextlib.suppress(ConnectionError):
                 await process.stdin.wait_closed()
         except asyncio.CancelledError:
             await worker.stop()
@@ -118,13 +119,15 @@ class WorkerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process has not exited."""
+        """Whether the process is still running."""
         return self._process.returncode is None
 
     async def wait_started(self, *, timeout_seconds: float) -> WorkerReady | WorkerFailed:
-        """Wait until the model serves, or the worker fails or dies; after the timeout, kill it."""
+        """Wait until the model is served, or the worker fails or dies. After the timeout, kill the
+        worker.
+        """
         try:
-            # not wait_for: before Python 3.12 it may swallow a cancellation
+            # not asyncio.wait_for: before Python 3.12 it may swallow a cancellation
             async with asyncio.timeout(timeout_seconds):
                 outcome = await asyncio.shield(self.link.started)
         except TimeoutError:
@@ -144,17 +147,20 @@ class WorkerProcess:
         return WorkerFailed(message=message, fatal_input=False)
 
     async def wait_lost(self) -> None:
-        """Wait until the process has exited or closed the link: then it serves nobody."""
+        """Wait until the process has exited or closed the link. Either way it serves nobody any
+        more.
+        """
         await asyncio.wait((self._exit_task, self.link.lost), return_when=asyncio.FIRST_COMPLETED)
 
     async def stop(self) -> int:
-        """Have the process exit in order, kill it if that takes too long, and close the link.
+        """Ask the process to exit in order, kill it if that takes too long, and close the link.
 
-        Returns the exit code, or minus the signal, once the rest of the log is read.
+        Waits for the rest of the log. Returns the exit code, or the negated number of the signal.
         """
         self._watch_task.cancel()
         if not self.link.started.done():
-            self._signal(signal.SIGKILL)  # nothing to lose, and a load cannot be interrupted
+            # nothing can get lost, and a load cannot be interrupted in another way
+            self._signal(signal.SIGKILL)
         elif self.is_alive:
             self.link.send(SHUT_DOWN)
             self._signal(signal.SIGTERM)
@@ -172,7 +178,9 @@ class WorkerProcess:
         return self._process.returncode or 0
 
     def _close_log(self) -> None:
-        """A child of the worker may hold its log open, and asyncio waits for all pipes of a process."""
+        """Close the pipe of the log. A child of the worker may hold it open, and asyncio waits for
+        all pipes of a process.
+        """
         log = self._process._transport.get_pipe_transport(2)  # type: ignore[attr-defined]
         if log is not None:
             log.close()
@@ -189,7 +197,7 @@ class WorkerProcess:
     async def _watch(self, interval_seconds: float) -> None:
         """Kill the process when it hangs.
 
-        Not SIGTERM: a stopped process would not get it.
+        Uses SIGKILL: a process that is stopped would not receive SIGTERM.
         """
         loop = asyncio.get_running_loop()
         polled_at = loop.time()
@@ -207,44 +215,49 @@ class WorkerProcess:
             )
 
     def _signal(self, number: signal.Signals) -> None:
-        # Not asyncio's send_signal: it may reap the child unseen by the event loop, which loses the
-        # exit code.
+        # Not asyncio's send_signal: it may reap the child without the event loop's knowledge, which
+        # loses the exit code.
         if self.is_alive:
-            with contextlib.suppress(ProcessLookupError):  # it has just exited
+            with contextlib.suppress(ProcessLookupError):  # the process has just exited
                 os.kill(self.pid, number)
 
 
 class Watchdog:
     """Judges one worker by its heartbeats, polled every `heartbeat_seconds`.
 
-    At most one interval counts per poll, so that a front that was suspended or too busy to poll
-    never blames the worker.
+    A poll counts at most one interval. So a front that was suspended or too busy to poll never
+    blames the worker.
     """
 
     def __init__(
         self, *, heartbeat_seconds: float, hang_seconds: float, unmeasured_seconds: float
     ) -> None:
-        """hang_seconds: the longest silence, and the least time for any step.
+        """hang_seconds: the longest silence that is allowed, and the shortest limit for any step.
 
-        unmeasured_seconds: the time for work that was not measured yet.
+        unmeasured_seconds: the limit for kinds of work that were not measured yet.
         """
         self._heartbeat_seconds = heartbeat_seconds
         self._hang_seconds = hang_seconds
         self._unmeasured_seconds = max(unmeasured_seconds, hang_seconds)
-        # from the first heartbeat on, or from the moment the worker serves; loading has its own limit
+        # True from the first heartbeat, or from when the worker serves; loading has a time limit of
+        # its own
         self.expects_heartbeats = False
         self._silent_seconds = 0.0
 
     def begin_serving(self, *, load_seconds: float) -> None:
-        """The worker serves: expect heartbeats, and allow unmeasured work a multiple of the loading
-        time, in which the model was run over several prompts.
+        """Expect heartbeats from now on, because the worker serves.
+
+        Allow unmeasured work a multiple of the loading time, which includes runs over several
+        prompts.
         """
         self.expects_heartbeats = True
         known = max(LEAST_UNMEASURED * self._hang_seconds, PATIENCE * load_seconds)
         self._unmeasured_seconds = min(self._unmeasured_seconds, known)
 
     def look(self, beat: Heartbeat | None, *, elapsed_seconds: float) -> str | None:
-        """Judge what came since the last poll: how the worker hangs, in words, or None."""
+        """Judge what has come since the last poll. Returns how the worker hangs, in words, or None
+        if it does not.
+        """
         if beat is not None:
             self.expects_heartbeats = True
             self._silent_seconds = 0.0
@@ -266,7 +279,7 @@ class Watchdog:
 
 
 def describe_exit(code: int) -> str:
-    """An exit code in words; a negative one is a signal."""
+    """Describe an exit code in words. A negative code is a signal."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -276,10 +289,10 @@ def describe_exit(code: int) -> str:
 
 
 def _environment(model: ModelSettings) -> dict[str, str]:
-    """The worker's environment: ours, and the number of BLAS threads if it is set.
+    """The worker's environment: that of this process, and the number of BLAS threads if it is set.
 
-    Idle OpenBLAS threads sleep after 2^16 cycles (25 µs), not after 2^26: between two steps they
-    would spin on cores that the front and the other BLAS need (docs/lab-log.md).
+    Idle OpenBLAS threads sleep after 2^16 cycles (25 µs) instead of 2^26. Otherwise they would spin
+    between two steps on cores that the front and the other BLAS need (docs/lab-log.md).
     """
     environment = {"OPENBLAS_THREAD_TIMEOUT": "16"} | os.environ
     if model.threads is not None:
@@ -289,9 +302,10 @@ def _environment(model: ModelSettings) -> dict[str, str]:
 
 
 async def _pass_log_on(process: asyncio.subprocess.Process, last_lines: deque[str]) -> None:
-    """Log the worker's standard error with the worker's loggers and levels.
+    """Write the worker's standard error to the log, with the loggers and levels that the worker
+    used.
 
-    A line without them, such as in a traceback, gets those of the line before.
+    A line without them, such as one in a traceback, gets those of the line before.
     """
     assert process.stderr is not None
     level = logging.WARNING
@@ -300,7 +314,7 @@ async def _pass_log_on(process: asyncio.subprocess.Process, last_lines: deque[st
         try:
             line = await process.stderr.readline()
         except ValueError:
-            continue  # a line beyond the limit; the reader has dropped it
+            continue  # a line beyond the limit; the stream reader has dropped it
         if not line:
             return
         text = line.decode("utf-8", errors="replace").rstrip()

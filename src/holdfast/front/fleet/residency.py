@@ -1,8 +1,8 @@
-"""Which models are loaded: a model is loaded when it is asked for, stays while it is used, and makes
-room for others.
+"""Keeps track of which models are loaded. A model is loaded when a request asks for it, stays
+loaded while it is used, and makes room for others.
 
-`budget` decides which models to load and to unload. `Residency` carries that out, and leads each
-request to the worker of its model.
+`budget` decides which models to load and to unload. `Residency` carries that out, and connects each
+request with the worker of its model.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from holdfast.wire.requests import RequestId
 
 ModelState: TypeAlias = Literal["unloaded", "loading", "ready", "stopping", "failed"]
 WorkerOf: TypeAlias = Callable[[CatalogEntry, ModelFiles, MemoryShare], WorkerSettings]
-"""The settings of a model's worker."""
+"""Returns the settings of a model's worker."""
 
-AUTO_MEMORY_SHARE = 0.75  # of the machine's memory, or of a GPU's
-HAS_UNIFIED_MEMORY = sys.platform == "darwin"  # GPU and system share it
+AUTO_MEMORY_SHARE = 0.75  # share of the machine's memory, or of a GPU's
+HAS_UNIFIED_MEMORY = sys.platform == "darwin"  # whether GPU and system share their memory
 # without `max_loaded`, a model gets at most half of the memory for KV
 _AUTO_PARTS = 2
 
@@ -52,26 +52,28 @@ logger = logging.getLogger("holdfast.front.fleet")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatus:
-    """The status of one model. For an unloaded model: the last known values."""
+    """The status of one model. For an unloaded model, the last known values."""
 
     id: str
-    state: ModelState  # a draining model counts as stopping: new requests have to wait
+    state: ModelState  # a draining model counts as stopping, because new requests have to wait
     pid: int | None
     running: int
     queued: int
-    waits: Mapping[RequestId, WaitReason]  # sequences that wait in the worker, and for what
+    # for each sequence that waits in the worker, what it waits for
+    waits: Mapping[RequestId, WaitReason]
     info: ModelInfo | None
     memory: CacheFigures | None
     created: int
-    restarts: Mapping[str, int]  # by cause: died or hung
+    restarts: Mapping[str, int]  # of its worker, by cause: died or hung
     resumed: int = 0  # streams that have continued with another worker
     aliases: tuple[str, ...] = ()
-    # before the model is loaded: as its entry or config.json names it
+    # before the model is loaded: from its entry or config.json
     context_tokens: int | None = None
     is_pinned: bool = False
-    # the server is not ready without it: it is pinned, was named at the start, or is the only one
+    # whether the server is ready only once this model is: it is pinned, was named at the start, or
+    # is the only one
     is_awaited: bool = True
-    # until it is unloaded if nobody uses it; None: it stays
+    # time until it is unloaded if nobody uses it; None: it stays loaded
     idle_seconds_left: float | None = None
     failure: str = ""  # why it could not be loaded
     figures: ResidencyFigures = ResidencyFigures()
@@ -90,7 +92,7 @@ class Residency:
         places: int = 288,
         on_progress: Callable[[str, LoadProgress], None] = lambda model, progress: None,
     ) -> None:
-        """places: the most sequences that wait for one model."""
+        """places: how many sequences at most may wait for one model."""
         self._slot_of = partial(
             ModelSlot,
             fetch=fetch,
@@ -102,6 +104,7 @@ class Residency:
         )
         self._slots = {entry.name: self._slot_of(entry) for entry in catalog.entries}
         # called with a model whose entry or files have changed: forget what was read from them
+        # before
         self.on_changed_entry: Callable[[str], None] = lambda model: None
         self._catalog = catalog
         self._settings = settings
@@ -109,27 +112,28 @@ class Residency:
         self._first_loads: dict[str, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
-        self._made_room: dict[str, str] = {}  # unloaded models, and the model that needed the place
+        # model that was unloaded -> model that needed the place
+        self._made_room: dict[str, str] = {}
         self._machine_bytes: float = math.inf
-        self._shared_by: dict[str, Phase] = {}  # the models that the memory was last divided among
+        self._shared_by: dict[str, Phase] = {}  # the models among which the memory was last divided
         self._is_looking = False
         self._has_stopped = False
 
     @property
     def catalog(self) -> Catalog:
-        """The current models."""
+        """The models that are served now."""
         return self._catalog
 
     def entry(self, model: str) -> CatalogEntry:
-        """The entry with which a model is loaded, or will be. Raises UnknownModel."""
+        """The entry with which a model is, or will be, loaded. Raises UnknownModel."""
         return self._slot(model).entry
 
     async def take_catalog(self, catalog: Catalog) -> CatalogChange:
-        """Serve the models of another catalog from now on; returns the difference.
+        """Serve the models of another catalog from now on. Returns the difference.
 
-        Removed models are unloaded once nobody uses them; requests that wait for their place get
-        UnknownModel. Changed entries are effective at the next load. New models among those to load
-        at the start are loaded.
+        Removed models are unloaded once nobody uses them; requests that wait for a place for such a
+        model get UnknownModel. Changed entries take effect at the next load. New models that are to
+        be loaded at the start are loaded now.
         """
         if len(catalog.entries) > 1 and math.isinf(self._machine_bytes):
             self._machine_bytes = (await asyncio.to_thread(memory_report)).total_bytes
@@ -154,9 +158,7 @@ class Residency:
         return change
 
     async def start(self) -> None:
-        """Begin to load the models that are loaded at the start; returns once their worker
-        processes run.
-        """
+        """Begin to load the models for the start. Returns once their worker processes run."""
         if len(self._slots) > 1:
             self._machine_bytes = (await asyncio.to_thread(memory_report)).total_bytes
         self._first_loads = {
@@ -169,10 +171,10 @@ class Residency:
             launched.cancel()
 
     async def wait_ready(self) -> None:
-        """Wait until all models that are loaded at the start serve, or have failed.
+        """Wait until each of the models for the start is served, or has failed.
 
-        Raises ModelLoadError or WorkerUnavailable if one has failed that the user named, or that is
-        the only one.
+        Raises ModelLoadError or WorkerUnavailable if a model has failed that the user named, or
+        that is the only one.
         """
         for name, task in self._first_loads.items():
             try:
@@ -184,7 +186,7 @@ class Residency:
                 logger.error("the pinned model %s is not available: %s", name, error)
 
     async def stop(self) -> None:
-        """Have all workers exit in order; open streams end as failed."""
+        """Have all workers exit in order. Open streams end as failed."""
         self._has_stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -198,11 +200,12 @@ class Residency:
 
     @contextlib.asynccontextmanager
     async def lease(self, model: str, sequences: int = 1) -> AsyncIterator[ModelClient]:
-        """The link to the worker of a model, for this many sequences; the model is not unloaded
-        until the lease ends.
+        """Lease a model for this many sequences: return the link to its worker. The model is not
+        unloaded before the lease ends.
 
-        If the model is not loaded, waits for room, and until it serves. Raises UnknownModel,
-        WorkerUnavailable if that fails or takes too long, and QueueFull if too many wait for it.
+        If the model is not loaded, waits for room and then for the load. Raises UnknownModel,
+        WorkerUnavailable if the load fails or takes too long, and QueueFull if too many sequences
+        wait for the model.
         """
         slot = self._slot(model)
         await self._take(slot, sequences)
@@ -222,12 +225,13 @@ class Residency:
             slot.leases.give_back()
 
     async def load(self, model: str) -> None:
-        """Load a model and wait until it serves, however long that takes once there is room for it.
+        """Load a model and wait until it is served. Waiting for room is limited, but loading may
+        take any time.
 
         Raises as `lease` does, and ModelLoadError.
         """
         slot = self._slot(model)
-        with contextlib.suppress(ModelLoadError):  # `_take` raises it in other words
+        with contextlib.suppress(ModelLoadError):  # `_take` raises it with another message
             await slot.files()
         await self._take(slot, 0)
         try:
@@ -236,7 +240,8 @@ class Residency:
             slot.leases.give_back()
 
     async def unload(self, model: str) -> None:
-        """Unload a model once the requests that use it have finished, and wait for that.
+        """Unload a model once the requests that use it have finished, and wait until it is
+        unloaded.
 
         New requests load it again. Raises UnknownModel and ModelPinned.
         """
@@ -255,9 +260,10 @@ class Residency:
                 self._look()
 
     def let_go(self, model: str) -> None:
-        """Unload a model once the requests that use it have finished; new requests load it again.
+        """Unload a model once the requests that use it have finished, without waiting. New requests
+        load it again.
 
-        Does nothing if it is pinned or not loaded. Raises UnknownModel.
+        Does nothing if the model is pinned or not loaded. Raises UnknownModel.
         """
         slot = self._slot(model)
         if slot.state.phase in ("loading", "ready") and not slot.is_pinned:
@@ -265,9 +271,9 @@ class Residency:
             self._look()
 
     async def pin(self, model: str, *, pinned: bool) -> None:
-        """Load a model and keep it loaded, or allow it to be unloaded again.
+        """Load a model and keep it loaded, or allow that it is unloaded again.
 
-        Raises as `load` does; then it is not pinned.
+        Raises as `load` does; the model is not pinned then.
         """
         slot = self._slot(model)
         was_pinned = slot.is_pinned
@@ -297,11 +303,11 @@ class Residency:
             slot.set_log_level(level)
 
     def statuses(self) -> list[ModelStatus]:
-        """All models, in their order."""
+        """The status of all models, in the order of the catalog."""
         return [self._status(slot) for slot in self._slots.values()]
 
     async def statistics(self) -> dict[str, WorkerStatistics]:
-        """The figures of the workers that answer, by model id."""
+        """The current figures of the workers that answer, by model."""
         clients = {
             name: client
             for name, slot in self._slots.items()
@@ -317,7 +323,8 @@ class Residency:
         }
 
     def forget_files(self, model: str) -> None:
-        """The files of a model were pulled again or removed: its next load looks for them again.
+        """Record that the files of a model were pulled again or removed. Its next load looks for
+        them again.
 
         Raises UnknownModel.
         """
@@ -325,7 +332,7 @@ class Residency:
         self._look()
 
     async def files(self, model: str) -> ModelFiles:
-        """Where the files of a model are; fetches them if necessary.
+        """Return where the files of a model are. Fetches them if necessary.
 
         Raises UnknownModel and ModelLoadError.
         """
@@ -339,7 +346,7 @@ class Residency:
         raise self._catalog.unknown(model)
 
     async def _take(self, slot: ModelSlot, sequences: int) -> None:
-        """Take a lease: when this returns, the model has a place."""
+        """Take a lease. When this returns, the model has a place."""
         if slot.leases.is_open:
             await slot.leases.take(sequences=sequences, seconds=0.0)
             return
@@ -382,7 +389,7 @@ class Residency:
     # -- decisions
 
     def _look(self) -> None:
-        """Decide which models to load and unload, and carry it out."""
+        """Decide which models to load and unload, and carry that out."""
         if self._is_looking or self._has_stopped:
             return
         self._is_looking = True
@@ -419,7 +426,7 @@ class Residency:
                 self.on_changed_entry(name)
 
     def _obey(self, verdict: Verdict) -> bool:
-        """Carry out a decision; returns whether that may change the next one."""
+        """Carry out a decision. Returns whether that may change the next decision."""
         for name in verdict.blocked:
             pinned = ", ".join(
                 other for other, slot in self._slots.items() if slot.is_pinned and slot.has_place
@@ -443,7 +450,7 @@ class Residency:
         if makes_room_for:
             self._made_room[name] = makes_room_for
             reason = "room"
-            why = f"{makes_room_for} needs its place"
+            why = f"{makes_room_for} needs the room"
         elif slot.is_unload_requested or not slot.is_listed:
             reason = "asked"
             why = "as requested"
@@ -469,7 +476,7 @@ class Residency:
                 continue
             logger.info("model %s is loaded again, as the load of %s has failed", victim, name)
             self._begin(self._load_or_log(victim), name=f"load of {victim} again")
-        if failure is not None and not is_first:  # else `wait_ready` reports it
+        if failure is not None and not is_first:  # otherwise `wait_ready` reports it
             logger.error("model %s could not be loaded: %s", name, failure)
 
     async def _load_or_log(self, name: str) -> None:
@@ -500,13 +507,15 @@ class Residency:
         )
 
     def _device_memory_bytes(self) -> int:
-        """Memory of the GPU, as the workers report it; 0: none has, or there is no GPU."""
+        """Memory of the GPU, as the workers report it; 0 if there is no GPU or no worker has
+        reported one.
+        """
         infos = (slot.info for slot in self._slots.values())
         return max((info.device_memory_bytes for info in infos if info is not None), default=0)
 
     def _share(self, slot: ModelSlot) -> MemoryShare:
-        """The memory for a worker that starts now: an equal part of what is left, shared with the
-        models that are loading or may still be loaded.
+        """The memory for a worker that starts now: an equal part of what is left. The other parts
+        are for the models that are loading or may still be loaded.
         """
         others = [other for other in self._slots.values() if other is not slot and other.has_place]
         loading = sum(other.state is State.LOADING for other in others)
@@ -532,7 +541,7 @@ class Residency:
         )
 
     def _share_out(self) -> None:
-        """Where GPU and system share their memory, divide it again when a model came or went."""
+        """Divide the memory again after a model came or went, if GPU and system share it."""
         if not HAS_UNIFIED_MEMORY:
             return
         phases = {name: slot.state.phase for name, slot in self._slots.items() if slot.has_place}

@@ -1,15 +1,15 @@
 """One model of the catalog and its worker: a state machine.
 
-`Residency` decides which models are loaded; a slot carries that out and keeps the worker alive
-meanwhile. A worker that dies or hangs is replaced; its requests continue with the next one
+`Residency` decides which models are loaded. A slot carries that out, and keeps the worker alive
+meanwhile. A worker that dies or hangs is replaced; its requests continue with the next worker
 (`ModelClient`).
 
-- UNLOADED, FAILED: no worker. After a failure, requests are refused until `retry_at`.
-- LOADING: the first worker of this load is starting. Requests get leases and wait for it.
+- UNLOADED, FAILED: there is no worker. After a failure, requests are refused until `retry_at`.
+- LOADING: the first worker of this load is starting. Requests get leases and wait for the worker.
 - READY: the worker serves.
 - RESTARTING: the worker is gone and the next one is starting. Requests get leases and wait for it.
-- DRAINING: requests that hold a lease finish, also if their worker dies; new ones wait for another
-  load.
+- DRAINING: requests that hold a lease finish, even if their worker dies. New requests wait for
+  another load.
 - STOPPING: the worker writes its cache to the store and exits.
 """
 
@@ -69,7 +69,7 @@ from holdfast.wire.events import (
 
 
 class State(enum.Enum):
-    """The states of a model and its worker, described at the top of this file."""
+    """The states of a model and its worker; the top of this file describes them."""
 
     UNLOADED = "unloaded"
     FAILED = "failed"
@@ -81,13 +81,14 @@ class State(enum.Enum):
 
     @property
     def phase(self) -> Phase:
-        """The state as `budget.decide` sees it."""
+        """The state in the terms of `budget.decide`."""
         return _PHASES[self]
 
 
 TRANSITIONS: Mapping[State, frozenset[State]] = {
-    State.UNLOADED: frozenset({State.LOADING, State.FAILED}),  # failed: its files are missing
-    State.FAILED: frozenset({State.LOADING, State.FAILED, State.UNLOADED}),  # its entry changed
+    State.UNLOADED: frozenset({State.LOADING, State.FAILED}),  # to FAILED: its files are missing
+    # to UNLOADED: its entry has changed
+    State.FAILED: frozenset({State.LOADING, State.FAILED, State.UNLOADED}),
     State.LOADING: frozenset({State.READY, State.FAILED, State.STOPPING}),
     State.READY: frozenset({State.RESTARTING, State.DRAINING, State.FAILED, State.STOPPING}),
     State.RESTARTING: frozenset({State.READY, State.DRAINING, State.FAILED, State.STOPPING}),
@@ -106,12 +107,13 @@ _PHASES: Mapping[State, Phase] = {
 _TAKES_REQUESTS = frozenset({State.LOADING, State.READY, State.RESTARTING})
 
 LONGEST_BACKOFF_SECONDS = 60.0
-# in a row: then the first load has failed, and open requests no longer wait for the next worker
+# after this many in a row the first load has failed, and open requests wait no longer for a worker
 FAILED_STARTS = 3
-HEALTHY_SECONDS = 60.0  # a worker that served this long resets the backoff
-# restarted immediately if answers make progress: as many as it takes to find one bad request
+HEALTHY_SECONDS = 60.0  # a worker that has served this long resets the backoff
+# As long as answers make progress, this many restarts are immediate. It takes that many to find one
+# bad request.
 DEATHS_A_MINUTE = 5
-RETRY_AFTER_SECONDS = 5.0  # for a full queue: how long loading takes is unknown
+RETRY_AFTER_SECONDS = 5.0  # for a full queue, since nobody knows how long the load takes
 SHUTTING_DOWN = "the server is shutting down"
 
 T = TypeVar("T")
@@ -120,21 +122,21 @@ logger = logging.getLogger("holdfast.front.fleet")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """Where a model's files are, and the size of its weights in them."""
+    """The place of a model's files, and the size of the weights in them."""
 
     folder: Path
     weight_bytes: int = 0
 
 
 Fetch: TypeAlias = Callable[[CatalogEntry], ModelFiles]
-"""Finds the files of a model; blocks as long as a download takes.
+"""Finds the files of a model. Blocks as long as a download takes.
 
 Any thread. Raises ModelLoadError.
 """
 
 
 class ModelSlot:
-    """One model, through all its loads. Only use it on the event loop's thread."""
+    """One model, from one load to the next. Only use it on the event loop's thread."""
 
     def __init__(
         self,
@@ -147,14 +149,16 @@ class ModelSlot:
         on_change: Callable[[], None],
         on_progress: Callable[[str, LoadProgress], None],
     ) -> None:
-        """settings_of: called at each load. places: the most sequences that may wait for the model.
+        """settings_of: called at each load. places: how many sequences at most may wait for the
+        model.
 
         numbers: arrival numbers, shared by all slots. on_change: called after each change of the
-        state and of the leases.
+        state or of the leases.
         """
         self.entry = entry
-        self._next_entry = entry  # effective at the next load
-        self.is_listed = True  # else it was removed from the catalog, and leaves when unused
+        self._next_entry = entry  # takes effect at the next load
+        # False: it was removed from the catalog, and is unloaded once nobody uses it
+        self.is_listed = True
         self.is_pinned = entry.is_pinned
         self.is_unload_requested = False
         self.state = State.UNLOADED
@@ -162,15 +166,16 @@ class ModelSlot:
         self.used_at = 0.0
         self.ready_at = 0.0
         self.retry_at = 0.0
-        self.failure = ""  # why it has failed
-        self.info: ModelInfo | None = None  # of the last worker that was ready
+        self.failure = ""  # why the load has failed; empty in all other states
+        self.info: ModelInfo | None = None  # from the last worker that was ready
         self.created = int(time.time())  # Unix time
         self.loads = 0
         self.changes: Counter[str] = Counter()  # loads, failures, and unloads by reason
-        self.wait_seconds = {WaitReason.PLACE.value: 0.0, WaitReason.LOAD.value: 0.0}  # of requests
-        self.restarts = {"died": 0, "hung": 0}  # of workers, by cause
+        # total waiting time of requests
+        self.wait_seconds = {WaitReason.PLACE.value: 0.0, WaitReason.LOAD.value: 0.0}
+        self.restarts = {"died": 0, "hung": 0}  # of the worker, by cause
         self.resumed = 0  # streams that have continued with another worker
-        self.launched = asyncio.Event()  # there is, or was, a worker process
+        self.launched = asyncio.Event()  # set once there is, or was, a worker process
         self._fetch = fetch
         self._settings_of = settings_of
         self._places = places
@@ -179,8 +184,9 @@ class ModelSlot:
         self._failures_in_a_row = 0
         self._files: asyncio.Future[ModelFiles] | None = None
         self._are_files_old = False
-        self._scheduler: SchedulerSettings | None = None  # as changed by `set_limits`
-        self._waiting_sequences = 0  # with a lease, for the worker
+        # as changed by `set_limits`; None: unchanged
+        self._scheduler: SchedulerSettings | None = None
+        self._waiting_sequences = 0  # sequences with a lease that wait for the worker
         self._changed = asyncio.Event()
         # of the current load
         self._task: asyncio.Task[NoReturn] | None = None
@@ -188,9 +194,8 @@ class ModelSlot:
         self._settings: WorkerSettings | None = None
         self._client: ModelClient | None = None
         self._process: WorkerProcess | None = None
-        self._refusal: WorkerUnavailable | None = (
-            None  # for requests with a lease, once it has ended
-        )
+        # the error for requests with a lease after the load has ended
+        self._refusal: WorkerUnavailable | None = None
 
     # -- state
 
@@ -220,28 +225,28 @@ class ModelSlot:
 
     @property
     def has_place(self) -> bool:
-        """Whether it takes up memory, or is about to."""
+        """Whether the model takes up memory, or is about to."""
         return self.state.phase != "unloaded"
 
     @property
     def client(self) -> ModelClient | None:
-        """The link to the model while a worker serves it."""
+        """The link to the model; None while no worker serves it."""
         client = self._client
         return client if client is not None and client.is_serving else None
 
     @property
     def pid(self) -> int | None:
-        """Process id of the worker."""
+        """Process id of the worker; None without a worker."""
         process = self._process
         return process.pid if process is not None and process.is_alive else None
 
     @property
     def is_fetching(self) -> bool:
-        """Whether its files are being fetched."""
+        """Whether the model's files are being fetched."""
         return self._files is not None and not self._files.done()
 
     def candidate(self) -> Candidate:
-        """The model as `budget.decide` sees it."""
+        """The model in the terms of `budget.decide`."""
         return Candidate(
             name=self.entry.name,
             phase=self.state.phase,
@@ -258,7 +263,7 @@ class ModelSlot:
     # -- what Residency decides
 
     def begin_load(self) -> None:
-        """Start a worker. Requests get leases from now on."""
+        """Start a worker. From now on, requests get leases."""
         self.failure = ""
         self._refusal = None
         self.loads += 1
@@ -268,14 +273,14 @@ class ModelSlot:
         self._enter(State.LOADING)
 
     def drain(self, *, is_wanted: bool) -> None:
-        """Have new requests wait while those that hold a lease finish, or undo that."""
+        """Drain the model: new requests wait while those that hold a lease finish. Or undo that."""
         if is_wanted and self.state in _TAKES_REQUESTS:
             self._enter(State.DRAINING)
         elif not is_wanted and self.state is State.DRAINING:
             self._enter(State.RESTARTING if self.client is None else State.READY)
 
     def begin_unload(self, *, reason: str) -> None:
-        """Give up the place and end the worker; `unload` waits for that.
+        """Give up the place and end the worker. `unload` waits for the end.
 
         reason: room, idle or asked.
         """
@@ -284,7 +289,7 @@ class ModelSlot:
         self._end_worker()
 
     async def unload(self) -> None:
-        """Wait until the worker has exited in order: what it has cached is in its store then."""
+        """Wait until the worker has exited in order. All that it had cached is in its store then."""
         assert self._task is not None
         await asyncio.wait([self._task])
         if self._client is not None:
@@ -305,11 +310,12 @@ class ModelSlot:
     def _end_worker(self) -> None:
         assert self._task is not None
         self._enter(State.STOPPING)
-        self._task.cancel()  # at once: it must not leave STOPPING
+        self._task.cancel()  # cancel at once: the task must not leave STOPPING
 
     def _end_load(self, state: State) -> None:
         if self._loaded is not None and not self._loaded.done():
-            self._loaded.set_result(None)  # unloaded while the new worker was told its settings
+            # the model was unloaded while the new worker was being told its settings
+            self._loaded.set_result(None)
         self._task = None
         self._client = None
         self._settings = None
@@ -319,24 +325,26 @@ class ModelSlot:
     # -- its entry and files
 
     def change(self, entry: CatalogEntry) -> None:
-        """Use another entry: pins and idle time at once, everything else from the next load on."""
+        """Use another entry. Pins and idle time change at once, everything else at the next load."""
         if entry.is_pinned != self._next_entry.is_pinned:
             self.is_pinned = entry.is_pinned
         self.is_listed = True
         self._next_entry = entry
 
     def delist(self, error: HoldfastError) -> None:
-        """The model is no longer in the catalog: it leaves when nobody uses it."""
+        """Record that the model is no longer in the catalog. It is removed once nobody uses it."""
         self.is_listed = False
         self.is_pinned = False
         self.leases.turn_away(error)
 
     def forget_files(self) -> None:
-        """The files were pulled again or removed: the next load looks for them again."""
+        """Record that the files were pulled again or removed. The next load looks for them again."""
         self._are_files_old = True
 
     def take_changes(self) -> bool:
-        """Adopt the latest entry and files, unless it is loaded; returns whether they are new."""
+        """Adopt the latest entry and files, unless the model is loaded. Returns whether they are
+        new.
+        """
         if self.has_place or (self.entry == self._next_entry and not self._are_files_old):
             return False
         if self._are_files_old or self.entry.model != self._next_entry.model:
@@ -352,11 +360,12 @@ class ModelSlot:
         return True
 
     async def files(self) -> ModelFiles:
-        """Where its files are; fetches them if necessary. Raises ModelLoadError."""
+        """Return where the model's files are. Fetches them if necessary. Raises ModelLoadError."""
         files = self._files
         if files is not None and files.done():
             is_failed = files.exception() is not None
-            if is_failed or not files.result().folder.is_dir():  # `holdfast models rm`
+            # `holdfast models rm` has removed the folder
+            if is_failed or not files.result().folder.is_dir():
                 files = None
         if files is None:
             files = on_own_thread(partial(self._fetch, self.entry), name="model-files")
@@ -372,14 +381,15 @@ class ModelSlot:
     # -- for requests
 
     async def wait_loaded(self) -> None:
-        """Wait for the outcome of the current load. Raises what it has failed with."""
+        """Wait for the outcome of the current load. If it fails, raises the reason."""
         assert self._loaded is not None
         await asyncio.shield(self._loaded)
 
     async def wait_client(self, *, sequences: int, seconds: float) -> ModelClient:
-        """The link to the model, for the holder of a lease; waits while a worker starts.
+        """Return the link to the model for the holder of a lease. Waits while a worker starts.
 
-        Raises WorkerUnavailable if that fails or takes too long, QueueFull if too many wait.
+        Raises WorkerUnavailable if the start fails or takes too long, and QueueFull if too many
+        sequences wait.
         """
         if (client := self.client) is not None:
             return client
@@ -402,7 +412,7 @@ class ModelSlot:
         return client
 
     def cannot_be_served(self) -> WorkerUnavailable:
-        """The answer to requests after a failure."""
+        """The error for requests after a failure."""
         later = max(self.retry_at - asyncio.get_running_loop().time(), 0.0)
         return WorkerUnavailable(
             f"model {self.entry.name!r} cannot be served: {self.failure}", retry_after_seconds=later
@@ -413,12 +423,12 @@ class ModelSlot:
     async def set_limits(
         self, *, max_running: int | None = None, step_tokens: int | None = None
     ) -> SchedulerLimits:
-        """Change how many sequences run at once and how many tokens a step has, for this worker and
-        all later ones.
+        """Change how many sequences may run at once and how many tokens a step may have, for this
+        worker and all later ones.
 
-        None: unchanged. No stream is lost: what exceeds a lower limit waits again. Returns the new
-        limits; `step_tokens` is 0 if it was never set and no worker is there to ask. Raises
-        InvalidRequest.
+        None leaves a limit unchanged. No stream is lost: sequences beyond a lower limit wait again.
+        Returns the new limits; `step_tokens` is 0 if it was never set and there is no worker to
+        ask. Raises InvalidRequest.
         """
         if self._settings is None:
             message = (
@@ -429,7 +439,7 @@ class ModelSlot:
         is_chosen = step_tokens is not None or before.step_tokens is not None
         most = before.max_running if max_running is None else max_running
         known = step_tokens or before.step_tokens or self.statistics.step_tokens
-        # as the worker itself would choose it
+        # the same choice as the worker itself would make
         tokens = known if is_chosen else max(known, most, before.min_chunk_tokens)
         after = checked_limits(before, max_running=most, step_tokens=tokens)
         self._scheduler = replace(after, step_tokens=tokens if is_chosen else None)
@@ -441,7 +451,7 @@ class ModelSlot:
         return limits
 
     def set_log_level(self, level: LogLevel) -> None:
-        """Change the log level of this worker, and of those that replace it."""
+        """Change the log level of this worker and of those that replace it."""
         if self._settings is None:
             return
         log = replace(self._settings.log, level=level)
@@ -450,7 +460,7 @@ class ModelSlot:
             client.worker.send(LogChange(level=level))
 
     def share_memory(self, share: MemoryShare) -> None:
-        """Change how much memory this worker may use, and those that replace it."""
+        """Change how much memory this worker and those that replace it may use."""
         if self._settings is None or self._settings.share == share:
             return
         self._settings = msgspec.structs.replace(self._settings, share=share)
@@ -458,7 +468,7 @@ class ModelSlot:
             client.worker.send(MemoryChange(state_bytes=share.state_bytes))
 
     async def _run(self) -> NoReturn:
-        """Start the worker, and replace it whenever it ends, until `unload` cancels this.
+        """Start the worker, and replace it whenever it ends, until `unload` cancels this task.
 
         Raises HoldfastError or OSError if the model cannot be served.
         """
@@ -511,11 +521,11 @@ class ModelSlot:
         self.launched.set()
 
     async def _serve(self, client: ModelClient) -> _WorkerEnd:
-        """Start a worker unless there is one, and wait until it has ended."""
+        """Start a worker unless one exists, and wait until it has ended."""
         if self._process is None:
             try:
                 await self._launch(client)
-            except OSError as error:  # no memory, process or descriptor at the moment
+            except OSError as error:  # at the moment there is no memory, process or descriptor left
                 message = f"the worker process cannot be started: {error}"
                 return _WorkerEnd(failure=WorkerFailed(message=message, fatal_input=False))
         process = self._process
@@ -546,8 +556,9 @@ class ModelSlot:
         self, client: ModelClient, process: WorkerProcess, info: ModelInfo
     ) -> None:
         self.info = info
-        is_outdated = self._settings != process.settings  # changed while it was loading
-        resumed = client.begin_with(process.link, info)  # open requests before new ones
+        # the settings have changed while it was loading
+        is_outdated = self._settings != process.settings
+        resumed = client.begin_with(process.link, info)  # open requests go before new ones
         self.resumed += resumed
         if self.state is State.LOADING:
             self._failures_in_a_row = 0
@@ -569,14 +580,15 @@ class ModelSlot:
             process.link.send(LogChange(level=settings.log.level))
             if settings.share.state_bytes is not None:
                 process.link.send(MemoryChange(state_bytes=settings.share.state_bytes))
-            with contextlib.suppress(WorkerUnavailable):  # it has died; the next one gets them
+            # this worker has died; the next one gets the new settings
+            with contextlib.suppress(WorkerUnavailable):
                 await process.link.statistics()
                 await self.set_limits()
         if self._loaded is not None and not self._loaded.done():
             self._loaded.set_result(None)
 
     async def _report(self, end: _WorkerEnd) -> None:
-        """Log what the death of a worker interrupted, and write the crash report."""
+        """Log which requests the death of a worker interrupted, and write the crash report."""
         loss = end.loss
         if loss.requests:
             logger.warning(
@@ -608,17 +620,18 @@ class ModelSlot:
             return
         if isinstance(error, OSError):
             error = ModelLoadError(f"the worker cannot be started: {error}")
-        elif not isinstance(error, HoldfastError):  # a bug of ours must leave nobody waiting
+        # our bug, but no request may wait forever because of it
+        elif not isinstance(error, HoldfastError):
             logger.critical(
                 "the supervision of model %s has ended", self.entry.name, exc_info=error
             )
             error = WorkerUnavailable(f"its worker is no longer supervised ({error!r})")
-        if self.state is not State.LOADING:  # else whoever loads it reports that
+        if self.state is not State.LOADING:  # otherwise the caller of the load reports the error
             logger.error("model %s cannot be served any more: %s", self.entry.name, error)
         self._fail(error)
 
     def _fail(self, error: HoldfastError) -> None:
-        """Refuse requests until it may be tried again, after 1, 2, 4 … seconds."""
+        """Refuse requests until the next attempt is allowed, after 1, 2, 4 … seconds."""
         self.failure = str(error)
         self._failures_in_a_row += 1
         self.changes["failed"] += 1
@@ -641,7 +654,7 @@ class ModelSlot:
         return WorkerStatistics() if client is None else client.worker.last_statistics
 
     def figures(self) -> ResidencyFigures:
-        """Its figures for metrics."""
+        """The model's figures for the metrics."""
         return ResidencyFigures(
             loaded=int(self.state.phase == "ready"),
             leases=self.leases.held,
@@ -653,7 +666,7 @@ class ModelSlot:
 
     @property
     def footprint_bytes(self) -> int:
-        """Memory of the model: as its worker measures it, or else of its weights."""
+        """Memory of the model: the worker's measurement, or else the size of the weights."""
         figures = self.statistics
         if measured := max(figures.device_bytes, figures.resident_bytes):
             return measured
@@ -666,39 +679,39 @@ class ModelSlot:
 
     @property
     def fixed_bytes(self) -> int:
-        """Memory of its weights and steps, without KV and cache."""
+        """Memory for weights and steps, without KV and cache."""
         if self.info is None:
             return self.footprint_bytes
         return self.info.weight_bytes + self.info.reserve_bytes
 
     @property
     def wired_bytes(self) -> int:
-        """Memory that its worker has wired, or may wire once it is loaded."""
+        """Memory that the worker has wired, or may wire once it has loaded the model."""
         return self.footprint_bytes if self.info is None else self.info.wired_bytes
 
     @property
     def promised_bytes(self) -> int:
-        """Memory that its worker may still allocate for KV and cache."""
+        """Memory that the worker may still allocate for KV and cache."""
         if self.state.phase != "ready" or self.info is None:
             return 0
         figures = self.statistics
         promised = self.info.kv_budget_bytes - figures.kv_reserved_bytes
         if (cache := figures.memory) is not None:
             promised += cache.ram_budget_bytes - cache.ram_bytes - cache.parked_bytes
-        if not figures.running:  # else the measured memory includes what steps take
+        if not figures.running:  # while sequences run, the measured memory includes what steps need
             promised += self.info.reserve_bytes
         return max(promised, 0)
 
     @property
     def context_tokens(self) -> int | None:
-        """Its context window, as far as it is known before the model is loaded."""
+        """The context window, as far as it is known before the model is loaded; None if it is not."""
         if self.info is not None:
             return self.info.context_tokens
         return self.entry.model.context_tokens or self.entry.own_context_tokens or None
 
 
 class Leases:
-    """The requests that use one model, and the queue of those that wait for it to get a place.
+    """The requests that use one model, and the queue of those that wait for a place for it.
 
     Only use it on the event loop's thread.
     """
@@ -708,27 +721,27 @@ class Leases:
     ) -> None:
         """See `ModelSlot`."""
         self.held = 0
-        self.is_open = False  # new requests get a lease at once
+        self.is_open = False  # whether new requests get a lease at once
         self._places = places
         self._numbers = numbers
         self._on_change = on_change
-        # arrival number and sequences
+        # each waiting request's arrival number and number of sequences
         self._queue: dict[asyncio.Future[None], tuple[int, int]] = {}
 
     @property
     def waiting_since(self) -> int | None:
-        """The arrival number of the first request that waits."""
+        """The arrival number of the first waiting request; None if none waits."""
         return min((number for number, _ in self._queue.values()), default=None)
 
     @property
     def waiting(self) -> int:
-        """Requests that wait."""
+        """The number of waiting requests."""
         return len(self._queue)
 
     async def take(self, *, sequences: int, seconds: float) -> None:
         """Take a lease, or wait for one. The caller must give it back.
 
-        Raises TimeoutError, QueueFull, and the error passed to `turn_away`.
+        Raises TimeoutError, QueueFull, or the error passed to `turn_away`.
         """
         if self.is_open:
             self.held += 1
@@ -745,7 +758,7 @@ class Leases:
             if self._queue.pop(granted, None) is not None:
                 self._on_change()
             elif not granted.cancelled() and granted.exception() is None:
-                self.give_back()  # granted at the very moment at which the wait ended
+                self.give_back()  # the lease was granted at the very moment at which the wait ended
             raise
 
     def give_back(self) -> None:
@@ -764,7 +777,7 @@ class Leases:
                 granted.set_result(None)
 
     def close(self) -> None:
-        """From now on new requests wait."""
+        """Make new requests wait from now on."""
         self.is_open = False
 
     def turn_away(self, error: HoldfastError) -> None:
@@ -778,8 +791,8 @@ class Leases:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _WorkerEnd:
     failure: WorkerFailed
-    process: WorkerProcess | None = None  # None: it could not be started
-    served_seconds: float | None = None  # None: it never became ready
+    process: WorkerProcess | None = None  # None: the process could not be started
+    served_seconds: float | None = None  # None: the worker never became ready
     loss: Loss = Loss()
 
     @property
@@ -826,18 +839,19 @@ def backoff_seconds(failures_in_a_row: int) -> float:
 
 
 class RestartDelay:
-    """How long to wait before the next worker starts. Pure: the caller passes the time.
+    """Decides how long to wait before the next worker starts. Pure: the caller passes the time.
 
-    Workers that brought no new token count in a row. Those that made progress count by the minute,
-    so that requests that kill one worker after another do not keep the machine busy with loading.
+    Workers that died without a new token are counted in a row. Workers that made progress are
+    counted per minute, so that requests that kill one worker after another do not keep the machine
+    busy with loading.
     """
 
     def __init__(self) -> None:
         self._failures_in_a_row = 0
-        self._deaths_at: deque[float] = deque()  # within the last minute
+        self._deaths_at: deque[float] = deque()  # times of the deaths within the last minute
 
     def worker_ended(self, *, now: float, served_seconds: float, had_progress: bool) -> float:
-        """The delay in seconds. served_seconds: 0 for a worker that never became ready."""
+        """Return the delay in seconds. served_seconds: 0 for a worker that never became ready."""
         is_healthy = had_progress or served_seconds >= HEALTHY_SECONDS
         self._failures_in_a_row = 0 if is_healthy else self._failures_in_a_row + 1
         self._deaths_at.append(now)
@@ -848,10 +862,10 @@ class RestartDelay:
 
 
 def on_own_thread(work: Callable[[], T], *, name: str) -> asyncio.Future[T]:
-    """Run blocking work that may take hours on a daemon thread; the future has its result, or its
+    """Run blocking work that may take hours on a daemon thread. The future gets the result or the
     HoldfastError.
 
-    Not on the event loop's executor: at shutdown, the server would wait for a download.
+    The event loop's executor would be wrong: at shutdown, the server would wait for a download.
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
@@ -872,7 +886,7 @@ def on_own_thread(work: Callable[[], T], *, name: str) -> asyncio.Future[T]:
         except (HoldfastError, OSError) as error:
             failure = error if isinstance(error, HoldfastError) else ModelLoadError(str(error))
         finally:
-            with contextlib.suppress(RuntimeError):  # the event loop is closed
+            with contextlib.suppress(RuntimeError):  # the event loop is already closed
                 loop.call_soon_threadsafe(settle, results, failure)
 
     threading.Thread(target=run, name=name, daemon=True).start()
@@ -882,7 +896,7 @@ def on_own_thread(work: Callable[[], T], *, name: str) -> asyncio.Future[T]:
 def _fail_future(future: asyncio.Future[T], error: HoldfastError) -> None:
     if not future.done():
         future.set_exception(error)
-        future.exception()  # marks it as retrieved: perhaps nobody waits for it
+        future.exception()  # marks the exception as retrieved, since nobody may wait for it
 
 
 def _check_places(waiting: int, sequences: int, *, limit: int) -> None:

@@ -1,4 +1,4 @@
-"""What workers leave on disk: code that MLX compiled, for the next worker, and crash reports."""
+"""Files that workers leave on disk: code compiled by MLX, for the next worker, and crash reports."""
 
 from __future__ import annotations
 
@@ -20,23 +20,25 @@ import msgspec
 
 from holdfast.files import atomic_write
 
-MOST_REPORTS = 20  # crash reports; the oldest are deleted
+MOST_REPORTS = 20  # of crash reports; the oldest are deleted
 MOST_REQUESTS = 20  # listed in one report
-MOST_KINDS = 4  # machines and systems with compiled code; the longest unused are deleted
+# combinations of machine and system with compiled code; those unused for longest are deleted
+MOST_KINDS = 4
 _REPORT_SUFFIX = ".crash.json"
 _LIBRARIES = ("holdfast-mlx", "mlx", "mlx-lm", "mlx-cuda-12", "mlx-metal")
-_MLX_FOLDER = "mlx"  # MLX's own name for it, in the folder for temporary files
+_MLX_FOLDER = "mlx"  # MLX's own name for its folder in the folder for temporary files
 
 logger = logging.getLogger("holdfast.front.fleet")
 
 
 class WorkerTemporaries:
-    """A private folder for one worker's temporary files, with the code compiled by earlier workers.
+    """A private folder for one worker's temporary files, with copies of the code compiled by
+    earlier workers.
 
-    MLX compiles fused operations (a second each on a CPU) and loads them again from `$TMPDIR/mlx`,
-    under predictable names. So each worker gets a TMPDIR of its own with copies of what earlier
-    workers compiled. What it compiled itself is collected when it is ready and when it has exited
-    in order: nothing is being compiled then, so every file is complete.
+    MLX compiles fused operations (a second each on a CPU) and loads the libraries again from
+    `$TMPDIR/mlx`, under predictable names. So each worker gets a TMPDIR of its own, with copies of
+    what earlier workers compiled. New libraries are collected when the worker is ready, and again
+    when it has exited in order. It compiles nothing at these times, so every file is complete.
     """
 
     def __init__(self, kept: str) -> None:
@@ -47,7 +49,7 @@ class WorkerTemporaries:
             return
         source = _of_this_machine(self._kept)
         if source.is_dir():
-            # without the copies the worker compiles, which only takes time
+            # without the copies the worker compiles everything itself, which only takes time
             with contextlib.suppress(OSError, shutil.Error):
                 shutil.copytree(source, self._folder / _MLX_FOLDER, symlinks=True)
 
@@ -57,7 +59,7 @@ class WorkerTemporaries:
         return {"TMPDIR": str(self._folder)}
 
     def keep_compiled(self) -> None:
-        """Copy what the worker has compiled to the folder for compiled code.
+        """Copy the code that the worker has compiled to the folder for compiled code.
 
         Call this only while the worker compiles nothing.
         """
@@ -85,7 +87,7 @@ class WorkerTemporaries:
 
 
 def _copy_whole(path: Path, place: Path) -> None:
-    """Copy a file completely or not at all, also through a power cut: half a library could never be
+    """Copy a file completely or not at all, even if the power fails: half a library could never be
     loaded.
     """
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -104,8 +106,8 @@ def _delete_unused(kept: Path) -> None:
 
 
 def _of_this_machine(kept: Path) -> Path:
-    """The subfolder for this machine: several may share a home, and libraries depend on processor
-    and system.
+    """The subfolder for this machine. Several machines may share a home directory, and libraries
+    depend on processor and system.
     """
     machine = (sys.platform, platform.machine(), platform.node(), *platform.libc_ver())
     return kept / hashlib.blake2b("/".join(machine).encode(), digest_size=8).hexdigest()
@@ -121,7 +123,7 @@ def _is_ours_alone(folder: Path) -> bool:
 
 
 class RequestAtCrash(msgspec.Struct, frozen=True, kw_only=True):
-    """A request of a worker that died. Counts, never content."""
+    """A request of a worker that died. Contains counts, never content."""
 
     prompt_tokens: int
     drawn_tokens: int
@@ -129,7 +131,7 @@ class RequestAtCrash(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CrashReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of one worker."""
+    """A report about the end of one worker."""
 
     at: str  # ISO 8601, UTC
     model: str
@@ -137,9 +139,10 @@ class CrashReport(msgspec.Struct, frozen=True, kw_only=True):
     how: str  # the signal or exit code, or how it hung, in words
     pid: int
     served_seconds: float | None  # None: it died while loading
-    requests: tuple[RequestAtCrash, ...] = ()  # the first of them
+    requests: tuple[RequestAtCrash, ...] = ()  # the oldest requests, up to MOST_REQUESTS
     more_requests: int = 0
-    refused: tuple[str, ...] = ()  # ids of requests that ran alone when it died: not tried again
+    # ids of requests that ran alone when it died; they are not tried again
+    refused: tuple[str, ...] = ()
     # its last figures
     running: int = 0
     queued: int = 0
@@ -151,7 +154,7 @@ class CrashReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_report(folder: str, report: CrashReport) -> None:
-    """Write a report and delete the oldest ones. If that fails, only log it."""
+    """Write a report and delete the oldest ones. A failure is only logged."""
     if not folder:
         return
     place = Path(folder)
@@ -175,12 +178,12 @@ def last_report(folder: str) -> CrashReport | None:
 
 
 def _reports(folder: Path) -> list[Path]:
-    """Oldest first: their names begin with the time."""
+    """Return the reports, oldest first. Their names begin with the time."""
     return sorted(folder.glob(f"*{_REPORT_SUFFIX}"))
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of Python, the system, and the libraries that a crash may depend on."""
+    """Versions of Python, of the system, and of the libraries that may cause a crash."""
     system = os.uname()
     versions = {"python": platform.python_version(), "system": f"{system.sysname} {system.release}"}
     for library in _LIBRARIES:

@@ -198,7 +198,7 @@ class EventStream:
             self._set_pause("unread", is_on=True)
 
     def resume(self) -> None:
-        """Note that another worker continues the request after the tokens received so far."""
+        """Record that another worker continues the request after the tokens received so far."""
         self.resumptions += 1
         if self.started is None:
             self._lost_seconds = time.monotonic() - self._opened_at

@@ -188,7 +188,7 @@ class ModelClient:
         return resumed
 
     def lose_worker(self) -> Loss:
-        """Note that the worker has exited. Its requests will be sent to the next worker."""
+        """Record that the worker has exited. Its requests will be sent to the next worker."""
         self._worker = None
         # not sent again: no client waits for it, and it may have killed the worker
         for opened in [each for each in self._open.values() if each.request.is_idle_work]:
@@ -512,7 +512,7 @@ class Isolation:
         return self.alone
 
     def has_passed(self, request_id: RequestId) -> None:
-        """Note that the request running alone has generated `tokens_to_pass`, or has ended."""
+        """Record that the request running alone has generated `tokens_to_pass`, or has ended."""
         assert self.alone == request_id
         self.alone = None
         self._passed[request_id] = self._passed.get(request_id, 0) + 1
