@@ -1,9 +1,9 @@
-"""Loads a fast BLAS in front of MLX's own on Linux CPUs; counts the cores that it may use.
+"""Loads a fast BLAS before MLX's own on Linux CPUs, and counts the cores that this process may use.
 
-MLX's Linux CPU wheel is linked against the reference BLAS. Symbols of a library that is loaded
-globally come before those of libraries loaded later, so OpenBLAS or MKL must be loaded before the
-first import of `mlx.core`; this module does not import MLX. Measured: float32 products become 13
-times faster.
+MLX's CPU wheel for Linux is linked with the reference BLAS. The symbols of a globally loaded
+library take precedence over those of libraries loaded later. So OpenBLAS or MKL must be loaded
+before the first import of `mlx.core`; this module does not import MLX. Measured: float32 matrix
+products become 13 times faster.
 """
 
 from __future__ import annotations
@@ -26,12 +26,16 @@ _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlasReport:
-    """The BLAS that MLX uses. in_front: False for MLX's own; `reason` says why."""
+    """The BLAS that MLX uses.
+
+    in_front: whether it was loaded before MLX's own. If it is False, MLX uses its own, and `reason`
+    says why.
+    """
 
     in_front: bool
     name: str = "built in"
     version: str = ""
-    threads: int = 0  # for products; MLX's own BLAS always uses one
+    threads: int = 0  # for matrix products; MLX's own BLAS always uses one
     file: str = ""
     reason: str = ""
 
@@ -46,10 +50,10 @@ _current = BlasReport(in_front=False, reason="nothing was loaded in front of it"
 
 
 def prepare_blas(threads: int | None = None) -> BlasReport:
-    """Load OpenBLAS or MKL in front of MLX. Call it before anything imports MLX.
+    """Load OpenBLAS or MKL, so that MLX uses it. Call this before anything imports MLX.
 
-    threads: None means one per usable core. On other systems than Linux, after MLX was imported, or
-    without a usable library it does nothing, and the result says why. A second call returns the
+    threads: None means one per usable core. If the system is not Linux, MLX was already imported,
+    or no library is usable, nothing is loaded, and the result says why. A second call returns the
     result of the first one.
     """
     global _current
@@ -76,9 +80,9 @@ def current_blas() -> BlasReport:
 
 @dataclass(frozen=True, slots=True)
 class BlasThreads:
-    """Gets and sets the number of threads of one loaded library, for the whole process.
+    """Gets and sets the number of threads of one loaded BLAS, for the whole process.
 
-    core: the processor for which OpenBLAS has chosen its kernels; empty if unknown.
+    core: the processor type for which OpenBLAS has chosen its kernels; empty if unknown.
     """
 
     get: Callable[[], int]
@@ -87,7 +91,7 @@ class BlasThreads:
 
 
 def blas_of_numpy() -> tuple[BlasThreads, ...]:
-    """The BLAS of numpy, after its import: its own library, or the one in front of MLX.
+    """Return the BLAS of numpy after its import: numpy's own library, or the one loaded before MLX.
 
     Linux only; empty if unknown.
     """
@@ -125,7 +129,7 @@ def _threads_of(file: str) -> BlasThreads | None:
 
 
 def _wanted_threads() -> int:
-    """One per usable core, or fewer if the environment says so."""
+    """Return one thread per usable core, or fewer if the environment says so."""
     wanted = [
         int(value)
         for name in _THREAD_VARIABLES
@@ -135,7 +139,9 @@ def _wanted_threads() -> int:
 
 
 def _candidates() -> list[str]:
-    """Files and names to try. Wheels such as numpy's prefix their symbols and cannot be used."""
+    """Return the files and library names to try. Wheels such as numpy's prefix their symbols, so
+    their BLAS cannot be used.
+    """
     prefixes = [os.environ.get("CONDA_PREFIX", ""), sys.prefix, sys.base_prefix]
     folders = [Path(prefix) / "lib" for prefix in dict.fromkeys(prefixes) if prefix]
     files = [
@@ -151,7 +157,8 @@ def _load_first(candidates: list[str], *, threads: int) -> BlasReport:
     refusals = []
     for candidate in candidates:
         try:
-            # its threads start during the load, by default one per core of the machine
+            # the library starts its threads while it is loaded, by default one per core of the
+            # machine
             with _thread_variables(threads):
                 library = ctypes.CDLL(candidate, mode=ctypes.RTLD_LOCAL)
         except OSError:
@@ -160,7 +167,7 @@ def _load_first(candidates: list[str], *, threads: int) -> BlasReport:
         if refusal:
             refusals.append(f"{candidate}: {refusal}")
             continue
-        # the same library, now in front of all that are loaded later
+        # load the same library globally, so that it comes before all that are loaded later
         ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL)
         return _described(library, candidate, threads)
     return BlasReport(
@@ -214,13 +221,15 @@ def _openblas_config(library: ctypes.CDLL) -> str:
 
 
 def _file_of_symbol(symbol: str, library: ctypes.CDLL | None = None) -> str:
-    """The file that provides the symbol to later libraries, or in `library`; empty if none does."""
+    """Return the file that provides the symbol to libraries loaded later, or in `library`; empty if
+    no file does.
+    """
     process = ctypes.CDLL(None)
     try:
         function = getattr(library or process, symbol)
     except AttributeError:
         return ""
-    info = (ctypes.c_char_p * 4)()  # Dl_info: four pointers, the first to the file name
+    info = (ctypes.c_char_p * 4)()  # Dl_info: four pointers; the first one points to the file name
     found = process.dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(info))
     file = info[0] if found else None
     return os.path.realpath(os.fsdecode(file)) if file else ""
@@ -241,9 +250,11 @@ def _thread_variables(threads: int) -> Iterator[None]:
 
 
 def usable_cores(*, cpus: Path = _CPUS, cgroup: Path = _CGROUP) -> int:
-    """Physical cores that the scheduler and the control group allow this process; at least 1.
+    """Count the physical cores that the scheduler and the control group allow this process; at
+    least 1.
 
-    Two hardware threads of a core count once: matrix products gain nothing from the second.
+    Two hardware threads of a core count once, because the second one does not make matrix products
+    faster.
     """
     if hasattr(os, "sched_getaffinity"):
         allowed = sorted(os.sched_getaffinity(0))
@@ -263,11 +274,11 @@ def _core_of(cpu: int, cpus: Path) -> tuple[str, ...]:
             topology / "core_id"
         ).read_text().strip()
     except OSError:
-        return (str(cpu),)  # unknown: count each one
+        return (str(cpu),)  # its core is unknown: count each CPU as one
 
 
 def _cpu_quota(cgroup: Path) -> float:
-    """CPUs granted by the control group (version 2 or 1); 0 if there is no limit."""
+    """Return the CPUs granted by the control group (version 2 or 1); 0 if there is no limit."""
     try:
         quota, period = (cgroup / "cpu.max").read_text().split()
         return 0.0 if quota == "max" else int(quota) / int(period)

@@ -1,4 +1,4 @@
-"""How much memory this process may use, how a worker divides it, and memory pressure on macOS."""
+"""How much memory this process may use, how a worker divides it, and the memory pressure on macOS."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from holdfast.errors import ModelLoadError
 
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
-# of the free memory after loading; the rest is for activations, snapshots and other programs
+# KV's share of the memory that is free after loading; the rest is for activations, snapshots and
+# other programs
 _KV_SHARE = 0.6
-# of what weights and steps leave of a working set, on a GPU that shares the machine's memory
+# share of what weights and steps leave of the working set, on a GPU that shares the machine's
+# memory
 _UNIFIED_SHARE = 0.8
-_RAM_TIER_PARTS = 4  # blocks in RAM get the KV budget divided by this
-# of the working set: the system has no reason to page out lighter weights
+_RAM_TIER_PARTS = 4  # cached blocks in RAM get the KV budget divided by this
+# share of the working set above which weights are wired; the system has no reason to page out
+# smaller ones
 _WIRED_FROM_SHARE = 0.4
-_WIRED_MARGIN = 1.01  # buffers are rounded up to pages
+_WIRED_MARGIN = 1.01  # because buffers are rounded up to whole pages
 _SMALLEST_BUDGET_BYTES = 64 << 20
 _LARGEST_AUTO_BUDGET_BYTES = 1 << 40
 _SYSCTL = b"kern.memorystatus_vm_pressure_level"
@@ -29,13 +32,15 @@ _SYSCTL = b"kern.memorystatus_vm_pressure_level"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryShare:
-    """The part of the remaining memory that a worker may use, in view of other workers."""
+    """The part of the remaining memory that a worker may use, considering the other workers."""
 
-    parts: int = 1  # its KV may use one of this many
-    promised_bytes: int = 0  # that other workers may still allocate
-    taken_bytes: int = 0  # used by others; for devices that report only their total memory
-    wired_bytes: int = 0  # wired by others
-    # for KV and blocks in RAM, on a GPU that shares the machine's memory; None: unknown
+    parts: int = 1  # its KV may use one of this many equal parts
+    promised_bytes: int = 0  # memory that other workers may still allocate
+    # memory used by other workers; for devices that report only their total memory
+    taken_bytes: int = 0
+    wired_bytes: int = 0  # memory wired by other workers
+    # memory for KV and cached blocks in RAM, on a GPU that shares the machine's memory; None:
+    # unknown
     state_bytes: int | None = None
 
 
@@ -46,8 +51,9 @@ ALL_OF_IT = MemoryShare()
 class DeviceMemory:
     """Memory in bytes, within the limits of control groups and of the process (`ulimit -v`, `-d`).
 
-    working_set_bytes: what a GPU recommends to use, or has; 0 without a GPU.
-    unified: the GPU shares the machine's memory.
+    working_set_bytes: the working set that a GPU recommends, or its memory; 0 without a GPU.
+
+    unified: whether the GPU shares the machine's memory.
     """
 
     total_bytes: int
@@ -63,7 +69,7 @@ def memory_report(
 
     working_set_bytes: of the device, from `platform.working_set_bytes`.
     """
-    import psutil  # takes 10 ms, which the start of a server avoids
+    import psutil  # the import takes 10 ms, which a starting server should not spend
 
     machine = psutil.virtual_memory()
     total = int(machine.total)
@@ -77,16 +83,18 @@ def memory_report(
 
 
 def usable_bytes(working_set_bytes: int) -> int:
-    """How much the weights of a model may use now: with a GPU, its whole working set."""
+    """How much memory the weights of a model may use now. With a GPU, this is its whole working
+    set.
+    """
     return max(memory_report().available_bytes, working_set_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """How a worker divides its memory, without its weights."""
+    """How a worker divides the memory that its weights leave."""
 
     kv_bytes: int  # live KV and recurrent states
-    ram_tier_bytes: int  # blocks of the prefix cache in RAM
+    ram_tier_bytes: int  # cached blocks in RAM
 
 
 def plan_memory(
@@ -102,13 +110,16 @@ def plan_memory(
     """Divide the memory that the weights leave. Call it after loading.
 
     kv_bytes, ram_tier_bytes: the settings model.memory_bytes and store.ram_bytes; None: automatic.
-    reserve_bytes: what a step needs in addition to KV, for activations and reused buffers.
+
+    reserve_bytes: memory that a step needs besides KV, for activations and reused buffers.
+
     full_context_bytes: KV of one sequence that fills the model's context.
 
-    If a GPU shares the machine's memory, the budget ignores what other programs use now, because the
-    system makes room for a working set. KV and blocks together get a share of what weights and steps
-    leave of it, with room for one full context if possible. Otherwise the KV budget is a share of the
-    free memory. Raises ModelLoadError if more is requested than exists.
+    If a GPU shares the machine's memory, the budget ignores what other programs use now, because
+    the system makes room for a working set. KV and cached blocks together get a share of what
+    weights and steps leave of the working set, and at least one full context if possible. On other
+    machines, the KV budget is a share of the free memory. Raises ModelLoadError if the settings ask
+    for more than exists.
     """
     unified = memory.unified and memory.working_set_bytes > 0
     _check_requested(kv_bytes, memory)
@@ -146,10 +157,11 @@ def _check_requested(kv_bytes: int | None, memory: DeviceMemory) -> None:
 
 
 def state_bytes(working_set_bytes: int, *, taken_bytes: Sequence[int], parts: int = 1) -> int:
-    """What each loaded model may use for KV and blocks in RAM: an equal part of what is left.
+    """How much each loaded model may use for KV and cached blocks in RAM: an equal part of what is
+    left.
 
-    taken_bytes: weights and step memory of each loaded model. parts: the number of models that divide
-    the working set while their weights are unknown.
+    taken_bytes: weights and step memory of each loaded model. parts: the working set is divided by
+    this first, for other models whose weights are unknown.
     """
     left = working_set_bytes // parts - sum(taken_bytes)
     return max(0, left // len(taken_bytes))
@@ -196,11 +208,12 @@ def wired_bytes(
     return max(0, min(requested, working_set_bytes - share.wired_bytes))
 
 
-# A limit is a pair of bytes: the most that may be used, and how much is used and not reclaimable.
+# In the following, a limit is a pair of numbers in bytes: how much may be used, and how much of it
+# is used and cannot be reclaimed.
 
 
 def _process_limits() -> Iterator[tuple[int, int]]:
-    """Limits of the process. Linux only: macOS does not enforce them."""
+    """The limits of this process. Linux only, because macOS does not enforce them."""
     if sys.platform != "linux":
         return
     import psutil
@@ -213,7 +226,7 @@ def _process_limits() -> Iterator[tuple[int, int]]:
 
 
 def _cgroup_limits(root: Path, own_cgroups: Path) -> Iterator[tuple[int, int]]:
-    """Limits of this process's control groups and those above them, of version 2 and 1."""
+    """The limits of this process's control groups and of those above them, for versions 2 and 1."""
     for folder in _own_and_above(root, own_cgroups, ""):
         yield from _limit_of(folder, "memory.max", "memory.current")
     for folder in _own_and_above(root / "memory", own_cgroups, "memory"):
@@ -221,7 +234,9 @@ def _cgroup_limits(root: Path, own_cgroups: Path) -> Iterator[tuple[int, int]]:
 
 
 def _own_and_above(root: Path, own_cgroups: Path, controller: str) -> list[Path]:
-    """Folders from the process's own group up to `root`. Source: cgroups(7), /proc/[pid]/cgroup."""
+    """The folders from the process's own group up to `root`. Source: cgroups(7),
+    /proc/[pid]/cgroup.
+    """
     try:
         lines = [line.split(":", 2) for line in own_cgroups.read_text().splitlines()]
     except OSError:
@@ -230,7 +245,7 @@ def _own_and_above(root: Path, own_cgroups: Path, controller: str) -> list[Path]
         (line[2] for line in lines if len(line) == 3 and controller in line[1].split(",")), "/"
     )
     parts = [part for part in own.split("/") if part]
-    if ".." in parts:  # not visible in this container
+    if ".." in parts:  # the group is not visible in this container
         parts = []
     return [root.joinpath(*parts[:count]) for count in range(len(parts), -1, -1)]
 
@@ -246,11 +261,11 @@ def _number(file: Path) -> int:
         text = file.read_text().strip()
     except OSError:
         return 0
-    return int(text) if text.isdigit() else 0  # "max": no limit
+    return int(text) if text.isdigit() else 0  # the text "max" means no limit
 
 
 def _inactive_file_bytes(stat: Path) -> int:
-    """Reclaimable file cache, which most of a model that was just read is."""
+    """The size of the reclaimable file cache. Most of a model that was just read is in there."""
     try:
         lines = stat.read_text().splitlines()
     except OSError:
@@ -275,7 +290,7 @@ class Pressure(enum.IntEnum):
 
 
 def pressure_reader() -> Callable[[], Pressure] | None:
-    """A function that reads the current pressure, on any thread; None except on macOS."""
+    """Return a function that reads the current pressure on any thread; None except on macOS."""
     sysctl = getattr(ctypes.CDLL(None), "sysctlbyname", None)
     if sysctl is None:
         return None
@@ -291,5 +306,5 @@ def pressure_reader() -> Callable[[], Pressure] | None:
 
 
 def pressure_of(level: int) -> Pressure:
-    """The pressure of a level; an unknown level counts as the next lower known one."""
+    """Convert a level to a pressure. An unknown level counts as the next lower known one."""
     return max((each for each in Pressure if each <= level), default=Pressure.NORMAL)

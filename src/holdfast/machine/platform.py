@@ -1,6 +1,6 @@
-"""What this machine computes with, and its settings. Importing this module does not import MLX.
+"""The device that MLX computes with, and its settings. Importing this module does not import MLX.
 
-`python -m holdfast.machine.platform` measures the machine in a process of its own, for callers that
+`python -m holdfast.machine.platform` measures the machine in a separate process, for callers that
 must not import MLX.
 """
 
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _MEASURE_SECONDS = 120.0
-_CPU_MATRIX = 1024  # side of the matrices to measure
+_CPU_MATRIX = 1024  # rows and columns of the matrices to multiply on a CPU
 _GPU_MATRIX = 4096
 _REPEATS = 4
 T = TypeVar("T")
@@ -54,12 +54,12 @@ class PlatformReport:
     mlx_lm_version: str
     blas: BlasReport
     memory: DeviceMemory
-    compiler: bool  # whether g++ is installed, which mx.compile needs on a CPU
+    compiler: bool  # whether g++ is installed; mx.compile needs it on a CPU
     recommendations: tuple[str, ...]
 
 
 def report() -> PlatformReport:
-    """The report for this process. Imports MLX; any thread."""
+    """Create the report for this process. Imports MLX; any thread."""
     mx = _mlx()
     backend = _backend(mx)
     device = "cpu" if backend == "cpu" else "gpu"
@@ -79,16 +79,17 @@ def report() -> PlatformReport:
 
 
 def measure_gflops(*, blas: bool, threads: int | None = None, size: int = 0) -> float:
-    """Billions of float32 operations per second in matrix products, measured in another process.
+    """Measure the speed of matrix products in another process, in billions of float32 operations
+    per second.
 
-    blas: put OpenBLAS or MKL in front. size: of the square matrices; 0 is 1,024, or 4,096 on a GPU.
-    Takes about two seconds. Raises HoldfastError.
+    blas: whether to load OpenBLAS or MKL before MLX. size: rows and columns of the matrices; 0
+    means 1,024 on a CPU and 4,096 on a GPU. Takes about two seconds. Raises HoldfastError.
     """
     return _child("gflops", str(int(blas)), str(threads or 0), str(size), kind=float)
 
 
 def platform_in_subprocess(*, threads: int | None = None) -> PlatformReport:
-    """The report of another process that puts a BLAS in front, as a worker does.
+    """Create the report in another process, which loads a BLAS before MLX as a worker does.
 
     Raises HoldfastError.
     """
@@ -96,7 +97,9 @@ def platform_in_subprocess(*, threads: int | None = None) -> PlatformReport:
 
 
 def use_device(device: DeviceChoice) -> None:
-    """Select the device of this thread. Raises ModelLoadError if there is no GPU."""
+    """Select the device for this thread. Raises ModelLoadError if a GPU is requested but there is
+    none.
+    """
     mx = _mlx()
     if device == "gpu" and not (mx.metal.is_available() or mx.cuda.is_available()):
         raise ModelLoadError("model.device = gpu, but MLX finds no GPU on this machine")
@@ -105,25 +108,26 @@ def use_device(device: DeviceChoice) -> None:
 
 
 def wire(nbytes: int) -> None:
-    """Wire up to that many bytes of existing buffers, so that they are not paged out; 0: none.
+    """Wire up to `nbytes` bytes of existing buffers, so that they are not paged out; 0: none.
 
     Metal only, device thread only. Later allocations beyond the limit are not wired. The limit must
-    not change during a step, so this waits for the current one.
+    not change during a step, so this waits for the current step.
     """
     mx = _mlx()
     if _backend(mx) != "metal":
         return
     mx.synchronize()
-    # fails before macOS 15, or above the limit of the system
+    # fails before macOS 15, or above the system's limit
     with contextlib.suppress(RuntimeError, ValueError):
         mx.set_wired_limit(nbytes)
 
 
 def bound_memory(*, cache_bytes: int, total_bytes: int) -> None:
-    """Limit MLX's cache of free buffers, and the total above which it is emptied first. Metal only.
+    """Limit MLX's cache of free buffers, and the total memory above which this cache is emptied.
+    Metal only.
 
-    By default the cache grows to 1.5 times the working set under a steady load. CUDA frees buffers
-    slowly and keeps the default.
+    By default, the cache grows to 1.5 times the working set under a steady load. CUDA keeps the
+    default, because it frees buffers slowly.
     """
     mx = _mlx()
     if _backend(mx) != "metal":
@@ -133,7 +137,7 @@ def bound_memory(*, cache_bytes: int, total_bytes: int) -> None:
 
 
 def working_set_bytes() -> int:
-    """The memory that a GPU recommends to use, or has; 0 on a CPU."""
+    """The working set that a GPU recommends, or its memory; 0 on a CPU."""
     mx = _mlx()
     if _backend(mx) == "cpu":
         return 0
@@ -142,7 +146,7 @@ def working_set_bytes() -> int:
 
 
 def taken_bytes() -> int:
-    """GPU memory of this process, including its cache of free buffers; 0 on a CPU.
+    """The GPU memory that this process uses, including its cache of free buffers; 0 on a CPU.
 
     Device thread only.
     """

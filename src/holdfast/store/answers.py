@@ -1,8 +1,9 @@
-"""The tokens of generated answers in SQLite, so that conversations continue from them after a restart.
+"""The tokens of generated answers, in SQLite. After a restart, conversations continue from exactly
+these tokens.
 
-A row can only be read by a request that contains the answer: its key is a hash of the answer's
-text and of the tenant, and its bytes are encrypted with another part of the same hash. The file is
-only a shortcut: no failure here costs an answer. A damaged file is replaced by an empty one.
+Only a request that contains the answer can read its row: the row's key is a hash of the answer's
+text and of the tenant, and the row's bytes are encrypted with another part of the same hash. The
+file only saves work: no failure here costs an answer. A damaged file is replaced by an empty one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _BUSY_SECONDS = 1.0
 _CLOSE_SECONDS = 2.0
 _MOST_WAITING = 1_000
 MOST_BYTES = 32 << 20
-_KEPT_SHARE = 0.9  # of MOST_BYTES after eviction, so that not every new answer evicts
+# share of MOST_BYTES that remains after an eviction, so that not every new answer evicts
+_KEPT_SHARE = 0.9
 _SCHEMA = """
 CREATE TABLE answers (
     id BLOB NOT NULL, tag BLOB NOT NULL, body BLOB NOT NULL, used REAL NOT NULL, PRIMARY KEY (id, tag)
@@ -46,16 +48,18 @@ logger = logging.getLogger("holdfast.store")
 
 
 class StoredAnswer(NamedTuple):
-    """An answer. The tag distinguishes answers with one secret; only the caller interprets the body."""
+    """A stored answer. The tag distinguishes answers with the same secret. Only the caller
+    interprets the body.
+    """
 
     tag: bytes
     body: bytes
 
 
 class AnswerFile:
-    """`answers/answers.sqlite` in a store's folder. Thread-safe; a thread of its own writes.
+    """`answers/answers.sqlite` in a store's folder. Thread-safe; it writes on a thread of its own.
 
-    Opened at its first use after the store has created the folder.
+    The file is opened at the first use after the store has created the folder.
     """
 
     def __init__(self, folder: Path, *, most_bytes: int = MOST_BYTES) -> None:
@@ -70,10 +74,10 @@ class AnswerFile:
         self._is_closed = False
 
     def find(self, secret: Secret) -> tuple[StoredAnswer, ...]:
-        """All intact answers with this secret."""
+        """Return all undamaged answers with this secret."""
         found: list[StoredAnswer] = []
         if self._database is not None and secret[:_ID_BYTES] not in self._ids:
-            return ()  # without waiting for the writer
+            return ()  # return at once instead of waiting for the writer
         with self._opened() as database:
             if database is not None and secret[:_ID_BYTES] in self._ids:
                 rows = database.execute(
@@ -89,14 +93,14 @@ class AnswerFile:
         return tuple(found)
 
     def put(self, secret: Secret, answer: StoredAnswer) -> None:
-        """Queue an answer for writing. Drops it if the disk is too slow. Never blocks."""
+        """Queue an answer for writing, or drop it if the disk is too slow. Never blocks."""
         with self._lock:
             if self._is_closed:
                 return
             if self._writer is None:
                 self._writer = threading.Thread(target=self._write_all, name="answers", daemon=True)
                 self._writer.start()
-                atexit.register(self.close)  # the thread dies with the process
+                atexit.register(self.close)  # the thread would end with the process
         with contextlib.suppress(queue.Full):
             self._waiting.put_nowait((secret, answer))
 
@@ -152,7 +156,9 @@ class AnswerFile:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection | None]:
-        """The open file, locked; None if there is none. After an error, the next call opens it again."""
+        """Yield the open file, locked; None if it cannot be opened. After an error, the next call
+        opens it again.
+        """
         with self._lock:
             try:
                 if self._database is None and self._path.parent.is_dir():
@@ -171,7 +177,7 @@ class AnswerFile:
         )
         try:
             use_write_ahead_log(database, busy_seconds=_BUSY_SECONDS)
-            # a killed process loses nothing; a power failure costs only a shortcut
+            # a killed process loses nothing; a power failure only costs saved work
             database.execute("PRAGMA synchronous = OFF")
             database.execute("PRAGMA journal_size_limit = 1048576")
             make_tables(database, _SCHEMA, version=_FORMAT)
@@ -194,7 +200,7 @@ class AnswerFile:
         self._database = None
         self._ids = set()
         self._bytes = 0
-        # full, locked or read-only, but not damaged
+        # such a file is full, locked or read-only, but not damaged
         if isinstance(error, sqlite3.OperationalError):
             return
         for suffix in ("", "-wal", "-shm"):
@@ -203,7 +209,7 @@ class AnswerFile:
 
 
 def clear_answers(folder: Path) -> None:
-    """Delete all answers in a store's folder. A server may have the file open. Raises OSError."""
+    """Delete all answers in a store's folder, even if a server has the file open. Raises OSError."""
     path = _path_in(folder)
     if not path.is_file():
         return
@@ -227,13 +233,13 @@ def _sealed(body: bytes, *, secret: Secret, tag: bytes) -> bytes:
 
 
 def _unsealed(masked: bytes, *, secret: Secret, tag: bytes) -> bytes | None:
-    """The body; None if it was changed."""
+    """Decrypt the body. Returns None if it was changed."""
     body = _masked(masked[_SEAL_BYTES:], secret=secret, tag=tag)
     seal = hashlib.blake2b(body, key=secret, digest_size=_SEAL_BYTES).digest()
     return body if seal == masked[:_SEAL_BYTES] else None
 
 
 def _masked(body: bytes, *, secret: Secret, tag: bytes) -> bytes:
-    """The encrypted body; applied twice, the body again."""
+    """Encrypt the body. Applied twice, it returns the original."""
     mask = hashlib.shake_256(secret[_ID_BYTES:] + tag).digest(len(body))
     return (int.from_bytes(body) ^ int.from_bytes(mask)).to_bytes(len(body))

@@ -1,10 +1,11 @@
 """Blocks: their identity and their files.
 
-`Block` is the identity of a run of tokens, or of a state after them, from the prefix tree down to
-the disk. Its key is a hash of everything before it, so equal keys mean equal chains. Where its keys
-and values are is another matter: in live state, in RAM, in the store.
+`Block` identifies a run of tokens, or a model state after such a run. The prefix tree, the RAM tier
+and the disk all use it. Its key is a hash of the block and of everything before it, so equal keys
+mean equal chains. `Block` does not say where the keys and values are: in live state, in RAM, or in
+the store.
 
-The file of a block is a preamble, a header and the payload; every byte of it is under a checksum.
+The file of a block is a preamble, a header and the payload. Checksums cover every byte of it.
 
     0   8s   magic "HOLDFST" and a line feed
     8   u32  format version
@@ -17,8 +18,8 @@ The file of a block is a preamble, a header and the payload; every byte of it is
     each padded likewise
 
 All integers are little-endian. Both checksums are seeded with the key, so a payload is valid only
-under its own name. xxh3 guards against damage, not against someone who can write to the folder:
-only its user can.
+under its own name. xxh3 protects against damage, but not against an attacker who can write to the
+folder; only the user who owns the folder can.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ BlockKind: TypeAlias = Literal["kv", "state"]
 
 KEY_BYTES = 32
 KINDS: tuple[BlockKind, ...] = ("kv", "state")
-MOST_TOKENS = 1 << 40  # in a chain; bounds what a damaged header can claim
+MOST_TOKENS = 1 << 40  # in a chain; limits what a damaged header can claim
 
 Part: TypeAlias = bytes | memoryview
 
@@ -51,7 +52,7 @@ FORMAT = 2
 ALIGNMENT = 64
 MOST_HEADER_BYTES = 16 << 20
 
-# Personalization of blake2b: a root's key never equals a block's.
+# personalization of blake2b, so that a root's key never equals a block's key
 _ROOT = b"holdfast root 1"
 _CHILD = b"holdfast child 1"
 _CHILD_HEAD = struct.Struct("<32sQB")
@@ -59,13 +60,13 @@ _CHILD_HEAD = struct.Struct("<32sQB")
 _MAGIC = b"HOLDFST\n"
 _PREAMBLE = struct.Struct("<8sIIQ16s8x")
 _SUM_BYTES = 16
-_MOST_BUFFERS = 63  # per writev, well under IOV_MAX
-# macOS refuses reads and writes of 2 GiB; 63 of these are slightly less
+_MOST_BUFFERS = 63  # in each writev; well below IOV_MAX
+# macOS refuses reads and writes of 2 GiB; 63 pieces of this size are slightly less
 _MOST_PIECE_BYTES = 32 << 20
 
 
 class ReadFailed(HoldfastError):
-    """A block cannot be read from the store: a cache miss, never a failed request."""
+    """A block cannot be read from the store. This is a cache miss, never a failed request."""
 
     def __init__(self, key: BlockKey, reason: str) -> None:
         super().__init__(f"block {key.hex()[:12]}: {reason}")
@@ -74,22 +75,22 @@ class ReadFailed(HoldfastError):
 
 
 class BlockMissing(ReadFailed):
-    """The store does not have the block, or cannot reach it now."""
+    """The store does not have the block, or cannot be reached now."""
 
 
 class BadBlock(ReadFailed):
-    """The file of the block is damaged. It is never used, and moves to the quarantine."""
+    """The file of the block is damaged. It is moved to the quarantine and never used."""
 
 
 class StoreRefused(HoldfastError):
-    """The folder holds files of others, so it cannot be used as a store."""
+    """The folder cannot be used as a store, because it holds files that are not the store's."""
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Identity and place of a block of KV, or of a state: its key, its parent, its tokens.
+    """Identifies a block of KV, or a model state: the key, the parent, the tokens.
 
-    start: position of its first token in the chain. A block at 0 follows a root; any other follows
-        at least one token of its parent, which therefore starts before it.
+    start: position of the block's first token in the chain. A block at 0 follows a root. Any other
+        block follows at least one token of its parent, which therefore starts before it.
     packed_tokens: the block's token ids as little-endian uint32; empty for a state.
     """
 
@@ -122,7 +123,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StoredBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """A block with its bytes, which must not change once a store has them."""
+    """A block with its bytes. The bytes must not change once a store has them."""
 
     block: Block
     parts: tuple[Part, ...]
@@ -134,25 +135,25 @@ class StoredBlock(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all parts."""
+        """The total size of all parts in bytes."""
         return sum(memoryview(part).nbytes for part in self.parts)
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A stored block, of any model and process, without its bytes."""
+    """A stored block without its bytes. It may come from any model and process."""
 
     block: Block
-    model: str  # short name of its fingerprint
+    model: str  # short name of the model's fingerprint
     file_bytes: int
     last_used: float  # seconds since the epoch
     pinned: bool = False
 
 
 class StoreChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened to blocks since the last call."""
+    """What has happened to blocks since the last call."""
 
-    stored: tuple[BlockKey, ...] = ()  # durable now
-    lost: tuple[BlockKey, ...] = ()  # dropped, evicted, found missing or damaged
+    stored: tuple[BlockKey, ...] = ()  # durable by now
+    lost: tuple[BlockKey, ...] = ()  # dropped, evicted, or found missing or damaged
 
 
 def root_key(fingerprint: str, tenant: str = "") -> BlockKey:
@@ -170,8 +171,8 @@ def child_key(
 
     The parent of a first block is the root, with 0 tokens; a state has no tokens of its own.
 
-    Keys keep tenants and models apart, so the hash must resist deliberate collisions: blake2b, 2 µs
-    for 256 tokens (blake3 is no faster at this size).
+    Keys separate tenants and models, so the hash must resist deliberate collisions. blake2b takes 2
+    µs for 256 tokens (blake3 is no faster at this size).
     """
     if len(parent) != KEY_BYTES:
         raise ValueError(f"a key has {KEY_BYTES} bytes, not {len(parent)}")
@@ -190,12 +191,14 @@ def fingerprint_id(fingerprint: str) -> str:
 
 
 def by_place(entry: Entry) -> tuple[int, bool]:
-    """A sort key: parents before children, blocks before states."""
+    """Sort key that puts parents before children, and blocks before states."""
     return entry.block.start, entry.block.kind == "state"
 
 
 def reachable_keys(by_depth: Iterable[Entry]) -> set[BlockKey]:
-    """The keys whose whole chain of parents is stored. Expects parents before children."""
+    """Return the keys of entries whose whole chain of parents is stored. Expects parents before
+    children.
+    """
     reachable: set[BlockKey] = set()
     for block in (entry.block for entry in by_depth):
         if block.start == 0 or block.parent_key in reachable:
@@ -204,14 +207,16 @@ def reachable_keys(by_depth: Iterable[Entry]) -> set[BlockKey]:
 
 
 class BlockHeader(Block, array_like=True, frozen=True, kw_only=True):
-    """The header of a block's file: the fields of the block, then these, in this order."""
+    """The header of a block's file: first the fields of the block, then the following ones in this
+    order.
+    """
 
     fingerprint: str  # of the model
     part_bytes: tuple[int, ...]
 
     @property
     def block(self) -> Block:
-        """The block itself."""
+        """The block that the header describes."""
         return Block(**{name: getattr(self, name) for name in Block.__struct_fields__})
 
 
@@ -239,7 +244,7 @@ def _padded(parts: tuple[Part, ...]) -> Iterator[Part]:
 
 
 def encode_block(stored: StoredBlock, *, fingerprint: str) -> tuple[Part, ...]:
-    """The buffers of a block's file, in order; does not copy the payload.
+    """Return the buffers of a block's file, in order, without copying the payload.
 
     The parts must be C-contiguous.
     """
@@ -277,22 +282,22 @@ def _pieces(buffer: memoryview) -> Iterator[memoryview]:
 
 
 def read_block(path: Path, key: BlockKey, *, model: str) -> StoredBlock:
-    """Read and verify a whole file; returns read-only views of one buffer.
+    """Read and verify a whole file. Returns read-only views of one buffer.
 
-    model: short name of the fingerprint that it must have. The file is read, not mapped: a file
-    that is truncated later cannot fault. Raises BlockMissing, BadBlock.
+    model: short name of the fingerprint that the file must have. The file is read instead of
+    mapped, so that a later truncation cannot cause a fault. Raises BlockMissing, BadBlock.
     """
     with _opened(path, key) as file:
         preamble = _read_preamble(file, key)
-        # From the heap, not an anonymous mapping: reused memory causes no page faults (11 against
-        # 0.7 GB/s, measured).
+        # From the heap, not from an anonymous mapping: reused memory causes no page faults (11
+        # instead of 0.7 GB/s, measured).
         buffer = memoryview(bytearray(os.fstat(file).st_size))
         _fill(file, buffer, key)
     return _verified_block(buffer, key, preamble, model=model)
 
 
 def decode_block(content: bytes, key: BlockKey, *, model: str) -> StoredBlock:
-    """A block from the content of its file, as `read_block`. Raises BadBlock."""
+    """Decode and verify the content of a block's file, as `read_block` does. Raises BadBlock."""
     preamble = _checked_preamble(content[:ALIGNMENT], key, file_bytes=len(content))
     return _verified_block(memoryview(content), key, preamble, model=model)
 
@@ -310,7 +315,8 @@ def _verified_block(
 
 
 def read_header(path: Path, key: BlockKey) -> BlockHeader:
-    """The verified header of a file, whose length is checked, too; does not read the payload.
+    """Read and verify the header of a file, and check the file's length, without reading the
+    payload.
 
     Raises BlockMissing, BadBlock.
     """
@@ -372,9 +378,9 @@ def _fill(file: int, buffer: memoryview, key: BlockKey) -> None:
 
 
 def _verified_header(head: memoryview, key: BlockKey, preamble: bytes) -> BlockHeader:
-    """The header, if its checksum is right.
+    """Return the header if its checksum is right.
 
-    `preamble` was read before the rest; the file may have changed in between.
+    `preamble` was read first; the file may have changed since then.
     """
     fixed = _PREAMBLE.size
     covered = (head[:fixed], head[fixed + _SUM_BYTES : _payload_start(preamble)])

@@ -1,18 +1,18 @@
 """The folder of a store: its layout, ownership and locks, and the records of sessions.
 
-    HOLDFAST-STORE-2            marker: the folder is ours; the number is its format
-    lock                        flock: one process at a time rebuilds, salvages or evicts
+    HOLDFAST-STORE-2            marks the folder as a store; the number is the format
+    lock                        flock: only one process at a time rebuilds, salvages or evicts
     blocks/<model>/<key>.block  a block, never changed; <model> is the short name of a fingerprint
-    blocks/<model>/name         what the model was last served as, for people
-    incoming/<writer>/          files being written, and a lock: whether the writer is alive
+    blocks/<model>/name         the name that the model was last served as, for people
+    incoming/<writer>/          files being written, and a lock that shows if the writer is alive
     index/<time>-<format>.sqlite  see index.py
     quarantine/                 damaged files
     sessions/<model>/           records of sessions, see `Records`
-    answers/                    answers as they were generated, see answers.py
+    answers/                    the exact tokens of generated answers, see answers.py
     responses/                  stored responses and conversations, see responses.py
 
-Nothing outside is touched: only this module builds names, links are not followed, and only files
-with such names are removed.
+Nothing outside the folder is touched: only this module builds names, links are not followed, and
+only files with such names are removed.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ MARKER_STEM = "HOLDFAST-STORE-"
 MARKER = MARKER_STEM + "2"
 _EARLIER_MARKER = MARKER_STEM + "1"
 BLOCK_SUFFIX = ".block"
-_NAME_FILE = "name"  # beside a model's blocks: what it was last served as
+_NAME_FILE = "name"  # file beside a model's blocks with the name that it was last served as
 _LONGEST_NAME = 200
 
 _OUR_FOLDERS = ("blocks", "incoming", "index", "quarantine", "sessions", "answers", "responses")
-# put into folders by operating systems
+# files that operating systems put into folders
 _HARMLESS = {".DS_Store", "lost+found", ".localized", "desktop.ini"}
 _MODEL_NAME = re.compile(r"[0-9a-f]{16}")
 _KEY_NAME = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}")
@@ -64,28 +64,29 @@ class BlockFile:
     """The file of a block as listed; it was not read."""
 
     key: BlockKey
-    model: str  # short name of its fingerprint
-    root: Path  # the folder of all models
+    model: str  # short name of the model's fingerprint
+    root: Path  # the folder that contains all models' folders
     file_bytes: int
     modified: float
 
     @property
     def path(self) -> Path:
-        """The path; computed on demand, because most files of a large store are only counted."""
+        """The path. It is computed on demand, because most files of a large store are only counted."""
         return self.root / self.model / (self.key.hex() + BLOCK_SUFFIX)
 
 
 class StoreFolder:
-    """Paths and locks. One thread makes changes, others may ask for paths.
+    """The paths and locks of a store's folder. One thread makes changes; other threads may ask for
+    paths.
 
     Every method may raise OSError.
     """
 
     def __init__(self, path: Path, *, names: Mapping[str, str] | None = None) -> None:
-        """names: what models are served as, by fingerprint."""
+        """names: the names under which models are served, by fingerprint."""
         self.path = expanded(path)
         self._names = names or {}
-        self._claim: int | None = None  # open, locked file: our incoming folder is in use
+        self._claim: int | None = None  # open, locked file: this process uses its incoming folder
         self._incoming: Path | None = None
         self._parent_device: int | None = None
         self._holds_lock = False
@@ -105,7 +106,7 @@ class StoreFolder:
         return self.path / "blocks" / model / (key.hex() + BLOCK_SUFFIX)
 
     def check(self) -> None:
-        """Raise StoreRefused if the folder holds other files, has another format, or is a link.
+        """Raise StoreRefused if the folder is a link, holds other files, or has another format.
 
         Changes nothing.
         """
@@ -134,7 +135,7 @@ class StoreFolder:
                 raise StoreRefused(f"{self.path / name} is not a plain folder")
 
     def _looks_like_ours(self, names: set[str]) -> bool:
-        """Whether a folder without marker is empty, or a store without its marker."""
+        """Whether a folder without a marker is empty, or a store that has lost its marker."""
         if any(
             name not in (*_OUR_FOLDERS, "lock") and not name.startswith(MARKER) for name in names
         ):
@@ -153,7 +154,9 @@ class StoreFolder:
         return (self.path / MARKER).is_file() or (self.path / _EARLIER_MARKER).is_file()
 
     def prepare(self) -> None:
-        """Create and mark the folder, if need be; never below an empty mount point."""
+        """Create and mark the folder if necessary, but never below the mount point of an unmounted
+        volume.
+        """
         self._make_root()
         self.check()
         for name in _OUR_FOLDERS:
@@ -171,9 +174,9 @@ class StoreFolder:
             self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """Delete the blocks and sessions of an earlier version, which this one cannot read."""
+        """Delete the blocks and sessions of an earlier version, which this version cannot read."""
         with self.exclusive():
-            if not (self.path / _EARLIER_MARKER).is_file():  # another process was faster
+            if not (self.path / _EARLIER_MARKER).is_file():  # another process has already done it
                 return
             for name in ("blocks", "index", "sessions", "quarantine"):
                 shutil.rmtree(self.path / name)
@@ -193,9 +196,11 @@ class StoreFolder:
 
     @contextlib.contextmanager
     def exclusive(self, *, wait_seconds: float = 10.0) -> Iterator[None]:
-        """Hold the folder's lock. Reentrant: work under the lock may have to rebuild the index.
+        """Hold the folder's lock. The lock is reentrant, because work under it may have to rebuild
+        the index.
 
-        Raises OSError if another process holds it for longer, or if there is no marker.
+        Raises OSError if there is no marker, or if another process holds the lock for longer than
+        `wait_seconds`.
         """
         if self._holds_lock:
             yield
@@ -215,10 +220,10 @@ class StoreFolder:
             yield
         finally:
             self._holds_lock = False
-            os.close(lock)  # gives the lock back
+            os.close(lock)  # this releases the lock
 
     def incoming(self) -> Path:
-        """The folder for the files that this writer is writing; created on demand."""
+        """The folder for the files that this process is writing. Created on demand."""
         if self._incoming is not None and not self._incoming.is_dir():
             self.release()
         if self._incoming is None:
@@ -228,7 +233,9 @@ class StoreFolder:
         return self._incoming
 
     def release(self) -> None:
-        """Give up this writer's incoming folder; the next writer salvages what is in it."""
+        """Give up this process's incoming folder. The next process that opens the store salvages
+        its files.
+        """
         if self._incoming is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._incoming / LOCK)
@@ -239,7 +246,9 @@ class StoreFolder:
 
     @contextlib.contextmanager
     def abandoned(self) -> Iterator[list[Path]]:
-        """The files that dead writers left; their folders are removed at the end."""
+        """Yield the files that processes left in their incoming folders when they died. Removes
+        these folders at the end.
+        """
         others = [
             folder for folder in _plain_folders(self.path / "incoming") if folder != self._incoming
         ]
@@ -251,7 +260,7 @@ class StoreFolder:
                     os.rmdir(folder)
 
     def block_files(self, *, model: str | None = None) -> Iterator[BlockFile]:
-        """Every file that is named like a block, of one model or of all."""
+        """List every file that is named like a block, of one model or of all."""
         root = self.path / "blocks"
         for folder in _plain_folders(root) if model is None else [root / model]:
             if not _MODEL_NAME.fullmatch(folder.name) or not folder.is_dir():
@@ -269,7 +278,9 @@ class StoreFolder:
                         )
 
     def make_model_folder(self, fingerprint: str) -> Path:
-        """The folder of a model's blocks, created if need be, with a note of the model's name."""
+        """Return the folder of a model's blocks. Creates it if necessary, with a note of the
+        model's name.
+        """
         folder = self.path / "blocks" / fingerprint_id(fingerprint)
         if not folder.is_dir():
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -283,7 +294,9 @@ class StoreFolder:
         return folder
 
     def served_as(self, model: str) -> str:
-        """What a model (short name of its fingerprint) was last served as; empty if unknown."""
+        """The name that a model (short name of its fingerprint) was last served as; empty if
+        unknown.
+        """
         try:
             with open(
                 self.path / "blocks" / model / _NAME_FILE, encoding="utf-8", errors="replace"
@@ -299,7 +312,7 @@ class StoreFolder:
 
 
 def chosen_folder(settings: StoreSettings, environ: Mapping[str, str]) -> str:
-    """The folder that a server uses, as an absolute path; empty if the cache is in RAM only.
+    """The folder that a server uses, as an absolute path; empty if the cache is only in RAM.
 
     Raises ConfigError if the home directory does not exist.
     """
@@ -316,12 +329,14 @@ def is_folder(settings: StoreSettings) -> bool:
 
 
 def library_folder(settings: StoreSettings, environ: Mapping[str, str]) -> str:
-    """The same for a model in another program's process, which writes nothing unless asked to."""
+    """Like `chosen_folder`, for a model inside another program, which writes nothing unless it was
+    asked to.
+    """
     return "" if settings.folder == AUTO else chosen_folder(settings, environ)
 
 
 def is_plain_file(path: Path) -> bool:
-    """Whether a plain file has this name, not a link. Raises OSError if that is unknown."""
+    """Whether the path is a plain file, not a link. Raises OSError if that cannot be determined."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -329,15 +344,15 @@ def is_plain_file(path: Path) -> bool:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
+    """Make the names of the files in a folder durable."""
     sync_by_name(path, flags=os.O_DIRECTORY)
 
 
 def sync_by_name(path: Path, *, flags: int, sync: Callable[[int], None] = os.fsync) -> None:
-    """Sync a file by name, so that thousands of files need not stay open.
+    """Sync a file by its name, so that thousands of files need not stay open.
 
-    flags: further flags for `os.open`. sync: `sync_to_drive` also flushes the drive's own cache,
-    for all files synced before.
+    flags: further flags for `os.open`. sync: the function that syncs; `sync_to_drive` also flushes
+    the drive's own cache, for all files that were synced before.
     """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
@@ -347,7 +362,9 @@ def sync_by_name(path: Path, *, flags: int, sync: Callable[[int], None] = os.fsy
 
 
 def _exclude_from_backups(path: Path) -> None:
-    """Exclude the store from Time Machine, which would copy gigabytes every hour, if possible."""
+    """Exclude the store from Time Machine, if possible. Otherwise it would copy gigabytes every
+    hour.
+    """
     tool = shutil.which("tmutil")
     if tool is not None:
         subprocess.run(
@@ -358,7 +375,7 @@ def _exclude_from_backups(path: Path) -> None:
 def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
     try:
         return entry.stat(follow_symlinks=False)
-    except FileNotFoundError:  # evicted by another process since it was listed
+    except FileNotFoundError:  # another process has evicted it since it was listed
         return None
 
 
@@ -368,18 +385,19 @@ def _plain_folders(root: Path) -> list[Path]:
 
 
 class Records:
-    """The records of one model's sessions: small named files with a checksum, replaced as a whole.
+    """The records of one model's sessions: small named files with a checksum. They are replaced as
+    a whole.
 
     I/O thread. Every method may raise OSError.
     """
 
     def __init__(self, folder: StoreFolder, *, model: str) -> None:
-        """model: short name of its fingerprint."""
+        """model: short name of the model's fingerprint."""
         self._folder = folder.path / "sessions" / model
         self._model = model
 
     def put(self, name: str, data: bytes) -> None:
-        """Write or replace a record; durable on return."""
+        """Write or replace a record. It is durable when this returns."""
         path = self._path(name)
         self._folder.mkdir(mode=0o700, exist_ok=True)
         fresh = path.with_suffix(f".{os.getpid()}.new")
@@ -395,7 +413,7 @@ class Records:
         self._path(name).unlink(missing_ok=True)
 
     def all(self) -> dict[str, bytes]:
-        """All intact records; damaged ones are deleted, with a warning."""
+        """Return all undamaged records. Damaged ones are deleted, with a warning."""
         found: dict[str, bytes] = {}
         for path in record_files(self._folder):
             try:
@@ -421,7 +439,7 @@ class Records:
 
 
 def check_name(name: str) -> None:
-    """Raise ValueError if this is not the name of a record."""
+    """Raise ValueError if this is not a valid name for a record."""
     if not _RECORD_NAME.fullmatch(name):
         raise ValueError(f"not a record name: {name!r}")
 

@@ -38,14 +38,14 @@ from holdfast.store.block import (
 )
 from holdfast.store.folder import BlockFile, StoreFolder
 
-# Python decodes SQLite's texts and messages; those of a damaged file may not be UTF-8. What our own
-# checks find is a DatabaseError without a code.
+# Python decodes SQLite's texts and messages, and those of a damaged file may not be UTF-8. Damage
+# that our own checks find is a DatabaseError without a code.
 DAMAGE_SIGNS = (sqlite3.Error, UnicodeDecodeError)
 _RETRY_SECONDS = 0.01
 INDEX_FORMAT = 2
 BUSY_SECONDS = 5.0
 
-# `seal` is a checksum of the first eight columns of `blocks`.
+# `seal` is a checksum of the first eight columns of `blocks`
 _SCHEMA = """
 CREATE TABLE models (model TEXT PRIMARY KEY, fingerprint TEXT NOT NULL);
 CREATE TABLE blocks (
@@ -85,18 +85,19 @@ _COUNT_WRITTEN = (
 _SEALED_COLUMNS = 8
 _LOG = logging.getLogger(__name__)
 _ATTEMPTS = 4
-# Primary result codes that do not mean damage: PERM, BUSY, LOCKED, NOMEM, READONLY,
-# INTERRUPT, IOERR, FULL, CANTOPEN.
+# primary result codes that do not indicate damage: PERM, BUSY, LOCKED, NOMEM, READONLY, INTERRUPT,
+# IOERR, FULL, CANTOPEN
 _NOT_DAMAGE = {3, 5, 6, 7, 8, 9, 10, 13, 14}
 _FULL = 13
 _IN_MEMORY = Path(":memory:")
 
 
 def use_write_ahead_log(database: sqlite3.Connection, *, busy_seconds: float) -> None:
-    """Switch the file to a write-ahead log, waiting up to `busy_seconds` for other processes.
+    """Switch the file to a write-ahead log. Waits up to `busy_seconds` for other processes.
 
-    SQLite's own timeout does not apply: if two switch one file at once, one fails immediately,
-    because both would wait for each other. Raises sqlite3.Error.
+    SQLite's own timeout does not apply here: if two processes switch one file at the same time, one
+    of them fails immediately, because otherwise each would wait for the other. Raises
+    sqlite3.Error.
     """
     deadline = time.monotonic() + busy_seconds
     while True:
@@ -110,7 +111,9 @@ def use_write_ahead_log(database: sqlite3.Connection, *, busy_seconds: float) ->
 
 
 def make_tables(database: sqlite3.Connection, schema: str, *, version: int) -> int:
-    """Create the tables unless the file has some; returns their version. Raises sqlite3.Error."""
+    """Create the tables unless the file has tables already. Returns their version. Raises
+    sqlite3.Error.
+    """
     found = _version_of(database)
     if found == 0:
         try:
@@ -118,7 +121,7 @@ def make_tables(database: sqlite3.Connection, schema: str, *, version: int) -> i
                 f"BEGIN IMMEDIATE; {schema} PRAGMA user_version = {version}; COMMIT;"
             )
         except sqlite3.OperationalError:
-            # another process has just made them, or the disk failed
+            # another process has just created them, or the disk failed
             if database.in_transaction:
                 database.execute("ROLLBACK")
             if _version_of(database) == 0:
@@ -141,7 +144,7 @@ class BlockIndex:
     """One open index. Every method may raise sqlite3.Error, which `IndexSupervisor` handles."""
 
     def __init__(self, path: Path) -> None:
-        """Open the index at `path`; creates it if need be. ":memory:" uses no file."""
+        """Open the index at `path`; create it if necessary. ":memory:" means without a file."""
         self.path = path
         self._database = sqlite3.connect(
             path, timeout=BUSY_SECONDS, isolation_level=None, cached_statements=64
@@ -154,7 +157,8 @@ class BlockIndex:
 
     def _prepare(self) -> None:
         use_write_ahead_log(self._database, busy_seconds=BUSY_SECONDS)
-        # a killed process loses nothing; after a power cut, the files are the truth
+        # a killed process loses nothing; after a power cut, the index is repaired from the block
+        # files
         self._database.execute("PRAGMA synchronous = NORMAL")
         self._database.execute("PRAGMA journal_size_limit = 4194304")
         if (version := make_tables(self._database, _SCHEMA, version=INDEX_FORMAT)) != INDEX_FORMAT:
@@ -179,13 +183,13 @@ class BlockIndex:
             self._database.executemany(statement, rows)
 
     def close(self) -> None:
-        """Close the file; merges the write-ahead log if no other process has it open."""
+        """Close the file. Merges the write-ahead log if no other process has the file open."""
         self._database.close()
 
     def add(self, entries: Iterable[Entry], *, fingerprints: Mapping[str, str]) -> None:
-        """Add blocks and the fingerprints of their models in one transaction.
+        """Add blocks, and the fingerprints of their models, in one transaction.
 
-        Existing rows are left alone.
+        Existing rows are not changed.
         """
         rows = [
             (*msgspec.structs.astuple(entry.block), entry.model, entry.file_bytes, entry.last_used)
@@ -207,18 +211,22 @@ class BlockIndex:
             self._database.executemany("DELETE FROM pins WHERE key = ?", gone)
 
     def remove_rows(self, keys: Iterable[BlockKey]) -> None:
-        """Remove blocks but not their pins: rows that differ from the files may be added again."""
+        """Remove blocks but not their pins, because rows that differ from the files may be added
+        again.
+        """
         self._write("DELETE FROM blocks WHERE key IS ?", [(key,) for key in keys])
 
     def touch(self, used: Mapping[BlockKey, float]) -> None:
-        """Record when blocks were used; never moves a time backwards."""
+        """Record when blocks were used. Never moves a time backwards."""
         self._write(
             "UPDATE blocks SET last_used = max(last_used, ?) WHERE key = ?",
             [(at, key) for key, at in used.items()],
         )
 
     def pin(self, keys: Iterable[BlockKey], *, holder: str, until: float) -> None:
-        """Keep blocks, stored or not yet, from eviction for `holder` until a time."""
+        """Protect blocks from eviction for `holder` until a time. The blocks need not be stored
+        yet.
+        """
         self._write(
             "INSERT OR REPLACE INTO pins VALUES (?, ?, ?)", [(key, holder, until) for key in keys]
         )
@@ -234,7 +242,7 @@ class BlockIndex:
         self._write("DELETE FROM pins WHERE until <= ?", [(now,)])
 
     def entries(self, now: float, *, model: str | None = None) -> list[Entry]:
-        """The blocks of one model (short name) or of all, parents first.
+        """Return the blocks of one model (short name) or of all models, parents first.
 
         Raises DatabaseError if a checksum is wrong.
         """
@@ -271,7 +279,7 @@ class BlockIndex:
         return sorted(entries, key=by_place)
 
     def places(self) -> dict[BlockKey, tuple[str, int]]:
-        """Model (short name) and file bytes of every block."""
+        """The model (short name) and the size of the file in bytes, for every block."""
         return {
             key: (model, size)
             for key, model, size in self._database.execute(
@@ -280,16 +288,16 @@ class BlockIndex:
         }
 
     def fingerprints(self) -> dict[str, str]:
-        """The known fingerprints by their short names."""
+        """All known fingerprints, by their short names."""
         rows = self._database.execute("SELECT model, fingerprint FROM models")
         return {str(model): str(fingerprint) for model, fingerprint in rows}
 
     def block_count(self) -> int:
-        """The number of stored blocks of all models; the database maintains it, so it is cheap."""
+        """The number of stored blocks of all models. Cheap, because the database maintains it."""
         return self._total("blocks")
 
     def stored_bytes(self) -> int:
-        """The bytes of all their files; cheap, too."""
+        """The total size of all block files. Cheap, because the database maintains it."""
         return self._total("bytes")
 
     def _total(self, column: str) -> int:
@@ -299,7 +307,7 @@ class BlockIndex:
         return found[0]
 
     def recount(self) -> None:
-        """Recompute the totals."""
+        """Recompute the number of blocks and their total size."""
         self._write(
             "INSERT OR REPLACE INTO totals SELECT 1, count(*), coalesce(sum(file_bytes), 0) FROM "
             "blocks",
@@ -307,19 +315,19 @@ class BlockIndex:
         )
 
     def count_written(self, file_bytes: int, *, day: str) -> None:
-        """Add to the bytes written on a day."""
+        """Add to the bytes that were written on a day."""
         self._write(_COUNT_WRITTEN, [(day, file_bytes)])
 
     def written_bytes(self, day: str) -> int:
-        """Bytes written on a day by all processes."""
+        """The bytes that all processes together wrote on a day."""
         found = self._database.execute(
             "SELECT bytes FROM written WHERE day = ? AND typeof(bytes) = 'integer'", (day,)
         ).fetchone()
         return 0 if found is None else int(found[0])
 
     def check_invariants(self) -> None:
-        """Assert that totals and checksums agree with the rows; may also raise DatabaseError."""
-        with self._writing():  # no other process may change anything between the queries
+        """Assert that totals and checksums agree with the rows. May also raise DatabaseError."""
+        with self._writing():  # prevents changes by other processes between the queries
             entries = self.entries(0.0)
             assert self.block_count() == len(entries)
             assert self.stored_bytes() == sum(entry.file_bytes for entry in entries)
@@ -332,19 +340,21 @@ Result = TypeVar("Result")
 
 
 class IndexSupervisor:
-    """The index of a folder. One thread only."""
+    """Opens the index of a folder, and rebuilds it if it is damaged. One thread only."""
 
     def __init__(self, folder: StoreFolder) -> None:
         self._folder = folder
         self._index: BlockIndex | None = None
-        self._path = _IN_MEMORY  # of the index that was opened last
+        self._path = _IN_MEMORY  # path of the index that was opened last
         self._file: tuple[int, int] | None = None  # device and inode of the open index
-        self.gone: Gone = {}  # found when opening; the owner handles it
+        self.gone: Gone = {}  # blocks that were found missing when opening; the owner handles them
 
     def use(self, work: Callable[[BlockIndex], Result]) -> Result:
-        """Call `work` with the open index; if that is damaged, again with a rebuilt one.
+        """Call `work` with the open index. If the index is damaged, rebuild it and call `work`
+        again.
 
-        Raises OSError, also if the disk is full or read-only, or another process holds the index.
+        Raises OSError if that fails, also if the disk is full or read-only, or if another process
+        holds the index.
         """
         for _ in range(_ATTEMPTS):
             try:
@@ -362,7 +372,7 @@ class IndexSupervisor:
         raise OSError(errno.EIO, "the index is damaged again after every rebuild")
 
     def open_in_memory(self) -> None:
-        """Use an index in memory, filled from the readable files: for read-only folders."""
+        """Use an index in memory, filled from the readable files. For read-only folders."""
         self.close()
         self._path = _IN_MEMORY
         self._index = BlockIndex(self._path)
@@ -370,7 +380,7 @@ class IndexSupervisor:
             self.gone |= reconcile(self._index, self._folder)
 
     def close(self) -> None:
-        """Close the index; the next use opens it again."""
+        """Close the index. The next use opens it again."""
         if self._index is not None:
             with contextlib.suppress(*DAMAGE_SIGNS):
                 self._index.close()
@@ -390,7 +400,7 @@ class IndexSupervisor:
                 self._folder.index_folder / f"{time.time_ns():020d}{_SUFFIX}"
             ]
             if not self._path.exists():
-                self._path.touch(mode=0o600)  # SQLite gives its other files the same mode
+                self._path.touch(mode=0o600)  # SQLite gives its other files the same permissions
             for path in older:
                 remove_index(path)
             self._index = BlockIndex(self._path)
@@ -398,16 +408,16 @@ class IndexSupervisor:
                 self._file = _identity(self._path)
                 self.gone |= reconcile(self._index, self._folder)
             except BaseException:
-                self.close()  # it may not agree with the files yet
+                self.close()  # the index may not agree with the files yet
                 raise
         return self._index
 
 
 def reconcile(index: BlockIndex, folder: StoreFolder) -> Gone:
-    """Add what only the folder has, and remove what only the index has.
+    """Add rows for files that only the folder has, and remove rows whose files are gone.
 
-    Reads the headers of unknown files only. Returns the blocks that are gone, each with its file if
-    that is damaged and still there. Raises OSError, sqlite3.Error.
+    Reads only the headers of files that the index does not know. Returns the blocks that are gone;
+    for each of them, the file if it is damaged and still there. Raises OSError, sqlite3.Error.
     """
     unseen = index.places()
     wrong: list[BlockKey] = []
@@ -427,7 +437,7 @@ def reconcile(index: BlockIndex, folder: StoreFolder) -> Gone:
         except BadBlock as bad:
             damaged[found.key] = found, bad
             continue
-        # The recency is lost; the time of writing is the best substitute.
+        # The time of the last use is unknown; the time of writing is the best substitute.
         fresh[found.key] = Entry(
             block=header.block,
             model=found.model,
@@ -452,7 +462,7 @@ def _header_of(found: BlockFile) -> BlockHeader:
 
 
 def index_files(folder: StoreFolder) -> list[Path]:
-    """The index files of this version's format, oldest first."""
+    """The index files in the format of this version, oldest first."""
     return sorted(
         path
         for path in folder.index_folder.glob(f"*{_SUFFIX}")
@@ -461,7 +471,7 @@ def index_files(folder: StoreFolder) -> list[Path]:
 
 
 def remove_index(path: Path) -> None:
-    """Remove an index file and SQLite's files beside it. Raises OSError."""
+    """Remove an index file and the files that SQLite keeps beside it. Raises OSError."""
     for suffix in ("", "-wal", "-shm", "-journal"):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
 

@@ -1,4 +1,6 @@
-"""The commands `holdfast store ls|stat|verify|prune|clear`. A server may use the folder, too."""
+"""The commands `holdfast store ls|stat|verify|prune|clear`. A server may use the folder at the same
+time.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ from holdfast.store.write_ahead import salvage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelHoldings:
-    """What the store keeps of one model."""
+    """What the store contains for one model."""
 
     model: str  # short name
     served_as: str  # empty if unknown
@@ -46,13 +48,13 @@ class ModelHoldings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSummary:
-    """A folder as a whole."""
+    """Sizes, limits and irregularities of a whole folder."""
 
     folder: Path
     blocks: int
     file_bytes: int
     allowed_bytes: int
-    unreachable_blocks: int  # their parent is gone; evicted first
+    unreachable_blocks: int  # blocks whose parent is gone; they are evicted first
     pinned_blocks: int
     written_today_bytes: int
     quarantined_files: int
@@ -73,7 +75,7 @@ class VerifyReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovalReport:
-    """What was deleted, and how many blocks of dead writers were salvaged."""
+    """What was deleted, and how many blocks of dead processes were salvaged."""
 
     keys: tuple[BlockKey, ...]
     freed_bytes: int
@@ -81,7 +83,7 @@ class RemovalReport:
 
 
 def list_store(folder: Path) -> tuple[ModelHoldings, ...]:
-    """What the store keeps of each model, the largest first. Raises StoreRefused, OSError."""
+    """List what the store contains for each model, the largest first. Raises StoreRefused, OSError."""
     with _opened(folder, StoreLimits()) as opened:
         fingerprints = opened.supervisor.use(BlockIndex.fingerprints)
         by_model: dict[str, list[Entry]] = {}
@@ -100,7 +102,7 @@ def list_store(folder: Path) -> tuple[ModelHoldings, ...]:
 
 
 def summarize_store(folder: Path, *, limits: StoreLimits) -> StoreSummary:
-    """Sizes, limits and irregularities of a folder. Raises StoreRefused, OSError."""
+    """Return sizes, limits and irregularities of a folder. Raises StoreRefused, OSError."""
     with _opened(folder, limits) as opened:
         now = time.time()
         entries = opened.supervisor.use(lambda index: index.entries(now))
@@ -123,7 +125,7 @@ def summarize_store(folder: Path, *, limits: StoreLimits) -> StoreSummary:
 
 
 def verify_store(folder: Path) -> VerifyReport:
-    """Read every file of a folder; damaged ones move to the quarantine.
+    """Read every file of a folder, and move damaged ones to the quarantine.
 
     Raises StoreRefused, OSError.
     """
@@ -138,7 +140,7 @@ def verify_store(folder: Path) -> VerifyReport:
             try:
                 read_block(found.path, found.key, model=found.model)
             except BlockMissing:
-                continue  # evicted meanwhile
+                continue  # the file was evicted meanwhile
             except BadBlock as damage:
                 bad[found.path] = damage.reason
                 opened.condemn(found.path, damage)
@@ -150,12 +152,13 @@ def verify_store(folder: Path) -> VerifyReport:
 def prune_store(folder: Path, *, limits: StoreLimits) -> RemovalReport:
     """Bring a folder within its limits. Raises StoreRefused, OSError.
 
-    Removes expired pins, leftovers of dead writers, unreachable blocks and the least recently used.
+    Removes expired pins, leftovers of dead processes and unreachable blocks, and then the least
+    recently used blocks.
     """
     with _opened(folder, limits) as opened:
         with opened.folder.exclusive():
             saved = salvage(opened.folder)
-        opened.supervisor.close()  # the next use finds what was salvaged
+        opened.supervisor.close()  # so that the next use finds what was salvaged
         opened.supervisor.use(lambda index: index.drop_old_pins(time.time()))
         unreachable = opened.remove_unreachable()
         gone = unreachable + opened.make_room(0, in_use=())
@@ -170,8 +173,8 @@ def prune_store(folder: Path, *, limits: StoreLimits) -> RemovalReport:
 def clear_store(folder: Path, *, model: str | None = None) -> RemovalReport:
     """Delete everything, or the blocks and sessions of one model (short name).
 
-    Answers are hashed, so their model is unknown; responses belong to no model. Raises
-    StoreRefused, OSError.
+    Answers and responses are only deleted together with everything: answers are hashed, so their
+    model is unknown, and responses belong to no model. Raises StoreRefused, OSError.
     """
     with _opened(folder, StoreLimits()) as opened:
         found = list(opened.folder.block_files(model=model))
@@ -211,7 +214,7 @@ def _opened(path: Path, limits: StoreLimits) -> Iterator[StoreMaintenance]:
         try:
             folder.prepare()
             supervisor.use(BlockIndex.stored_bytes)
-        except OSError:  # read-only, or full: inspecting is still possible
+        except OSError:  # the folder is read-only or full, but can still be inspected
             supervisor.open_in_memory()
         yield StoreMaintenance(folder, supervisor, limits, time.time)
     finally:

@@ -1,4 +1,6 @@
-"""The thread that owns a store's files and index. It alone writes, names, evicts and removes."""
+"""The thread that owns a store's files and index. No other thread writes, renames, evicts or
+removes files.
+"""
 
 from __future__ import annotations
 
@@ -33,21 +35,21 @@ from holdfast.wire.events import DropReason, StoreFigures
 _LOG = logging.getLogger(__name__)
 
 _NICENESS = 10  # of 19: a tenth of the share that a computing thread gets on a busy core
-GROUP_SECONDS = 0.05  # a group is made durable when it is this old, …
-GROUP_BYTES = 64 << 20  # … or this large
+GROUP_SECONDS = 0.05  # a group of files is made durable when it is this old, …
+GROUP_BYTES = 64 << 20  # … or has this many bytes, …
 GROUP_BLOCKS = 64  # … or has this many blocks
 TOUCH_SECONDS = 1.0
 RETRY_SECONDS = 60.0
-_LEAST_EVICTED_BYTES = 256 << 10  # room for the index as well
+_LEAST_EVICTED_BYTES = 256 << 10  # makes room for the index as well
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clocks:
-    """Where the time comes from."""
+    """The functions that tell the time."""
 
-    wall: Callable[[], float] = time.time  # for timestamps and days
-    steady: Callable[[], float] = time.monotonic  # for waiting
+    wall: Callable[[], float] = time.time  # for timestamps and dates
+    steady: Callable[[], float] = time.monotonic  # for durations
 
 
 class IoThread:
@@ -98,7 +100,7 @@ class IoThread:
                 self._publish_if_due()
             self.flush()
         finally:
-            self._mailbox.abandon()  # empty, except after a bug
+            self._mailbox.abandon()  # the mailbox is empty then, except after a bug
             self._figures.mode = "memory-only"
             self._ahead.abandon()
             self._supervisor.close()
@@ -123,7 +125,7 @@ class IoThread:
     # -- opening and outages
 
     def _try_to_open(self) -> bool:
-        """Make the folder ready for writing; returns whether that was possible."""
+        """Make the folder ready for writing. Returns whether that worked."""
         try:
             self._folder.prepare()
             self._folder.incoming()
@@ -133,7 +135,7 @@ class IoThread:
                 self._salvaged = True
             self._supervisor.close()
             self._supervisor.use(lambda index: index.drop_old_pins(self._clocks.wall()))
-            # the limits may be tighter than last time
+            # the limits may have become tighter since the last time
             self._count_evicted(self._maintenance.make_room(0, in_use=()))
             self._refresh_counts()
         except (OSError, StoreRefused) as error:
@@ -146,7 +148,7 @@ class IoThread:
         return True
 
     def _pause(self, error: OSError | StoreRefused) -> None:
-        """Stop writing for a while. One warning per outage."""
+        """Stop writing for a while. Logs one warning per outage."""
         if self._retry_at is None:
             self._figures.outages += 1
             _LOG.warning(
@@ -179,7 +181,7 @@ class IoThread:
             self._pause(error)
 
     def _drop(self, keys: list[BlockKey], reason: DropReason) -> None:
-        """Give up writing blocks."""
+        """Give up writing these blocks."""
         self._figures.dropped_blocks[reason] += len(keys)
         self._mailbox.finish(keys, stored=False)
 
@@ -205,7 +207,9 @@ class IoThread:
             )
 
     def _note_room(self, has_room: bool) -> None:
-        """Show in the figures, and once in the log, whether the store may hold a block at all."""
+        """Record whether the store has room for any block at all. Shown in the figures, and logged
+        once.
+        """
         if not has_room and self._figures.mode == "writing":
             _LOG.warning(
                 "the volume of the store is full: the cache is in memory only until there is room "
@@ -215,13 +219,13 @@ class IoThread:
         self._figures.mode = "writing" if has_room else "memory-only"
 
     def _parents_in_use(self, *blocks: StoredBlock) -> set[BlockKey]:
-        """The parents of blocks that are being written, which must not be evicted."""
+        """The parents of blocks that are being written. They must not be evicted."""
         return {*self._ahead.parent_keys, *(stored.block.parent_key for stored in blocks)}
 
     def _with_room(self, work: Callable[[], None], *blocks: StoredBlock) -> None:
-        """Do something that takes disk space; if there is none, evict and try once more.
+        """Do something that needs disk space. If there is none left, evict and try once more.
 
-        blocks: those that it writes.
+        blocks: the blocks that `work` writes.
         """
         try:
             work()
@@ -256,7 +260,7 @@ class IoThread:
         wanted = self._ahead.file_bytes + file_bytes
         if not self._maintenance.shortage_bytes(wanted):
             return True
-        self._record_use()  # before choosing what was used least recently
+        self._record_use()  # must happen before the least recently used blocks are chosen
         self._count_evicted(self._maintenance.make_room(wanted, in_use=self._parents_in_use(block)))
         return not self._maintenance.shortage_bytes(wanted)
 
@@ -265,7 +269,7 @@ class IoThread:
         self._mailbox.lose([entry.block.key for entry in evicted])
 
     def _publish(self) -> list[Entry]:
-        """Make the oldest files durable and index them.
+        """Make the oldest files durable, and add them to the index.
 
         Blocks that arrive meanwhile are written to the incoming folder.
         """
@@ -279,11 +283,11 @@ class IoThread:
         try:
             self._with_room(lambda: self._add_rows(group))
             self._ahead.drop(group)
-            # Other processes may have written, too. The group itself may be evicted like any other
-            # block.
+            # Other processes may have written, too. The blocks of this group may be evicted like
+            # all others.
             self._count_evicted(self._maintenance.make_room(0, in_use=self._parents_in_use()))
             self._refresh_counts()
-        except OSError as error:  # the files are there: the next opening of the index finds them
+        except OSError as error:  # the files exist: they are found when the index is opened again
             self._ahead.drop(group)
             self._pause(error)
         return group
@@ -296,7 +300,9 @@ class IoThread:
         self._supervisor.use(lambda index: index.count_written(written_bytes, day=self._day()))
 
     def _write_arrived(self) -> None:
-        """Write blocks that have arrived meanwhile; a bounded number, so that the group gets done."""
+        """Write blocks that have arrived meanwhile. Their number is limited, so that the group gets
+        finished.
+        """
         for _ in range(GROUP_BLOCKS):
             block = self._mailbox.take_block() if self._retry_at is None else None
             if block is None:
@@ -324,7 +330,7 @@ class IoThread:
     # -- tasks, in the order in which they were sent
 
     def flush(self) -> bool:
-        """Make everything durable that was sent before. False during an outage."""
+        """Make everything durable that was sent before. Returns False during an outage."""
         waiting = len(self._ahead)
         while waiting > 0 and self._ahead:
             waiting -= len(self._publish())
@@ -338,7 +344,7 @@ class IoThread:
         self._used.update(dict.fromkeys(keys, at))
 
     def pin(self, keys: tuple[BlockKey, ...], holder: str, until: float) -> None:
-        """Keep blocks from eviction."""
+        """Protect blocks from eviction."""
         self._on_index("pin", lambda index: index.pin(keys, holder=holder, until=until))
 
     def unpin(self, keys: tuple[BlockKey, ...], holder: str) -> None:
@@ -346,7 +352,7 @@ class IoThread:
         self._on_index("unpin", lambda index: index.unpin(keys, holder=holder))
 
     def put_record(self, name: str, data: bytes) -> None:
-        """Write a record. If that is impossible now, it is written when it changes again."""
+        """Write a record. If that is impossible now, the record is written when it changes again."""
         if self._can_write():
             self._attempt("write a session's record", lambda: self._records.put(name, data))
 
@@ -363,21 +369,21 @@ class IoThread:
             return {}
 
     def remove(self, keys: tuple[BlockKey, ...]) -> None:
-        """Delete blocks, queued ones too."""
+        """Delete blocks, including queued ones."""
         self.flush()
         self._attempt("remove blocks", lambda: self._maintenance.remove(keys, model=self._model))
         self._mailbox.lose(keys)
         self._recount()
 
     def condemn(self, path: Path, bad: BadBlock) -> None:
-        """Quarantine a file that could not be read."""
+        """Move a file that could not be read to the quarantine."""
         self._figures.bad_blocks += 1
         self._mailbox.lose([bad.key])
         self._attempt("quarantine a damaged block", lambda: self._maintenance.condemn(path, bad))
         self._recount()
 
     def entries(self) -> tuple[Entry, ...]:
-        """All blocks of this model that can be reached from a root, parents before children."""
+        """Return all blocks of this model that can be reached from a root, parents before children."""
         self.flush()
         if self._retry_at is not None:
             self._supervisor.open_in_memory()
@@ -392,7 +398,7 @@ class IoThread:
         return tuple(entry for entry in entries if entry.block.key in reachable)
 
     def check_invariants(self) -> None:
-        """Assert that the index agrees with itself."""
+        """Assert that the index is consistent."""
         self._supervisor.use(lambda index: index.check_invariants())
 
     def _recount(self) -> None:
@@ -402,7 +408,7 @@ class IoThread:
         self._attempt(what, lambda: self._supervisor.use(work))
 
     def _attempt(self, what: str, work: Callable[[], object]) -> None:
-        """Do something that is skipped, with a warning, if the folder cannot be written."""
+        """Do something. If the folder cannot be written, only log a warning."""
         try:
             work()
         except OSError as error:
@@ -411,11 +417,11 @@ class IoThread:
 
 
 def _give_way() -> None:
-    """Lower this thread's priority: a decode step waits for its slowest core.
+    """Lower this thread's priority, because a decode step waits for its slowest core.
 
-    Linux only: elsewhere niceness belongs to the whole process.
+    Linux only: on other systems, niceness applies to the whole process.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
-            # 0: this thread
+            # 0 means this thread
             os.setpriority(os.PRIO_PROCESS, 0, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))

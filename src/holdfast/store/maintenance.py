@@ -1,6 +1,6 @@
-"""Keeps a store's folder within its limits: evict, remove, quarantine.
+"""Keeps a store's folder within its limits: evicts, removes, quarantines.
 
-I/O thread, or a command of `inspect.py`.
+Runs on the I/O thread, or in a command of `inspect.py`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from holdfast.store.block import (
 from holdfast.store.folder import StoreFolder
 from holdfast.store.index import BlockIndex, IndexSupervisor
 
-# an eviction frees an additional 1/50 of the budget, so that the next blocks need none
+# an eviction frees an additional 1/50 of the budget, so that the next blocks need no eviction
 SLACK_PARTS = 50
-# A drive of 1 TB usually endures 600 TB of writes: 16 years at this rate.
+# A drive of 1 TB usually endures 600 TB of writes, which is 16 years at this rate.
 DAILY_WRITE_BYTES = 100 << 30
 _QUARANTINED = ".bad"
 _NOT_FOR_NAMES = re.compile(r"[^a-z0-9]+")
@@ -39,20 +39,24 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreLimits:
-    """What the store may use of the volume, of the disk's endurance, and of RAM."""
+    """How much the store may use of the volume, of the drive's endurance, and of RAM."""
 
-    budget_bytes: int | None = None  # None: only the fields below limit it
-    volume_percent: float = 20.0  # of the volume's size; the smaller of the two counts
-    spare_bytes: int = 2 << 30  # of the volume, which the store leaves free
-    daily_write_bytes: int | None = None  # per day (UTC), all processes together; None: unlimited
-    queue_bytes: int = 512 << 20  # payload waiting to be written; held in RAM
+    budget_bytes: int | None = None  # None: only the following fields limit the store
+    # of the volume's size; the smaller one of this and `budget_bytes` applies
+    volume_percent: float = 20.0
+    spare_bytes: int = 2 << 30  # space on the volume that the store leaves free
+    # per day (UTC), for all processes together; None: unlimited
+    daily_write_bytes: int | None = None
+    queue_bytes: int = 512 << 20  # payload in RAM that waits to be written
     queue_blocks: int = 4096
     quarantine_bytes: int = 256 << 20
     quarantine_files: int = 16
 
 
 def store_limits(settings: StoreSettings) -> StoreLimits:
-    """The limits from the settings; StoreLimits has the defaults."""
+    """Build the limits from the settings. Fields without a setting have the defaults of
+    StoreLimits.
+    """
     daily = DAILY_WRITE_BYTES if settings.daily_write_bytes is None else settings.daily_write_bytes
     return StoreLimits(budget_bytes=settings.disk_bytes, daily_write_bytes=daily)
 
@@ -62,7 +66,7 @@ def allowed_bytes(
 ) -> int:
     """How many bytes the store may hold now.
 
-    When others fill the volume, the store stops growing, but does not shrink: new blocks then
+    When other files fill the volume, the store stops growing but does not shrink: new blocks then
     replace old ones.
     """
     room_bytes = max(0, free_bytes - limits.spare_bytes)
@@ -74,10 +78,11 @@ def allowed_bytes(
 def choose_victims(
     entries: Sequence[Entry], *, excess_bytes: int, in_use: Collection[BlockKey] = ()
 ) -> list[Entry]:
-    """The least recently used blocks that together free `excess_bytes`, if there are enough.
+    """Choose the least recently used blocks that together free `excess_bytes`, or all if that is
+    not enough.
 
-    Children before parents. in_use: parents of blocks that are being written; they and their
-    ancestors stay.
+    Children come before parents. in_use: parents of blocks that are being written; they and their
+    ancestors are not chosen.
     """
     victims: list[Entry] = []
     if excess_bytes <= 0:
@@ -91,7 +96,9 @@ def choose_victims(
 
 
 def eviction_order(entries: Iterable[Entry], *, in_use: Collection[BlockKey] = ()) -> list[Entry]:
-    """All blocks that may be evicted, the first victim first; a child always before its parent."""
+    """Return all blocks that may be evicted, the first victim first. A child always comes before
+    its parent.
+    """
     by_depth = sorted(entries, key=by_place)
     kept, recency = _kept_and_recency(by_depth, in_use)
     reachable = reachable_keys(by_depth)
@@ -104,11 +111,11 @@ def eviction_order(entries: Iterable[Entry], *, in_use: Collection[BlockKey] = (
 def _kept_and_recency(
     by_depth: Sequence[Entry], in_use: Collection[BlockKey]
 ) -> tuple[set[BlockKey], dict[BlockKey, float]]:
-    """What pins keep, and when each block's subtree was last used."""
+    """Return the keys that pins protect, and the last use of each block's subtree."""
     kept = set(in_use)
     kept.update(entry.block.key for entry in by_depth if entry.pinned)
     recency = {entry.block.key: entry.last_used for entry in by_depth}
-    # children first: a child starts after its parent does
+    # children first: a child starts after its parent
     for block in (entry.block for entry in reversed(by_depth)):
         if block.key in kept:
             kept.add(block.parent_key)
@@ -118,7 +125,7 @@ def _kept_and_recency(
 
 
 class StoreMaintenance:
-    """Removes what is stored. Every method may raise OSError."""
+    """Removes stored blocks. Every method may raise OSError."""
 
     def __init__(
         self,
@@ -141,19 +148,21 @@ class StoreMaintenance:
         )
 
     def shortage_bytes(self, wanted_bytes: int) -> int:
-        """How many bytes must go before this many more may be written."""
+        """How many bytes must be removed before this many more may be written."""
         return max(
             0, self.supervisor.use(BlockIndex.stored_bytes) + wanted_bytes - self.allowed_bytes()
         )
 
     def make_room(self, wanted_bytes: int, *, in_use: Collection[BlockKey]) -> list[Entry]:
-        """Evict until `wanted_bytes` more fit, and a little more, so that not every block evicts.
+        """Evict until `wanted_bytes` more fit. Frees a little more than that, so that not every
+        block evicts.
 
-        Returns what was evicted.
+        Returns the evicted blocks.
         """
         if not self.shortage_bytes(wanted_bytes):
             return []
-        with self.folder.exclusive():  # check again: another process may just have made room
+        # check again, because another process may just have made room
+        with self.folder.exclusive():
             shortage = self.shortage_bytes(wanted_bytes)
             allowed = self.allowed_bytes()
             if not shortage or wanted_bytes > allowed:
@@ -161,14 +170,18 @@ class StoreMaintenance:
             return self.evict(shortage + allowed // SLACK_PARTS, in_use=in_use)
 
     def evict(self, excess_bytes: int, *, in_use: Collection[BlockKey] = ()) -> list[Entry]:
-        """Remove the least recently used blocks until this many bytes are free; returns them."""
+        """Remove the least recently used blocks until this many bytes are free. Returns the removed
+        blocks.
+        """
         with self.folder.exclusive():
             victims = choose_victims(self._entries(), excess_bytes=excess_bytes, in_use=in_use)
             self._unlink(victims)
         return victims
 
     def remove_unreachable(self) -> list[Entry]:
-        """Remove the blocks whose parents are gone, unless they are pinned; returns them."""
+        """Remove the blocks whose parents are gone, unless they are pinned. Returns the removed
+        blocks.
+        """
         with self.folder.exclusive():
             entries = self._entries()
             reachable = reachable_keys(entries)
@@ -184,7 +197,7 @@ class StoreMaintenance:
     def _unlink(self, entries: Iterable[Entry]) -> None:
         done = []
         try:
-            # files first: a row without a file is a miss, a file without a row would come back
+            # files first: a row without a file is a miss, but a file without a row would come back
             for entry in entries:
                 self.folder.block_path(entry.block.key, model=entry.model).unlink(missing_ok=True)
                 done.append(entry.block.key)
@@ -200,7 +213,9 @@ class StoreMaintenance:
         self.supervisor.use(lambda index: index.remove(gone))
 
     def condemn(self, path: Path, bad: BadBlock) -> bool:
-        """Quarantine a damaged file unless a good one replaced it; returns whether it was bad."""
+        """Quarantine a damaged file, unless a good one has replaced it. Returns whether it was
+        damaged.
+        """
         try:
             read_block(path, bad.key, model=path.parent.name)
         except BlockMissing:
@@ -221,9 +236,9 @@ class StoreMaintenance:
         )
 
     def set_aside_damaged(self) -> tuple[int, list[BlockKey]]:
-        """Quarantine what was found damaged when the index was opened.
+        """Quarantine the files that were found damaged when the index was opened.
 
-        Returns the number of damaged files, and all keys that are gone.
+        Returns the number of damaged files, and the keys of all blocks that are gone.
         """
         gone = self.supervisor.gone
         self.supervisor.gone = {}
@@ -238,7 +253,7 @@ class StoreMaintenance:
 
 
 def quarantine(path: Path, bad: BadBlock, *, folder: Path) -> None:
-    """Move a damaged file, if it still exists, to the quarantine; its name says why.
+    """Move a damaged file to the quarantine, if it still exists. Its new name says why.
 
     Raises OSError.
     """
@@ -249,7 +264,9 @@ def quarantine(path: Path, bad: BadBlock, *, folder: Path) -> None:
 
 
 def bound_quarantine(folder: Path, *, most_bytes: int, most_files: int) -> int:
-    """Delete the oldest files beyond the bounds; returns how many remain. Raises OSError."""
+    """Delete the oldest files in quarantine until the rest is within the limits. Returns how many
+    files remain. Raises OSError.
+    """
     kept = 0
     kept_bytes = 0
     for path in reversed(quarantined_files(folder)):

@@ -1,7 +1,7 @@
-"""Stored responses and conversations: one SQLite table of records, one of their items.
+"""Stored responses and conversations, in SQLite: one table of records, and one of their items.
 
 A record belongs to one tenant; no other tenant can find it. Bodies and items are JSON objects that
-only the caller interprets. Without a folder everything stays in memory. A damaged file is set
+only the caller interprets. Without a folder, everything stays in memory. A damaged file is set
 aside, and an empty one takes its place.
 """
 
@@ -35,13 +35,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Kind: TypeAlias = Literal["response", "conversation"]
 Json: TypeAlias = Mapping[str, Any]
-Item: TypeAlias = Mapping[str, Any]  # has an `id`
+Item: TypeAlias = Mapping[str, Any]  # each has an `id`
 
 _FORMAT = 1
 _CLAIM_PREFIX = "run-"
 _BUSY_SECONDS = 2.0
 _CHECKSUM_BYTES = 8
-_LONGEST_CHAIN = 100_000  # records; only a damaged file has more
+_LONGEST_CHAIN = 100_000  # in records; only a damaged file has longer chains
 # share of the limits that remains after eviction, so that not every new response evicts
 _KEPT_SHARE = 0.95
 _SCHEMA = """
@@ -58,7 +58,7 @@ CREATE TABLE items (
 CREATE INDEX items_by_owner ON items (owner, part, number);
 CREATE INDEX items_by_id ON items (id);
 """
-# fullfsync: on macOS fsync alone leaves data in the drive's cache; no effect elsewhere
+# fullfsync: on macOS, fsync alone leaves data in the drive's cache; without effect elsewhere
 _PRAGMAS = (
     "synchronous = NORMAL",
     "fullfsync = ON",
@@ -104,13 +104,13 @@ class StoredRecord:
     """A response or a conversation, without its input items."""
 
     body: Json
-    output: Sequence[Item]  # of a finished response
+    output: Sequence[Item]  # output items of a finished response
     is_running: bool
-    is_lost: bool  # its server died before it was finished
+    is_lost: bool  # whether its server died before the response was finished
 
 
 class RecordMissing(Exception):
-    """The tenant has no record of this id and kind."""
+    """The tenant has no record with this id and kind."""
 
     def __init__(self, record_id: str) -> None:
         super().__init__(record_id)
@@ -118,11 +118,13 @@ class RecordMissing(Exception):
 
 
 class FileDamaged(Exception):
-    """The file was damaged and has been set aside. A second attempt uses a new, empty file."""
+    """The file was damaged and was set aside. A second attempt uses a new, empty file."""
 
 
 class ResponseStore:
-    """A `ResponseFile` with a thread of its own, so that the event loop never waits for the disk."""
+    """Runs a `ResponseFile` on a thread of its own, so that the event loop never waits for the
+    disk.
+    """
 
     def __init__(
         self, folder: Path | None = None, limits: ResponsesSettings = DEFAULT_RESPONSES
@@ -136,8 +138,8 @@ class ResponseStore:
     ) -> asyncio.Future[T]:
         """Call a method of the file on its thread: `await store.call(ResponseFile.record, key)`.
 
-        Calls run in order, also those that nobody awaits. The future raises what the method raises,
-        and ResponsesUnavailable if the file cannot be used.
+        All calls run in order, even those that nobody awaits. The future raises what the method
+        raises, and ResponsesUnavailable if the file cannot be used.
         """
         return asyncio.wrap_future(self._thread.submit(partial(self._run, method, *args, **kwargs)))
 
@@ -160,10 +162,10 @@ class ResponseStore:
 
 
 class ResponseFile:
-    """All records of all tenants, within the limits of the settings. Not thread-safe.
+    """The records of all tenants, within the limits of the settings. Not thread-safe.
 
-    Every method may raise FileDamaged, sqlite3.Error and OSError. Those that take the key of an
-    existing record raise RecordMissing.
+    Every method may raise FileDamaged, sqlite3.Error and OSError. Methods with the key of an
+    existing record raise RecordMissing if the record does not exist.
     """
 
     def __init__(
@@ -186,7 +188,7 @@ class ResponseFile:
         previous: str | None = None,
         is_running: bool = False,
     ) -> None:
-        """Add a record with its input items. A running response stays until `finish`."""
+        """Add a record with its input items. A running response is not evicted before `finish`."""
         run = self._database.run if is_running else None
         insert = (
             "INSERT INTO records (tenant, id, kind, run, previous, body, size, used) "
@@ -199,7 +201,7 @@ class ResponseFile:
             self._refresh(database, row)
 
     def finish(self, key: RecordKey, body: Json, *, output: Sequence[Item], events: bytes) -> None:
-        """Store the final body, the output and the events of a running response."""
+        """Store the final body, the output and the events of a response that was running."""
         log = sealed(zlib.compress(events, 1)) if events else None
         update = "UPDATE records SET run = NULL, events = ?, body = ? WHERE number = ?"
         with self._changed() as database:
@@ -229,7 +231,7 @@ class ResponseFile:
             database.execute("DELETE FROM records WHERE number = ?", (row,))
 
     def delete_item(self, key: RecordKey, item_id: str) -> bool:
-        """Delete an item of a conversation. False if there is no such item."""
+        """Delete an item of a conversation. Returns False if there is no such item."""
         with self._database.changing() as database:
             row = self._row(database, key)
             delete = "DELETE FROM items WHERE owner = ? AND id = ?"
@@ -239,7 +241,7 @@ class ResponseFile:
         return True
 
     def record(self, key: RecordKey) -> StoredRecord:
-        """A record as it was last stored."""
+        """Return a record as it was last stored."""
         select = "SELECT body, run IS NOT NULL, is_lost FROM records WHERE number = ?"
         with self._database.reading() as database:
             row = self._row(database, key)
@@ -265,7 +267,9 @@ class ResponseFile:
             return _items(database, self._row(database, key), "input")
 
     def find_items(self, tenant: str, item_ids: Sequence[str]) -> dict[str, Item]:
-        """Items of any of the tenant's records, by id. Of several with one id, the latest."""
+        """Return items of any of the tenant's records, by id. If several have the same id, the
+        latest counts.
+        """
         select = (
             "SELECT items.body FROM items JOIN records ON records.number = owner"
             " WHERE items.id = ? AND tenant = ? AND used > ? ORDER BY items.number DESC LIMIT 1"
@@ -279,9 +283,11 @@ class ResponseFile:
         return found
 
     def chain(self, key: RecordKey) -> list[Item]:
-        """Input and output of a response and of all responses that it continues, oldest first.
+        """Return input and output of a response and of all responses that it continues, oldest
+        first.
 
-        Counts as a use of all of them. RecordMissing names the first that no longer exists.
+        Counts as a use of all of them. RecordMissing names the first response that no longer
+        exists.
         """
         named = {
             "tenant": key.tenant,
@@ -307,12 +313,12 @@ class ResponseFile:
         return found
 
     def totals(self) -> tuple[int, int]:
-        """Number and bytes of the records that are not running."""
+        """Number and total size in bytes of the records that are not running."""
         with self._database.reading() as database:
             return _totals(database)
 
     def close(self) -> None:
-        """Close the file. Idempotent; a later call opens it again."""
+        """Close the file. Idempotent. A later call opens the file again."""
         self._database.close()
 
     def _since(self) -> float:
@@ -330,7 +336,7 @@ class ResponseFile:
 
     @contextlib.contextmanager
     def _changed(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that ends by evicting, least recently used first, what exceeds the limits.
+        """A transaction. At its end, it evicts what exceeds the limits, least recently used first.
 
         Running responses are neither counted nor evicted.
         """
@@ -372,10 +378,11 @@ def clear_responses(folder: Path) -> None:
 
 
 class _Database:
-    """`responses/responses-1.sqlite` in a store's folder, or memory; opened when it is first used.
+    """`responses/responses-1.sqlite` in a store's folder, or a database in memory. Opened at its
+    first use.
 
-    `run` names this process in the rows of its running responses. After it dies, the next process
-    that opens the file marks them as lost.
+    `run` names this process in the rows of its running responses. After this process has died, the
+    next process that opens the file marks these responses as lost.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -386,7 +393,7 @@ class _Database:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction."""
+        """A transaction that changes the database."""
         with self.reading() as database:
             database.execute("BEGIN IMMEDIATE")
             try:
@@ -400,13 +407,13 @@ class _Database:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """The open database. Sets a damaged file aside and raises FileDamaged."""
+        """Yield the open database. Sets a damaged file aside and raises FileDamaged."""
         try:
             if self._database is None:
                 self._database = self._open()
             yield self._database
         except DAMAGE_SIGNS as error:
-            # subclasses of DatabaseError mean full, locked or read-only
+            # subclasses of DatabaseError mean that the file is full, locked or read-only
             if type(error) not in (sqlite3.DatabaseError, UnicodeDecodeError):
                 raise
             self._set_aside(error)
@@ -456,11 +463,13 @@ class _Database:
         return path
 
     def _mark_lost(self, database: sqlite3.Connection, folder: Path) -> None:
-        """Mark the running responses of dead servers. A living server holds a locked folder."""
+        """Mark the running responses of dead servers as lost. A living server holds a locked
+        folder.
+        """
         if self._claim is None:
             sweep(folder, prefix=_CLAIM_PREFIX)
-            # OSError: a file system without locks, where dead servers cannot be told from living
-            # ones
+            # OSError: the file system has no locks, so dead servers cannot be distinguished from
+            # living ones
             with contextlib.suppress(OSError):
                 self._claim = claim(folder, prefix=_CLAIM_PREFIX)
                 self.run = self._claim.folder.name
@@ -520,12 +529,14 @@ def _unpacked(blob: object) -> Any:
 
 
 def sealed(content: bytes) -> bytes:
-    """The content after its checksum: SQLite has none."""
+    """Prepend a checksum to the content, because SQLite has none."""
     return xxhash.xxh3_64_digest(content) + content
 
 
 def unsealed(blob: object) -> bytes:
-    """The content. Raises sqlite3.DatabaseError if it was changed."""
+    """Return the content without its checksum. Raises sqlite3.DatabaseError if the content was
+    changed.
+    """
     if isinstance(blob, bytes):
         content = blob[_CHECKSUM_BYTES:]
         if xxhash.xxh3_64_digest(content) == blob[:_CHECKSUM_BYTES]:

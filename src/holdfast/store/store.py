@@ -1,10 +1,10 @@
 """Blocks of bytes on disk: put, read, list, remove. Callers never wait for the disk.
 
 Durability: `put` returns at once. A block survives the death of this process as soon as its bytes
-are written, within milliseconds if the disk keeps up: the next store that is opened on the folder
-salvages it. It survives a power cut once `changes().stored` names it, or after `flush()`: then its
-file, its name and the folder are synced, which takes 50 ms and the disk's own time. Blocks may be
-lost (queue full, no room, no disk), but they are never wrong.
+are written, which takes milliseconds if the disk is fast enough: the next process that opens the
+store salvages it. A block survives a power cut once `changes().stored` contains it, or after
+`flush()`: then its file, the file's name and the folder are synced, which takes 50 ms plus the
+disk's own time. Blocks may be lost (queue full, no room, no disk), but they are never wrong.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from holdfast.store.maintenance import StoreLimits
 from holdfast.store.write_ahead import Mailbox
 from holdfast.wire.events import DropReason, StoreFigures
 
-FOREVER = 1e18  # seconds since the epoch: a pin that never expires
+FOREVER = 1e18  # in seconds since the epoch: the end of a pin that never expires
 
 Answer = TypeVar("Answer")
 
 
 class BlockReader:
-    """The work of the reading thread. Any thread may call `ask`."""
+    """The work of the thread that reads. Any thread may call `ask`."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class BlockReader:
         self._ended = False
 
     def ask(self, key: BlockKey) -> Future[StoredBlock]:
-        """A future of the block. It can be cancelled until it runs."""
+        """Return a future of the block. It can be cancelled until the read begins."""
         future: Future[StoredBlock] = Future()
         self._asked.put((key, future))
         if self._ended:
@@ -78,11 +78,11 @@ class BlockReader:
         return future
 
     def end(self) -> None:
-        """End the thread after what was asked so far."""
+        """End the thread once everything asked so far is answered."""
         self._asked.put(None)
 
     def run(self) -> None:
-        """Answer until `end`."""
+        """Answer until `end` is called."""
         try:
             while (asked := self._asked.get()) is not None:
                 key, future = asked
@@ -131,10 +131,10 @@ class BlockReader:
 
 
 class BlockStore:
-    """The blocks of one model in a folder that other models and processes may share.
+    """The blocks of one model, in a folder that other models and processes may share.
 
-    Any thread may call it. It has two threads, which `close` ends: one owns files and index, one
-    reads. They are not daemons.
+    Any thread may call it. It has two threads: one owns the files and the index, the other reads.
+    They are not daemons; `close` ends them.
     """
 
     def __init__(
@@ -146,7 +146,8 @@ class BlockStore:
         limits: StoreLimits | None = None,
         clocks: Clocks | None = None,
     ) -> None:
-        """Raises StoreRefused if the folder holds other files; a read-only folder is no error.
+        """Raises StoreRefused if the folder holds files that are not the store's. A read-only
+        folder is no error.
 
         served_as: the model's name, for people who look at the store.
         """
@@ -193,37 +194,44 @@ class BlockStore:
     # -- blocks
 
     def put(self, block: StoredBlock) -> None:
-        """Queue a block for writing; readable at once. Dropped and counted if the queue is full.
+        """Queue a block for writing. The block can be read at once. If the queue is full, the block
+        is dropped and counted.
 
-        Its parts must be contiguous and not change any more; they are released when the block is on
-        disk.
+        The parts must be contiguous and must not change any more. They are released once the block
+        is on disk.
         """
         self._mailbox.offer(block)
 
     def read(self, key: BlockKey) -> Future[StoredBlock]:
-        """A future of the verified block, whose parts are views of one buffer.
+        """Return a future of the verified block, whose parts are views of one buffer.
 
-        It fails with BlockMissing or BadBlock. Callbacks run on the reading thread. Release a block
-        before you ask for many more: reused buffers cause no page faults.
+        The future fails with BlockMissing or BadBlock. Callbacks run on the reading thread. Release
+        a block before you ask for many more: reused buffers cause no page faults.
         """
         return self._reader.ask(key)
 
     def entries(self) -> tuple[Entry, ...]:
-        """All reachable blocks of this model, parents first, blocks before states. Waits."""
+        """Return all reachable blocks of this model, parents first, blocks before states. Blocks
+        until the answer.
+        """
         return self._ask(self._io.entries, otherwise=())
 
     def changes(self) -> StoreChanges:
-        """What became durable and what was lost since the last call; a key may be in both."""
+        """Return what has become durable and what was lost since the last call. A key may be in
+        both.
+        """
         return self._mailbox.changes()
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
-        """Record a use of blocks. Name the whole path: a block is as recent as its descendants."""
+        """Record a use of blocks. Pass all blocks of the path: a parent counts as used when a
+        descendant is.
+        """
         self._mailbox.send(functools.partial(self._io.touch, tuple(keys), self._clocks.wall()))
 
     def pin(self, keys: Iterable[BlockKey], *, holder: str = "", until: float = FOREVER) -> None:
-        """Keep blocks and their ancestors from eviction for `holder`, also across restarts.
+        """Protect blocks and their ancestors from eviction for `holder`, even across restarts.
 
-        until: as time.time().
+        until: in seconds since the epoch, like time.time().
         """
         self._mailbox.send(functools.partial(self._io.pin, tuple(keys), holder, until))
 
@@ -232,10 +240,10 @@ class BlockStore:
         self._mailbox.send(functools.partial(self._io.unpin, tuple(keys), holder))
 
     def remove(self, keys: Iterable[BlockKey]) -> None:
-        """Delete blocks, queued ones too. Pass children before parents."""
+        """Delete blocks, including queued ones. Pass children before parents."""
         self._mailbox.send(functools.partial(self._io.remove, tuple(keys)))
 
-    # -- records, small and named
+    # -- small named records
 
     def put_record(self, name: str, data: bytes) -> None:
         """Save a small record of this model; returns at once.
@@ -250,31 +258,31 @@ class BlockStore:
         self._mailbox.send(functools.partial(self._io.remove_record, name))
 
     def records(self) -> dict[str, bytes]:
-        """All records of this model. Waits."""
+        """Return all records of this model. Blocks until the answer."""
         return self._ask(self._io.records, otherwise={})
 
     def ask_records(self) -> Future[dict[str, bytes]]:
-        """The same without waiting; cancelled when the store is closed."""
+        """Like `records`, but returns a future. The future is cancelled when the store is closed."""
         return self._mailbox.ask(self._io.records)
 
     # -- the whole
 
     def flush(self, timeout_seconds: float = 60.0) -> bool:
-        """Wait until everything so far is durable; returns whether it is."""
+        """Wait until everything so far is durable. Returns whether it is."""
         try:
             return self._mailbox.ask(self._io.flush).result(timeout_seconds)
         except (FutureTimeout, CancelledError):
             return False
 
     def close(self) -> None:
-        """Write what is queued and end the threads. May be called twice."""
+        """Write everything that is queued, and end the threads. May be called twice."""
         self._reader.end()
         self._mailbox.close()
         for thread in self._threads:
             thread.join()
 
     def statistics(self) -> StoreFigures:
-        """A snapshot. Never waits."""
+        """A snapshot of the figures. Never waits."""
         queued_blocks, queued_bytes = self._mailbox.load()
         return msgspec.structs.replace(
             self._figures,
@@ -285,7 +293,7 @@ class BlockStore:
         )
 
     def check_invariants(self) -> None:
-        """Assert that the index agrees with itself."""
+        """Assert that the index is consistent."""
         self._ask(self._io.check_invariants, otherwise=None)
 
     def _on_bad(self, path: Path, bad: BadBlock) -> None:

@@ -1,11 +1,11 @@
-"""Blocks on their way to disk: the mailbox that other threads put them into, and files that are
+"""Blocks on their way to disk: the mailbox that other threads put them into, and the files that are
 complete but not durable yet.
 
-Files are made durable in groups: first all files, then one round of fsync, then their names. A
-complete file is in the incoming folder as soon as it is written: if this process is killed, the
-next one that opens the store salvages it. fsync and the rename protect it from a power cut, too.
-Writing never waits for a whole round of fsync: a slow disk delays durability, but not what survives
-a kill.
+Files are made durable in groups: first all files are written, then one round of fsync follows, then
+they get their final names. A complete file is in the incoming folder as soon as it is written. If
+this process is killed, the next one that opens the store salvages it. fsync and the rename also
+protect it from a power cut. Writing never waits for a whole round of fsync: a slow disk delays
+durability, but does not change what survives a kill.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ Answer = TypeVar("Answer")
 Task: TypeAlias = Callable[[], None]
 Offer: TypeAlias = Literal["taken", "held already", "full", "closed"]
 
-_MOST_CHANGES = 1 << 17  # older changes that nobody fetched are dropped: a read finds out, too
+_MOST_CHANGES = 1 << 17  # older changes that nobody fetched are dropped; a read finds them out, too
 
 
 class Mailbox:
-    """Blocks, within bounds, and tasks for the I/O thread, in one order. Any thread may call it.
+    """A bounded number of blocks, and tasks, for the I/O thread, in one order. Any thread may call
+    it.
 
-    Blocks can be read from here until the I/O thread has finished with them.
+    Blocks can be read from the mailbox until the I/O thread has finished with them.
     """
 
     def __init__(self, *, most_bytes: int, most_blocks: int) -> None:
@@ -65,9 +66,9 @@ class Mailbox:
         self.refused_blocks = 0
 
     def offer(self, block: StoredBlock) -> Offer:
-        """Queue a block for writing, if there is room.
+        """Queue a block for writing if there is room.
 
-        One block alone is always taken, however large it is.
+        A single block is always taken, however large it is.
         """
         size = block.nbytes
         with self._changed:
@@ -89,7 +90,7 @@ class Mailbox:
         return "taken"
 
     def send(self, task: Task) -> bool:
-        """Queue a task after everything sent before; returns False if the mailbox is closed."""
+        """Queue a task after everything sent before. Returns False if the mailbox is closed."""
         with self._changed:
             if self._closed:
                 return False
@@ -98,9 +99,10 @@ class Mailbox:
         return True
 
     def ask(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """Queue a question; its answer is cancelled when the mailbox is closed.
+        """Queue a question for the I/O thread, and return a future of its answer.
 
-        A failed assertion is raised for the asker only, any other exception in the thread, too.
+        The future is cancelled when the mailbox is closed. A failed assertion is raised only for
+        the caller; any other exception is also raised in the I/O thread.
         """
         answer: Future[Answer] = Future()
 
@@ -121,14 +123,16 @@ class Mailbox:
         return answer
 
     def take(self, timeout_seconds: float | None) -> StoredBlock | Task | None:
-        """The next block or task; None after a timeout, or if the mailbox is closed and empty."""
+        """Return the next block or task. Returns None after a timeout, or if the mailbox is closed
+        and empty.
+        """
         with self._changed:
             if not self._waiting and not self._closed:
                 self._changed.wait(timeout_seconds)
             return self._waiting.popleft() if self._waiting else None
 
     def take_block(self) -> StoredBlock | None:
-        """The next item if it is a block; never waits."""
+        """Return the next item if it is a block, else None. Never waits."""
         with self._changed:
             if not self._waiting or not isinstance(self._waiting[0], StoredBlock):
                 return None
@@ -137,12 +141,12 @@ class Mailbox:
             return block
 
     def held(self, key: BlockKey) -> StoredBlock | None:
-        """A block that is queued or being written."""
+        """Return a block that is queued or being written; None for any other."""
         with self._changed:
             return self._held.get(key)
 
     def finish(self, keys: Iterable[BlockKey], *, stored: bool) -> None:
-        """Release blocks that are durable now (`stored`) or will never be."""
+        """Release blocks that are durable now (`stored`), or that will never be."""
         with self._changed:
             for key in keys:
                 block = self._held.pop(key, None)
@@ -151,12 +155,12 @@ class Mailbox:
                 (self._stored if stored else self._lost).append(key)
 
     def lose(self, keys: Iterable[BlockKey]) -> None:
-        """Record that blocks are no longer in the store."""
+        """Record that the store does not have these blocks any more."""
         with self._changed:
             self._lost.extend(keys)
 
     def changes(self) -> StoreChanges:
-        """What was stored and lost since the last call."""
+        """Return what was stored and lost since the last call."""
         with self._changed:
             changes = StoreChanges(stored=tuple(self._stored), lost=tuple(self._lost))
             self._stored.clear()
@@ -164,17 +168,17 @@ class Mailbox:
         return changes
 
     def load(self) -> tuple[int, int]:
-        """The number of blocks held, and their bytes."""
+        """The number of blocks in the mailbox, and their size in bytes."""
         with self._changed:
             return len(self._held), self._held_bytes
 
     @property
     def closed(self) -> bool:
-        """Whether it refuses everything new."""
+        """Whether the mailbox refuses everything new."""
         return self._closed
 
     def close(self) -> None:
-        """Refuse everything new; what is queued is still handed out."""
+        """Refuse everything new. What is queued is still handed out."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -189,7 +193,7 @@ class Mailbox:
 
 
 class WriteAhead:
-    """Files that are complete, but not durable or not in the index yet, oldest first. I/O thread."""
+    """Files that are complete, but not durable or not in the index yet; oldest first. I/O thread."""
 
     def __init__(self, folder: StoreFolder, *, fingerprint: str, figures: StoreFigures) -> None:
         self._folder = folder
@@ -205,18 +209,20 @@ class WriteAhead:
 
     @property
     def oldest_at(self) -> float:
-        """When the oldest file was written. There must be one."""
+        """The time at which the oldest file was written. There must be a file."""
         return next(iter(self._written_at.values()))
 
     @property
     def parent_keys(self) -> set[BlockKey]:
-        """The parents of all these blocks."""
+        """The keys of the parents of all these blocks."""
         return {entry.block.parent_key for entry in self._entries.values()}
 
     def write(
         self, block: Block, buffers: tuple[Part, ...], *, now: float, steady_now: float
     ) -> None:
-        """Write a block's file into the incoming folder. Raises OSError and then leaves no file."""
+        """Write a block's file into the incoming folder. If that fails, raises OSError and leaves
+        no file.
+        """
         self._incoming = self._folder.incoming()
         path = self._path(block.key)
         file = os.open(
@@ -237,7 +243,7 @@ class WriteAhead:
         self.file_bytes += entry.file_bytes
 
     def group(self, *, most_bytes: int, most_blocks: int) -> list[Entry]:
-        """The oldest files, within bounds; at least one if there are any."""
+        """Return the oldest files within these limits; at least one if there are any."""
         chosen: list[Entry] = []
         total_bytes = 0
         for entry in self._entries.values():
@@ -248,12 +254,13 @@ class WriteAhead:
         return chosen
 
     def publish(self, group: list[Entry], *, between: Callable[[], None]) -> None:
-        """Make files durable under their names.
+        """Make files durable, under their final names.
 
-        `between` is called between two fsyncs and may write more. Raises OSError.
+        `between` is called between two fsyncs and may write more files. Raises OSError.
 
         The drive's own cache is flushed once, with the last file. If a power cut undoes a rename,
-        the file is still in the incoming folder, and the next store salvages it.
+        the file is still in the incoming folder, and the next process that opens the store salvages
+        it.
         """
         for entry in group:
             sync = sync_to_drive if entry is group[-1] else os.fsync
@@ -269,7 +276,7 @@ class WriteAhead:
         self._figures.written_bytes += sum(entry.file_bytes for entry in group)
 
     def drop(self, group: list[Entry]) -> None:
-        """Forget files that are durable."""
+        """Forget files, because they are durable."""
         for entry in group:
             if self._entries.pop(entry.block.key, None) is not None:
                 del self._written_at[entry.block.key]
@@ -279,7 +286,8 @@ class WriteAhead:
         """Remove all files that are not durable, if possible. Returns their keys."""
         keys = list(self._entries)
         for key in keys:
-            with contextlib.suppress(OSError):  # otherwise a later opening salvages it
+            # otherwise the file is salvaged when the store is opened again
+            with contextlib.suppress(OSError):
                 self._path(key).unlink(missing_ok=True)
         self._entries.clear()
         self._written_at.clear()
@@ -291,9 +299,9 @@ class WriteAhead:
 
 
 def salvage(folder: StoreFolder) -> int:
-    """Publish the complete files that dead writers left, and delete the incomplete ones.
+    """Publish the complete files that dead processes left, and delete the incomplete ones.
 
-    The caller holds the folder's lock. Returns how many were saved. Raises OSError.
+    The caller holds the folder's lock. Returns how many files were saved. Raises OSError.
     """
     saved = 0
     touched = set()

@@ -144,13 +144,15 @@ def change_between(before: Catalog, after: Catalog) -> CatalogChange:
 def catalog_of(
     settings: Settings, environ: Mapping[str, str], *, is_reload: bool = False
 ) -> Catalog:
-    """The catalog to serve. Reads files, never asks the Hub.
+    """Build the catalog to serve. Reads files, but never asks the Hub.
 
-    With `model.path`: the model of models.toml with that name, before the others; else that model
-    alone, or before those of `catalog.file` if one is set. Without it: every model there is, or the
-    bundled one. Raises ConfigError if `catalog.file` cannot be read, on a reload also if the file
-    is not TOML (the running server keeps its models); ModelLoadError if `model.path` cannot be a
-    model.
+    If `model.path` is the name of a model in models.toml, that model comes first, and the others
+    follow. If `model.path` is another model, the catalog contains that model alone, or followed by
+    those of `catalog.file` if that is set. Without `model.path`, the catalog contains every model
+    that exists, or else the bundled one.
+
+    Raises ConfigError if `catalog.file` cannot be read; on a reload also if the file is not TOML
+    (the running server keeps its models). Raises ModelLoadError if `model.path` cannot be a model.
     """
     file = _catalog_file(settings, environ)
     listed = Catalog(entries=())

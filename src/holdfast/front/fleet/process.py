@@ -75,7 +75,8 @@ class WorkerProcess:
         on_progress: Callable[[LoadProgress], None],
         deliver: Callable[[Sequence[Event]], None],
     ) -> WorkerProcess:
-        """Start the process and send it its assignment; it then loads its model on its own.
+        """Start the process and send it its assignment. The process then loads its model on its
+        own.
 
         deliver: see `WorkerLink`. Raises OSError.
         """
