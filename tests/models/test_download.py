@@ -70,7 +70,7 @@ def test_a_file_damaged_in_transit_is_removed_and_fetched_again(
     hub.lfs_files = {"model.safetensors"} if is_lfs else set()
     hub.damaged_files = {"model.safetensors"}
     with pytest.raises(
-        ModelLoadError, match=r"damaged during the download, and removed: model\.safetensors"
+        ModelLoadError, match=r"files damaged by the download were removed: model\.safetensors"
     ):
         fetch()
     hub.damaged_files = set()

@@ -80,7 +80,7 @@ def test_the_parent_of_a_model_folder_gets_a_hint(folder: Path) -> None:
     [
         (b"{", "not valid JSON"),
         (b"\xff\xfe", "not valid JSON"),
-        (b"[]", "does not hold a JSON object"),
+        (b"[]", "does not contain a JSON object"),
         (b"{}", "model_type"),
     ],
 )

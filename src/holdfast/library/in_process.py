@@ -39,7 +39,7 @@ _watch: threading.Thread | None = None
 
 
 class QueueInbox:
-    """The worker's inbox, over a queue."""
+    """The worker's inbox, implemented with a queue."""
 
     def __init__(self, deliver: Callable[[Sequence[Event]], None]) -> None:
         """deliver: called on the device thread with the events of each step."""
@@ -51,7 +51,9 @@ class QueueInbox:
         self._commands.put(command)
 
     def receive(self, *, timeout_seconds: float) -> list[Command]:
-        """All waiting commands; waits for the first one until the timeout (0: polls)."""
+        """Return all waiting commands. If there is none, wait for one until the timeout (0: do not
+        wait).
+        """
         commands: list[Command] = []
         with contextlib.suppress(queue.Empty):
             commands.append(
@@ -94,7 +96,7 @@ class BlockingEventStream:
         self._events.put(event)
 
     def close(self) -> None:
-        """End the iteration, and cancel the request if it has not finished. Any thread."""
+        """End the iteration, and cancel the request unless it has finished. Any thread."""
         if not self._over:
             self._over = True
             self._cancel(self.request_id)
@@ -102,10 +104,10 @@ class BlockingEventStream:
 
 
 class InProcessClient:
-    """Starts a worker on a non-daemon device thread. Any thread may call any method."""
+    """Starts a worker on a device thread, which is not a daemon. Any thread may call any method."""
 
     def __init__(self, run_worker: Callable[[QueueInbox], object]) -> None:
-        """run_worker: loads the model, serves the inbox until `SHUT_DOWN`, releases the device."""
+        """run_worker: loads the model, serves the inbox until `SHUT_DOWN`, and releases the device."""
         self._inbox = QueueInbox(self._deliver)
         self._started: Future[WorkerReady | WorkerFailed] = Future()
         self._statistics: queue.SimpleQueue[Future[WorkerStatistics]] = queue.SimpleQueue()
@@ -120,7 +122,7 @@ class InProcessClient:
 
     @property
     def info(self) -> ModelInfo:
-        """Facts about the loaded model. Raises WorkerUnavailable before it is loaded."""
+        """The loaded model, as its worker reports it. Raises WorkerUnavailable before it is loaded."""
         if self._started.done():
             outcome = self._started.result()
             if isinstance(outcome, WorkerReady):
@@ -132,7 +134,7 @@ class InProcessClient:
         return self._started.result()
 
     def submit(self, request: SequenceRequest) -> BlockingEventStream:
-        """Send one sequence; returns its events."""
+        """Send one sequence and return its events."""
         stream = BlockingEventStream(request.request_id, cancel=self._cancel)
         with self._alive():
             if request.request_id in self._streams:
@@ -142,7 +144,7 @@ class InProcessClient:
         return stream
 
     def statistics(self) -> WorkerStatistics:
-        """The worker's current counters."""
+        """The worker's current figures."""
         answer: Future[WorkerStatistics] = Future()
         with self._alive():
             self._statistics.put(answer)
@@ -150,7 +152,9 @@ class InProcessClient:
         return answer.result()
 
     def ask_session(self, command: SessionCommand) -> SessionAnswer:
-        """Run a session command. Raises WorkerUnavailable if the worker has ended or ends now."""
+        """Carry out a session command. Raises WorkerUnavailable if the worker has ended, or ends
+        meanwhile.
+        """
         answer: Future[SessionAnswer] = Future()
         with self._alive():
             self._session_calls[command.call_id] = answer
@@ -193,9 +197,9 @@ class InProcessClient:
 
     @contextlib.contextmanager
     def _alive(self) -> Iterator[None]:
-        """Keep the worker from ending while a command is sent.
+        """Keep the worker alive while a command is sent.
 
-        Raises WorkerUnavailable if it has ended.
+        Raises WorkerUnavailable if the worker has ended.
         """
         with self._lock:
             if self._gone:
@@ -228,7 +232,8 @@ def close_before_exit(engine: InProcessClient) -> None:
     """Close the engine when the main thread ends, unless `closed` is called before.
 
     Device threads are not daemons (MLX would abort), so the interpreter waits for them before it
-    runs any exit handler. A daemon thread, which touches no device, watches the main thread instead.
+    runs any exit handler. That is why a daemon thread, which touches no device, watches the main
+    thread.
     """
     global _watch
     with _lock:
@@ -241,7 +246,7 @@ def close_before_exit(engine: InProcessClient) -> None:
 
 
 def closed(engine: InProcessClient) -> None:
-    """Close the engine now."""
+    """Close the engine now. It needs no further care at exit."""
     engine.close()
     with _lock:
         _open.discard(engine)

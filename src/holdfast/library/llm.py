@@ -83,7 +83,7 @@ Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
 FormatOption: TypeAlias = OutputFormat | Mapping[str, Any]
 ChoiceOption: TypeAlias = ToolChoice | str
 ThinkingOption: TypeAlias = Thinking | ThinkingEffort | bool
-LEAVE = msgspec.UNSET  # keep the current value, or that of the settings
+LEAVE = msgspec.UNSET  # keep the current value, or use that of the settings
 _ENDS_BY_ITSELF = (FinishReason.STOP, FinishReason.LENGTH)
 _Request = TypeVar("_Request")
 _Stream = TypeVar("_Stream", bound="BlockingEventStream | TextStream")
@@ -91,9 +91,9 @@ _Result = TypeVar("_Result")
 
 
 class GenerationOptions(TypedDict, total=False):
-    """How to generate. The default of a sampling parameter is the model's own recommendation."""
+    """How to generate. A sampling parameter that is not given has the model's recommended value."""
 
-    max_tokens: int  # default: as many as fit the context window
+    max_tokens: int  # default: as many as fit in the context window
     temperature: float  # 0: always the most likely token
     top_p: float
     top_k: int
@@ -104,11 +104,12 @@ class GenerationOptions(TypedDict, total=False):
     logit_bias: dict[int, float]
     seed: int
     stop: str | Sequence[str]
-    top_logprobs: int  # log-probabilities of each token and of this many alternatives; may be 0
+    top_logprobs: int  # log-probabilities of each token, and of this many alternatives; may be 0
     ignore_eos: bool
-    # {"type": "json_object"}, {"type": "json_schema", …} as in OpenAI's API, or a JSON schema itself
+    # as in OpenAI's API: {"type": "json_object"}, {"type": "json_schema", …}; or a JSON schema
+    # itself
     response_format: FormatOption
-    session_id: str  # a session that does not exist is opened
+    session_id: str  # opened by the request if it does not exist
     tenant: str  # tenants never share cached tokens
 
 
@@ -118,7 +119,7 @@ class ChatOptions(GenerationOptions, total=False):
     # as in OpenAI's API: {"type": "function", "function": {"name", "parameters", …}}
     tools: Sequence[Mapping[str, Any]]
     tool_choice: ChoiceOption  # "auto", "none", "required", or the name of a tool
-    thinking: ThinkingOption  # whether to reason first, or the effort: "low", "high", …
+    thinking: ThinkingOption  # whether to reason first; or how much: "low", "high", …
     template_options: Mapping[str, Any]  # variables for the chat template
 
 
@@ -128,16 +129,17 @@ class EmbeddingOptions(TypedDict, total=False):
     pooling: (
         Pooling  # "mean" of all hidden states, or the "last"; default: as the model was trained
     )
-    dimensions: int  # keep only this many, the first ones
-    truncates: bool  # cut a text that exceeds the context window, instead of refusing it
+    dimensions: int  # the number of leading dimensions to keep
+    truncates: bool  # whether to cut a text that exceeds the context window, instead of refusing it
 
 
 class LLM:
-    """A loaded model. Any thread may call any method. A context manager; else call `close`.
+    """A loaded model. Any thread may call any method. Use it as a context manager, or call `close`.
 
     model: a folder, a Hub id, or None for the bundled model.
+
     settings: any settings by key, such as `{"model.layout": "rows", "scheduler.max_running": 8}`;
-        files and environment variables are not read.
+    files and environment variables are not read.
 
     Raises ModelLoadError or ConfigError.
     """
@@ -180,7 +182,7 @@ class LLM:
 
     @property
     def info(self) -> ModelInfo:
-        """Facts about the loaded model."""
+        """The loaded model, as its worker reports it."""
         return self._client.info
 
     @overload
@@ -198,26 +200,28 @@ class LLM:
     ) -> Completion | list[Completion]:
         """Continue a prompt (text or token ids), or a list of prompts in one batch.
 
-        Raises InvalidRequest for an invalid option or prompt, GenerationFailed if the model fails.
+        Raises InvalidRequest for an invalid option or prompt, and GenerationFailed if the model
+        fails.
         """
         prompts, is_list = _listed(prompt)
         answers = self._answers([request_of(_raw_prompt(each), options) for each in prompts])
         return answers if is_list else answers[0]
 
     def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Completion:
-        """Answer a conversation, with messages as in OpenAI's API; a text is one user message.
+        """Answer a conversation. Messages are as in OpenAI's API; a plain text counts as one user
+        message.
 
-        With `tools`, the model's calls are in the answer's `tool_calls`. For the next turn, append
-        the answer's `message` and the results.
+        With `tools`, the answer's `tool_calls` are the calls that the model wants. For the next
+        turn, append the answer's `message` and the results of the calls.
         """
         return self._answers([chat_request(messages, options)])[0]
 
     def stream(self, prompt: TextOrTokens, **options: Unpack[GenerationOptions]) -> TextStream:
-        """Continue a prompt and iterate over the text as it is generated."""
+        """Continue a prompt. Returns an iterator over the text as it is generated."""
         return self._start_answer(request_of(_raw_prompt(prompt), options))
 
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> TextStream:
-        """Like `chat`, but iterate over the text as it is generated.
+        """Like `chat`, but returns an iterator over the text as it is generated.
 
         The stream's `events` also contain reasoning and tool calls.
         """
@@ -232,10 +236,11 @@ class LLM:
     def embed(
         self, texts: TextOrTokens | Prompts, **options: Unpack[EmbeddingOptions]
     ) -> list[float] | list[list[float]]:
-        """The embedding of a text (or token ids), or of a list of texts in one batch.
+        """Return the embedding of a text (or of token ids), or those of a list of texts in one
+        batch.
 
-        A vector has length 1. Raises InvalidRequest for an invalid option or text and for a model
-        without embeddings, GenerationFailed if the model fails.
+        A vector has length 1. Raises InvalidRequest for an invalid option or text, or if the model
+        has no embeddings, and GenerationFailed if the model fails.
         """
         inputs, is_list = _listed(texts)
         request = embedding_request(inputs, options, is_list=is_list)
@@ -251,13 +256,13 @@ class LLM:
         return Sessions(self._client, tenant=tenant_of(api_key="", name=tenant, cache_salt=""))
 
     def statistics(self) -> WorkerStatistics:
-        """Counters of the worker since its start, and current gauges."""
+        """Current figures of the worker, and counters since its start."""
         return self._client.statistics()
 
     def close(self) -> None:
         """Cancel running requests, unload the model and release the device. May be called twice."""
         self._finalizer()
-        if hasattr(self, "_bundle"):  # else loading it has failed
+        if hasattr(self, "_bundle"):  # otherwise loading has failed
             self._bundle.known_answers.close()
 
     def _answers(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
@@ -269,7 +274,9 @@ class LLM:
         start: Callable[[_Request], _Stream],
         read: Callable[[_Stream], _Result],
     ) -> list[_Result]:
-        """The results in order. Starts as many requests ahead as the worker accepts."""
+        """Return the results in the order of the requests. Starts as many requests ahead as the
+        worker accepts.
+        """
         limit = self._settings.scheduler.max_running + self._settings.scheduler.max_queued
         streams: list[_Stream] = []
         results: list[_Result] = []
@@ -303,7 +310,7 @@ class LLM:
 def _start(settings: Settings, folder: Path, store: str) -> InProcessClient:
     worker = WorkerSettings(
         folder=str(folder),
-        # without a store, nothing is written to disk
+        # without a store, write nothing to disk
         hash_cache=hash_cache_file(os.environ) if store else "",
         model=replace(settings.model, name=served_id(settings.model)),
         scheduler=settings.scheduler,
@@ -313,7 +320,7 @@ def _start(settings: Settings, folder: Path, store: str) -> InProcessClient:
 
 
 def _listed(prompt: TextOrTokens | Prompts) -> tuple[Sequence[TextOrTokens], bool]:
-    """The prompts, and whether they were given as a list."""
+    """Return the prompts, and whether they were given as a list."""
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
         return [cast(TextOrTokens, prompt)], False
     return cast(Sequence[TextOrTokens], prompt), True
@@ -332,15 +339,15 @@ def _read_prompt(stream: BlockingEventStream) -> ReadPrompt:
 class Completion:
     """A whole answer."""
 
-    text: str  # without reasoning and tool calls
-    token_ids: tuple[int, ...]  # all generated tokens, also those of markers
+    text: str  # does not include reasoning and tool calls
+    token_ids: tuple[int, ...]  # all generated tokens, including markers
     finish_reason: str  # "stop", "length", "tool_calls" or "cancelled"
     prompt_tokens: int
-    completion_tokens: int  # with stop tokens
+    completion_tokens: int  # includes stop tokens
     cached_tokens: int = 0
     reasoning: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()  # in order; never run an incomplete one
-    reasoning_tokens: int = 0  # part of completion_tokens
+    tool_calls: tuple[ToolCall, ...] = ()  # in order; never run an incomplete call
+    reasoning_tokens: int = 0  # included in completion_tokens
     logprobs: tuple[TokenText, ...] = ()
     timings: Timings = Timings()
     memory: CacheReport = CacheReport()
@@ -357,8 +364,8 @@ class Completion:
 class TextStream:
     """Iterates over an answer's text as it is generated, without reasoning and tool calls.
 
-    `events` iterates over all of it; use one of the two. To stop early, call `close` or leave the
-    `with` block.
+    `events` iterates over all parts of the answer instead; use only one of the two. To stop early,
+    call `close` or leave the `with` block.
     """
 
     def __init__(
@@ -399,12 +406,14 @@ class TextStream:
         self.close()
 
     def events(self) -> Iterator[OutputEvent]:
-        """Everything as it is generated: text, reasoning, tool calls and their arguments, the end."""
+        """Iterate over everything as it is generated: text, reasoning, tool calls with arguments,
+        and the end.
+        """
         return self._outputs
 
     @property
     def completion(self) -> Completion:
-        """The answer up to here; complete after the end of the iteration."""
+        """The answer so far. It is complete after the end of the iteration."""
         finished = self._finished or ChoiceFinished(
             index=0,
             reason=FinishReason.CANCELLED,
@@ -432,17 +441,17 @@ class TextStream:
         )
 
     def read_all(self) -> Completion:
-        """Wait for the end and return the whole answer."""
+        """Wait for the end of the answer and return all of it."""
         for _ in self._outputs:
             continue
         return self.completion
 
     def close(self) -> None:
-        """Stop generating within one step."""
+        """Stop generating, within one step."""
         self._events.close()
 
     def _read(self) -> Iterator[OutputEvent]:
-        """Raises the error of a refused request, and GenerationFailed."""
+        """Iterate over the events. Raises the error of a refused request, and GenerationFailed."""
         for event in self._events:
             if isinstance(event, Rejected):
                 raise refusal(event)
@@ -461,10 +470,11 @@ class TextStream:
 
 
 class Sessions:
-    """The sessions of one tenant. Any thread may call any method; each blocks until it is done.
+    """The sessions of one tenant. Any thread may call any method. Each method blocks until it is
+    done.
 
-    All raise SessionRefused, whose `failure` is the reason, and WorkerUnavailable after the model
-    was closed.
+    All methods raise SessionRefused, whose `failure` is the reason, and WorkerUnavailable after the
+    model was closed.
     """
 
     def __init__(self, client: InProcessClient, *, tenant: str) -> None:
@@ -472,11 +482,11 @@ class Sessions:
         self._command = partial(SessionCommand, tenant=tenant)
 
     def list(self) -> tuple[SessionInfo, ...]:
-        """All sessions, the most recently used first."""
+        """Return all sessions, the most recently used first."""
         return sessions_of(self._client.ask_session(self._command(operation="list")))
 
     def get(self, session_id: str) -> SessionInfo:
-        """One session."""
+        """Return one session."""
         return self._ask(operation="get", session_id=session_id)
 
     def open(
@@ -487,7 +497,9 @@ class Sessions:
         pinned: bool = False,
         metadata: Mapping[str, str] | None = None,
     ) -> SessionInfo:
-        """Open a session. ttl_seconds: its lifetime after the last use; None: until it is closed."""
+        """Open a session. ttl_seconds: its lifetime after the last use; None: it lives until it is
+        closed.
+        """
         return self._ask(
             operation="open",
             session_id=session_id,
@@ -504,7 +516,7 @@ class Sessions:
         pinned: bool | msgspec.UnsetType = LEAVE,
         metadata: Mapping[str, str] | msgspec.UnsetType = LEAVE,
     ) -> SessionInfo:
-        """Change what is given."""
+        """Change a session. Arguments that are not given change nothing."""
         return self._ask(
             operation="update",
             session_id=session_id,
@@ -533,7 +545,7 @@ class Sessions:
     def close(self, session_id: str, *, forget: bool = False) -> SessionInfo:
         """Close a session and return its last state.
 
-        forget: also delete its blocks, except those that others use.
+        forget: also delete its blocks, except those that other sessions share.
         """
         return self._ask(operation="close", session_id=session_id, forget=forget)
 
@@ -542,9 +554,9 @@ class Sessions:
         return self._ask(operation="export", session_id=session_id, path=str(Path(path).absolute()))
 
     def import_from(self, path: str | Path, session_id: str = "") -> SessionInfo:
-        """Read a session from a file, under its own name or another one.
+        """Read a session from a file. It keeps its id unless another one is given.
 
-        It has to come from the same model, with the same weights, tokenizer and codec.
+        The session must come from the same model, with the same weights, tokenizer and codec.
         """
         return self._ask(operation="import", session_id=session_id, path=str(Path(path).absolute()))
 
@@ -556,10 +568,14 @@ class Sessions:
 def embedding_request(
     texts: Sequence[TextOrTokens], options: Mapping[str, Any], *, is_list: bool
 ) -> EmbeddingRequest:
-    """The request for the embeddings of texts. Raises InvalidRequest, TypeError for unknown options."""
+    """Create the request for the embeddings of texts. Raises InvalidRequest, and TypeError for
+    unknown options.
+    """
     _refuse_unknown(options.keys() - EmbeddingOptions.__annotations__.keys(), EmbeddingOptions)
     if options.get("pooling") not in (None, *get_args(Pooling)):
-        raise InvalidRequest(f"pooling: one of {', '.join(get_args(Pooling))}", field="pooling")
+        raise InvalidRequest(
+            f"pooling must be one of {', '.join(get_args(Pooling))}", field="pooling"
+        )
     return EmbeddingRequest(
         request_id=uuid.uuid4().hex,
         model="",
@@ -571,7 +587,9 @@ def embedding_request(
 
 
 def request_of(prompt: Prompt, options: Mapping[str, Any]) -> GenerationRequest:
-    """The request for an answer to a prompt. Raises InvalidRequest, TypeError for unknown options."""
+    """Create the request for an answer to a prompt. Raises InvalidRequest, and TypeError for
+    unknown options.
+    """
     given = dict(options)
     stop = given.pop("stop", ())
     names = SamplingParams.__struct_fields__
@@ -604,7 +622,7 @@ def request_of(prompt: Prompt, options: Mapping[str, Any]) -> GenerationRequest:
 
 
 def chat_request(messages: Messages, options: Mapping[str, Any]) -> GenerationRequest:
-    """The request for an answer to a conversation; a text is one user message."""
+    """Create the request for an answer to a conversation. A plain text counts as one user message."""
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     given = dict(options)
@@ -625,7 +643,7 @@ def chat_request(messages: Messages, options: Mapping[str, Any]) -> GenerationRe
 def _refuse_unknown(names: Collection[str], options: type) -> None:
     if names:
         raise TypeError(
-            f"unknown options: {', '.join(names)}; there are {', '.join(options.__annotations__)}"
+            f"unknown options: {', '.join(names)}; known: {', '.join(options.__annotations__)}"
         )
 
 
@@ -645,7 +663,7 @@ def _tool_choice(choice: ChoiceOption | None, prompt: Prompt) -> ToolChoice:
             made = choice
         case _:
             raise InvalidRequest(
-                'tool_choice: "auto", "none", "required", or the name of a tool',
+                'tool_choice must be "auto", "none", "required" or the name of a tool',
                 field="tool_choice",
             )
     if missing := [name for name in made.names if name not in names]:
@@ -662,7 +680,7 @@ def _thinking(thinking: ThinkingOption | None) -> Thinking:
         return Thinking(effort="on" if thinking else "off")
     if thinking is not None and thinking not in get_args(ThinkingEffort):
         raise InvalidRequest(
-            f"thinking: true, false or one of {', '.join(get_args(ThinkingEffort))}",
+            f"thinking must be true, false or one of {', '.join(get_args(ThinkingEffort))}",
             field="thinking",
         )
     return Thinking(effort=thinking)
@@ -680,7 +698,7 @@ def _output_format(form: FormatOption | None) -> OutputFormat | None:
             return OutputFormat(kind="json_schema", schema=schema)
         case {"type": "json_schema"}:
             raise InvalidRequest(
-                "response_format: there is no json_schema.schema",
+                "response_format has no json_schema.schema",
                 field="response_format.json_schema.schema",
             )
         case _:

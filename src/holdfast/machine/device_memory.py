@@ -65,9 +65,9 @@ class DeviceMemory:
 def memory_report(
     *, working_set_bytes: int = 0, cgroup: Path = _CGROUP, own_cgroups: Path = _OWN_CGROUPS
 ) -> DeviceMemory:
-    """The memory that this process may use now.
+    """Measure the memory that this process may use now.
 
-    working_set_bytes: of the device, from `platform.working_set_bytes`.
+    working_set_bytes: from `platform.working_set_bytes`.
     """
     import psutil  # the import takes 10 ms, which a starting server should not spend
 
@@ -197,7 +197,7 @@ def wired_bytes(
 ) -> int:
     """How much memory a worker wires (never pages out) while it serves.
 
-    requested: the setting model.wired_bytes; None: the weights if they are a large part of the
+    requested: the setting model.wired_bytes; None: wire the weights if they are a large part of the
     working set. All workers together never wire more than the working set. Wiring a whole working
     set under load can cause a kernel panic (ml-explore/mlx#3186); wiring nothing makes a model near
     the limit 40 times slower (vmlx-swift#418).

@@ -1,7 +1,8 @@
-"""From the name of a model to a local folder: a bundled model, a folder, or a model of the Hub.
+"""Finds the local folder of a named model: a bundled model, a folder, or a model of the Hub.
 
-Uses the Hub's own cache and variables (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). Never imports
-MLX, and huggingface_hub only to fetch or remove something: that takes 0.2 to 0.3 s.
+Uses the Hub's own cache and variables (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). Never
+imports MLX. Imports huggingface_hub only to fetch or remove something, because that takes 0.2 to
+0.3 s.
 """
 
 from __future__ import annotations
@@ -31,11 +32,15 @@ DEMO_ID = "holdfast-demo"
 DEMO_IDS = (DEMO_ID, "holdfast-demo-draft", "holdfast-demo-window")
 Progress: TypeAlias = Callable[[str, float], None]
 OnBytes: TypeAlias = Callable[[int, int], None]
-"""Called with the fetched and the missing bytes, by several threads. An exception ends the download."""
+"""Called with the fetched and the missing bytes, by several threads. An exception stops the
+download.
+"""
 PullStage: TypeAlias = Literal["download", "checking"]
 OnStep: TypeAlias = Callable[[PullStage, int, int], None]
-"""Called with stage, done and total bytes, by several threads. An exception ends the pull."""
-# the files that mlx-lm fetches, without Python files, which only models with code of their own need
+"""Called with the stage and the done and total bytes, by several threads. An exception stops the
+pull.
+"""
+# the files that mlx-lm fetches, except Python files: only models with their own code need those
 _PATTERNS = [
     "*.json",
     "model*.safetensors",
@@ -49,12 +54,13 @@ _PATTERNS = [
 _CODE_PATTERN = "*.py"
 _HUB_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 _CACHE_PREFIX = "models--"
-_SPARE_BYTES = 256 << 20  # to leave free on the disk
-_LOOKUP_SECONDS = 2.5  # to look up the Hub's name; nothing else limits that
-_PATIENCE_SECONDS = 2.0  # until a warning that the Hub is slow
-# for any answer of the Hub; huggingface_hub itself tries for 23 s and prints each attempt
+_SPARE_BYTES = 256 << 20  # space to leave free on the disk
+_LOOKUP_SECONDS = 2.5  # for looking up the Hub's host name; nothing else limits that time
+_PATIENCE_SECONDS = 2.0  # how long to wait before the warning that the Hub is slow
+# how long to wait for any answer of the Hub; huggingface_hub itself tries for 23 s and prints each
+# attempt
 _REACH_SECONDS = 10.0
-_SHA256 = re.compile(r"[0-9a-f]{64}")  # of files in Git LFS and Xet, such as weights
+_SHA256 = re.compile(r"[0-9a-f]{64}")  # name of files in Git LFS and Xet, such as weights
 _GIT_SHA1 = re.compile(r"[0-9a-f]{40}")
 _CHUNK_BYTES = 8 << 20
 _logger = logging.getLogger(__name__)
@@ -62,7 +68,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """The place that a model comes from.
+    """Where a model comes from.
 
     name: a bundled id, a folder, or a Hub id. revision: empty for the Hub's default.
     """
@@ -73,9 +79,10 @@ class ModelSource:
 
 
 def model_source(model: str, *, revision: str = "") -> ModelSource:
-    """The source of a bundled id, a folder or a Hub id (`owner/name`, `owner/name@revision`).
+    """Return the source of a bundled id, a folder or a Hub id (`owner/name`,
+    `owner/name@revision`).
 
-    An existing folder comes before a Hub id. Raises ModelLoadError for anything else.
+    An existing folder takes precedence over a Hub id. Raises ModelLoadError for anything else.
     """
     if is_demo(model):
         return ModelSource(kind="bundled", name=model or DEMO_ID)
@@ -98,7 +105,9 @@ def model_source(model: str, *, revision: str = "") -> ModelSource:
 
 
 def hub_source(model: str, *, revision: str = "") -> ModelSource | None:
-    """The model of the Hub with this id (`owner/name`, `owner/name@revision`); None for other texts."""
+    """Return the Hub model with this id (`owner/name`, `owner/name@revision`); None if the text is
+    not a Hub id.
+    """
     hub = _HUB_ID.fullmatch(model)
     if hub is None:
         return None
@@ -106,14 +115,16 @@ def hub_source(model: str, *, revision: str = "") -> ModelSource | None:
 
 
 def is_demo(model: str) -> bool:
-    """Whether this is the id of a bundled model; empty means the first one."""
+    """Whether this is the id of a bundled model. An empty text means the first bundled model."""
     return model == "" or model in DEMO_IDS
 
 
 def demo_folder(model: str = DEMO_ID) -> Path:
     """The folder of a bundled model. Raises ModelLoadError if there is no such model."""
     if not is_demo(model):
-        raise ModelLoadError(f"{model!r} is not a bundled model; there are {', '.join(DEMO_IDS)}")
+        raise ModelLoadError(
+            f"{model!r} is not a bundled model; the bundled models are {', '.join(DEMO_IDS)}"
+        )
     name = model or DEMO_ID
     folder = Path(str(resources.files("holdfast.models"))) / "bundled" / name
     if not (folder / "config.json").is_file():
@@ -122,7 +133,9 @@ def demo_folder(model: str = DEMO_ID) -> Path:
 
 
 def served_id(settings: ModelSettings) -> str:
-    """The id under which a model is served: `model.name`, else the name of its folder or its id."""
+    """The id under which a model is served: `model.name`, or else the name of its folder, or its
+    Hub id.
+    """
     if settings.name:
         return settings.name
     source = model_source(settings.path, revision=settings.revision)
@@ -130,17 +143,17 @@ def served_id(settings: ModelSettings) -> str:
 
 
 def check_present(settings: ModelSettings) -> None:
-    """Raise ModelLoadError if the model is a missing or invalid folder. Uses no network."""
+    """Raise ModelLoadError if the model is a folder that is missing or invalid. Uses no network."""
     source = model_source(settings.path, revision=settings.revision)
     if source.kind == "folder":
         check_is_folder(Path(source.name))
 
 
 def resolve_model(settings: ModelSettings, *, progress: Progress) -> Path:
-    """The local folder of the model; fetches it from the Hub if necessary. Blocks.
+    """Return the local folder of the model. Fetches the model from the Hub if necessary. Blocks.
 
-    progress: called by several threads with "download" and the fraction of bytes, if something is
-    fetched. Raises ModelLoadError with one line.
+    progress: if something is fetched, called by several threads with "download" and the fraction of
+    bytes. Raises ModelLoadError with a message of one line.
     """
     source = model_source(settings.path, revision=settings.revision)
     if source.kind == "bundled":
@@ -151,7 +164,7 @@ def resolve_model(settings: ModelSettings, *, progress: Progress) -> Path:
     folder, new_files = _fetch(
         source,
         with_code=settings.trust_remote_code,
-        # 1.0 only once, at the end
+        # 1.0 only once, when all files are fetched
         on_bytes=lambda done, total: progress("download", min(done / total, 0.999)),
     )
     if new_files:
@@ -162,7 +175,7 @@ def resolve_model(settings: ModelSettings, *, progress: Progress) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PulledModel:
-    """A model in the Hub's cache. All its files are there, and their hashes are correct."""
+    """A model in the Hub's cache, with all its files and correct hashes."""
 
     folder: Path
     files: int
@@ -170,9 +183,9 @@ class PulledModel:
 
 
 def pull_model(source: ModelSource, *, with_code: bool = False, on_step: OnStep) -> PulledModel:
-    """Fetch a model of the Hub and check all of its files. Resumes an interrupted download.
+    """Fetch a model from the Hub and check all of its files. Resumes an interrupted download.
 
-    with_code: also fetch Python files. Raises ModelLoadError.
+    with_code: whether to fetch Python files, too. Raises ModelLoadError.
     """
     folder, _ = _fetch(
         source, with_code=with_code, on_bytes=lambda done, total: on_step("download", done, total)
@@ -193,10 +206,11 @@ def pull_model(source: ModelSource, *, with_code: bool = False, on_step: OnStep)
 def _fetch(
     source: ModelSource, *, with_code: bool, on_bytes: OnBytes
 ) -> tuple[Path, tuple[Path, ...]]:
-    """Fetch a model into the Hub's cache; complete files in the cache are kept.
+    """Fetch a model into the Hub's cache. Files that are already complete there are not fetched
+    again.
 
-    Returns the folder and the fetched files, which are not checked yet. Without a network, it uses a
-    complete revision in the cache. Raises ModelLoadError.
+    Returns the folder and the fetched files, which are not checked yet. Without a network, it uses
+    a revision that is complete in the cache. Raises ModelLoadError.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import DryRunError
@@ -231,8 +245,8 @@ def _fetch(
 def check_reachable() -> None:
     """Check that the Hub answers, unless HF_HUB_OFFLINE is set.
 
-    Uses a thread, because nothing limits the time of a name lookup. Raises ConnectionError or
-    TimeoutError if there is no answer, and ModelLoadError if the request could not be sent.
+    Runs on a thread, because the time of a name lookup cannot be limited. Raises ConnectionError or
+    TimeoutError if the Hub does not answer, and ModelLoadError if the request could not be sent.
     """
     from urllib.request import getproxies
 
@@ -252,7 +266,7 @@ def check_reachable() -> None:
             is_found.set()
             httpx.head(endpoint, timeout=_REACH_SECONDS)
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, ImportError) as error:
-            # also bad addresses and certificates, and proxies that need another package
+            # includes invalid addresses and certificates, and proxies that need a missing package
             failures.append(error)
         finally:
             is_found.set()
@@ -277,7 +291,7 @@ def check_reachable() -> None:
 
 
 def _counter(*, total_bytes: int, on_bytes: OnBytes) -> Callable[[float], None]:
-    """Adds up the bytes that several threads fetch."""
+    """Return a function that adds up the bytes that several threads fetch."""
     done_bytes = 0
     lock = threading.Lock()
 
@@ -291,13 +305,13 @@ def _counter(*, total_bytes: int, on_bytes: OnBytes) -> Callable[[float], None]:
 
 
 def _bar_class(add: Callable[[float], None] | None) -> type[Any]:
-    """A progress bar for huggingface_hub that draws nothing and counts bytes."""
+    """Create a progress bar class for huggingface_hub that draws nothing and only counts bytes."""
 
     class Bar:
         def __init__(self, *args: Any, **options: Any) -> None:
             self.total = options.get("total")
             self.n = 0.0
-            # version 2 has two bars of bytes: from the network, and the larger one to disk
+            # version 2 has two bars of bytes: one from the network, and a larger one to disk
             self._counts = options.get("unit") == "B" and options.get("desc") != "Downloading bytes"
             self.format_dict: dict[str, Any] = {}
 
@@ -312,7 +326,7 @@ def _bar_class(add: Callable[[float], None] | None) -> type[Any]:
                 add(count or 0)
 
         def __getattr__(self, name: str) -> Any:
-            # all other methods only draw
+            # all other methods only draw, so they do nothing here
             if name.startswith("__") or name in ("get_lock", "set_lock"):
                 raise AttributeError(name)
             return lambda *args, **options: None
@@ -321,7 +335,7 @@ def _bar_class(add: Callable[[float], None] | None) -> type[Any]:
 
 
 def _from_cache(source: ModelSource, wanted: dict[str, Any], reason: Exception) -> Path:
-    """The snapshot in the cache, if the Hub cannot be reached."""
+    """Return the snapshot in the cache, because the Hub cannot be reached."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -334,7 +348,7 @@ def _from_cache(source: ModelSource, wanted: dict[str, Any], reason: Exception) 
 def _check_disk(source: ModelSource, missing_bytes: int) -> None:
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    place = Path(os.path.expanduser(HF_HUB_CACHE))  # may not exist yet
+    place = Path(os.path.expanduser(HF_HUB_CACHE))  # the folder may not exist yet
     while not place.exists() and place != place.parent:
         place = place.parent
     free = shutil.disk_usage(place).free
@@ -347,7 +361,7 @@ def _check_disk(source: ModelSource, missing_bytes: int) -> None:
 
 @contextlib.contextmanager
 def hub_errors(source: ModelSource) -> Iterator[None]:
-    """Turn errors of the Hub into a ModelLoadError with one line that says what to do."""
+    """Turn errors of the Hub into a ModelLoadError whose message is one line and says what to do."""
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, XetDownloadError
 
     try:
@@ -363,7 +377,7 @@ def hub_errors(source: ModelSource) -> Iterator[None]:
 
 
 def _explained(source: ModelSource, error: BaseException) -> ModelLoadError:
-    """The error in one line that says what to do."""
+    """Return an error whose message is one line and says what to do."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -373,7 +387,7 @@ def _explained(source: ModelSource, error: BaseException) -> ModelLoadError:
 
     if isinstance(error, ModelLoadError):
         return error
-    if isinstance(error, GatedRepoError):  # also a RepositoryNotFoundError
+    if isinstance(error, GatedRepoError):  # this is also a RepositoryNotFoundError
         return ModelLoadError(
             f"{source.name} is gated: accept its terms on the Hub and set HF_TOKEN"
         )
@@ -428,7 +442,7 @@ def _not_fetched(name: str, error: BaseException) -> str:
 
 
 def _network_error() -> type[Exception]:
-    """The base class of errors of huggingface_hub's HTTP library, which depends on its version."""
+    """The base class of the errors of huggingface_hub's HTTP library, which depends on its version."""
     from huggingface_hub import errors
 
     root: type[Exception] = vars(errors)["HTTPError"]
@@ -440,10 +454,11 @@ def _one_line(error: BaseException) -> str:
 
 
 def check_files(files: Iterable[Path], *, read: Callable[[int], None] = lambda size: None) -> None:
-    """Compare files of a snapshot with their hashes; removes damaged ones to be fetched again.
+    """Compare the files of a snapshot with their hashes. Damaged files are removed, to be fetched
+    again.
 
-    In the Hub's cache a file's name is its hash. read: called with the bytes of each chunk. Raises
-    ModelLoadError that names the damaged files.
+    In the Hub's cache, the name of a file is its hash. read: called with the number of bytes of
+    each chunk. Raises ModelLoadError with the names of the damaged files.
     """
     damaged = [file for file in files if not _is_whole(file, read)]
     for file in damaged:
@@ -452,12 +467,14 @@ def check_files(files: Iterable[Path], *, read: Callable[[int], None] = lambda s
     if damaged:
         names = ", ".join(sorted(file.name for file in damaged))
         raise ModelLoadError(
-            f"damaged during the download, and removed: {names}; try again to fetch it"
+            f"files damaged by the download were removed: {names}; try again to fetch them"
         )
 
 
 def _is_whole(file: Path, read: Callable[[int], None]) -> bool:
-    """Also True for files that were copied instead of linked, whose hash is unknown."""
+    """Whether a file matches its hash. Also True for copied (not linked) files, whose hash is
+    unknown.
+    """
     blob = file.resolve()
     if _SHA256.fullmatch(blob.name):
         digest = hashlib.sha256()
@@ -473,7 +490,7 @@ def _is_whole(file: Path, read: Callable[[int], None]) -> bool:
 
 
 def hub_cache_folder(environ: Mapping[str, str]) -> Path:
-    """The folder of the Hub's cache, which may not exist. Source: huggingface_hub's `constants`."""
+    """The folder of the Hub's cache, which may not exist. Follows huggingface_hub's `constants`."""
     home = environ.get("HOME") or "~"
     caches = environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
     hub_home = environ.get("HF_HOME") or os.path.join(caches, "huggingface")
@@ -482,12 +499,12 @@ def hub_cache_folder(environ: Mapping[str, str]) -> Path:
         or environ.get("HUGGINGFACE_HUB_CACHE")
         or os.path.join(hub_home, "hub")
     )
-    # does not raise for a user without a home
+    # unlike Path.expanduser, this does not raise for a user without a home
     return Path(os.path.expanduser(os.path.expandvars(path)))
 
 
 def cached_models(cache: Path) -> dict[str, Path]:
-    """The models in a Hub cache, some perhaps incomplete: id → folder, sorted by id."""
+    """Return the models in a Hub cache, id → folder, sorted by id. Some may be incomplete."""
     try:
         names = sorted(name for name in os.listdir(cache) if name.startswith(_CACHE_PREFIX))
     except OSError:
@@ -497,7 +514,9 @@ def cached_models(cache: Path) -> dict[str, Path]:
 
 
 def local_folder(source: ModelSource, environ: Mapping[str, str]) -> Path | None:
-    """The folder of a model; None if nothing of that revision was fetched. Raises ModelLoadError."""
+    """Return the folder of a model; None if nothing of that revision was fetched. Raises
+    ModelLoadError.
+    """
     match source.kind:
         case "bundled":
             return demo_folder(source.name)
@@ -508,7 +527,9 @@ def local_folder(source: ModelSource, environ: Mapping[str, str]) -> Path | None
 
 
 def hub_model_of(settings: ModelSettings, cache: Path) -> ModelSource | None:
-    """The model of the Hub in the settings, by id or by folder in the cache; None for others."""
+    """Return the Hub model that the settings name, by its id or its folder in the cache; None for
+    other models.
+    """
     path = Path(settings.path)
     if path.is_relative_to(cache) and path != cache:
         name = path.relative_to(cache).parts[0]
@@ -519,7 +540,8 @@ def hub_model_of(settings: ModelSettings, cache: Path) -> ModelSource | None:
 
 
 def removal_of(hub_id: str, cache: Path) -> Any:
-    """huggingface_hub's DeleteCacheStrategy for all revisions of a model: call its `execute()`.
+    """Return huggingface_hub's DeleteCacheStrategy for all revisions of a model. Its `execute()`
+    removes them.
 
     Raises NoSuchModel if the cache does not contain the model.
     """
@@ -540,7 +562,7 @@ def removal_of(hub_id: str, cache: Path) -> Any:
     ]
     if not revisions:
         raise NoSuchModel(
-            f"{hub_id} is not in the Hub's cache; `holdfast models ls` lists its models"
+            f"{hub_id} is not in the Hub's cache; `holdfast models ls` lists the models there"
         )
     return found.delete_revisions(*revisions)
 
@@ -550,7 +572,9 @@ def _hub_id(name: str) -> str:
 
 
 def _snapshot(repository: Path, revision: str = "") -> Path | None:
-    """The folder of a revision; by default of the main branch, or else the latest one."""
+    """Return the folder of a revision. Without a revision: that of the main branch, or of the
+    latest snapshot if there is no main branch. None if there is no such folder.
+    """
     ref = repository / "refs" / (revision or "main")
     try:
         commits = {path.name: path for path in (repository / "snapshots").iterdir()}

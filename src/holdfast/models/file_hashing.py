@@ -1,10 +1,10 @@
-"""Hashes the files of a model while it loads, and caches the hashes across starts.
+"""Hashes the files of a model while the model loads, and caches the hashes for later starts.
 
-The hashes are guaranteed to match what was loaded. So each file's stamp is compared before and after
-the load, and a file that could have changed without a change of its stamp is hashed a second time.
+The hashes are guaranteed to match what was loaded. For this, each file's stamp is compared before
+and after the load, and a file that could have changed with the same stamp is hashed a second time.
 
-The cache identifies a file by its stamp, never by its name alone. A cache that is missing, damaged or
-writable by others counts as empty; then everything is hashed again.
+The cache identifies a file by its stamp, never by its name alone. A cache that is missing, damaged
+or writable by other users counts as empty; then everything is hashed again.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ import xxhash
 from holdfast.errors import ModelLoadError
 from holdfast.files import atomic_write
 
-PIECE_BYTES = 4 << 20  # hashing and reading release the GIL for one piece
+PIECE_BYTES = 4 << 20  # hashing and reading release the GIL while they process one piece
 
 ListFiles = Callable[[], Mapping[str, Path]]
 CACHE_FORMAT = 1
 MOST_ENTRIES = 1024
-LEAST_BYTES = 1 << 20  # smaller files are hashed quickly
+LEAST_BYTES = 1 << 20  # smaller files are not cached, because hashing them is fast
 _MOST_CACHE_BYTES = 1 << 20
-# Timestamps have steps, of up to 10 ms on local disks and 2 s on FAT. A file that changed just before
-# it is hashed may change again and look the same (Git calls such entries "racily clean").
+# Timestamps change in steps of up to 10 ms on local disks and 2 s on FAT. So a file that changed
+# just before it was hashed may change again and keep the same stamp (Git calls such entries "racily
+# clean").
 SETTLED_NS = 3_000_000_000
 
 logger = logging.getLogger("holdfast.models")
@@ -43,13 +44,15 @@ class ModelChanged(ModelLoadError):
 
 
 class FileHashing:
-    """Hashes the files on a thread while they are loaded. Ask for the result after the load.
+    """Hashes files on a thread while they are loaded. Ask for the result after the load.
 
-    A context manager: leaving it early ends the thread.
+    A context manager; leaving it early ends the thread.
     """
 
     def __init__(self, list_files: ListFiles, *, cache: HashCache) -> None:
-        """list_files: name → path of all files; called again after the load, to notice changes."""
+        """list_files: returns the paths of all files by name; called again after the load, to
+        notice changes.
+        """
         self._list_files, self._cache = list_files, cache
         self._began_ns = time.time_ns()
         self._before = _stamps(list_files())
@@ -76,7 +79,7 @@ class FileHashing:
         self._thread.join()
 
     def result(self) -> Mapping[str, str]:
-        """Wait for the hashes, by name. Raises ModelChanged, ModelLoadError."""
+        """Wait for the hashes and return them by file name. Raises ModelChanged, ModelLoadError."""
         self._thread.join()
         if self._failure is not None:
             raise self._failure
@@ -112,7 +115,9 @@ class FileHashing:
             self._failure = error
 
     def _hash(self, path: Path, stamp: FileStamp) -> str:
-        """Raises ModelChanged if the file's stamp differs, ModelLoadError if it cannot be read."""
+        """Return the file's hash. Raises ModelChanged if its stamp differs, ModelLoadError if it
+        cannot be read.
+        """
         digest = xxhash.xxh3_128()
         piece = memoryview(bytearray(min(PIECE_BYTES, max(stamp.size, 1))))
         try:
@@ -129,13 +134,13 @@ class FileHashing:
 
 
 def _stamps(files: Mapping[str, Path]) -> dict[str, tuple[Path, FileStamp]]:
-    """Map the name of each existing file to its path and stamp."""
+    """Return the path and stamp of each existing file, by name."""
     found = {}
     for name, path in files.items():
         try:
             found[name] = (path, stamp_of(path))
         except (FileNotFoundError, NotADirectoryError):
-            continue  # the loader reports a missing file
+            continue  # the loader will report the missing file
         except OSError as error:
             raise ModelLoadError(f"a file of the model cannot be read: {error}") from error
     return found

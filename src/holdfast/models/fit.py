@@ -1,6 +1,7 @@
-"""The size of a model, how many agents it can serve in a memory, and which quantization fits.
+"""The size of a model, how many agents fit into a given memory with it, and which quantization to
+use.
 
-Sizes come from config.json and the headers of the weight files, in a folder or on the Hub.
+Sizes come from config.json and from the headers of the weight files, in a folder or on the Hub.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from holdfast.models.model_folder import (
     read_header,
 )
 
-_WEIGHTS_SHARE = 0.75  # of shared memory: what macOS lets a GPU use
-_KV_SHARE = 0.6  # of the memory that the weights leave, as in `device_memory`
-_GROUP_BITS = 32 / 64  # 16 bits of scale and of bias per 64 weights
+_WEIGHTS_SHARE = 0.75  # share of the memory that macOS lets a GPU use, if system and GPU share it
+_KV_SHARE = 0.6  # share of the memory that the weights leave, as in `device_memory`
+_GROUP_BITS = 32 / 64  # 16 bits each for scale and bias, per 64 weights
 BITS = (8, 6, 4)
 AS_IS = "as is"
 _AIMS = ((4, 32768), (1, 32768), (4, 8192), (1, 8192), (1, 2048))  # (agents, tokens of each)
 _CONFIG = "config.json"
 _SCALES = ".scales"
-_GROUP_SIZE = 64  # mlx-lm's default
+_GROUP_SIZE = 64  # the default of mlx-lm
 _CONNECTIONS = 8
-# tables in the configuration: MLX's and that of transformers
+# names of the table in config.json: that of MLX, and that of transformers
 _QUANTIZATION = ("quantization", "quantization_config")
 
 
@@ -43,34 +44,38 @@ class Need:
 
     weight_bytes: int
     bytes_per_token: int
-    fixed_bytes: int  # per agent
+    fixed_bytes: int  # for each agent
 
     def agents(self, tokens: int, *, memory_bytes: int) -> int:
-        """How many agents with that many tokens each fit; 0 if the weights do not fit."""
+        """How many agents with that many tokens each fit into the memory; 0 if not even the weights
+        fit.
+        """
         room = int((memory_bytes - self.weight_bytes) * _KV_SHARE)
         return max(room, 0) // max(tokens * self.bytes_per_token + self.fixed_bytes, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The form of a model (original or quantized) that suits a memory size."""
+    """The form of a model (original or quantized) that suits a given memory size."""
 
     total_bytes: int
     form: str  # "as is", "4 bits" and so on; "none" if no form fits
     need: Need
     agents: int
-    tokens: int  # of each agent
+    tokens: int  # for each agent
 
 
 def usable_of(total_bytes: int) -> int:
-    """The part for weights and KV of a memory that system and GPU share."""
+    """The part of a memory shared by system and GPU that weights and KV may use."""
     return int(total_bytes * _WEIGHTS_SHARE)
 
 
 def choice_for(total_bytes: int, need: Need, *, parameters: int, context_tokens: int) -> Choice:
-    """The least quantized form that serves the most ambitious of the aims that any form can serve.
+    """Choose the form of a model for a memory of `total_bytes`.
 
-    need: of the model as stored. Returns the form "none" if no form fits.
+    Finds the most ambitious aim (a number of agents and tokens) that any form can serve, and
+    returns the least quantized form that serves it. need: the needs of the model as stored. Returns
+    the form "none" if no form fits.
     """
     packed = {f"{bits} bits": int(parameters * (bits + _GROUP_BITS) / 8) for bits in BITS}
     forms = [(AS_IS, need)]
@@ -98,15 +103,15 @@ def choice_for(total_bytes: int, need: Need, *, parameters: int, context_tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSize:
-    """A model as it is stored."""
+    """The size of a model as it is stored."""
 
     config: Mapping[str, Any]
     weight_bytes: int
-    parameters: int  # without the scales of quantized weights
+    parameters: int  # scales of quantized weights do not count
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits per weight, with the scales and biases of its groups."""
+        """Bits per weight, including the scales and biases of quantized groups."""
         return 8 * self.weight_bytes / max(self.parameters, 1)
 
 
@@ -122,11 +127,11 @@ def size_of_folder(folder: Path) -> StoredSize:
 
 
 def size_on_hub(source: ModelSource) -> StoredSize:
-    """The size of a model on the Hub; fetches only lists and headers. Raises ModelLoadError."""
+    """The size of a model on the Hub. Fetches only file lists and headers. Raises ModelLoadError."""
     from huggingface_hub import HfApi, get_session, hf_hub_url, hf_raise_for_status
 
     revision = source.revision or None
-    # public, but without types
+    # this function is public, but has no types
     headers = importlib.import_module("huggingface_hub.utils").build_hf_headers()
     with hub_errors(source):
         check_reachable()
@@ -182,7 +187,7 @@ def _other(files: Iterable[str]) -> str:
 
 
 def _parameters(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> int:
-    """The number of parameters; for a quantized weight, that of its scales times the group size."""
+    """The number of parameters. A quantized weight has as many as its scales times the group size."""
     table: Mapping[str, Any] = next(
         (config[key] for key in _QUANTIZATION if isinstance(config.get(key), Mapping)), {}
     )

@@ -1,7 +1,7 @@
 """Checks and reads a model folder before MLX does: configuration, weight files, context window.
 
-MLX reads lazily, and a truncated file can abort the whole process when it is evaluated. So each
-file's header is compared with its size first. These checks read nothing but headers and JSON.
+MLX reads lazily, and evaluating a truncated file can abort the whole process. So the header of each
+file is compared with the file's size first. These checks read only headers and JSON files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from holdfast.errors import ModelLoadError
 
-WEIGHT_FILES = "model*.safetensors"  # what mlx-lm reads
+WEIGHT_FILES = "model*.safetensors"  # the files that mlx-lm reads
 _CONFIG = "config.json"
 _WANTED = f"a model is a folder with {_CONFIG} and {WEIGHT_FILES}, or an id on the Hub (owner/name)"
 _MLX_FORMAT = (
@@ -35,7 +35,7 @@ _LFS_POINTER = b"version https://git-lfs"
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
 _SHARD = re.compile(r".*-(\d+)-of-(\d+)\.safetensors")
 _REMAPPINGS = re.compile(r"^MODEL_\w*REMAPPING = (\{.*?^\})", re.MULTILINE | re.DOTALL)
-# the names that model families use, the most common one first
+# the keys that model families use, the most common one first
 _CONTEXT_KEYS = (
     "max_position_embeddings",
     "n_positions",
@@ -49,12 +49,14 @@ _CONTEXT_KEYS = (
 _NESTED_KEYS = ("text_config", "llm_config", "language_config")
 _EXTENDING_ROPE = ("yarn", "longrope", "su", "dynamic", "linear")
 _ABSURD_TOKENS = 1 << 31  # tokenizers write 1e30 for an unknown length
-LONGEST_ANSWER_TOKENS = 32_000  # agents should reserve no more for an answer
-UNKNOWN_CONTEXT_TOKENS = 32768  # recurrent models have no limit of their own
+LONGEST_ANSWER_TOKENS = 32_000  # agents should reserve at most this much for an answer
+UNKNOWN_CONTEXT_TOKENS = 32768  # used for recurrent models, which have no limit of their own
 
 
 def checked_config(folder: Path) -> dict[str, Any]:
-    """The configuration of the model in the folder. Raises ModelLoadError with one line."""
+    """Return the configuration of the model in the folder. Raises ModelLoadError with a message of
+    one line.
+    """
     check_is_folder(folder)
     config = read_json(folder / _CONFIG)
     if not isinstance(config.get("model_type"), str):
@@ -63,9 +65,9 @@ def checked_config(folder: Path) -> dict[str, Any]:
 
 
 def checked_tensor_bytes(folder: Path) -> int:
-    """Size of all weight files, without their headers.
+    """The total size of the tensors in all weight files.
 
-    Raises ModelLoadError with one line if a file is missing or truncated.
+    Raises ModelLoadError with a message of one line if a file is missing or truncated.
     """
     files = sorted(folder.glob(WEIGHT_FILES))
     _check_shards(folder)
@@ -75,7 +77,7 @@ def checked_tensor_bytes(folder: Path) -> int:
 
 
 def check_is_folder(folder: Path) -> None:
-    """Raise ModelLoadError if this is not a model's folder, and say what to do instead."""
+    """Raise ModelLoadError if this is not a model's folder. The message says what to do instead."""
     if not folder.exists():
         raise ModelLoadError(f"there is no model folder {folder}{_likely_meant(folder)}")
     if folder.is_dir():
@@ -94,7 +96,9 @@ def check_is_folder(folder: Path) -> None:
 
 
 def _likely_meant(folder: Path) -> str:
-    """The folder with the nearest name, as the end of a sentence."""
+    """Suggest the folder with the most similar name, as the end of a sentence; empty if there is
+    none.
+    """
     try:
         neighbours = [path.name for path in folder.parent.iterdir() if path.is_dir()]
     except OSError:
@@ -104,7 +108,9 @@ def _likely_meant(folder: Path) -> str:
 
 
 def _found_instead(folder: Path) -> str:
-    """What explains that a folder has no configuration, as the end of a sentence."""
+    """Explain why a folder has no configuration, as the end of a sentence; empty without an
+    explanation.
+    """
     inner = sorted(
         path.parent
         for pattern in (f"*/{_CONFIG}", f"snapshots/*/{_CONFIG}")
@@ -118,7 +124,7 @@ def _found_instead(folder: Path) -> str:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises ModelLoadError if it is missing, unreadable or no object."""
+    """Return the JSON object in a file. Raises ModelLoadError if there is none."""
     try:
         content = json.loads(file.read_bytes())
     except FileNotFoundError:
@@ -127,10 +133,10 @@ def read_json(file: Path) -> dict[str, Any]:
         ) from None
     except OSError as error:
         raise ModelLoadError(f"{file} cannot be read: {error.strerror}") from error
-    except ValueError as error:  # broken JSON, or not UTF-8
+    except ValueError as error:  # invalid JSON, or not UTF-8
         raise ModelLoadError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
-        raise ModelLoadError(f"{file} does not hold a JSON object")
+        raise ModelLoadError(f"{file} does not contain a JSON object")
     return content
 
 
@@ -160,10 +166,11 @@ def _no_weights(folder: Path) -> ModelLoadError:
 
 
 def read_header(file: Path) -> dict[str, Any]:
-    """The header of a weight file: name → entry of each tensor.
+    """Return the header of a weight file: the entry of each tensor, by name.
 
-    Raises ModelLoadError if the file is truncated. Source:
-    https://github.com/huggingface/safetensors#format.
+    Raises ModelLoadError if the file is truncated. Source: https:
+
+    github.com/huggingface/safetensors#format.
     """
     try:
         size = file.stat().st_size
@@ -199,7 +206,9 @@ def read_header(file: Path) -> dict[str, Any]:
 
 
 def _end_of_tensors(header: Mapping[str, Any]) -> int:
-    """The end of the last tensor, relative to the header. Raises ValueError and others if invalid."""
+    """Return the end of the last tensor, relative to the header. Raises ValueError and other errors
+    if the header is invalid.
+    """
     last = 0
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
@@ -215,13 +224,15 @@ def _some(names: list[str], limit: int = 3) -> str:
 
 
 def check_loadable(folder: Path) -> Mapping[str, Any]:
-    """The configuration of a model that mlx-lm can load, by file names and config.json (0.1 ms).
+    """Return the configuration if mlx-lm can load the model, judged by file names and config.json
+    (0.1 ms).
 
-    Truncated files are only found when the model is loaded. Raises ModelLoadError with the reason.
+    Truncated files are only noticed when the model is loaded. Raises ModelLoadError with the
+    reason.
     """
     try:
         return _checked(folder)
-    except OSError as error:  # no permission, a name that is too long
+    except OSError as error:  # for example no permission, or a name that is too long
         raise ModelLoadError(f"{folder} cannot be read: {error.strerror or error}") from None
 
 
@@ -236,7 +247,7 @@ def _checked(folder: Path) -> Mapping[str, Any]:
         raise _no_weights(folder)
     shards = [match for name in weights if (match := _SHARD.fullmatch(name))]
     if shards and len(shards) < (wanted := int(shards[0][2])):
-        raise ModelLoadError(f"only {len(shards)} of its {wanted} weight files are in {folder}")
+        raise ModelLoadError(f"only {len(shards)} of {wanted} weight files are in {folder}")
     return config
 
 
@@ -248,7 +259,7 @@ def is_supported(model_type: str) -> bool:
 
 
 def _mlx_lm() -> Path:
-    spec = importlib.util.find_spec("mlx_lm")  # does not import it
+    spec = importlib.util.find_spec("mlx_lm")  # this does not import it
     assert spec is not None
     assert spec.origin is not None
     return Path(spec.origin).parent
@@ -261,7 +272,9 @@ def _modules() -> frozenset[str]:
 
 @cache
 def _remapping() -> dict[str, str]:
-    """Model type → module in mlx-lm, read from its source: importing it would import MLX."""
+    """Return the model types that mlx-lm maps to another module. Read from its source, because
+    importing it would import MLX.
+    """
     found = {}
     for table in _REMAPPINGS.findall((_mlx_lm() / "utils.py").read_text(encoding="utf-8")):
         for key, module in ast.literal_eval(table).items():
@@ -272,10 +285,10 @@ def _remapping() -> dict[str, str]:
 def context_tokens(
     config: Mapping[str, Any], *, tokenizer_limit: object = None, requested: int | None = None
 ) -> int:
-    """The longest sequence in tokens.
+    """The length in tokens of the longest sequence that the model can process.
 
-    tokenizer_limit: model_max_length, for a configuration without a length. Raises ModelLoadError if
-    the request exceeds the model's own limit.
+    requested: the setting model.context_tokens. tokenizer_limit: model_max_length, used if the
+    configuration has no length. Raises ModelLoadError if `requested` exceeds the model's own limit.
     """
     known = known_context_tokens(config) or _sane(tokenizer_limit)
     if known and requested is not None and requested > known:
@@ -295,12 +308,12 @@ def planned_answer_tokens(context_tokens: int) -> int:
 
 
 def known_context_tokens(config: Mapping[str, Any]) -> int:
-    """The longest sequence in tokens according to config.json; 0 if it does not say."""
+    """The longest sequence in tokens according to config.json; 0 if config.json does not say."""
     return next((value for part in parts_of(config) if (value := _own_context(part))), 0)
 
 
 def parts_of(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """A configuration and its nested configurations of text models."""
+    """Yield a configuration, and the configurations of text models nested in it."""
     yield config
     for key in _NESTED_KEYS:
         if isinstance(inner := config.get(key), Mapping):
@@ -313,7 +326,9 @@ def _own_context(config: Mapping[str, Any]) -> int:
 
 
 def _extended_context(config: Mapping[str, Any]) -> int:
-    """The window after RoPE scaling, for configurations that name the original one; else 0."""
+    """The window after RoPE scaling, if the configuration contains the original window; otherwise
+    0.
+    """
     scaling = config.get("rope_scaling") or config.get("rope_parameters")
     if not isinstance(scaling, Mapping):
         return 0

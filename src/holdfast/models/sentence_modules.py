@@ -1,4 +1,4 @@
-"""How a model embeds texts or ranks documents, in the files of sentence-transformers."""
+"""How a model embeds texts or ranks documents, according to the files of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _POOLINGS: Final[Mapping[str, Pooling]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnPooling:
-    """How the model was trained to pool hidden states."""
+    """The pooling of hidden states that the model was trained with."""
 
     pooling: Pooling | None = None  # None: unknown
-    unserved: str = ""  # why it is not supported; empty: it is
+    unserved: str = ""  # why that pooling is not supported; empty if it is
 
 
 def own_pooling(folder: Path) -> OwnPooling:
-    """The pooling according to modules.json and the module's config.json. Ignores damaged files."""
+    """Read the pooling from modules.json and the module's config.json. Ignores damaged files."""
     modules = _modules(folder)
     paths = [path for kind, path in modules if kind == "Pooling"] or [_POOLING]
     named = _named_poolings(_read(folder / paths[0] / "config.json"))
@@ -48,16 +48,17 @@ def own_pooling(folder: Path) -> OwnPooling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerTokens:
-    """The tokens with which a reranker answers whether a document is relevant."""
+    """The tokens with which a reranker says whether a document is relevant."""
 
     yes: int
     no: int | None  # None: only the logit of `yes` was trained
 
 
 def answer_tokens(folder: Path, *, token_id: Callable[[str], int | None]) -> AnswerTokens | None:
-    """The answer tokens in a module of sentence-transformers, or in config.json in vLLM's form.
+    """Read the answer tokens from a module of sentence-transformers, or from config.json in vLLM's
+    form.
 
-    token_id: maps a token's text to its id. Returns None if the files describe no reranker.
+    token_id: maps a token's text to its id. Returns None if the files do not describe a reranker.
     """
     for kind, name in _modules(folder):
         config = _read(folder / name / "config.json")
@@ -77,7 +78,7 @@ def answer_tokens(folder: Path, *, token_id: Callable[[str], int | None]) -> Ans
 
 
 def _modules(folder: Path) -> list[tuple[str, str]]:
-    """Kind and folder name of each module."""
+    """The kind and the folder name of each module."""
     listed = _read(folder / "modules.json")
     if not isinstance(listed, list):
         return []
@@ -102,7 +103,7 @@ def _named_poolings(config: Any) -> list[str]:
 
 
 def _read(path: Path) -> Any:
-    """The content of a JSON file; None if it is missing or damaged."""
+    """Return the content of a JSON file; None if it is missing or damaged."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError):

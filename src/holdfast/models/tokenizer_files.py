@@ -16,13 +16,17 @@ _CONVERTIBLE = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 
 def read_backend(folder: Path) -> Backend:
-    """The tokenizer in the folder, converted if it has another format. Raises ModelLoadError."""
+    """Return the tokenizer in the folder. Converts it if there is no tokenizer.json. Raises
+    ModelLoadError.
+    """
     path = folder / "tokenizer.json"
     return _read_backend(path) if path.is_file() else _convert(folder)
 
 
 def tokenizer_config(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json over special_tokens_map.json. Raises ModelLoadError."""
+    """Return tokenizer_config.json merged with special_tokens_map.json; the former wins. Raises
+    ModelLoadError.
+    """
     return {
         **read_json(folder / "special_tokens_map.json"),
         **read_json(folder / "tokenizer_config.json"),
@@ -30,7 +34,7 @@ def tokenizer_config(folder: Path) -> dict[str, Any]:
 
 
 def named_special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The texts of bos_token, eos_token and so on in tokenizer_config.json."""
+    """Return the texts of bos_token, eos_token and other special tokens in tokenizer_config.json."""
     named: dict[str, str] = {}
     for name, value in config.items():
         content = value.get("content") if isinstance(value, dict) else value
@@ -42,7 +46,7 @@ def named_special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 def add_missing_tokens(
     backend: Backend, config: Mapping[str, Any], special_tokens: Mapping[str, str]
 ) -> None:
-    """Add tokens that are only in tokenizer_config.json. Raises ModelLoadError if ids differ."""
+    """Add tokens that are only in tokenizer_config.json. Raises ModelLoadError if an id differs."""
     described = config.get("added_tokens_decoder") or {}
     for token_id, token in sorted((int(key), value) for key, value in described.items()):
         if backend.token_to_id(token["content"]) is not None:
@@ -76,7 +80,9 @@ def add_missing_tokens(
 
 
 def eos_token_ids(folder: Path) -> tuple[int, ...]:
-    """The ids of end tokens in generation_config.json, config.json and its text_config."""
+    """The ids of end tokens in generation_config.json, in config.json, and in the text_config of
+    config.json.
+    """
     config = read_json(folder / "config.json")
     text_config = config.get("text_config")
     sources = [
@@ -93,7 +99,7 @@ def eos_token_ids(folder: Path) -> tuple[int, ...]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; {} if the file does not exist. Raises ModelLoadError."""
+    """Return the JSON object in a file; {} if the file does not exist. Raises ModelLoadError."""
     return model_folder.read_json(path) if path.is_file() else {}
 
 
@@ -107,7 +113,7 @@ def _read_backend(path: Path) -> Backend:
 
 
 def _convert(folder: Path) -> Backend:
-    """Convert a tokenizer without tokenizer.json, with transformers."""
+    """Convert a tokenizer that has no tokenizer.json. Uses transformers."""
     if not any((folder / name).is_file() for name in _CONVERTIBLE):
         raise ModelLoadError(
             f"{folder} has no tokenizer: neither tokenizer.json nor {', '.join(_CONVERTIBLE)}"
@@ -137,7 +143,7 @@ def _convert(folder: Path) -> Backend:
 def end_token_ids(
     backend: Backend, special_tokens: Mapping[str, str], *, named: Iterable[int]
 ) -> tuple[int, ...]:
-    """The ids of end tokens: those in `named` and the tokenizer's own."""
+    """Return the ids of end tokens: those in `named`, and those of the tokenizer."""
     eos = special_tokens.get("eos_token")
     own = None if eos is None else backend.token_to_id(eos)
     found = {*named, *(() if own is None else (own,))}
@@ -145,6 +151,6 @@ def end_token_ids(
 
 
 def vocabulary_size(backend: Backend) -> int:
-    """Number of ids, including added tokens."""
+    """The number of ids, including those of added tokens."""
     added = backend.get_added_tokens_decoder()
     return max(int(backend.get_vocab_size(with_added_tokens=True)), max(added, default=-1) + 1)

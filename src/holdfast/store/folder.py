@@ -61,7 +61,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)  # positional: one per file of the store
 class BlockFile:
-    """The file of a block as listed; it was not read."""
+    """The file of a block, as found in a listing of the folder. Its content was not read."""
 
     key: BlockKey
     model: str  # short name of the model's fingerprint
