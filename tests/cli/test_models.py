@@ -162,6 +162,5 @@ def test_a_model_that_is_not_on_the_hub_is_reported(hub: HubState, command: str)
 @pytest.mark.parametrize("command", ["pull", "rm"])
 def test_only_models_of_the_hub_are_pulled_and_removed(hub: HubState, command: str) -> None:
     assert (
-        "is not the id (owner/name) or name of a model of the Hub"
-        in run(command, DEMO_ID, code=2).output
+        "is not the id (owner/name) or name of a Hub model" in run(command, DEMO_ID, code=2).output
     )

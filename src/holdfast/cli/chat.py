@@ -1,6 +1,8 @@
-"""`holdfast chat` and `holdfast run`: a conversation in the terminal, through a pipe, or one question.
+"""`holdfast chat` and `holdfast run`: a conversation in the terminal, messages from a pipe, or one
+question.
 
-prompt_toolkit and the HTTP client are imported late: they would slow down the start of all commands.
+prompt_toolkit and the HTTP client are imported late, because they would slow down the start of all
+commands.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _STDIN = "-"
-_MODELS_SECONDS = 2.0  # a running server that takes longer to list its models is too busy
+# a server that takes longer than this to list its models is too busy to be used
+_MODELS_SECONDS = 2.0
 _POLL_SECONDS = 0.05
 _SHUTDOWN_SECONDS = 15.0
 _SHOWN = ("model.path", "model.context_tokens", "server.api_key")
@@ -56,7 +59,7 @@ _SERVER_ONLY = (
     "server.cors_origins",
     "server.tls_key",
 )
-# Any other flag needs a server that was started with it.
+# All other flags need a server that was started with them.
 _CLIENT_FLAGS = frozenset(
     {"model.path", "server.api_key", "server.tls_cert", "log.level", "log.format"}
 )
@@ -81,13 +84,14 @@ LEAVE_HINT = "(press Ctrl-C again to leave; Ctrl-D and /exit leave too)"
 _COMMANDS = ("/reset", "/system", "/stats", "/help", "/exit")
 _LEAVE = frozenset({"/exit", "/quit", "/bye", "/q"})
 _COMMAND_WORD = re.compile(r"/[A-Za-z?]*")  # does not match a path such as /usr/bin
-_MIN_SPEED_SECONDS = 0.05  # a shorter answer arrived in one piece and has no meaningful speed
+# an answer that took less time arrived in one piece, so its speed means nothing
+_MIN_SPEED_SECONDS = 0.05
 
 Url: TypeAlias = Annotated[
-    str, typer.Option("--url", help="A running server; MODEL is then an id that it serves.")
+    str, typer.Option("--url", help="URL of a running server; MODEL is then an id there.")
 ]
 OwnServer: TypeAlias = Annotated[
-    bool, typer.Option("--own-server", help="Start a server for this, even if one is running.")
+    bool, typer.Option("--own-server", help="Start a new server, even if one is running.")
 ]
 System: TypeAlias = Annotated[str, typer.Option("--system", help="System prompt.")]
 Temperature: TypeAlias = Annotated[
@@ -99,7 +103,7 @@ MaxTokens: TypeAlias = Annotated[
 
 
 class NotAModel(HoldfastError):
-    """The argument for the model is a question, or there is no question."""
+    """The argument MODEL is a question, or there is no question."""
 
 
 @functools.partial(settings_command, shown=_SHOWN, left_out=_SERVER_ONLY)
@@ -111,7 +115,7 @@ def chat(
             "--prompt",
             "-p",
             metavar="TEXT",
-            help="Ask this, print the answer and exit; - reads all of stdin.",
+            help="Ask TEXT, print the answer and exit; - reads stdin.",
         ),
     ] = "",
     url: Url = "",
@@ -122,9 +126,9 @@ def chat(
 ) -> None:
     """Chat with a model in the terminal.
 
-    It uses your running server if that serves the model; otherwise it starts one for the
-    conversation. /help lists the commands, Ctrl-C stops an answer. From a pipe, each line is a
-    message.
+    If your running server serves the model, the chat uses that server. Otherwise it starts a server
+    for the conversation. /help lists the commands, Ctrl-C stops an answer. If the input comes from
+    a pipe, each line is a message.
     """
     question = sys.stdin.read() if prompt == _STDIN else prompt
     options = {"temperature": temperature, "max_tokens": max_tokens}
@@ -148,8 +152,8 @@ def run(
 ) -> None:
     """Ask a model one question, or chat with it.
 
-    With PROMPT, or with text from a pipe, which is put before PROMPT, it prints one answer and
-    exits. Otherwise it is `holdfast chat`.
+    With PROMPT, or with text from a pipe, which is put before PROMPT, this prints one answer and
+    exits. Without both, it is the same as `holdfast chat`.
     """
     piped = "" if sys.stdin.isatty() else sys.stdin.read()
     question = "\n\n".join(part for part in (piped.strip("\n"), " ".join(prompt or [])) if part)
@@ -173,7 +177,7 @@ def _converse(
     system: str,
     options: dict[str, float | None],
 ) -> None:
-    """Answer the question, or else the messages that are typed or piped; then exit."""
+    """Answer the question, or without one the messages that are typed or piped. Then exit."""
     from rich.console import Console
 
     _check_is_no_question(effective.settings.model.path)
@@ -203,7 +207,7 @@ def _converse(
 
 
 def _check_is_no_question(model: str) -> None:
-    """Raise NotAModel if the argument for the model is a question instead."""
+    """Raise NotAModel if the argument MODEL is a question."""
     if len(model.split()) > 1 and not Path(model).expanduser().exists():
         raise NotAModel(
             f'"{model}" is not a model. To ask one question: holdfast chat -p "…", or holdfast run '
@@ -215,7 +219,7 @@ def _check_is_no_question(model: str) -> None:
 def _server(
     effective: EffectiveSettings, console: Console, *, url: str, own: bool, interactive: bool
 ) -> Iterator[tuple[ServerClient, str]]:
-    """The server, and the id of the model there. Raises ServerFailed."""
+    """Yield a client of the server, and the model's id there. Raises ServerFailed."""
     settings = effective.settings
     if url:
         with ServerClient(
@@ -237,16 +241,17 @@ def _server(
             yield client, model
         return
     with contextlib.ExitStack() as stack:
-        with console.status("starting") as spinner:  # shows nothing in a pipe
+        with console.status("starting") as spinner:  # in a pipe, this shows nothing
             client = stack.enter_context(own_server(effective, on_state=spinner.update))
         yield client, _served_model(client, "")
 
 
 def _running_server(effective: EffectiveSettings) -> tuple[ServerClient, str, int] | None:
-    """The user's running server that serves the model, the model's id there and the process id.
+    """Return the user's running server that serves the model, the model's id there, and the process
+    id.
 
-    If no model is named, it is the server at the port of the settings, or else the only one. None
-    if a server has to be started.
+    If no model is named, the server at the port of the settings is used, or else the only running
+    one. Returns None if a server must be started.
     """
     for key, origin in effective.origins.items():
         if origin.startswith("flag") and key not in _CLIENT_FLAGS:
@@ -267,7 +272,7 @@ def _running_server(effective: EffectiveSettings) -> tuple[ServerClient, str, in
 
 
 def _served_model(client: ServerClient, wanted: str) -> str:
-    """The wanted model's id, or the server's first. Raises ServerFailed."""
+    """Return the id of the wanted model, or else of the server's first one. Raises ServerFailed."""
     available = client.model_ids()
     if wanted and wanted not in available:
         raise ServerFailed(
@@ -279,7 +284,7 @@ def _served_model(client: ServerClient, wanted: str) -> str:
 
 
 class ChatSession:
-    """Keeps the messages, sends them and prints the answers."""
+    """A conversation: keeps the messages, sends them and prints the answers."""
 
     def __init__(
         self,
@@ -292,7 +297,9 @@ class ChatSession:
         system: str = "",
         options: dict[str, Any] | None = None,
     ) -> None:
-        """keyboard: its Ctrl-C stops an answer. options: further fields of each request."""
+        """keyboard: if given, its Ctrl-C stops an answer. options: additional fields of each
+        request.
+        """
         self._client = client
         self._model = model
         self._console = console
@@ -302,18 +309,19 @@ class ChatSession:
         self._options = options or {}
         self._messages: list[dict[str, Any]] = []
         self._answers: list[Answer] = []
-        self._shown_kind = ""  # of the last piece of the current answer
+        self._shown_kind = ""  # kind of the last piece that was shown of the current answer
 
     def run(self, lines: Iterable[str]) -> int:
-        """Answer one line after the other until they end or one says /exit.
+        """Answer one line after the other, until there are no more lines or one says /exit.
 
-        Returns the exit code: 1 if an answer failed in a pipe.
+        Returns the exit code: 1 if an answer failed in a pipe, otherwise 0.
         """
         if self._interactive:
             self._say(f"{self._model} · /help lists the commands")
         failed = False
         for line in lines:
-            text = line.strip("\r\n")  # leading spaces may matter, for example in pasted code
+            # leading spaces are kept, because they may matter, for example in pasted code
+            text = line.strip("\r\n")
             word = next(iter(text.split()), "")
             if not word:
                 continue
@@ -329,7 +337,7 @@ class ChatSession:
     def ask(self, text: str) -> bool:
         """Send a message and print the answer as it arrives.
 
-        Returns False if the answer failed; stopping it is no failure.
+        Returns False if the answer failed. An answer that was stopped has not failed.
         """
         self._messages.append({"role": "user", "content": text})
         system = [{"role": "system", "content": self._system}] if self._system else []
@@ -362,9 +370,9 @@ class ChatSession:
         return False
 
     def _show(self, piece: AnswerPiece) -> None:
-        """Print a piece; reasoning and tool calls are dimmed.
+        """Print a piece of an answer. Reasoning and tool calls are dimmed.
 
-        A pipe gets no reasoning, and the text exactly as the model wrote it.
+        Into a pipe, it prints no reasoning, and the text exactly as the model wrote it.
         """
         kind, text = piece
         for_person = self._interactive or self._console.is_terminal
@@ -378,29 +386,29 @@ class ChatSession:
         if kind == "call":
             text = " ".join(text.split())
         if kind == "text":
-            self._console.file.write(text)  # rich would expand tabs and emoji codes
+            self._console.file.write(text)  # rich would change tabs and emoji codes
         else:
             self._console.print(text, style="dim", emoji=False, end="")
         self._console.file.flush()
 
     def _keep(self, answer: Answer, *, stopped: bool) -> None:
-        """Add an answer to the conversation, or drop its question if it is empty."""
+        """Add an answer to the conversation. If it is empty, remove its question instead."""
         if stopped:
-            answer.calls.clear()  # the arguments of the last one may be cut off
+            answer.calls.clear()  # the arguments of the last call may be cut off
         if answer.is_empty:
-            # many chat templates allow no second question after one without an answer
+            # many chat templates allow no second question if the first one has no answer
             self._messages.pop()
         else:
             self._messages.append(answer.message())
             self._answers.append(answer)
         if stopped and answer.is_empty:
-            self._say("(stopped before the answer began; the message is dropped)")
+            self._say("(stopped before the answer began; your message is dropped)")
         elif stopped:
             self._say("(stopped)")
         elif answer.finish_reason == "length":
-            self._say("(cut off: the limit of tokens is reached)")
+            self._say("(cut off: the token limit is reached)")
         elif answer.is_empty and self._interactive:
-            self._say("(an empty answer; the message is dropped)")
+            self._say("(the answer is empty; your message is dropped)")
 
     def _run_command(self, text: str) -> None:
         command, *rest = text.split(maxsplit=1)
@@ -444,13 +452,13 @@ class ChatSession:
         )
 
     def _say(self, text: str) -> None:
-        """Print our own words, dimmed to tell them from the model's."""
+        """Print a message of this program, dimmed to distinguish it from the model's text."""
         self._console.print(text, style="dim")
 
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """One answer: what arrived, and its counts and times as measured here."""
+    """One answer: its parts so far, and its counts and times as measured here."""
 
     text: str = ""
     reasoning: str = ""
@@ -458,14 +466,16 @@ class Answer:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
-    exact: bool = False  # the server sent the counts; otherwise pieces of text are counted
+    exact: bool = False  # True if the server sent the counts; otherwise, pieces of text are counted
     first_token_seconds: float = 0.0
     total_seconds: float = 0.0
     finish_reason: str = ""
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has neither text nor tool calls; reasoning alone is no answer."""
+        """Whether the answer has neither text nor tool calls. Reasoning alone does not count as an
+        answer.
+        """
         return not self.text and not self.calls
 
     @property
@@ -496,13 +506,13 @@ class AnswerPiece(NamedTuple):
 async def answer_pieces(
     server: ServerClient, body: dict[str, Any], answer: Answer
 ) -> AsyncGenerator[AnswerPiece, None]:
-    """Stream one answer through OpenAI's API and fill in `answer` on the way.
+    """Stream one answer through OpenAI's API, and fill in `answer` meanwhile.
 
-    Cancel the task that iterates to stop the answer. Raises ServerFailed.
+    To stop the answer, cancel the task that iterates. Raises ServerFailed.
     """
     began = time.monotonic()
     options = {"include_usage": True}
-    if server.is_holdfast:  # other servers may reject the field
+    if server.is_holdfast:  # other servers may reject this field
         options["continuous_usage_stats"] = True
     request = {**body, "stream": True, "stream_options": options}
     async with server.lines("/v1/chat/completions", request) as lines:
@@ -550,7 +560,7 @@ def _take_chunk(chunk: dict[str, Any], answer: Answer) -> Iterator[AnswerPiece]:
 
 
 def _extend_calls(calls: dict[int, dict[str, Any]], part: dict[str, Any]) -> None:
-    """Add the delta of a tool call to the call with its index."""
+    """Add the delta of a tool call to the call with the same index."""
     function = {"name": "", "arguments": ""}
     new = {"id": part.get("id", ""), "type": "function", "function": function}
     call = calls.setdefault(part.get("index", 0), new)
@@ -560,7 +570,7 @@ def _extend_calls(calls: dict[int, dict[str, Any]], part: dict[str, Any]) -> Non
 
 
 def _printable(text: str) -> str:
-    """The text without control characters: a model must not recolour or clear the terminal."""
+    """Remove control characters from a text: a model must not recolour or clear the terminal."""
     return "".join(
         character
         for character in text
@@ -570,7 +580,7 @@ def _printable(text: str) -> str:
 
 @contextlib.contextmanager
 def _keyboard() -> Iterator[PromptSession[str]]:
-    """The terminal's keyboard. Keys pressed during an answer are kept for the next prompt."""
+    """Yield the terminal's keyboard. Keys pressed during an answer are kept for the next prompt."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.key_binding import KeyBindings
     from prompt_toolkit.output import create_output
@@ -588,7 +598,7 @@ def _keyboard() -> Iterator[PromptSession[str]]:
         output=create_output(always_prefer_tty=True),
     )
     try:
-        with keyboard.input.raw_mode():  # also between two prompts
+        with keyboard.input.raw_mode():  # raw mode also applies between two prompts
             yield keyboard
     finally:
         keyboard.output.disable_bracketed_paste()
@@ -596,7 +606,7 @@ def _keyboard() -> Iterator[PromptSession[str]]:
 
 
 def _enter(event: KeyPressEvent) -> None:
-    """Send the message; after a backslash, start a new line instead."""
+    """Send the message. After a backslash, start a new line instead."""
     buffer = event.current_buffer
     document = buffer.document
     if document.text_before_cursor.endswith("\\") and not document.text_after_cursor:
@@ -607,7 +617,7 @@ def _enter(event: KeyPressEvent) -> None:
 
 
 def _typed_messages(keyboard: PromptSession[str]) -> Iterator[str]:
-    """The messages that a person types, until Ctrl-D at an empty prompt or Ctrl-C twice."""
+    """Yield the messages that a person types, until Ctrl-D at an empty prompt or a second Ctrl-C."""
     about_to_leave = False
     while True:
         try:
@@ -617,7 +627,8 @@ def _typed_messages(keyboard: PromptSession[str]) -> Iterator[str]:
         except KeyboardInterrupt:
             if about_to_leave:
                 return
-            about_to_leave = not keyboard.default_buffer.text  # else it discarded a line
+            # otherwise Ctrl-C has discarded a line
+            about_to_leave = not keyboard.default_buffer.text
             if about_to_leave:
                 typer.echo(LEAVE_HINT)
             continue
@@ -629,7 +640,7 @@ def _typed_messages(keyboard: PromptSession[str]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _ctrl_c_cancels(keyboard: PromptSession[str] | None) -> Iterator[None]:
-    """Ctrl-C cancels the current task; all other keys are kept for the next prompt."""
+    """Let Ctrl-C cancel the current task. All other keys are kept for the next prompt."""
     if keyboard is None:
         yield
         return
@@ -654,10 +665,10 @@ def _ctrl_c_cancels(keyboard: PromptSession[str] | None) -> Iterator[None]:
 def own_server(
     effective: EffectiveSettings, *, on_state: Callable[[str], None]
 ) -> Iterator[ServerClient]:
-    """Run a server with these settings on a free loopback port, with a key of its own.
+    """Run a server with these settings on a free loopback port, with its own API key.
 
-    on_state: called with the server's state until it is ready. Raises ServerFailed if it exits
-    before that.
+    on_state: called with the server's state until the server is ready. Raises ServerFailed if the
+    server exits before that.
     """
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -673,7 +684,7 @@ def own_server(
             stdout=log,
             stderr=log,
             env={**environ, "HOLDFAST_SERVER_API_KEY": key},
-            start_new_session=True,  # Ctrl-C stops the answer, not the server
+            start_new_session=True,  # so that Ctrl-C stops the answer, not the server
         )
         client = ServerClient(url=f"http://127.0.0.1:{port}", api_key=key)
         try:
@@ -686,7 +697,7 @@ def own_server(
 
 
 def _server_command(effective: EffectiveSettings, port: int) -> list[str]:
-    """The command that starts the server with exactly these settings, and no file or variable."""
+    """The command that starts the server with exactly these settings. It reads no file or variable."""
     command = [sys.executable, "-P", "-m", "holdfast.cli.main", "serve"]
     command += ["--config", os.devnull, "--until-stdin-closes"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
@@ -697,7 +708,7 @@ def _server_command(effective: EffectiveSettings, port: int) -> list[str]:
     if effective.origins["log.file"] == "default":
         command += ["--log-file", "off"]  # the log goes to the temporary file
     if effective.origins["store.folder"] == "default":
-        # cached blocks belong to a key, and nobody will have this server's key again
+        # cached blocks belong to an API key, and nobody will use this server's key again
         command += ["--set", "store.folder=off"]
     for key, origin in effective.origins.items():
         if origin != "default" and key not in _SET_BY_OWN_SERVER:
@@ -719,7 +730,7 @@ def _wait_until_ready(
             raise ServerFailed(
                 f"the model was not ready after {limit_seconds:.0f} s (model.startup_seconds)"
             )
-        with contextlib.suppress(ServerFailed):  # it does not listen yet
+        with contextlib.suppress(ServerFailed):  # the server does not listen yet
             health = client.health()
             if health.get("status") == "ok":
                 return
@@ -730,7 +741,7 @@ def _wait_until_ready(
 
 
 def _last_error(log: IO[bytes]) -> str:
-    """The error line of a server that has exited; its last line if it has none."""
+    """The error line of a server that has exited; if there is none, the server's last line."""
     log.seek(0)
     last = ""
     last_error = ""
@@ -738,7 +749,8 @@ def _last_error(log: IO[bytes]) -> str:
         last = line.strip() or last
         if line.startswith("holdfast: "):
             last_error = line.removeprefix("holdfast: ")
-        last_error = json_object(line).get("message") or last_error  # log.format is json
+        # the server's log.format is json
+        last_error = json_object(line).get("message") or last_error
     return last_error or last
 
 

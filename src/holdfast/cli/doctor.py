@@ -1,7 +1,8 @@
-"""`holdfast doctor`: the machine, its libraries and their speed, and how it would run a model.
+"""`holdfast doctor`: reports on the machine, its libraries and their speed, and on how a model
+would run.
 
-MLX runs in processes of its own: `python -m holdfast.cli.doctor layout` loads a model, and
-`python -m holdfast.cli.doctor measure` measures the machine.
+MLX runs in separate processes: `python -m holdfast.cli.doctor layout` loads a model, and `python -m
+holdfast.cli.doctor measure` measures the machine.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _GIB = 1 << 30
 _SHOWN_LOG_LINES = 12
 _CUDA_WHEELS = {"mlx-cuda-12", "mlx-cuda-13"}
 _UNHIDE_CUDA = "pip install --force-reinstall --no-deps mlx-cuda-13"
-# from a clone: `holdfast` on PyPI is another project
+# for a clone of the repository; `holdfast` on PyPI is another project
 _INSTALL_CUDA = f"pip install -c constraints.txt '.[cuda]' && {_UNHIDE_CUDA}"
 
 
@@ -53,16 +54,16 @@ def doctor(
 ) -> None:
     """Check this machine.
 
-    It reports on the machine, MLX, BLAS and memory, measures their speed, shows how MODEL would be
-    run, and gives recommendations.
+    Reports on the machine, MLX, BLAS and memory, measures their speed, shows how MODEL would run,
+    and gives recommendations.
     """
     from holdfast.front.fleet.catalog import catalog_of
     from holdfast.front.run.running_servers import run_folder
 
     model = effective.settings.model
-    if model.path:  # may be a name in models.toml
+    if model.path:  # the path may be a name in models.toml
         model = catalog_of(effective.settings, os.environ).entries[0].model
-    check_present(model)  # report a misspelled name before anything is measured
+    check_present(model)  # reports a misspelled name before anything is measured
     # MLX writes compiled code into the run folder
     with run_folder(os.environ), load_progress(effective.settings.log) as progress:
         found = diagnose(model, progress=progress)
@@ -77,7 +78,7 @@ def doctor(
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts that need no MLX."""
+    """Facts about this machine that are known without MLX."""
 
     system: str
     architecture: str
@@ -94,7 +95,7 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LayoutCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model was loaded, and the batch layout that the probe chose."""
+    """How a model was loaded, and which batch layout the probe chose."""
 
     layout: str
     reason: str
@@ -109,7 +110,7 @@ class LayoutCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Diagnosis(msgspec.Struct, kw_only=True):
-    """All findings; one is None if its check failed, and `problems` says why."""
+    """All findings. A finding is None if its check failed; `problems` says why."""
 
     machine: Machine
     platform: PlatformReport | None = None
@@ -118,13 +119,13 @@ class Diagnosis(msgspec.Struct, kw_only=True):
     folder: str = ""
     model: LayoutCheck | None = None
     dialect: DialectReport | None = None
-    last_crash: CrashReport | None = None  # of a worker of this user
+    last_crash: CrashReport | None = None  # the last crash of one of this user's workers
     problems: list[str] = []
     advice: tuple[str, ...] = ()
 
 
 def diagnose(settings: ModelSettings, *, progress: Callable[[str, float], None]) -> Diagnosis:
-    """Run all checks: a few seconds, and the time to fetch and load the model."""
+    """Run all checks. Takes a few seconds, plus the time to fetch and load the model."""
     from holdfast.files import crash_reports_folder
     from holdfast.front.fleet.worker_files import last_report
     from holdfast.machine.blas import usable_cores
@@ -200,7 +201,7 @@ def _check_dialect(found: Diagnosis, settings: ModelSettings, progress: object) 
 def check_layout(settings: ModelSettings) -> LayoutCheck:
     """Load and probe the model in the folder `settings.path`, in another process.
 
-    Raises HoldfastError with one line.
+    Raises HoldfastError with a message of one line.
     """
     command = [sys.executable, "-P", "-m", "holdfast.cli.doctor"]
     limit = settings.startup_seconds
@@ -233,13 +234,14 @@ def advice(
     nvidia_gpu: bool,
     cuda_wheel: bool,
 ) -> tuple[str, ...]:
-    """Recommendations, the most useful first.
+    """Return recommendations, the most useful first.
 
-    report: None if MLX does not run. system: Linux or Darwin. architecture: of this Python.
+    report: None if MLX does not run. system: Linux or Darwin. architecture: the one that this
+    Python was built for.
     """
     if report is None:
         return (
-            "MLX does not run here: see the error; `pip install --force-reinstall mlx` may help",
+            "MLX does not run here (see the error); `pip install --force-reinstall mlx` may help",
         )
     if report.backend != "cpu":
         return report.recommendations
@@ -249,7 +251,7 @@ def advice(
     elif system == "Darwin":
         unused_gpu = "Metal is not used: MLX needs macOS 14 or newer, not in a virtual machine"
     elif nvidia_gpu and cuda_wheel:
-        # both wheels contain mlx/lib/libmlx.so, and the one installed last is used
+        # both wheels contain mlx/lib/libmlx.so, so the one installed last hides the other
         unused_gpu = f"MLX for CUDA is installed, but hidden by the one for CPUs: {_UNHIDE_CUDA}"
     elif nvidia_gpu:
         unused_gpu = (
@@ -260,12 +262,12 @@ def advice(
 
 
 def has_nvidia_gpu() -> bool:
-    """Whether there is an NVIDIA GPU, with or without MLX for CUDA."""
+    """Whether this machine has an NVIDIA GPU, with or without MLX for CUDA."""
     return shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia/version").exists()
 
 
 def has_cuda_wheel() -> bool:
-    """Whether MLX for CUDA is installed, working or not."""
+    """Whether MLX for CUDA is installed, even if it does not work."""
     return any(wheel.name in _CUDA_WHEELS for wheel in distributions())
 
 
@@ -432,7 +434,7 @@ def _load_and_probe(settings: ModelSettings) -> LayoutCheck:
 
 
 def _print_layout() -> None:
-    """Read ModelSettings from stdin; print a LayoutCheck or an error as JSON."""
+    """Read ModelSettings from stdin, and print a LayoutCheck or an error as JSON."""
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=ModelSettings)
     answer: LayoutCheck | str
     try:

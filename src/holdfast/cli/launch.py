@@ -1,7 +1,8 @@
 """`holdfast launch`: starts a coding agent that is configured for a running server.
 
-An agent is a function from the server to an AgentSetup, and an entry in AGENTS. Agents are configured
-by variables, options, and files in a temporary folder; their own configuration is never changed.
+An agent is a function from the server to an AgentSetup, plus an entry in AGENTS. Agents are
+configured with variables, options, and files in a temporary folder. Their own configuration is
+never changed.
 """
 
 from __future__ import annotations
@@ -37,27 +38,31 @@ from holdfast.errors import HoldfastError
 from holdfast.models.download import is_demo
 from holdfast.models.model_folder import LONGEST_ANSWER_TOKENS, planned_answer_tokens
 
-NO_KEY = "none"  # some agents insist on a key
+NO_KEY = "none"  # some agents do not start without a key
 _PROVIDER = "holdfast"
-# Claude Code keeps them free in addition to the longest answer, in a context of any size
+# Claude Code keeps this many tokens free besides the longest answer, whatever the size of the
+# context
 _CLAUDE_SPARE_TOKENS = 13_000
-# share of the context; its default of 0.7 is less than its first prompt in 32,768 tokens
+# share of the context; Qwen Code's default of 0.7 is less than its first prompt if the context has
+# 32,768 tokens
 _QWEN_COMPACTS_AT = 0.9
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
-_IGNORED = (signal.SIGINT, signal.SIGQUIT)  # the terminal sends them to the agent, too
-_TASK_TOKENS = 4_000  # for a task, in addition to the agent's own prompt
-_CERTIFICATE_VARIABLES = ("NODE_EXTRA_CA_CERTS", "CODEX_CA_CERTIFICATE")  # agents on Node; Codex
-_NOT_FOUND = 127  # exit code
-_REAL_MODEL = "mlx-community/Qwen3-4B-4bit"  # small, with 40,960 tokens of context
-_OPTIONS_OF_NO_AGENT = ("--allow-demo", "--small-model")  # agents may have the others
+_IGNORED = (signal.SIGINT, signal.SIGQUIT)  # the terminal sends these signals to the agent, too
+_TASK_TOKENS = 4_000  # room for a task, besides the agent's own prompt
+# for agents on Node, and for Codex
+_CERTIFICATE_VARIABLES = ("NODE_EXTRA_CA_CERTS", "CODEX_CA_CERTIFICATE")
+_NOT_FOUND = 127  # exit code if the program does not exist
+_REAL_MODEL = "mlx-community/Qwen3-4B-4bit"  # a small model with 40,960 tokens of context
+# options that only `launch` has; agents may have options with the names of the others
+_OPTIONS_OF_NO_AGENT = ("--allow-demo", "--small-model")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentTarget:
-    """The server and the models for an agent."""
+    """The server and the models that an agent will use."""
 
     url: str
-    api_key: str  # empty if the server needs none
+    api_key: str  # empty if the server needs no key
     model: str
     small_model: str
     context_tokens: int | None  # None: unknown, because the model has not been loaded yet
@@ -65,19 +70,21 @@ class AgentTarget:
 
     @property
     def key(self) -> str:
-        """The key, or a placeholder."""
+        """The API key, or a placeholder if there is none."""
         return self.api_key or NO_KEY
 
     @property
     def answer_tokens(self) -> int:
-        """The tokens to reserve for an answer; context_tokens must be known."""
+        """How many tokens to reserve for an answer. context_tokens must be known."""
         assert self.context_tokens is not None
         return planned_answer_tokens(self.context_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSetup:
-    """Options to put before the user's, variables, and files (name → text) in the target's folder."""
+    """What configures an agent: options that go before the user's, variables, and files (name →
+    text) in the folder of the target.
+    """
 
     options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -86,19 +93,23 @@ class AgentSetup:
 
 @dataclass(frozen=True, kw_only=True)
 class CodingAgent:
-    """One agent: its program, how to install it, and its setup."""
+    """One agent: its program, how to install it, and how to configure it."""
 
     title: str
     program: str
-    own_tokens: int  # size of its prompt and tools, as measured (docs/reference/tested-agents.md)
-    usable_share: float  # part of the context after which it compacts, with the setup below
+    # size of the agent's prompt and tools, as measured (docs/reference/tested-agents.md)
+    own_tokens: int
+    usable_share: float  # part of the context after which the agent compacts, with the setup below
     install: str
-    resume: tuple[str, ...]  # arguments that continue a conversation, the latest one first
+    # arguments that continue a conversation; the first ones continue the latest conversation
+    resume: tuple[str, ...]
     setup: Callable[[AgentTarget], AgentSetup]
 
 
 def _claude(target: AgentTarget) -> AgentSetup:
-    """Uses a settings file: variables alone would lose to `env` in the user's settings."""
+    """Configures Claude Code with a settings file, because `env` in the user's settings would
+    override variables.
+    """
     environment = {
         "ANTHROPIC_BASE_URL": target.url,
         "ANTHROPIC_AUTH_TOKEN": target.key,
@@ -110,9 +121,10 @@ def _claude(target: AgentTarget) -> AgentSetup:
         "ANTHROPIC_SMALL_FAST_MODEL": target.small_model,
         "CLAUDE_CODE_USE_BEDROCK": "0",
         "CLAUDE_CODE_USE_VERTEX": "0",
-        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # a changing line at the top of the prompt
+        # this would put a changing line at the top of the prompt
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        "ENABLE_TOOL_SEARCH": "true",  # off by default for other hosts than Anthropic's
+        "ENABLE_TOOL_SEARCH": "true",  # off by default for servers other than Anthropic's
     }
     if target.context_tokens is not None:
         environment |= _claude_limits(target.context_tokens)
@@ -128,9 +140,10 @@ def _claude_limits(context_tokens: int) -> dict[str, str]:
     """Make Claude Code compact when three quarters of a small context are used.
 
     Claude Code assumes a million tokens for an unknown model, and compacts at: context - longest
-    answer (at most 20,000) - 13,000. With the true size of a context of 32,768 tokens it would compact
-    before every turn, as its own prompt is longer than that. So it gets a larger size, with which an
-    eighth of the real context stays free for the answer, and another eighth in reserve.
+    answer (at most 20,000) - 13,000. If it knew the real size of a context of 32,768 tokens, it
+    would compact before every turn, because its own prompt is longer than this limit. So it is told
+    a larger size. With this, an eighth of the real context stays free for the answer, and another
+    eighth in reserve.
     """
     eighth = context_tokens // 8
     named = context_tokens + max(0, _CLAUDE_SPARE_TOKENS - eighth)
@@ -184,7 +197,9 @@ def _opencode(target: AgentTarget) -> AgentSetup:
 
 
 def _aider(target: AgentTarget) -> AgentSetup:
-    """Uses a file of variables: the environment would lose to the project's and the user's .env."""
+    """Configures aider with a file of variables, because .env of the project and of the user would
+    override the environment.
+    """
     model, small = f"openai/{target.model}", f"openai/{target.small_model}"
     variables, limits = target.folder / "aider.env", target.folder / "models.json"
     named = {"OPENAI_API_KEY": target.key, "AIDER_OPENAI_API_KEY": target.key}
@@ -216,7 +231,7 @@ def _aider(target: AgentTarget) -> AgentSetup:
 
 
 def _qwen(target: AgentTarget) -> AgentSetup:
-    """The context goes into a file of defaults: there is no option or variable for it."""
+    """Configures the context in a file of defaults, because no option or variable exists for it."""
     options = (
         "--auth-type",
         "openai",
@@ -317,7 +332,9 @@ def launch(
     api_key: ApiKey = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", metavar="ID", help="The model; default: the server's first."),
+        typer.Option(
+            "--model", metavar="ID", help="Id of the model; default: the server's first one."
+        ),
     ] = None,
     small_model: Annotated[
         str | None,
@@ -336,7 +353,7 @@ def launch(
 ) -> None:
     """Start a coding agent on a running server.
 
-    It does not change the agent's own configuration. Everything after AGENT is passed to the agent.
+    The agent's own configuration is not changed. Everything after AGENT is passed to the agent.
     """
     if not agent:
         _list_agents()
@@ -381,7 +398,7 @@ def _installed_program(agent: CodingAgent) -> str:
 
 
 def _passed_on(arguments: Sequence[str]) -> Sequence[str]:
-    """The agent's arguments, without the `--` that other launchers need before them."""
+    """Return the agent's arguments, without the `--` that other launchers need before them."""
     return arguments[1:] if arguments[:1] == ["--"] else arguments
 
 
@@ -393,9 +410,9 @@ def _list_agents() -> None:
 
 
 def _chosen_agent(name: str, arguments: Sequence[str]) -> CodingAgent:
-    """The agent of this name.
+    """Return the agent with this name.
 
-    Raises LaunchFailed, also if an option of `launch` follows the name.
+    Raises LaunchFailed if there is none, or if an option of `launch` follows the name.
     """
     if name not in AGENTS:
         near = get_close_matches(name, AGENTS, n=1)
@@ -419,7 +436,7 @@ def _chosen_agent(name: str, arguments: Sequence[str]) -> CodingAgent:
 def _target(
     server: ServerClient, *, models: tuple[str | None, str | None], folder: Path
 ) -> AgentTarget:
-    """The server and the models for the agent. Raises ServerFailed with a hint."""
+    """Choose the server's models for the agent. Raises ServerFailed with a hint."""
     try:
         served = {str(card["id"]): card.get("max_model_len") for card in server.models()}
     except ServerFailed as error:
@@ -442,10 +459,10 @@ def _target(
 
 
 def _with_hint(error: str, server: ServerClient) -> str:
-    """The error with what the user can do."""
+    """Append what the user can do to an error."""
     if "not trusted" in error or "speak TLS" in error:
         return f"{error}."
-    hint = "Is that a Holdfast? --url URL names another server"
+    hint = "Is that a Holdfast server? Use --url URL for another one"
     if "no answer from" in error:
         hint = (
             "Start one in another terminal: holdfast serve. If it runs elsewhere: holdfast launch "
@@ -461,7 +478,9 @@ def _with_hint(error: str, server: ServerClient) -> str:
 
 
 def _server_line(target: AgentTarget, pid: int | None) -> str:
-    """The server and model that the agent uses, which may not be those that the user expects."""
+    """Describe the server and model that the agent uses. They may not be those that the user
+    expects.
+    """
     facts = [f"model {target.model}"]
     if target.context_tokens is not None:
         facts.append(f"context {target.context_tokens:,} tokens")
@@ -471,9 +490,9 @@ def _server_line(target: AgentTarget, pid: int | None) -> str:
 
 
 def _check_demo(target: AgentTarget, *, is_allowed: bool) -> None:
-    """Ask before an agent uses the bundled model, which would produce minutes of gibberish.
+    """Ask before an agent uses the bundled model, which would only produce minutes of gibberish.
 
-    Raises LaunchFailed, or Exit if the user declines.
+    Raises LaunchFailed if nobody can be asked, or Exit if the user declines.
     """
     if is_allowed or not is_demo(target.model):
         return
@@ -493,7 +512,9 @@ def _is_interactive() -> bool:
 
 
 def _resume_line(name: str, options: Mapping[str, str | None], *, allow_demo: bool) -> str:
-    """How to continue. The command that the agent itself prints refers to deleted files."""
+    """How to continue the conversation later. The command that the agent itself prints refers to
+    deleted files.
+    """
     words = ["holdfast launch"]
     for option, value in options.items():
         if value:
@@ -506,7 +527,9 @@ def _resume_line(name: str, options: Mapping[str, str | None], *, allow_demo: bo
 
 
 def _certificates(target: AgentTarget, *, certificate: str) -> dict[str, str]:
-    """Variables that make the agent trust the same certificates as this command, and its own."""
+    """Variables that make the agent trust the same certificates as this command, and the server's
+    own.
+    """
     ours = [certificate] if certificate else []
     # Node ignores SSL_CERT_FILE, which this command uses
     if target.url.startswith("https:") and os.environ.get("SSL_CERT_FILE"):
@@ -526,7 +549,9 @@ def _certificates(target: AgentTarget, *, certificate: str) -> dict[str, str]:
 
 
 def _warn_of_small_context(agent: CodingAgent, target: AgentTarget) -> None:
-    """In a small context, an agent compacts the conversation before every turn, or forever."""
+    """Warn if the context is small: the agent would compact the conversation before every turn, or
+    forever.
+    """
     if target.context_tokens is None:
         return
     needed = ceil((agent.own_tokens + _TASK_TOKENS) / agent.usable_share)
@@ -539,7 +564,7 @@ def _warn_of_small_context(agent: CodingAgent, target: AgentTarget) -> None:
 
 
 def _no_proxy(url: str) -> dict[str, str]:
-    """Variables that keep the agent from using a proxy for this machine."""
+    """Variables that keep the agent from using a proxy for a server on this machine."""
     if not is_loopback(url):
         return {}
     before = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
@@ -551,7 +576,9 @@ def _no_proxy(url: str) -> dict[str, str]:
 def _run(
     command: Sequence[str], setup: AgentSetup, target: AgentTarget, *, certificate: str
 ) -> int:
-    """Run the agent in this terminal; returns its exit code, or 128 + N if signal N ended it."""
+    """Run the agent in this terminal. Returns the agent's exit code, or 128 + N if signal N ended
+    it.
+    """
     for name, text in setup.files.items():
         (target.folder / name).write_text(text)
     environment = {
@@ -566,7 +593,7 @@ def _run(
         for process in started:
             process.send_signal(number)
 
-    # not SIG_IGN, which the agent would inherit
+    # SIG_IGN would be inherited by the agent
     handlers = dict.fromkeys(_FORWARDED, forward) | dict.fromkeys(_IGNORED, lambda *_: None)
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
@@ -579,7 +606,7 @@ def _run(
 
 
 def _shell_text(command: Sequence[str], setup: AgentSetup, *, secret: str) -> str:
-    """The command as text for a shell, without the key."""
+    """Return the command as text for a shell, without the API key."""
     lines = [f"{name}={shlex.quote(value)} \\" for name, value in setup.environment.items()]
     lines.append(shlex.join(command))
     for name, text in setup.files.items():

@@ -21,12 +21,12 @@ from holdfast.cli.servers import load, logs, ps, serve, service, stop, unload
 from holdfast.cli.settings import config, keys
 from holdfast.cli.store import sessions, state, store
 
-# entry points of other distributions, each a typer.Typer, such as that of `bench/`
+# group of entry points in other distributions, such as that of `bench/`; each is a typer.Typer
 FURTHER_COMMANDS = "holdfast.commands"
 
 _HELP = "help"
 _BENCH = "bench"
-# names in other programs that no similarity of letters would find
+# commands of other programs whose names are not similar to ours
 _ELSEWHERE = {
     "talk": "chat",
     "up": "serve",
@@ -46,10 +46,12 @@ _ELSEWHERE = {
 
 
 class CommandGroup(TyperGroup):
-    """The group of all commands. `Any`: newer versions of Typer hide click's types."""
+    """The group of all commands. Types are `Any`, because newer versions of Typer hide those of
+    click.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """`help` and `help COMMAND` are `--help` and `COMMAND --help`."""
+        """Treat `help` and `help COMMAND` like `--help` and `COMMAND --help`."""
         if args[:1] == [_HELP]:
             args = [*args[1:], "--help"]
         return super().parse_args(ctx, args)

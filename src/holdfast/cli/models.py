@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 _GIB = 1 << 30
 _MACHINES = (16 * _GIB, 32 * _GIB, 64 * _GIB)
 _AGENT_TOKENS = (8192, 32768, 131072)
-_MAX_FLOAT32_SHARE = 0.75  # of the memory; larger models stay packed on a CPU (`weight_format`)
+_MAX_FLOAT32_SHARE = 0.75  # of the memory; on a CPU, larger models stay quantized (`weight_format`)
 _NOT_USED_YET = "not used yet"
 
 models = typer.Typer(help="List, pull, remove and inspect models.", no_args_is_help=True)
@@ -80,7 +80,7 @@ AnyModel: TypeAlias = Annotated[
 ]
 ModelsFile: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--models", metavar="FILE", help="File of models; default: models.toml."),
+    typer.Option("--models", metavar="FILE", help="File that lists models; default: models.toml."),
 ]
 Revision: TypeAlias = Annotated[
     str, typer.Option("--revision", help="Branch, tag or commit on the Hub; default: main.")
@@ -94,9 +94,9 @@ TrustCode: TypeAlias = Annotated[
 def list_models(
     models_file: ModelsFile = None, url: Url = None, api_key: ApiKey = None, as_json: Json = False
 ) -> None:
-    """List the models that `holdfast serve` would serve, and those it skips with the reason.
+    """List the models that `holdfast serve` would serve, and those that it skips, with the reason.
 
-    If a server is running, it also shows their state.
+    If a server is running, the list also shows the state of its models.
     """
     with plain_errors():
         settings = _settings(models_file)
@@ -124,9 +124,9 @@ def pull(
     models_file: ModelsFile = None,
     trust_remote_code: TrustCode = False,
 ) -> None:
-    """Fetch a model from the Hub into its cache.
+    """Fetch a model from the Hub into the Hub's cache.
 
-    Files in the cache are checked and kept; an interrupted download is resumed.
+    Files that are already in the cache are checked and kept. An interrupted download is resumed.
     """
     with plain_errors():
         source = _hub_source(model, revision, _settings(models_file))
@@ -152,7 +152,7 @@ def remove(
 ) -> None:
     """Remove a model, with all its revisions, from the Hub's cache.
 
-    It never deletes other folders.
+    Other folders are never deleted.
     """
     with plain_errors():
         source = _hub_source(model, "", _settings(models_file))
@@ -170,9 +170,9 @@ def remove(
 def info(
     model: AnyModel, revision: Revision = "", models_file: ModelsFile = None, as_json: Json = False
 ) -> None:
-    """Show a model's size, whether it fits this machine, and how many agents it can hold.
+    """Show a model's size, whether the model fits on this machine, and for how many agents.
 
-    It fetches no weights.
+    No weights are fetched.
     """
     with plain_errors():
         found = fit_of(_any_source(model, revision, _settings(models_file)))
@@ -194,7 +194,7 @@ def _catalog(settings: Settings) -> Catalog:
 
 
 def _any_source(model: str, revision: str, settings: Settings) -> ModelSource:
-    """The source of a model named by Hub id, folder or name. Raises ModelLoadError."""
+    """Return the source of a model that is named by Hub id, folder or name. Raises ModelLoadError."""
     entry = _catalog(settings).find(model)
     if entry is None:
         named = replace(settings, model=replace(settings.model, path=model))
@@ -203,7 +203,9 @@ def _any_source(model: str, revision: str, settings: Settings) -> ModelSource:
 
 
 def _hub_source(model: str, revision: str, settings: Settings) -> ModelSource:
-    """The source of a model of the Hub, named by id or name. Raises ConfigError for others."""
+    """Return the source of a Hub model that is named by id or name. Raises ConfigError for other
+    models.
+    """
     entry = _catalog(settings).find(model)
     if entry is not None:
         found = hub_model_of(entry.model, hub_cache_folder(os.environ))
@@ -211,14 +213,15 @@ def _hub_source(model: str, revision: str, settings: Settings) -> ModelSource:
             return replace(found, revision=revision or found.revision)
     source = hub_source(model, revision=revision)
     if source is None:
-        raise ConfigError(f"{model} is not the id (owner/name) or name of a model of the Hub")
+        raise ConfigError(f"{model} is not the id (owner/name) or name of a Hub model")
     return source
 
 
 def _running(url: str | None, api_key: str | None) -> dict[str, dict[str, Any]]:
-    """The models of the server at `url`, or else of all the user's servers here: URL → id → model.
+    """The models of the server at `url`, or else of all the user's servers on this machine: URL →
+    id → model.
 
-    Raises ServerFailed if one does not answer.
+    Raises ServerFailed if a server does not answer.
     """
     if url is None:
         key = _settings(None).server.api_key if api_key is None else api_key
@@ -239,7 +242,7 @@ def _running(url: str | None, api_key: str | None) -> dict[str, dict[str, Any]]:
 def _first_running(
     url: str | None, api_key: str | None
 ) -> tuple[str | None, dict[str, Any] | None]:
-    """The URL and models of the first server; prints a line if one does not answer."""
+    """Return the URL and the models of the first server. Prints a line if a server does not answer."""
     try:
         return next(iter(_running(url, api_key).items()), (None, None))
     except ServerFailed as error:
@@ -315,14 +318,14 @@ def _notes(row: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFit:
-    """A model's size, and how it fits this machine and others."""
+    """A model's size, and how it fits on this machine and on others."""
 
     name: str
     place: str
     stored: StoredSize
     context_tokens: int
-    here: Need  # in the number format that this machine computes in
-    usable_bytes: int  # of this machine, now
+    here: Need  # in the number format that this machine computes with
+    usable_bytes: int  # usable memory of this machine now
     memory: DeviceMemory
     agents_here: dict[int, int]  # tokens of each agent → number of agents
     choices: tuple[Choice, ...]
@@ -354,7 +357,7 @@ class ModelFit:
 
 
 def fit_of(source: ModelSource) -> ModelFit:
-    """Read a model's headers and config.json, here or on the Hub. Raises ModelLoadError."""
+    """Read a model's headers and config.json, locally or from the Hub. Raises ModelLoadError."""
     from holdfast.machine.device_memory import memory_report
     from holdfast.worker.engine.sequence_size import sequence_size_of
 
@@ -373,7 +376,7 @@ def fit_of(source: ModelSource) -> ModelFit:
         bytes_per_token=sequence.bytes_per_token,
         fixed_bytes=sequence.fixed_bytes,
     )
-    halves = 2 if sequence.is_on_cpu else 1  # KV has 32 bits on a CPU and 16 on a GPU
+    halves = 2 if sequence.is_on_cpu else 1  # KV takes 32 bits on a CPU and 16 on a GPU
     on_gpu = Need(
         weight_bytes=stored.weight_bytes,
         bytes_per_token=sequence.bytes_per_token // halves,
@@ -397,7 +400,7 @@ def fit_of(source: ModelSource) -> ModelFit:
 
 
 def _complete_folder(source: ModelSource) -> Path | None:
-    """The model's folder on this machine; None if the Hub has to be asked."""
+    """Return the model's folder on this machine; None if the files have to come from the Hub."""
     folder = local_folder(source, os.environ)
     if folder is None or source.kind != "hub":
         return folder

@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
     from rich.table import Table
 
-_NO_LIMIT = 1 << 16  # columns of characters
+_NO_LIMIT = 1 << 16  # a width in characters
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-FAILED = 1  # exit codes
+Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+FAILED = 1  # exit code
 BAD_INPUT = 2
 
 
 def print_json(value: Any) -> None:
-    """Print JSON; values without a JSON form, such as paths, as text."""
+    """Print JSON. Values without a JSON form, such as paths, are printed as text."""
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
 def print_rows(rows: Sequence[tuple[str, str]]) -> None:
-    """Print names and values, one pair per line, without empty values."""
+    """Print names and values, one pair per line. Pairs with an empty value are left out."""
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         if value:
@@ -42,7 +42,7 @@ def print_rows(rows: Sequence[tuple[str, str]]) -> None:
 
 
 def new_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    """A table without lines. right: the columns to align right."""
+    """Create a table without lines. right: names of the columns to align right."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -52,7 +52,7 @@ def new_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
 
 
 def print_table(table: Table) -> None:
-    """Print a table as wide as the terminal; in a pipe, each row is one line."""
+    """Print a table as wide as the terminal. In a pipe, each row is one line."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False)
@@ -63,9 +63,9 @@ def print_table(table: Table) -> None:
 
 @contextlib.contextmanager
 def plain_errors(log_format: str = "text") -> Iterator[None]:
-    """Turn a HoldfastError into one line in the log's format and exit code 2.
+    """Turn a HoldfastError into one line in the log's format, and exit with code 2.
 
-    Anything else is a bug and keeps its traceback.
+    Any other exception is a bug and keeps its traceback.
     """
     try:
         yield
@@ -75,7 +75,9 @@ def plain_errors(log_format: str = "text") -> Iterator[None]:
 
 
 def require_working_folder() -> None:
-    """Exit with one line if the working folder was deleted; settings and paths are relative to it."""
+    """Exit with a message if the working folder was deleted, because settings and paths are
+    relative to it.
+    """
     try:
         os.getcwd()
     except OSError as error:
@@ -84,7 +86,9 @@ def require_working_folder() -> None:
 
 
 def complain(message: str, *, log_format: str = "text") -> None:
-    """Print the message as one line to stderr. log_format: "json" makes it a line of the log."""
+    """Print the message as one line to stderr. With log_format "json", the line is JSON as in the
+    log.
+    """
     line = " ".join(message.split())
     if log_format == "json":
         from holdfast.telemetry.logs import JsonLines
@@ -100,7 +104,7 @@ def complain(message: str, *, log_format: str = "text") -> None:
 
 
 def size_text(size: int) -> str:
-    """A number of bytes in binary units: 1536 is `1.5 KiB`."""
+    """Format a number of bytes in binary units: 1536 is `1.5 KiB`."""
     shown = float(size)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if shown < 1024:
@@ -110,15 +114,18 @@ def size_text(size: int) -> str:
 
 
 def count_text(number: int, one: str, many: str = "") -> str:
-    """A count with its noun: `1 block`, `2 blocks`, `1,000 branches`. many: an irregular plural."""
+    """Format a count with its noun: `1 block`, `2 blocks`, `1,000 branches`. many: an irregular
+    plural.
+    """
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 @contextlib.contextmanager
 def load_progress(log: LogSettings) -> Iterator[Callable[[str, float], None]]:
-    """A function `(stage, fraction)` that draws a bar on stderr; the stage "ready" removes it.
+    """Yield a function `(stage, fraction)` that draws a progress bar on stderr. The stage "ready"
+    removes the bar.
 
-    It draws nothing if stderr is not a terminal; the log has the same information.
+    If stderr is not a terminal, nothing is drawn; the log has the same information.
     """
     if not sys.stderr.isatty() or log.format == "json":
         yield lambda stage, fraction: None
@@ -147,9 +154,9 @@ def load_progress(log: LogSettings) -> Iterator[Callable[[str, float], None]]:
 
 
 class LoadBar:
-    """One line with the current stage and its progress; log lines appear above it.
+    """A line with the current stage and its progress. Log lines appear above it.
 
-    Called from one thread.
+    Called from one thread only.
     """
 
     def __init__(self, bars: Progress) -> None:
@@ -159,7 +166,7 @@ class LoadBar:
         self._task: TaskID | None = None
 
     def __call__(self, stage: str, fraction: float) -> None:
-        """Show the progress of a stage. Stages follow one another; the last is "ready"."""
+        """Show the progress of a stage. Stages follow one another; the last one is "ready"."""
         if stage == "ready":
             self.stop()
             return
@@ -173,7 +180,7 @@ class LoadBar:
         self._bars.update(self._task, completed=min(1.0, max(0.0, fraction)))
 
     def stop(self) -> None:
-        """Remove the line. May be called twice; a restarted worker brings the line back."""
+        """Remove the line. May be called twice. If a worker restarts, the line comes back."""
         if self._task is not None:
             self._logs_above.close()
             self._bars.stop()
@@ -183,7 +190,7 @@ class LoadBar:
 
 @contextlib.contextmanager
 def _logs_above(console: Console) -> Iterator[None]:
-    """Print log lines above the drawn line instead of into it."""
+    """Print log lines above the progress line instead of into it."""
     from rich.file_proxy import FileProxy
 
     handlers = [

@@ -1,4 +1,6 @@
-"""The running server that a command is about: which one it is, its options, and its HTTP client."""
+"""Finds the running server that a command is about. Also: the options that name a server, and its
+HTTP client.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ Url: TypeAlias = Annotated[
     typer.Option(
         "--url",
         rich_help_panel=_PANEL,
-        help="The server; default: the one in your settings, or the only one running.",
+        help="URL of the server; default: as in your settings, or the only one running.",
     ),
 ]
 ApiKey: TypeAlias = Annotated[
@@ -41,7 +43,7 @@ ApiKey: TypeAlias = Annotated[
     typer.Option(
         "--api-key",
         rich_help_panel=_PANEL,
-        help="Its key; default: HOLDFAST_SERVER_API_KEY, or the one in your settings.",
+        help="API key; default: HOLDFAST_SERVER_API_KEY, or the key in your settings.",
     ),
 ]
 Model: TypeAlias = Annotated[
@@ -50,7 +52,7 @@ Model: TypeAlias = Annotated[
         "--model",
         metavar="ID",
         rich_help_panel=_PANEL,
-        help="The model; default: the server's first.",
+        help="Id of the model; default: the server's first one.",
     ),
 ]
 Tenant: TypeAlias = Annotated[
@@ -59,13 +61,13 @@ Tenant: TypeAlias = Annotated[
         "--tenant",
         metavar="NAME",
         rich_help_panel=_PANEL,
-        help="The value of the header X-Holdfast-Tenant.",
+        help="Value of the header X-Holdfast-Tenant.",
     ),
 ]
 Salt: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--cache-salt", rich_help_panel=_PANEL, help="The cache_salt of the session's requests."
+        "--cache-salt", rich_help_panel=_PANEL, help="cache_salt of the session's requests."
     ),
 ]
 Server: TypeAlias = Annotated[
@@ -73,7 +75,7 @@ Server: TypeAlias = Annotated[
     typer.Argument(
         metavar="PID|PORT",
         show_default=False,
-        help="The server; can be omitted if only one is running.",
+        help="Process id or port of the server; not needed if only one is running.",
     ),
 ]
 SERVER_OPTIONS = {"url": Url, "api_key": ApiKey}
@@ -81,17 +83,19 @@ SESSION_OPTIONS = {**SERVER_OPTIONS, "model": Model, "tenant": Tenant, "cache_sa
 
 
 class ServerFailed(HoldfastError):
-    """The server cannot be reached, refused a request or ended an answer with an error."""
+    """The server cannot be reached, refused a request, or ended an answer with an error."""
 
 
 class NoSuchServer(HoldfastError):
-    """There is no such server, or more than one."""
+    """There is no such server, or there is more than one."""
 
 
 def server_command(
     command: Callable[..., None], *, options: Mapping[str, Any] = SESSION_OPTIONS
 ) -> Callable[..., None]:
-    """Give a command `(server, **own options)` the options that name the server, and plain errors."""
+    """Give a command `(server, **own options)` the options that name the server, and errors of one
+    line.
+    """
     own = own_parameters(command)
     added = [option(name, annotation) for name, annotation in options.items()]
 
@@ -120,10 +124,10 @@ def client_of(
     headers: Mapping[str, str] | None = None,
     query: Mapping[str, str] | None = None,
 ) -> ServerClient:
-    """A client of the server at `url`, or by default of the server in the settings.
+    """Return a client of the server at `url`, or without `url` of the server in the settings.
 
-    If the settings name no port, it is the only server that this user runs, on whatever port.
-    Raises NoSuchServer if there are several, and ServerFailed.
+    If the settings contain no port, the only server that this user runs is meant, whatever its
+    port. Raises NoSuchServer if there are several, and ServerFailed.
     """
     effective = read_settings()
     settings = effective.settings.server
@@ -151,7 +155,7 @@ def client_of(
 
 
 def client_of_own(server: RunningServer, **options: Any) -> ServerClient:
-    """A client of a server of this user on this machine.
+    """Return a client of one of this user's servers on this machine.
 
     options: further arguments of ServerClient. Raises ServerFailed.
     """
@@ -159,19 +163,20 @@ def client_of_own(server: RunningServer, **options: Any) -> ServerClient:
 
 
 def with_scheme(url: str) -> str:
-    """Add the scheme that people leave out: mymachine:8321."""
+    """Add the scheme to a URL if it is missing, as in mymachine:8321."""
     return url if "://" in url else f"http://{url}"
 
 
 def own_servers() -> Sequence[RunningServer]:
-    """The running servers of this user on this machine."""
+    """Return the running servers of this user on this machine."""
     from holdfast.front.run.running_servers import running_servers
 
     return running_servers(os.environ)
 
 
 def chosen_server(number: int | None) -> RunningServer:
-    """The user's server with that process id or port; without a number, the only one.
+    """Return the user's server with this process id or port; without a number, the only running
+    server.
 
     Raises NoSuchServer.
     """
@@ -192,7 +197,7 @@ def chosen_server(number: int | None) -> RunningServer:
 
 
 class ServerClient:
-    """A client of one server. Blocks, except `lines`. A context manager."""
+    """A client of one server, and a context manager. All methods block, except `lines`."""
 
     def __init__(
         self,
@@ -205,18 +210,21 @@ class ServerClient:
         pid: int | None = None,
     ) -> None:
         """headers, query: sent with every request.
-        certificate: a file with a certificate to trust in addition to the system's.
-        pid: of the user's own server on this machine, whose certificate may be for any name.
+
+        certificate: file with a certificate to trust in addition to the system's.
+
+        pid: process id of the user's own server on this machine; its certificate may be for any
+        name.
 
         Raises ServerFailed if the URL is invalid or the certificate cannot be read.
         """
-        import httpx  # here, because it would slow down the start of every command
+        import httpx  # imported here, because it would slow down the start of every command
 
         self.url = url.rstrip("/").removesuffix("/v1")
         self.api_key = api_key
         self.certificate = certificate
         self.pid = pid
-        self.is_holdfast = False  # known once `models` was called
+        self.is_holdfast = False  # known after `models` was called
         sent = dict(headers or {})
         if api_key:
             sent["Authorization"] = f"Bearer {api_key}"
@@ -247,32 +255,32 @@ class ServerClient:
         self._http.close()
 
     def models(self, *, seconds: float = _CONNECT_SECONDS) -> list[dict[str, Any]]:
-        """The list of /v1/models. Raises ServerFailed, also when it takes longer."""
+        """Return the list of /v1/models. Raises ServerFailed, also after a timeout."""
         models = self.call("GET", "/v1/models", timeout=seconds).get("data", [])
         self.is_holdfast = all(model.get("owned_by") == "holdfast" for model in models)
         return list(models)
 
     def model_ids(self, *, seconds: float = _CONNECT_SECONDS) -> tuple[str, ...]:
-        """The ids of the models that the server serves. Raises ServerFailed."""
+        """Return the ids of the models that the server serves. Raises ServerFailed."""
         return tuple(str(model["id"]) for model in self.models(seconds=seconds))
 
     def health(self, *, seconds: float = _CONNECT_SECONDS) -> dict[str, Any]:
-        """The content of /health. Raises ServerFailed."""
+        """Return the content of /health. Raises ServerFailed."""
         return self.call("GET", "/health", timeout=seconds)
 
     def call(self, method: str, path: str, **request: Any) -> dict[str, Any]:
-        """Send a request and return its JSON. request: arguments of httpx. Raises ServerFailed."""
+        """Send a request and return its JSON. request: arguments for httpx. Raises ServerFailed."""
         with self._plain_failures():
             response = self._http.request(method, path, **request)
         content = json_object(response.text)
-        # /health has an error status, and content, until a model is ready
+        # until a model is ready, /health has an error status and still content
         if response.is_error and not (path == "/health" and content):
             raise self._refused(response.status_code, response.text)
         return content
 
     @contextlib.asynccontextmanager
     async def lines(self, path: str, body: dict[str, Any]) -> AsyncIterator[AsyncIterator[str]]:
-        """The lines of a streamed answer. Raises ServerFailed."""
+        """Yield the lines of a streamed answer. Raises ServerFailed."""
         import httpx
 
         try:
@@ -289,7 +297,7 @@ class ServerClient:
             raise ServerFailed(f"the connection to {self.url} broke: {reason}") from None
 
     def download(self, path: str, target: Path, **request: Any) -> int:
-        """Write an answer to a file, whole or not at all; returns its size in bytes.
+        """Write an answer to a file, completely or not at all. Returns its size in bytes.
 
         Raises ServerFailed and OSError.
         """
@@ -323,12 +331,12 @@ class ServerClient:
 
     def _refused(self, status: int, text: str) -> ServerFailed:
         if status == HTTPStatus.NOT_FOUND and _error_message(text):
-            return ServerFailed(_error_message(text))  # the message names what is missing
+            return ServerFailed(_error_message(text))  # the server's message names what is missing
         return ServerFailed(f"{self.url} answers {status}: {error_text(text)}")
 
 
 def is_loopback(url: str) -> bool:
-    """Whether the URL names this machine."""
+    """Whether the URL is that of this machine."""
     host = urlsplit(url).hostname or ""
     return host in ("localhost", "::1") or host.startswith("127.")
 
@@ -340,7 +348,7 @@ def _tls_context(certificate: str, *, any_name: bool) -> ssl.SSLContext:
     context = httpx.create_ssl_context()
     context.load_default_certs()
     context.check_hostname = not any_name
-    # trusts a certificate itself, without the authority that signed it
+    # trusts the certificate itself, even if the authority that signed it is unknown
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if certificate:
         try:
@@ -353,7 +361,7 @@ def _tls_context(certificate: str, *, any_name: bool) -> ssl.SSLContext:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """The JSON object in a text; empty if it contains none."""
+    """Return the JSON object in a text; {} if the text contains none."""
     try:
         content = json.loads(text)
     except ValueError:
@@ -362,11 +370,11 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def error_text(text: str) -> str:
-    """The message of an error response."""
+    """Return the message of an error response."""
     return _error_message(text) or text.strip()[:300] or "an empty answer"
 
 
 def _error_message(text: str) -> str:
-    """The message in an error's JSON body; empty if there is none."""
+    """Return the message in an error's JSON body; empty if there is none."""
     error = json_object(text).get("error")
     return str(error.get("message") or "") if isinstance(error, dict) else ""

@@ -54,11 +54,11 @@ from holdfast.files import atomic_write
 if TYPE_CHECKING:
     from holdfast.front.run.running_servers import RunningServer
 
-# how long to wait for a server: for `ps`, and in all other cases
+# timeout for the answers of a server: for `ps`, and for all other commands
 _REPORT_SECONDS = 5.0
 _ASK_SECONDS = 2.0
 _POLL_SECONDS = 0.1
-_LOG_HINT = "start it with --log-file auto, or set log.file"
+_LOG_HINT = "start the server with --log-file auto, or set log.file"
 _REQUEST_FIELDS = (
     "id",
     "path",
@@ -70,7 +70,8 @@ _REQUEST_FIELDS = (
 )
 
 ModelName: TypeAlias = Annotated[
-    str, typer.Argument(metavar="MODEL", help="Its id or alias, as `holdfast models ls` shows it.")
+    str,
+    typer.Argument(metavar="MODEL", help="The model's id or alias, as in `holdfast models ls`."),
 ]
 _command = partial(server_command, options=SERVER_OPTIONS)
 
@@ -102,15 +103,17 @@ def serve(
 
 
 def _stop_when_stdin_closes() -> None:
-    """Stop this process when its parent, which holds the other end of stdin, has ended."""
-    # not sys.stdin.read: the interpreter could not exit while that holds its lock
+    """Stop this process when its parent has ended. The parent holds the other end of stdin."""
+    # not sys.stdin.read: it holds a lock without which the interpreter cannot exit
     while os.read(sys.stdin.fileno(), 1024):
         continue
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def port_in_use(error: AddressInUse) -> str:
-    """One line that names the program on the port and says what to do. Sends it a request."""
+    """Return one line that names the program on the port and says what to do. Sends that program a
+    request.
+    """
     port = error.port
     other_port = port + 1 if port < 65535 else port - 1
     hint = f"or use another port: -p {other_port} (-p 0: a free one)"
@@ -126,7 +129,9 @@ def port_in_use(error: AddressInUse) -> str:
 
 
 def _served_models(url: str) -> list[str] | None:
-    """The ids of the models that a Holdfast at this address serves; None if it is no Holdfast."""
+    """Return the ids of the models that a Holdfast at this address serves; None if no Holdfast
+    answers.
+    """
     try:
         with ServerClient(url=url) as client:
             health = client.health(seconds=_ASK_SECONDS)
@@ -141,7 +146,7 @@ def _served_models(url: str) -> list[str] | None:
 def ps(as_json: Json = False) -> None:
     """List your servers on this machine.
 
-    It shows their addresses, models, memory, and the requests that are running.
+    The list shows the servers' addresses, models, memory and running requests.
     """
     servers = [_server_report(server) for server in own_servers()]
     if as_json:
@@ -153,7 +158,7 @@ def ps(as_json: Json = False) -> None:
 
 
 def _server_report(server: RunningServer) -> dict[str, Any]:
-    """One server in the JSON of `ps`. memory_bytes: of its front process."""
+    """One server in the JSON of `ps`. memory_bytes: memory of its front process."""
     health = health_of(server, seconds=_REPORT_SECONDS) or {"status": "does not answer"}
     models = health.get("models", [])
     requests: list[dict[str, Any]] = []
@@ -176,8 +181,10 @@ def _model_report(
 ) -> dict[str, Any]:
     """One model in the JSON of `ps`.
 
-    memory_bytes: of its worker process.
-    written_today_bytes: written since midnight (UTC) to its store folder, by all models that share it.
+    memory_bytes: memory of its worker process.
+
+    written_today_bytes: written to its store folder since midnight (UTC), by all models that share
+    the folder.
     """
     pid = model.get("pid")
     store = (model.get("memory") or {}).get("store") or {}
@@ -198,7 +205,7 @@ def _model_report(
 
 
 def _resident_bytes(pid: int) -> int:
-    """Resident memory of a process; 0 if it has just exited."""
+    """Resident memory of a process; 0 if the process has just exited."""
     import psutil
 
     try:
@@ -208,12 +215,14 @@ def _resident_bytes(pid: int) -> int:
 
 
 def health_of(server: RunningServer, *, seconds: float) -> dict[str, Any]:
-    """The content of a server's /health; empty if it does not answer in time."""
+    """Return the content of a server's /health; {} if the server does not answer in time."""
     return _asked(server, "/health", seconds=seconds)
 
 
 def _asked(server: RunningServer, path: str, *, seconds: float) -> dict[str, Any]:
-    """The content of a path; empty if the server refuses it or does not answer in time."""
+    """Return the content of a path; {} if the server refuses the request or does not answer in
+    time.
+    """
     try:
         with client_of_own(server) as client:
             return client.call("GET", path, timeout=seconds)
@@ -226,7 +235,8 @@ def _print_servers(servers: Sequence[Mapping[str, Any]]) -> None:
     table = new_table("pid", "where", "up", "state", *numbers, right=numbers)
     for server in servers:
         models = server["models"]
-        # models usually share a folder, and each reports what was written to all of it
+        # models usually share one store folder, and each model reports the writes to the whole
+        # folder
         written = max((model["written_today_bytes"] for model in models), default=0)
         table.add_row(
             str(server["pid"]),
@@ -255,7 +265,7 @@ def _print_servers(servers: Sequence[Mapping[str, Any]]) -> None:
 
 
 def progress_text(request: Mapping[str, Any]) -> str:
-    """The progress of a request."""
+    """Describe the progress of a request."""
     if request["answer_tokens"]:
         return f"{request['answer_tokens']:,} tokens generated"
     if request["prefilled_tokens"]:
@@ -264,7 +274,7 @@ def progress_text(request: Mapping[str, Any]) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """A duration in its two largest units: `3 min 20 s`."""
+    """Format a duration in its two largest units: `3 min 20 s`."""
     left = int(seconds)
     parts: list[str] = []
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
@@ -279,7 +289,7 @@ def duration_text(seconds: float) -> str:
 def stop(
     server: Server = None,
     all_servers: Annotated[
-        bool, typer.Option("--all", help="All of yours on this machine.")
+        bool, typer.Option("--all", help="Stop all your servers on this machine.")
     ] = False,
     now: Annotated[
         bool, typer.Option("--now", help="Cut running answers off instead of waiting for them.")
@@ -287,8 +297,8 @@ def stop(
 ) -> None:
     """Stop a server.
 
-    It accepts no new requests, finishes running ones (for at most `server.shutdown_seconds`) and
-    saves its cache.
+    The server accepts no new requests, finishes running ones (for at most
+    `server.shutdown_seconds`) and saves its cache.
     """
     with plain_errors():
         if all_servers and server is not None:
@@ -309,12 +319,12 @@ def _terminate(server: RunningServer) -> None:
 
 def _wait_until_stopped(server: RunningServer, *, now: bool) -> None:
     printed = 0
-    # running servers hold a lock; the process id may already belong to another process
+    # a running server holds a lock; its process id may already belong to another process
     while server in own_servers():
         requests = _unfinished_requests(server)
         if requests and now:
             _terminate(server)
-            now = False  # another signal would also end the workers that save their cache
+            now = False  # a second signal would also end the workers, which are saving their cache
         elif requests and requests != printed:
             typer.echo(f"{server.url} waits for {count_text(requests, 'request')}")
             printed = requests
@@ -323,7 +333,7 @@ def _wait_until_stopped(server: RunningServer, *, now: bool) -> None:
 
 
 def _unfinished_requests(server: RunningServer) -> int:
-    """How many requests a stopping server still answers; 0 if that is unknown."""
+    """How many requests a stopping server still has to answer; 0 if that is unknown."""
     health = health_of(server, seconds=_ASK_SECONDS)
     if health.get("status") != "stopping":
         return 0
@@ -335,7 +345,7 @@ def load(
     server: ServerClient,
     name: ModelName,
     pin: Annotated[
-        bool, typer.Option("--pin", help="Also keep it loaded when other models need memory.")
+        bool, typer.Option("--pin", help="Keep the model loaded even if others need memory.")
     ] = False,
 ) -> None:
     """Load a model into a running server, and wait until it is ready."""
@@ -347,11 +357,11 @@ def load(
 def unload(
     server: ServerClient,
     name: ModelName,
-    unpin: Annotated[bool, typer.Option("--unpin", help="Unpin it first if it is pinned.")] = False,
+    unpin: Annotated[bool, typer.Option("--unpin", help="Unpin the model first.")] = False,
 ) -> None:
     """Unload a model from a running server.
 
-    The server finishes its answers first. The model's cache stays on disk.
+    The server finishes the model's answers first. The model's cache stays on disk.
     """
     if unpin:
         _change_model(server, name, "pin", json={"pinned": False})
@@ -359,23 +369,23 @@ def unload(
 
 
 def _change_model(server: ServerClient, name: str, action: str, **request: Any) -> str:
-    """Returns the new state of the model. Raises ServerFailed."""
+    """Change a model and return its new state. Raises ServerFailed."""
     return str(server.call("POST", f"/admin/models/{quote(name)}/{action}", **request)["state"])
 
 
 def logs(
     server: Server = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Continue with new lines as they are written.")
+        bool, typer.Option("--follow", "-f", help="Keep showing new lines as they are written.")
     ] = False,
     lines: Annotated[
-        int, typer.Option("--lines", "-n", min=0, help="Number of last lines to show.")
+        int, typer.Option("--lines", "-n", min=0, help="How many of the last lines to show.")
     ] = 100,
 ) -> None:
     """Show the log of a server.
 
-    By default it is that of the running server, or else the latest. A server that has stopped is
-    named by its port.
+    Without an argument, this is the log of the running server, or else the latest log. Use the port
+    for a server that has stopped.
     """
     with plain_errors():
         path = _log_of(server)
@@ -395,7 +405,9 @@ def logs(
 
 
 def _log_of(number: int | None) -> Path:
-    """The log of the server with that process id or port. Raises LogUnavailable, NoSuchServer."""
+    """Return the log of the server with this process id or port. Raises LogUnavailable,
+    NoSuchServer.
+    """
     from holdfast.files import logs_folder
     from holdfast.telemetry.logs import LOG_SUFFIX
 
@@ -426,12 +438,12 @@ def _log_of(number: int | None) -> Path:
 def _modified_at(path: Path) -> float:
     try:
         return path.stat().st_mtime
-    except OSError:  # it was just rotated
+    except OSError:  # the file was just rotated
         return 0.0
 
 
 def last_lines(path: Path, file: TextIO, number: int) -> Iterator[str]:
-    """The last lines of an open log, also from its rotated files if it has too few."""
+    """Yield the last lines of an open log. If it has too few, includes lines of its rotated files."""
     found = deque(file, maxlen=number)
     for age in range(1, 101):
         if len(found) >= number:
@@ -446,10 +458,10 @@ def last_lines(path: Path, file: TextIO, number: int) -> Iterator[str]:
 
 
 def followed(path: Path, file: TextIO) -> Iterator[str]:
-    """New lines of an open log, forever; continues with the new file after a rotation."""
+    """Yield new lines of an open log, forever. After a rotation, continues with the new file."""
     partial_line = ""
     while True:
-        is_rotated = _is_rotated(path, file)  # before the read, so that no line is missed
+        is_rotated = _is_rotated(path, file)  # checked before the read, so that no line is missed
         if text := file.readline():
             partial_line += text
             if partial_line.endswith("\n"):
@@ -471,7 +483,8 @@ def _is_rotated(path: Path, file: TextIO) -> bool:
 
 service = typer.Typer(help="Run a server as a system service.", no_args_is_help=True)
 
-# Variables that say where things are. Others may read a service's file, so no secrets.
+# Variables that say where files are. Secrets are left out, because others may read a service's
+# file.
 _COPIED_VARIABLES = (
     "XDG_CACHE_HOME",
     "XDG_CONFIG_HOME",
@@ -482,8 +495,8 @@ _COPIED_VARIABLES = (
     "HF_HUB_OFFLINE",
 )
 _SECRETS_HINT = (
-    "put it into your settings file, create keys with `holdfast keys add`, log in to the Hub with "
-    "`hf auth login`"
+    "put a server's key into your settings file or create keys with `holdfast keys add`; log in to "
+    "the Hub with `hf auth login`"
 )
 _SECRETS = ("HOLDFAST_SERVER_API_KEY", "HF_TOKEN")
 
@@ -496,7 +509,7 @@ NoStart: TypeAlias = Annotated[
 LABEL = "io.holdfast.server"  # for launchd
 UNIT = "holdfast.service"  # for systemd
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=,@+-]+")
-_GRACE_SECONDS = 20.0  # to save the cache after the last answer
+_GRACE_SECONDS = 20.0  # time to save the cache after the last answer
 
 
 class ServiceFailed(HoldfastError):
@@ -505,19 +518,21 @@ class ServiceFailed(HoldfastError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSystem:
-    """How launchd or systemd manages a service. Commands run one after the other."""
+    """How launchd or systemd manages a service: lists of commands that run one after the other."""
 
     file: Path
     content: Callable[[ServiceSpec], bytes]
     start: Sequence[Sequence[str]]
     stop: Sequence[Sequence[str]]
-    forget: Sequence[Sequence[str]]  # after the file was removed
+    forget: Sequence[Sequence[str]]  # run after the file was removed
     status: Sequence[str]
     hint: str = ""
 
 
 def service_system(platform: str, environ: Mapping[str, str]) -> ServiceSystem:
-    """The service system of this platform. Raises ServiceFailed if it is not supported."""
+    """Return the service system of this platform. Raises ServiceFailed if the platform is not
+    supported.
+    """
     home = Path(environ.get("HOME") or os.path.expanduser("~"))
     if platform == "darwin":
         domain = f"gui/{os.getuid()}"
@@ -543,7 +558,7 @@ def service_system(platform: str, environ: Mapping[str, str]) -> ServiceSystem:
         stop=((*systemctl, "disable", "--now", UNIT),),
         forget=((*systemctl, "daemon-reload"),),
         status=(*systemctl, "is-active", UNIT),
-        hint="It stops when you log out, unless you run once: loginctl enable-linger",
+        hint="The service stops when you log out, unless you run once: loginctl enable-linger",
     )
 
 
@@ -554,7 +569,7 @@ def install(
 ) -> None:
     """Write the service's file and start the service.
 
-    It takes the options of `serve`; the settings file is read at each start.
+    The options are those of `serve`. The settings file is read at each start.
     """
     with plain_errors():
         system = service_system(sys.platform, os.environ)
@@ -583,12 +598,13 @@ def install(
 
 @service.command("uninstall")
 def uninstall() -> None:
-    """Stop the service and remove its file. Its cache stays."""
+    """Stop the service and remove its file. The server's cache is kept."""
     with plain_errors():
         system = service_system(sys.platform, os.environ)
         if not system.file.exists():
             raise ServiceFailed(f"no service is installed: there is no {system.file}")
-        has_program = shutil.which(system.status[0]) is not None  # else it cannot be running
+        # without it, the service cannot be running
+        has_program = shutil.which(system.status[0]) is not None
         if has_program:
             _run_all(system.stop, may_fail=True)
         with _failures_of(system):
@@ -600,7 +616,7 @@ def uninstall() -> None:
 
 @service.command("status")
 def status() -> None:
-    """Show whether the service is installed and running. If not, exit with code 1."""
+    """Show whether the service is installed and running. If it is not, exit with code 1."""
     with plain_errors():
         system = service_system(sys.platform, os.environ)
         if not system.file.exists():
@@ -610,13 +626,14 @@ def status() -> None:
         done = _run(system.status)
     typer.echo(f"installed as {system.file}")
     if done.returncode != 0:
-        typer.echo(f"it is not running: {_output(done) or 'unknown'}")
+        typer.echo(f"the service is not running: {_output(done) or 'unknown'}")
         raise typer.Exit(FAILED)
-    typer.echo("it is running; see `holdfast ps`")
+    typer.echo("the service is running; see `holdfast ps`")
 
 
 def spec_of(effective: EffectiveSettings, environ: Mapping[str, str]) -> ServiceSpec:
-    """A service with these settings: its file contains flags, variables and this folder.
+    """Describe a service with these settings. Its file will contain flags, variables and this
+    folder.
 
     Raises ServiceFailed if a flag is a secret.
     """
@@ -643,7 +660,7 @@ def spec_of(effective: EffectiveSettings, environ: Mapping[str, str]) -> Service
         for name, value in environ.items()
         if name.startswith("HOLDFAST_") and name not in _SECRETS
     }
-    named.pop("HOLDFAST_CONFIG", None)  # it is an argument
+    named.pop("HOLDFAST_CONFIG", None)  # it is passed as an argument
     carried = {name: environ[name] for name in _COPIED_VARIABLES if environ.get(name)}
     return ServiceSpec(
         command=[*_program(), "serve", *arguments],
@@ -654,7 +671,7 @@ def spec_of(effective: EffectiveSettings, environ: Mapping[str, str]) -> Service
 
 
 def _program() -> list[str]:
-    """The command of this installation, by its absolute path."""
+    """The command of this installation, with its absolute path."""
     script = Path(sys.executable).with_name("holdfast")
     return [str(script)] if script.is_file() else [sys.executable, "-P", "-m", "holdfast.cli.main"]
 
@@ -693,23 +710,23 @@ def _output(done: subprocess.CompletedProcess[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSpec:
-    """A server as a service."""
+    """A server that runs as a service."""
 
     command: Sequence[str]  # the program's absolute path and its arguments
-    folder: str  # that it runs in, for relative paths
+    folder: str  # working folder of the server, for relative paths
     environment: Mapping[str, str] = field(default_factory=dict)
     shutdown_seconds: float = 10.0
 
     @property
     def stop_seconds(self) -> int:
-        """How long stopping may take; then the system kills the server."""
+        """How long stopping may take before the system kills the server."""
         return int(self.shutdown_seconds + _GRACE_SECONDS)
 
 
 def launchd_plist(spec: ServiceSpec) -> bytes:
-    """The property list of a launchd agent: started at login, restarted after a crash.
+    """Create the property list of a launchd agent: started at login, restarted after a crash.
 
-    It names no log file: launchd would never rotate it, so the server writes its own.
+    The list names no log file: launchd would never rotate it, so the server writes its own.
     """
     return plistlib.dumps(
         {
@@ -721,13 +738,13 @@ def launchd_plist(spec: ServiceSpec) -> bytes:
             "KeepAlive": {"SuccessfulExit": False},
             "ThrottleInterval": 10,  # seconds between two starts
             "ExitTimeOut": spec.stop_seconds,
-            "ProcessType": "Interactive",  # otherwise macOS throttles it as background work
+            "ProcessType": "Interactive",  # otherwise macOS throttles the server as background work
         }
     )
 
 
 def systemd_unit(spec: ServiceSpec) -> str:
-    """A systemd user unit: started with the user's session, restarted after a crash."""
+    """Create a systemd user unit: started with the user's session, restarted after a crash."""
     lines = [
         "[Unit]",
         "Description=Holdfast, a server for language models",
@@ -755,7 +772,7 @@ def systemd_unit(spec: ServiceSpec) -> str:
 
 
 def _quoted(word: str, *, in_command: bool = False) -> str:
-    """Quote a word for systemd, with its specifiers (%) and, in commands, its variables ($)."""
+    """Quote a word for systemd, including its specifiers (%) and, in commands, its variables ($)."""
     if _PLAIN.fullmatch(word):
         return word
     escaped = (

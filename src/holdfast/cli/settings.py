@@ -1,7 +1,8 @@
-"""Settings as options of commands, `holdfast config`, which shows them, and `holdfast keys …`.
+"""Settings as options of commands; `holdfast config`, which shows the settings; and `holdfast keys
+…`.
 
-A setting with a flag becomes an option, any other is reached by --set. `--help` shows the options
-that most people need, `--help-all` all of them.
+Each setting with a flag becomes an option; all others can be set with --set. `--help` shows the
+options that most people need, `--help-all` shows all.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from holdfast.wire.requests import Priority
 if TYPE_CHECKING:
     from holdfast.front.server.access import ApiKey
 
-_PREFIX = "setting_"  # of parameter names
+_PREFIX = "setting_"  # prefix of parameter names
 _PANEL = "Settings"
-# section → panel
+# section of the settings → panel in the help
 _PANELS = {"model": "Model", "server": "Server", "store": "Store", "log": "Log"}
 _SHOWN = (
     "model.path",
@@ -63,7 +64,7 @@ FurtherSettings: TypeAlias = Annotated[
         "--set",
         metavar="KEY=VALUE",
         rich_help_panel=_PANEL,
-        help="Any setting, by its key; can be repeated.",
+        help="Set any setting by its key; can be repeated.",
     ),
 ]
 
@@ -90,9 +91,11 @@ HelpAll: TypeAlias = Annotated[
 def settings_command(
     command: Callable[..., None], *, shown: Collection[str] = _SHOWN, left_out: Collection[str] = ()
 ) -> Callable[..., None]:
-    """Give a command `(effective, **own options)` an option for each setting, and plain errors.
+    """Give a command `(effective, **own options)` an option for each setting, and errors of one
+    line.
 
-    shown: keys of the settings that `--help` shows. left_out: keys that this command ignores.
+    shown: keys of the settings that `--help` shows. left_out: keys of settings that this command
+    does not use.
     """
     own = own_parameters(command)
     specs = [spec for spec in all_specs().values() if spec.flag and spec.key not in left_out]
@@ -121,9 +124,10 @@ def _name(spec: SettingSpec) -> str:
 
 
 def _parameter(spec: SettingSpec, *, is_shown: bool) -> inspect.Parameter:
-    """The option (or the argument MODEL) of one setting.
+    """Create the option (or the argument MODEL) of one setting.
 
-    Values are texts, which `holdfast.config` converts and checks, as it does for all sources.
+    The values are texts; `holdfast.config` converts and checks them, as for all sources of
+    settings.
     """
     if not spec.flag.startswith("--"):
         argument = typer.Argument(metavar=spec.flag, help=spec.doc)
@@ -145,13 +149,13 @@ def _parameter(spec: SettingSpec, *, is_shown: bool) -> inspect.Parameter:
 
 
 def _assignments(texts: Sequence[str]) -> dict[str, str]:
-    """Key → value of the options --set."""
+    """Return key → value of the options --set."""
     named = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(
-                f"--set {text}: write KEY=VALUE, such as --set scheduler.max_running=8"
+                f"--set {text}: must be KEY=VALUE, such as --set scheduler.max_running=8"
             )
         named[key.strip()] = value.strip()
     return named
@@ -160,7 +164,8 @@ def _assignments(texts: Sequence[str]) -> dict[str, str]:
 def read_settings(
     flags: Mapping[str, object] | None = None, *, file: Path | None = None
 ) -> EffectiveSettings:
-    """The settings from this process's environment. file: replaces the default one.
+    """Read the settings, using this process's environment. file: replaces the default settings
+    file.
 
     Raises ConfigError.
     """
@@ -170,14 +175,14 @@ def read_settings(
 
 
 def option(name: str, annotation: Any) -> inspect.Parameter:
-    """A keyword parameter for Typer with the default None."""
+    """Create a keyword parameter for Typer with the default None."""
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
     )
 
 
 def own_parameters(command: Callable[..., None]) -> list[inspect.Parameter]:
-    """A command's parameters except the first, as keyword parameters."""
+    """Return a command's parameters except the first one, as keyword parameters."""
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
     return [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
 
@@ -185,7 +190,7 @@ def own_parameters(command: Callable[..., None]) -> list[inspect.Parameter]:
 def with_parameters(
     run: Callable[..., None], parameters: Sequence[inspect.Parameter]
 ) -> Callable[..., None]:
-    """Give a function that takes keywords this signature, which Typer reads."""
+    """Give a function that takes keyword arguments this signature, which Typer reads."""
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
@@ -195,7 +200,7 @@ def with_parameters(
 def config(effective: EffectiveSettings, as_json: Json = False) -> None:
     """Show the settings in force, and the source of each.
 
-    It takes the same options as `serve`.
+    The options are the same as for `serve`.
     """
     from rich.text import Text
 
@@ -219,14 +224,14 @@ def config(effective: EffectiveSettings, as_json: Json = False) -> None:
 keys = typer.Typer(help="Add, list and remove named API keys.", no_args_is_help=True)
 
 Name: TypeAlias = Annotated[
-    str, typer.Argument(metavar="NAME", help="Name of the key; the cache belongs to the name.")
+    str, typer.Argument(metavar="NAME", help="Name of the key; cached data belongs to this name.")
 ]
 File: TypeAlias = Annotated[
     Path | None,
     typer.Option(
         "--file",
         metavar="FILE",
-        help="File of keys; default: server.keys_file in your settings.",
+        help="File with the keys; default: server.keys_file in your settings.",
     ),
 ]
 
@@ -238,26 +243,26 @@ def add(
         bool,
         typer.Option(
             "--admin",
-            help="Allow it to load and unload models, and to see and cancel all requests.",
+            help="Allow the key to load and unload models, and to see and cancel all requests.",
         ),
     ] = False,
     priority: Annotated[
         Priority,
-        typer.Option(help="Highest priority of its requests; batch yields to interactive."),
+        typer.Option(help="Highest priority of the key's requests; batch yields to interactive."),
     ] = "interactive",
     max_requests: Annotated[
         int | None,
         typer.Option(
             "--max-requests",
             metavar="N",
-            help="Maximum number of its running and waiting answers.",
+            help="How many answers may run and wait at once.",
         ),
     ] = None,
     file: File = None,
 ) -> None:
-    """Create a key and print it, once.
+    """Create a key and print it, only this once.
 
-    As soon as there is a key, the server refuses requests without one.
+    As soon as a key exists, the server refuses requests without a key.
     """
     from holdfast.front.server.access import named_key, new_secret, write_keys
 
@@ -276,9 +281,9 @@ def add(
 
 @keys.command("rotate")
 def rotate(name: Name, file: File = None) -> None:
-    """Replace the key of a name and print the new one, once.
+    """Replace the key of a name and print the new key, only this once.
 
-    Permissions and the cache stay.
+    The name keeps its permissions and its cache.
     """
     from holdfast.front.server.access import named_key, new_secret, write_keys
 
@@ -303,7 +308,7 @@ def rotate(name: Name, file: File = None) -> None:
 
 @keys.command("ls")
 def list_keys(file: File = None) -> None:
-    """List the names with their permissions. The keys themselves are not stored."""
+    """List the names of the keys and their permissions. The keys themselves are not stored."""
     with plain_errors():
         path, known = _read(file)
     if not known:
@@ -324,7 +329,7 @@ def list_keys(file: File = None) -> None:
 def remove(name: Name, file: File = None) -> None:
     """Remove a key.
 
-    The cache stays for a later key with the same name.
+    The cache is kept for a later key with the same name.
     """
     from holdfast.front.server.access import write_keys
 
@@ -341,7 +346,7 @@ def remove(name: Name, file: File = None) -> None:
 
 
 def _read(file: Path | None) -> tuple[Path, tuple[ApiKey, ...]]:
-    """The file of keys, which may not exist yet, and its keys. Raises ConfigError."""
+    """Return the file of keys, which may not exist yet, and the keys in it. Raises ConfigError."""
     from holdfast.front.server.access import OFF, key_file_of, own_key_file, read_keys
 
     path = None if file is None else expanded(file)
@@ -371,5 +376,6 @@ def _how_to_apply(path: Path) -> str:
 
 
 def _print_secret(secret: str, notice: str, path: Path) -> None:
-    typer.echo(f"{notice} {_how_to_apply(path)}", err=True)  # stdout has only the key, for pipes
+    # stdout gets only the key, for use in pipes
+    typer.echo(f"{notice} {_how_to_apply(path)}", err=True)
     typer.echo(secret)

@@ -1,7 +1,7 @@
-"""`holdfast store …`, `holdfast sessions …`, `holdfast state …`: what Holdfast keeps.
+"""`holdfast store …`, `holdfast sessions …` and `holdfast state …`: what Holdfast stores.
 
-`store` is the prefix cache on disk, which a running server may use at the same time; `sessions` are
-named branches of a running server's prefix cache. `state` lists the store with everything else that
+`store` is the prefix cache on disk, which a running server may use at the same time. `sessions` are
+named branches of a running server's prefix cache. `state` lists the store and everything else that
 Holdfast keeps on disk for a user.
 """
 
@@ -55,7 +55,9 @@ state = typer.Typer(help="Show and delete what Holdfast keeps on disk.", no_args
 
 Folder: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--store", metavar="FOLDER", help="The store; default: the one in your settings."),
+    typer.Option(
+        "--store", metavar="FOLDER", help="Folder of the store; default: as in your settings."
+    ),
 ]
 Config: TypeAlias = Annotated[
     Path | None,
@@ -100,7 +102,7 @@ def show_store(folder: Folder = None, config: Config = None, as_json: Json = Fal
 
 @store.command("verify")
 def verify(folder: Folder = None, config: Config = None, as_json: Json = False) -> None:
-    """Read and check every file. If any is damaged, quarantine it and exit with code 1."""
+    """Read and check every file. If files are damaged, quarantine them and exit with code 1."""
     from holdfast.store.inspect import verify_store
 
     with _plain_failures():
@@ -118,7 +120,7 @@ def verify(folder: Folder = None, config: Config = None, as_json: Json = False) 
 def prune(folder: Folder = None, config: Config = None) -> None:
     """Evict blocks until the store is within its limits.
 
-    Unreachable blocks go first, then the least recently used.
+    Unreachable blocks are evicted first, then the least recently used ones.
     """
     from holdfast.store.inspect import prune_store
     from holdfast.store.maintenance import store_limits
@@ -144,9 +146,9 @@ def clear(
     ] = None,
     yes: Yes = False,
 ) -> None:
-    """Delete the blocks of all models or of one.
+    """Delete the blocks of all models, or of one model.
 
-    A running server notices that they are gone.
+    A running server notices that the blocks are gone.
     """
     from holdfast.store.inspect import clear_store, list_store
 
@@ -178,7 +180,7 @@ def _plain_failures() -> Iterator[None]:
 
 
 def _store_settings(folder: Path | None, config: Path | None) -> StoreSettings:
-    """The store's settings, with its folder. Raises ConfigError if the store is off."""
+    """The store's settings, including its folder. Raises ConfigError if the store is off."""
     from holdfast.store.folder import chosen_folder
 
     flags = {} if folder is None else {"store.folder": str(folder)}
@@ -193,7 +195,7 @@ def _store_settings(folder: Path | None, config: Path | None) -> StoreSettings:
 
 
 def _warn_of_other_store(path: Path) -> None:
-    """Name the stores of running servers if none of them uses this folder."""
+    """If no running server uses this folder, name the stores that running servers use."""
     others = {server.store_folder: server.url for server in own_servers() if server.store_folder}
     if str(path) in others:
         return
@@ -251,14 +253,14 @@ def _print_verified(report: VerifyReport) -> None:
     )
 
 
-Id: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="The session.")]
-Pin: TypeAlias = Annotated[bool, typer.Option("--pin", help="Never evict its blocks.")]
+Id: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="Id of the session.")]
+Pin: TypeAlias = Annotated[bool, typer.Option("--pin", help="Never evict the session's blocks.")]
 Ttl: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--ttl",
         metavar="TIME",
-        help="Lifetime after its last use, such as 12h or 30d, or `never`.",
+        help="Lifetime after the session's last use, such as 12h or 30d, or `never`.",
     ),
 ]
 
@@ -288,13 +290,14 @@ def show(server: ServerClient, session_id: Id, as_json: Json = False) -> None:
 def open_session(
     server: ServerClient,
     session_id: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="Its name; default: a generated one.")
+        str | None,
+        typer.Argument(metavar="[ID]", help="Id of the session; default: a generated id."),
     ] = None,
     pin: Pin = False,
     ttl: Ttl = None,
     as_json: Json = False,
 ) -> None:
-    """Open a session. A request that names a new session opens it, too."""
+    """Open a session. A request with a new session id opens that session, too."""
     _print(
         _ask(server, "open", json={"pinned": pin} | _named(session_id) | _ttl(ttl)), as_json=as_json
     )
@@ -307,7 +310,7 @@ def fork(
     session_id: Id,
     new_id: Annotated[
         str | None,
-        typer.Argument(metavar="[NEW]", help="Name of the new one; default: a generated one."),
+        typer.Argument(metavar="[NEW]", help="Id of the new session; default: a generated id."),
     ] = None,
     pin: Pin = False,
     ttl: Ttl = None,
@@ -323,14 +326,14 @@ def fork(
 @sessions.command("pin")
 @server_command
 def pin_session(server: ServerClient, session_id: Id) -> None:
-    """Never evict a session's blocks."""
+    """Protect a session's blocks from eviction."""
     _print(_ask(server, "update", session_id, json={"pinned": True}))
 
 
 @sessions.command("unpin")
 @server_command
 def unpin_session(server: ServerClient, session_id: Id) -> None:
-    """Let a session's blocks be evicted like any others."""
+    """Allow that a session's blocks are evicted like any others."""
     _print(_ask(server, "update", session_id, json={"pinned": False}))
 
 
@@ -370,13 +373,14 @@ def import_session(
     server: ServerClient,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file written by `export`.")],
     session_id: Annotated[
-        str | None, typer.Option("--id", help="Its name here; default: as in the file.")
+        str | None,
+        typer.Option("--id", help="Id of the imported session; default: as in the file."),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Read a session from a file.
 
-    It has to come from the same model, with the same weights, tokenizer and codec.
+    The session must come from the same model, with the same weights, tokenizer and codec.
     """
     with file.open("rb") as content:
         _print(_ask(server, "import", params=_named(session_id), content=content), as_json=as_json)
@@ -407,7 +411,7 @@ def _ttl(text: str | None) -> dict[str, Any]:
         return {"ttl_seconds": None}
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)([smhd]?)", text)
     if match is None:
-        raise ConfigError(f"--ttl {text}: a time such as 90s, 12h or 30d, or {_NEVER}")
+        raise ConfigError(f"--ttl {text}: must be a time such as 90s, 12h or 30d, or {_NEVER}")
     return {"ttl_seconds": float(match[1]) * _SECONDS[match[2] or "s"]}
 
 
@@ -469,23 +473,23 @@ def _time(seconds: float) -> str:
 
 
 class StateInUse(HoldfastError):
-    """Something cannot be deleted."""
+    """This state cannot be deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateKind:
-    """One kind of state on disk: a file or folder."""
+    """One kind of state on disk: a file or a folder."""
 
     name: str
     what: str
     place: Path
-    bound: str  # in words
-    clear: Callable[[], object] | None  # None: API keys, which `holdfast keys` removes
+    bound: str  # limit of the size, in words
+    clear: Callable[[], object] | None  # None: API keys, which only `holdfast keys` removes
     is_used_by: Callable[[RunningServer], bool] = lambda server: True
-    other_kinds: tuple[str, ...] = ()  # folders in it that are kinds of their own
+    other_kinds: tuple[str, ...] = ()  # subfolders that are kinds of their own
 
     def size_bytes(self) -> int:
-        """Its size on disk, without links."""
+        """Size on disk. Links are not followed."""
         if self.place.is_file():
             return self.place.stat().st_size
         total = 0
@@ -500,7 +504,7 @@ class StateKind:
 
 @state.command("ls")
 def list_state(config: Config = None, as_json: Json = False) -> None:
-    """List everything that Holdfast keeps on disk, with its place, size and limit."""
+    """List everything that Holdfast keeps on disk, with its folder, size and limit."""
     table = new_table("name", "size", "at most", "where", right=("size",))
     rows = []
     home = os.path.expanduser("~") + os.sep
@@ -529,7 +533,7 @@ def list_state(config: Config = None, as_json: Json = False) -> None:
 def clear_state(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME...", help="What to delete, as `ls` names it."),
+        typer.Argument(metavar="NAME...", help="What to delete: a name that `ls` shows."),
     ] = None,
     all_kinds: Annotated[bool, typer.Option("--all", help="Everything except API keys.")] = False,
     config: Config = None,
@@ -545,7 +549,7 @@ def clear_state(
         typer.echo(f"{kind.name:<10} {size_text(kind.size_bytes()):>10}  {kind.place}")
     if not yes:
         typer.confirm("Delete this?", abort=True)
-        with plain_errors():  # again: a server may have started meanwhile
+        with plain_errors():  # check again, because a server may have started meanwhile
             _refuse_used(chosen)
     for kind in chosen:
         assert kind.clear is not None
@@ -558,7 +562,7 @@ def clear_state(
 
 
 def _chosen_kinds(kinds: Mapping[str, StateKind], names: Sequence[str]) -> list[StateKind]:
-    """The kinds to delete. Raises StateInUse if one cannot be deleted."""
+    """Return the kinds to delete. Raises StateInUse if a kind cannot be deleted."""
     for name in names:
         if name not in kinds:
             raise StateInUse(f"there is no state called {name}; there are: {', '.join(kinds)}")
@@ -582,7 +586,7 @@ def _refuse_used(chosen: Sequence[StateKind]) -> None:
 
 
 def _state_kinds(config: Path | None) -> list[StateKind]:
-    """All state on disk, with these settings."""
+    """All kinds of state on disk, with these settings."""
     from holdfast.store.folder import chosen_folder
 
     with plain_errors():
@@ -604,7 +608,7 @@ def _kinds_in_store(folder: Path, settings: Settings) -> list[StateKind]:
     def is_used_by(server: RunningServer) -> bool:
         return server.store_folder == str(folder)
 
-    exists = (folder / "blocks").is_dir()  # the first server creates it
+    exists = (folder / "blocks").is_dir()  # the folder exists once a server has used it
     allowed_bytes = settings.store.disk_bytes
     if exists:
         limits = store_limits(settings.store)
@@ -624,13 +628,13 @@ def _kinds_in_store(folder: Path, settings: Settings) -> list[StateKind]:
             name="responses",
             what="responses and conversations",
             place=folder / "responses",
-            bound=f"{size_text(responses.max_bytes)}, {responses.max_count:,} of them",
+            bound=f"{size_text(responses.max_bytes)}, {responses.max_count:,} records",
             clear=lambda: clear_responses(folder),
             is_used_by=is_used_by,
         ),
         StateKind(
             name="answers",
-            what="answers as they were generated",
+            what="exact tokens of generated answers",
             place=folder / "answers",
             bound=size_text(MOST_BYTES),
             clear=lambda: clear_answers(folder),
@@ -678,7 +682,7 @@ def _kinds_beside_store(settings: Settings) -> list[StateKind]:
         folder_kind(
             caches / "compiled",
             "code that MLX has compiled",
-            f"of {MOST_KINDS} kinds of machines and systems",
+            f"for {MOST_KINDS} kinds of machines and systems",
         ),
         folder_kind(caches / "hashes", "hashes of model files", "one for each file"),
     ]
