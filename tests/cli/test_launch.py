@@ -374,4 +374,4 @@ def test_a_url_may_be_written_without_its_scheme(machine: Path, url: str) -> Non
 
 def test_an_error_that_ends_with_a_question_mark_gets_no_full_stop(machine: Path, url: str) -> None:
     agent_of(machine, "claude")
-    assert "/v1/models? Is that a Holdfast?" in launched(f"{url}/other", "claude").output
+    assert "/v1/models? Is that a Holdfast server?" in launched(f"{url}/other", "claude").output

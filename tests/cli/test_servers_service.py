@@ -52,7 +52,7 @@ def test_a_service_is_installed_updated_shown_and_removed(
     assert (
         holdfast("service", "status", cwd=tmp_path, variables=system)
         .stdout.splitlines()[1]
-        .startswith("it is running")
+        .startswith("the service is running")
     )
     asked(tmp_path)
     (tmp_path / "fails").write_text("enable\n")

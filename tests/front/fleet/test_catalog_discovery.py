@@ -103,7 +103,7 @@ def test_a_found_model_with_a_taken_name_is_left_out(tmp_path: Path) -> None:
     catalog = found(tmp_path)
     assert names(catalog) == ["o/kelp"]
     assert (
-        catalog.left_out[0].reason == f"o/kelp of {tmp_path / 'hf' / 'hub'} already has that name"
+        catalog.left_out[0].reason == f"o/kelp of {tmp_path / 'hf' / 'hub'} already has this name"
     )
 
 
