@@ -473,8 +473,9 @@ class Answer:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the answer has neither text nor tool calls. Reasoning alone does not count as an
-        answer.
+        """Whether the answer has neither text nor tool calls.
+
+        Reasoning alone does not count as an answer.
         """
         return not self.text and not self.calls
 
@@ -697,7 +698,10 @@ def own_server(
 
 
 def _server_command(effective: EffectiveSettings, port: int) -> list[str]:
-    """The command that starts the server with exactly these settings. It reads no file or variable."""
+    """The command that starts the server with exactly these settings.
+
+    It reads no file or variable.
+    """
     command = [sys.executable, "-P", "-m", "holdfast.cli.main", "serve"]
     command += ["--config", os.devnull, "--until-stdin-closes"]
     command += ["--host", "127.0.0.1", "--port", str(port)]

@@ -478,8 +478,9 @@ def _with_hint(error: str, server: ServerClient) -> str:
 
 
 def _server_line(target: AgentTarget, pid: int | None) -> str:
-    """Describe the server and model that the agent uses. They may not be those that the user
-    expects.
+    """Describe the server and model that the agent uses.
+
+    They may not be those that the user expects.
     """
     facts = [f"model {target.model}"]
     if target.context_tokens is not None:
@@ -512,8 +513,9 @@ def _is_interactive() -> bool:
 
 
 def _resume_line(name: str, options: Mapping[str, str | None], *, allow_demo: bool) -> str:
-    """How to continue the conversation later. The command that the agent itself prints refers to
-    deleted files.
+    """How to continue the conversation later.
+
+    The command that the agent itself prints refers to deleted files.
     """
     words = ["holdfast launch"]
     for option, value in options.items():
@@ -576,8 +578,9 @@ def _no_proxy(url: str) -> dict[str, str]:
 def _run(
     command: Sequence[str], setup: AgentSetup, target: AgentTarget, *, certificate: str
 ) -> int:
-    """Run the agent in this terminal. Returns the agent's exit code, or 128 + N if signal N ended
-    it.
+    """Run the agent in this terminal.
+
+    Returns the agent's exit code, or 128 + N if signal N ended it.
     """
     for name, text in setup.files.items():
         (target.folder / name).write_text(text)

@@ -46,8 +46,9 @@ _ELSEWHERE = {
 
 
 class CommandGroup(TyperGroup):
-    """The group of all commands. Types are `Any`, because newer versions of Typer hide those of
-    click.
+    """The group of all commands.
+
+    Types are `Any`, because newer versions of Typer hide those of click.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

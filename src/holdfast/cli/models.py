@@ -194,7 +194,10 @@ def _catalog(settings: Settings) -> Catalog:
 
 
 def _any_source(model: str, revision: str, settings: Settings) -> ModelSource:
-    """Return the source of a model that is named by Hub id, folder or name. Raises ModelLoadError."""
+    """Return the source of a model that is named by Hub id, folder or name.
+
+    Raises ModelLoadError.
+    """
     entry = _catalog(settings).find(model)
     if entry is None:
         named = replace(settings, model=replace(settings.model, path=model))
@@ -203,8 +206,9 @@ def _any_source(model: str, revision: str, settings: Settings) -> ModelSource:
 
 
 def _hub_source(model: str, revision: str, settings: Settings) -> ModelSource:
-    """Return the source of a Hub model that is named by id or name. Raises ConfigError for other
-    models.
+    """Return the source of a Hub model that is named by id or name.
+
+    Raises ConfigError for other models.
     """
     entry = _catalog(settings).find(model)
     if entry is not None:
@@ -242,7 +246,10 @@ def _running(url: str | None, api_key: str | None) -> dict[str, dict[str, Any]]:
 def _first_running(
     url: str | None, api_key: str | None
 ) -> tuple[str | None, dict[str, Any] | None]:
-    """Return the URL and the models of the first server. Prints a line if a server does not answer."""
+    """Return the URL and the models of the first server.
+
+    Prints a line if a server does not answer.
+    """
     try:
         return next(iter(_running(url, api_key).items()), (None, None))
     except ServerFailed as error:

@@ -86,8 +86,9 @@ def require_working_folder() -> None:
 
 
 def complain(message: str, *, log_format: str = "text") -> None:
-    """Print the message as one line to stderr. With log_format "json", the line is JSON as in the
-    log.
+    """Print the message as one line to stderr.
+
+    With log_format "json", the line is JSON as in the log.
     """
     line = " ".join(message.split())
     if log_format == "json":
@@ -122,10 +123,10 @@ def count_text(number: int, one: str, many: str = "") -> str:
 
 @contextlib.contextmanager
 def load_progress(log: LogSettings) -> Iterator[Callable[[str, float], None]]:
-    """Yield a function `(stage, fraction)` that draws a progress bar on stderr. The stage "ready"
-    removes the bar.
+    """Yield a function `(stage, fraction)` that draws a progress bar on stderr.
 
-    If stderr is not a terminal, nothing is drawn; the log has the same information.
+    The stage "ready" removes the bar. If stderr is not a terminal, nothing is drawn; the log has
+    the same information.
     """
     if not sys.stderr.isatty() or log.format == "json":
         yield lambda stage, fraction: None

@@ -1,5 +1,6 @@
-"""Finds the running server that a command is about. Also: the options that name a server, and its
-HTTP client.
+"""Finds the running server that a command is about.
+
+Also: the options that name a server, and its HTTP client.
 """
 
 from __future__ import annotations

@@ -111,8 +111,9 @@ def _stop_when_stdin_closes() -> None:
 
 
 def port_in_use(error: AddressInUse) -> str:
-    """Return one line that names the program on the port and says what to do. Sends that program a
-    request.
+    """Return one line that names the program on the port and says what to do.
+
+    Sends that program a request.
     """
     port = error.port
     other_port = port + 1 if port < 65535 else port - 1
@@ -405,8 +406,9 @@ def logs(
 
 
 def _log_of(number: int | None) -> Path:
-    """Return the log of the server with this process id or port. Raises LogUnavailable,
-    NoSuchServer.
+    """Return the log of the server with this process id or port.
+
+    Raises LogUnavailable, NoSuchServer.
     """
     from holdfast.files import logs_folder
     from holdfast.telemetry.logs import LOG_SUFFIX
@@ -443,7 +445,10 @@ def _modified_at(path: Path) -> float:
 
 
 def last_lines(path: Path, file: TextIO, number: int) -> Iterator[str]:
-    """Yield the last lines of an open log. If it has too few, includes lines of its rotated files."""
+    """Yield the last lines of an open log.
+
+    If it has too few, includes lines of its rotated files.
+    """
     found = deque(file, maxlen=number)
     for age in range(1, 101):
         if len(found) >= number:
@@ -530,8 +535,9 @@ class ServiceSystem:
 
 
 def service_system(platform: str, environ: Mapping[str, str]) -> ServiceSystem:
-    """Return the service system of this platform. Raises ServiceFailed if the platform is not
-    supported.
+    """Return the service system of this platform.
+
+    Raises ServiceFailed if the platform is not supported.
     """
     home = Path(environ.get("HOME") or os.path.expanduser("~"))
     if platform == "darwin":
@@ -632,10 +638,10 @@ def status() -> None:
 
 
 def spec_of(effective: EffectiveSettings, environ: Mapping[str, str]) -> ServiceSpec:
-    """Describe a service with these settings. Its file will contain flags, variables and this
-    folder.
+    """Describe a service with these settings.
 
-    Raises ServiceFailed if a flag is a secret.
+    Its file will contain flags, variables and this folder. Raises ServiceFailed if a flag is a
+    secret.
     """
     file = effective.file
     flags = {key: str(value) for key, value in effective.flags.items() if value is not None}

@@ -51,8 +51,9 @@ class QueueInbox:
         self._commands.put(command)
 
     def receive(self, *, timeout_seconds: float) -> list[Command]:
-        """Return all waiting commands. If there is none, wait for one until the timeout (0: do not
-        wait).
+        """Return all waiting commands.
+
+        If there is none, wait for one until the timeout (0: do not wait).
         """
         commands: list[Command] = []
         with contextlib.suppress(queue.Empty):
@@ -122,7 +123,10 @@ class InProcessClient:
 
     @property
     def info(self) -> ModelInfo:
-        """The loaded model, as its worker reports it. Raises WorkerUnavailable before it is loaded."""
+        """The loaded model, as its worker reports it.
+
+        Raises WorkerUnavailable before it is loaded.
+        """
         if self._started.done():
             outcome = self._started.result()
             if isinstance(outcome, WorkerReady):
@@ -152,8 +156,9 @@ class InProcessClient:
         return answer.result()
 
     def ask_session(self, command: SessionCommand) -> SessionAnswer:
-        """Carry out a session command. Raises WorkerUnavailable if the worker has ended, or ends
-        meanwhile.
+        """Carry out a session command.
+
+        Raises WorkerUnavailable if the worker has ended, or ends meanwhile.
         """
         answer: Future[SessionAnswer] = Future()
         with self._alive():

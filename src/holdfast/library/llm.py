@@ -208,8 +208,9 @@ class LLM:
         return answers if is_list else answers[0]
 
     def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Completion:
-        """Answer a conversation. Messages are as in OpenAI's API; a plain text counts as one user
-        message.
+        """Answer a conversation.
+
+        Messages are as in OpenAI's API; a plain text counts as one user message.
 
         With `tools`, the answer's `tool_calls` are the calls that the model wants. For the next
         turn, append the answer's `message` and the results of the calls.
@@ -274,8 +275,9 @@ class LLM:
         start: Callable[[_Request], _Stream],
         read: Callable[[_Stream], _Result],
     ) -> list[_Result]:
-        """Return the results in the order of the requests. Starts as many requests ahead as the
-        worker accepts.
+        """Return the results in the order of the requests.
+
+        Starts as many requests ahead as the worker accepts.
         """
         limit = self._settings.scheduler.max_running + self._settings.scheduler.max_queued
         streams: list[_Stream] = []
@@ -470,8 +472,9 @@ class TextStream:
 
 
 class Sessions:
-    """The sessions of one tenant. Any thread may call any method. Each method blocks until it is
-    done.
+    """The sessions of one tenant.
+
+    Any thread may call any method. Each method blocks until it is done.
 
     All methods raise SessionRefused, whose `failure` is the reason, and WorkerUnavailable after the
     model was closed.
@@ -568,8 +571,9 @@ class Sessions:
 def embedding_request(
     texts: Sequence[TextOrTokens], options: Mapping[str, Any], *, is_list: bool
 ) -> EmbeddingRequest:
-    """Create the request for the embeddings of texts. Raises InvalidRequest, and TypeError for
-    unknown options.
+    """Create the request for the embeddings of texts.
+
+    Raises InvalidRequest, and TypeError for unknown options.
     """
     _refuse_unknown(options.keys() - EmbeddingOptions.__annotations__.keys(), EmbeddingOptions)
     if options.get("pooling") not in (None, *get_args(Pooling)):
@@ -587,8 +591,9 @@ def embedding_request(
 
 
 def request_of(prompt: Prompt, options: Mapping[str, Any]) -> GenerationRequest:
-    """Create the request for an answer to a prompt. Raises InvalidRequest, and TypeError for
-    unknown options.
+    """Create the request for an answer to a prompt.
+
+    Raises InvalidRequest, and TypeError for unknown options.
     """
     given = dict(options)
     stop = given.pop("stop", ())
@@ -622,7 +627,10 @@ def request_of(prompt: Prompt, options: Mapping[str, Any]) -> GenerationRequest:
 
 
 def chat_request(messages: Messages, options: Mapping[str, Any]) -> GenerationRequest:
-    """Create the request for an answer to a conversation. A plain text counts as one user message."""
+    """Create the request for an answer to a conversation.
+
+    A plain text counts as one user message.
+    """
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     given = dict(options)

@@ -139,8 +139,9 @@ def _wanted_threads() -> int:
 
 
 def _candidates() -> list[str]:
-    """Return the files and library names to try. Wheels such as numpy's prefix their symbols, so
-    their BLAS cannot be used.
+    """Return the files and library names to try.
+
+    Wheels such as numpy's prefix their symbols, so their BLAS cannot be used.
     """
     prefixes = [os.environ.get("CONDA_PREFIX", ""), sys.prefix, sys.base_prefix]
     folders = [Path(prefix) / "lib" for prefix in dict.fromkeys(prefixes) if prefix]

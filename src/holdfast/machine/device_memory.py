@@ -83,8 +83,9 @@ def memory_report(
 
 
 def usable_bytes(working_set_bytes: int) -> int:
-    """How much memory the weights of a model may use now. With a GPU, this is its whole working
-    set.
+    """How much memory the weights of a model may use now.
+
+    With a GPU, this is its whole working set.
     """
     return max(memory_report().available_bytes, working_set_bytes)
 
@@ -234,8 +235,9 @@ def _cgroup_limits(root: Path, own_cgroups: Path) -> Iterator[tuple[int, int]]:
 
 
 def _own_and_above(root: Path, own_cgroups: Path, controller: str) -> list[Path]:
-    """The folders from the process's own group up to `root`. Source: cgroups(7),
-    /proc/[pid]/cgroup.
+    """The folders from the process's own group up to `root`.
+
+    Source: cgroups(7), /proc/[pid]/cgroup.
     """
     try:
         lines = [line.split(":", 2) for line in own_cgroups.read_text().splitlines()]

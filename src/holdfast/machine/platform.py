@@ -97,8 +97,9 @@ def platform_in_subprocess(*, threads: int | None = None) -> PlatformReport:
 
 
 def use_device(device: DeviceChoice) -> None:
-    """Select the device for this thread. Raises ModelLoadError if a GPU is requested but there is
-    none.
+    """Select the device for this thread.
+
+    Raises ModelLoadError if a GPU is requested but there is none.
     """
     mx = _mlx()
     if device == "gpu" and not (mx.metal.is_available() or mx.cuda.is_available()):
@@ -124,6 +125,7 @@ def wire(nbytes: int) -> None:
 
 def bound_memory(*, cache_bytes: int, total_bytes: int) -> None:
     """Limit MLX's cache of free buffers, and the total memory above which this cache is emptied.
+
     Metal only.
 
     By default, the cache grows to 1.5 times the working set under a steady load. CUDA keeps the

@@ -32,13 +32,15 @@ DEMO_ID = "holdfast-demo"
 DEMO_IDS = (DEMO_ID, "holdfast-demo-draft", "holdfast-demo-window")
 Progress: TypeAlias = Callable[[str, float], None]
 OnBytes: TypeAlias = Callable[[int, int], None]
-"""Called with the fetched and the missing bytes, by several threads. An exception stops the
-download.
+"""Called with the fetched and the missing bytes, by several threads.
+
+An exception stops the download.
 """
 PullStage: TypeAlias = Literal["download", "checking"]
 OnStep: TypeAlias = Callable[[PullStage, int, int], None]
-"""Called with the stage and the done and total bytes, by several threads. An exception stops the
-pull.
+"""Called with the stage and the done and total bytes, by several threads.
+
+An exception stops the pull.
 """
 # the files that mlx-lm fetches, except Python files: only models with their own code need those
 _PATTERNS = [
@@ -206,8 +208,9 @@ def pull_model(source: ModelSource, *, with_code: bool = False, on_step: OnStep)
 def _fetch(
     source: ModelSource, *, with_code: bool, on_bytes: OnBytes
 ) -> tuple[Path, tuple[Path, ...]]:
-    """Fetch a model into the Hub's cache. Files that are already complete there are not fetched
-    again.
+    """Fetch a model into the Hub's cache.
+
+    Files that are already complete there are not fetched again.
 
     Returns the folder and the fetched files, which are not checked yet. Without a network, it uses
     a revision that is complete in the cache. Raises ModelLoadError.
@@ -454,8 +457,9 @@ def _one_line(error: BaseException) -> str:
 
 
 def check_files(files: Iterable[Path], *, read: Callable[[int], None] = lambda size: None) -> None:
-    """Compare the files of a snapshot with their hashes. Damaged files are removed, to be fetched
-    again.
+    """Compare the files of a snapshot with their hashes.
+
+    Damaged files are removed, to be fetched again.
 
     In the Hub's cache, the name of a file is its hash. read: called with the number of bytes of
     each chunk. Raises ModelLoadError with the names of the damaged files.
@@ -472,8 +476,9 @@ def check_files(files: Iterable[Path], *, read: Callable[[int], None] = lambda s
 
 
 def _is_whole(file: Path, read: Callable[[int], None]) -> bool:
-    """Whether a file matches its hash. Also True for copied (not linked) files, whose hash is
-    unknown.
+    """Whether a file matches its hash.
+
+    Also True for copied (not linked) files, whose hash is unknown.
     """
     blob = file.resolve()
     if _SHA256.fullmatch(blob.name):
@@ -514,8 +519,9 @@ def cached_models(cache: Path) -> dict[str, Path]:
 
 
 def local_folder(source: ModelSource, environ: Mapping[str, str]) -> Path | None:
-    """Return the folder of a model; None if nothing of that revision was fetched. Raises
-    ModelLoadError.
+    """Return the folder of a model; None if nothing of that revision was fetched.
+
+    Raises ModelLoadError.
     """
     match source.kind:
         case "bundled":
@@ -540,10 +546,9 @@ def hub_model_of(settings: ModelSettings, cache: Path) -> ModelSource | None:
 
 
 def removal_of(hub_id: str, cache: Path) -> Any:
-    """Return huggingface_hub's DeleteCacheStrategy for all revisions of a model. Its `execute()`
-    removes them.
+    """Return huggingface_hub's DeleteCacheStrategy for all revisions of a model.
 
-    Raises NoSuchModel if the cache does not contain the model.
+    Its `execute()` removes them. Raises NoSuchModel if the cache does not contain the model.
     """
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
@@ -572,8 +577,10 @@ def _hub_id(name: str) -> str:
 
 
 def _snapshot(repository: Path, revision: str = "") -> Path | None:
-    """Return the folder of a revision. Without a revision: that of the main branch, or of the
-    latest snapshot if there is no main branch. None if there is no such folder.
+    """Return the folder of a revision.
+
+    Without a revision: that of the main branch, or of the latest snapshot if there is no main
+    branch. None if there is no such folder.
     """
     ref = repository / "refs" / (revision or "main")
     try:

@@ -115,8 +115,9 @@ class FileHashing:
             self._failure = error
 
     def _hash(self, path: Path, stamp: FileStamp) -> str:
-        """Return the file's hash. Raises ModelChanged if its stamp differs, ModelLoadError if it
-        cannot be read.
+        """Return the file's hash.
+
+        Raises ModelChanged if its stamp differs, ModelLoadError if it cannot be read.
         """
         digest = xxhash.xxh3_128()
         piece = memoryview(bytearray(min(PIECE_BYTES, max(stamp.size, 1))))
@@ -151,7 +152,10 @@ def _changed(path: Path) -> ModelChanged:
 
 
 class FileStamp(msgspec.Struct, frozen=True, array_like=True):
-    """Identifies a version of a file. Programs can set its modification time, not its change time."""
+    """Identifies a version of a file.
+
+    Programs can set its modification time, not its change time.
+    """
 
     device: int
     inode: int

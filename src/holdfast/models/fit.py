@@ -127,7 +127,10 @@ def size_of_folder(folder: Path) -> StoredSize:
 
 
 def size_on_hub(source: ModelSource) -> StoredSize:
-    """The size of a model on the Hub. Fetches only file lists and headers. Raises ModelLoadError."""
+    """The size of a model on the Hub.
+
+    Fetches only file lists and headers. Raises ModelLoadError.
+    """
     from huggingface_hub import HfApi, get_session, hf_hub_url, hf_raise_for_status
 
     revision = source.revision or None
@@ -187,7 +190,10 @@ def _other(files: Iterable[str]) -> str:
 
 
 def _parameters(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> int:
-    """The number of parameters. A quantized weight has as many as its scales times the group size."""
+    """The number of parameters.
+
+    A quantized weight has as many as its scales times the group size.
+    """
     table: Mapping[str, Any] = next(
         (config[key] for key in _QUANTIZATION if isinstance(config.get(key), Mapping)), {}
     )

@@ -54,8 +54,9 @@ UNKNOWN_CONTEXT_TOKENS = 32768  # used for recurrent models, which have no limit
 
 
 def checked_config(folder: Path) -> dict[str, Any]:
-    """Return the configuration of the model in the folder. Raises ModelLoadError with a message of
-    one line.
+    """Return the configuration of the model in the folder.
+
+    Raises ModelLoadError with a message of one line.
     """
     check_is_folder(folder)
     config = read_json(folder / _CONFIG)
@@ -206,8 +207,9 @@ def read_header(file: Path) -> dict[str, Any]:
 
 
 def _end_of_tensors(header: Mapping[str, Any]) -> int:
-    """Return the end of the last tensor, relative to the header. Raises ValueError and other errors
-    if the header is invalid.
+    """Return the end of the last tensor, relative to the header.
+
+    Raises ValueError and other errors if the header is invalid.
     """
     last = 0
     for name, entry in header.items():
@@ -272,8 +274,9 @@ def _modules() -> frozenset[str]:
 
 @cache
 def _remapping() -> dict[str, str]:
-    """Return the model types that mlx-lm maps to another module. Read from its source, because
-    importing it would import MLX.
+    """Return the model types that mlx-lm maps to another module.
+
+    Read from its source, because importing it would import MLX.
     """
     found = {}
     for table in _REMAPPINGS.findall((_mlx_lm() / "utils.py").read_text(encoding="utf-8")):

@@ -16,16 +16,18 @@ _CONVERTIBLE = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 
 def read_backend(folder: Path) -> Backend:
-    """Return the tokenizer in the folder. Converts it if there is no tokenizer.json. Raises
-    ModelLoadError.
+    """Return the tokenizer in the folder.
+
+    Converts it if there is no tokenizer.json. Raises ModelLoadError.
     """
     path = folder / "tokenizer.json"
     return _read_backend(path) if path.is_file() else _convert(folder)
 
 
 def tokenizer_config(folder: Path) -> dict[str, Any]:
-    """Return tokenizer_config.json merged with special_tokens_map.json; the former wins. Raises
-    ModelLoadError.
+    """Return tokenizer_config.json merged with special_tokens_map.json; the former wins.
+
+    Raises ModelLoadError.
     """
     return {
         **read_json(folder / "special_tokens_map.json"),

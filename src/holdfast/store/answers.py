@@ -1,5 +1,6 @@
-"""The tokens of generated answers, in SQLite. After a restart, conversations continue from exactly
-these tokens.
+"""The tokens of generated answers, in SQLite.
+
+After a restart, conversations continue from exactly these tokens.
 
 Only a request that contains the answer can read its row: the row's key is a hash of the answer's
 text and of the tenant, and the row's bytes are encrypted with another part of the same hash. The
@@ -48,8 +49,9 @@ logger = logging.getLogger("holdfast.store")
 
 
 class StoredAnswer(NamedTuple):
-    """A stored answer. The tag distinguishes answers with the same secret. Only the caller
-    interprets the body.
+    """A stored answer.
+
+    The tag distinguishes answers with the same secret. Only the caller interprets the body.
     """
 
     tag: bytes
@@ -156,8 +158,9 @@ class AnswerFile:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection | None]:
-        """Yield the open file, locked; None if it cannot be opened. After an error, the next call
-        opens it again.
+        """Yield the open file, locked; None if it cannot be opened.
+
+        After an error, the next call opens it again.
         """
         with self._lock:
             try:
@@ -209,7 +212,10 @@ class AnswerFile:
 
 
 def clear_answers(folder: Path) -> None:
-    """Delete all answers in a store's folder, even if a server has the file open. Raises OSError."""
+    """Delete all answers in a store's folder, even if a server has the file open.
+
+    Raises OSError.
+    """
     path = _path_in(folder)
     if not path.is_file():
         return

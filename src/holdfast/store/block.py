@@ -196,8 +196,9 @@ def by_place(entry: Entry) -> tuple[int, bool]:
 
 
 def reachable_keys(by_depth: Iterable[Entry]) -> set[BlockKey]:
-    """Return the keys of entries whose whole chain of parents is stored. Expects parents before
-    children.
+    """Return the keys of entries whose whole chain of parents is stored.
+
+    Expects parents before children.
     """
     reachable: set[BlockKey] = set()
     for block in (entry.block for entry in by_depth):

@@ -71,15 +71,17 @@ class BlockFile:
 
     @property
     def path(self) -> Path:
-        """The path. It is computed on demand, because most files of a large store are only counted."""
+        """The path.
+
+        It is computed on demand, because most files of a large store are only counted.
+        """
         return self.root / self.model / (self.key.hex() + BLOCK_SUFFIX)
 
 
 class StoreFolder:
-    """The paths and locks of a store's folder. One thread makes changes; other threads may ask for
-    paths.
+    """The paths and locks of a store's folder.
 
-    Every method may raise OSError.
+    One thread makes changes; other threads may ask for paths. Every method may raise OSError.
     """
 
     def __init__(self, path: Path, *, names: Mapping[str, str] | None = None) -> None:
@@ -196,8 +198,9 @@ class StoreFolder:
 
     @contextlib.contextmanager
     def exclusive(self, *, wait_seconds: float = 10.0) -> Iterator[None]:
-        """Hold the folder's lock. The lock is reentrant, because work under it may have to rebuild
-        the index.
+        """Hold the folder's lock.
+
+        The lock is reentrant, because work under it may have to rebuild the index.
 
         Raises OSError if there is no marker, or if another process holds the lock for longer than
         `wait_seconds`.
@@ -233,8 +236,9 @@ class StoreFolder:
         return self._incoming
 
     def release(self) -> None:
-        """Give up this process's incoming folder. The next process that opens the store salvages
-        its files.
+        """Give up this process's incoming folder.
+
+        The next process that opens the store salvages its files.
         """
         if self._incoming is not None:
             with contextlib.suppress(OSError):
@@ -246,8 +250,9 @@ class StoreFolder:
 
     @contextlib.contextmanager
     def abandoned(self) -> Iterator[list[Path]]:
-        """Yield the files that processes left in their incoming folders when they died. Removes
-        these folders at the end.
+        """Yield the files that processes left in their incoming folders when they died.
+
+        Removes these folders at the end.
         """
         others = [
             folder for folder in _plain_folders(self.path / "incoming") if folder != self._incoming
@@ -278,8 +283,9 @@ class StoreFolder:
                         )
 
     def make_model_folder(self, fingerprint: str) -> Path:
-        """Return the folder of a model's blocks. Creates it if necessary, with a note of the
-        model's name.
+        """Return the folder of a model's blocks.
+
+        Creates it if necessary, with a note of the model's name.
         """
         folder = self.path / "blocks" / fingerprint_id(fingerprint)
         if not folder.is_dir():
@@ -362,8 +368,9 @@ def sync_by_name(path: Path, *, flags: int, sync: Callable[[int], None] = os.fsy
 
 
 def _exclude_from_backups(path: Path) -> None:
-    """Exclude the store from Time Machine, if possible. Otherwise it would copy gigabytes every
-    hour.
+    """Exclude the store from Time Machine, if possible.
+
+    Otherwise it would copy gigabytes every hour.
     """
     tool = shutil.which("tmutil")
     if tool is not None:
@@ -385,10 +392,9 @@ def _plain_folders(root: Path) -> list[Path]:
 
 
 class Records:
-    """The records of one model's sessions: small named files with a checksum. They are replaced as
-    a whole.
+    """The records of one model's sessions: small named files with a checksum.
 
-    I/O thread. Every method may raise OSError.
+    They are replaced as a whole. I/O thread. Every method may raise OSError.
     """
 
     def __init__(self, folder: StoreFolder, *, model: str) -> None:

@@ -111,8 +111,9 @@ def use_write_ahead_log(database: sqlite3.Connection, *, busy_seconds: float) ->
 
 
 def make_tables(database: sqlite3.Connection, schema: str, *, version: int) -> int:
-    """Create the tables unless the file has tables already. Returns their version. Raises
-    sqlite3.Error.
+    """Create the tables unless the file has tables already.
+
+    Returns their version. Raises sqlite3.Error.
     """
     found = _version_of(database)
     if found == 0:
@@ -224,8 +225,9 @@ class BlockIndex:
         )
 
     def pin(self, keys: Iterable[BlockKey], *, holder: str, until: float) -> None:
-        """Protect blocks from eviction for `holder` until a time. The blocks need not be stored
-        yet.
+        """Protect blocks from eviction for `holder` until a time.
+
+        The blocks need not be stored yet.
         """
         self._write(
             "INSERT OR REPLACE INTO pins VALUES (?, ?, ?)", [(key, holder, until) for key in keys]
@@ -350,8 +352,9 @@ class IndexSupervisor:
         self.gone: Gone = {}  # blocks that were found missing when opening; the owner handles them
 
     def use(self, work: Callable[[BlockIndex], Result]) -> Result:
-        """Call `work` with the open index. If the index is damaged, rebuild it and call `work`
-        again.
+        """Call `work` with the open index.
+
+        If the index is damaged, rebuild it and call `work` again.
 
         Raises OSError if that fails, also if the disk is full or read-only, or if another process
         holds the index.

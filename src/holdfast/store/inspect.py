@@ -1,5 +1,6 @@
-"""The commands `holdfast store ls|stat|verify|prune|clear`. A server may use the folder at the same
-time.
+"""The commands `holdfast store ls|stat|verify|prune|clear`.
+
+A server may use the folder at the same time.
 """
 
 from __future__ import annotations
@@ -83,7 +84,10 @@ class RemovalReport:
 
 
 def list_store(folder: Path) -> tuple[ModelHoldings, ...]:
-    """List what the store contains for each model, the largest first. Raises StoreRefused, OSError."""
+    """List what the store contains for each model, the largest first.
+
+    Raises StoreRefused, OSError.
+    """
     with _opened(folder, StoreLimits()) as opened:
         fingerprints = opened.supervisor.use(BlockIndex.fingerprints)
         by_model: dict[str, list[Entry]] = {}

@@ -1,5 +1,6 @@
-"""The thread that owns a store's files and index. No other thread writes, renames, evicts or
-removes files.
+"""The thread that owns a store's files and index.
+
+No other thread writes, renames, evicts or removes files.
 """
 
 from __future__ import annotations
@@ -207,8 +208,9 @@ class IoThread:
             )
 
     def _note_room(self, has_room: bool) -> None:
-        """Record whether the store has room for any block at all. Shown in the figures, and logged
-        once.
+        """Record whether the store has room for any block at all.
+
+        Shown in the figures, and logged once.
         """
         if not has_room and self._figures.mode == "writing":
             _LOG.warning(
@@ -300,8 +302,9 @@ class IoThread:
         self._supervisor.use(lambda index: index.count_written(written_bytes, day=self._day()))
 
     def _write_arrived(self) -> None:
-        """Write blocks that have arrived meanwhile. Their number is limited, so that the group gets
-        finished.
+        """Write blocks that have arrived meanwhile.
+
+        Their number is limited, so that the group gets finished.
         """
         for _ in range(GROUP_BLOCKS):
             block = self._mailbox.take_block() if self._retry_at is None else None
@@ -352,7 +355,10 @@ class IoThread:
         self._on_index("unpin", lambda index: index.unpin(keys, holder=holder))
 
     def put_record(self, name: str, data: bytes) -> None:
-        """Write a record. If that is impossible now, the record is written when it changes again."""
+        """Write a record.
+
+        If that is impossible now, the record is written when it changes again.
+        """
         if self._can_write():
             self._attempt("write a session's record", lambda: self._records.put(name, data))
 

@@ -54,8 +54,9 @@ class StoreLimits:
 
 
 def store_limits(settings: StoreSettings) -> StoreLimits:
-    """Build the limits from the settings. Fields without a setting have the defaults of
-    StoreLimits.
+    """Build the limits from the settings.
+
+    Fields without a setting have the defaults of StoreLimits.
     """
     daily = DAILY_WRITE_BYTES if settings.daily_write_bytes is None else settings.daily_write_bytes
     return StoreLimits(budget_bytes=settings.disk_bytes, daily_write_bytes=daily)
@@ -96,8 +97,9 @@ def choose_victims(
 
 
 def eviction_order(entries: Iterable[Entry], *, in_use: Collection[BlockKey] = ()) -> list[Entry]:
-    """Return all blocks that may be evicted, the first victim first. A child always comes before
-    its parent.
+    """Return all blocks that may be evicted, the first victim first.
+
+    A child always comes before its parent.
     """
     by_depth = sorted(entries, key=by_place)
     kept, recency = _kept_and_recency(by_depth, in_use)
@@ -154,10 +156,9 @@ class StoreMaintenance:
         )
 
     def make_room(self, wanted_bytes: int, *, in_use: Collection[BlockKey]) -> list[Entry]:
-        """Evict until `wanted_bytes` more fit. Frees a little more than that, so that not every
-        block evicts.
+        """Evict until `wanted_bytes` more fit.
 
-        Returns the evicted blocks.
+        Frees a little more than that, so that not every block evicts. Returns the evicted blocks.
         """
         if not self.shortage_bytes(wanted_bytes):
             return []
@@ -170,8 +171,9 @@ class StoreMaintenance:
             return self.evict(shortage + allowed // SLACK_PARTS, in_use=in_use)
 
     def evict(self, excess_bytes: int, *, in_use: Collection[BlockKey] = ()) -> list[Entry]:
-        """Remove the least recently used blocks until this many bytes are free. Returns the removed
-        blocks.
+        """Remove the least recently used blocks until this many bytes are free.
+
+        Returns the removed blocks.
         """
         with self.folder.exclusive():
             victims = choose_victims(self._entries(), excess_bytes=excess_bytes, in_use=in_use)
@@ -179,8 +181,9 @@ class StoreMaintenance:
         return victims
 
     def remove_unreachable(self) -> list[Entry]:
-        """Remove the blocks whose parents are gone, unless they are pinned. Returns the removed
-        blocks.
+        """Remove the blocks whose parents are gone, unless they are pinned.
+
+        Returns the removed blocks.
         """
         with self.folder.exclusive():
             entries = self._entries()
@@ -213,8 +216,9 @@ class StoreMaintenance:
         self.supervisor.use(lambda index: index.remove(gone))
 
     def condemn(self, path: Path, bad: BadBlock) -> bool:
-        """Quarantine a damaged file, unless a good one has replaced it. Returns whether it was
-        damaged.
+        """Quarantine a damaged file, unless a good one has replaced it.
+
+        Returns whether it was damaged.
         """
         try:
             read_block(path, bad.key, model=path.parent.name)
@@ -264,8 +268,9 @@ def quarantine(path: Path, bad: BadBlock, *, folder: Path) -> None:
 
 
 def bound_quarantine(folder: Path, *, most_bytes: int, most_files: int) -> int:
-    """Delete the oldest files in quarantine until the rest is within the limits. Returns how many
-    files remain. Raises OSError.
+    """Delete the oldest files in quarantine until the rest is within the limits.
+
+    Returns how many files remain. Raises OSError.
     """
     kept = 0
     kept_bytes = 0

@@ -267,8 +267,9 @@ class ResponseFile:
             return _items(database, self._row(database, key), "input")
 
     def find_items(self, tenant: str, item_ids: Sequence[str]) -> dict[str, Item]:
-        """Return items of any of the tenant's records, by id. If several have the same id, the
-        latest counts.
+        """Return items of any of the tenant's records, by id.
+
+        If several have the same id, the latest counts.
         """
         select = (
             "SELECT items.body FROM items JOIN records ON records.number = owner"
@@ -378,8 +379,9 @@ def clear_responses(folder: Path) -> None:
 
 
 class _Database:
-    """`responses/responses-1.sqlite` in a store's folder, or a database in memory. Opened at its
-    first use.
+    """`responses/responses-1.sqlite` in a store's folder, or a database in memory.
+
+    Opened at its first use.
 
     `run` names this process in the rows of its running responses. After this process has died, the
     next process that opens the file marks these responses as lost.
@@ -463,8 +465,9 @@ class _Database:
         return path
 
     def _mark_lost(self, database: sqlite3.Connection, folder: Path) -> None:
-        """Mark the running responses of dead servers as lost. A living server holds a locked
-        folder.
+        """Mark the running responses of dead servers as lost.
+
+        A living server holds a locked folder.
         """
         if self._claim is None:
             sweep(folder, prefix=_CLAIM_PREFIX)
@@ -534,8 +537,9 @@ def sealed(content: bytes) -> bytes:
 
 
 def unsealed(blob: object) -> bytes:
-    """Return the content without its checksum. Raises sqlite3.DatabaseError if the content was
-    changed.
+    """Return the content without its checksum.
+
+    Raises sqlite3.DatabaseError if the content was changed.
     """
     if isinstance(blob, bytes):
         content = blob[_CHECKSUM_BYTES:]

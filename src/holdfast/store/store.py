@@ -146,8 +146,9 @@ class BlockStore:
         limits: StoreLimits | None = None,
         clocks: Clocks | None = None,
     ) -> None:
-        """Raises StoreRefused if the folder holds files that are not the store's. A read-only
-        folder is no error.
+        """Raises StoreRefused if the folder holds files that are not the store's.
+
+        A read-only folder is no error.
 
         served_as: the model's name, for people who look at the store.
         """
@@ -194,8 +195,9 @@ class BlockStore:
     # -- blocks
 
     def put(self, block: StoredBlock) -> None:
-        """Queue a block for writing. The block can be read at once. If the queue is full, the block
-        is dropped and counted.
+        """Queue a block for writing.
+
+        The block can be read at once. If the queue is full, the block is dropped and counted.
 
         The parts must be contiguous and must not change any more. They are released once the block
         is on disk.
@@ -211,20 +213,23 @@ class BlockStore:
         return self._reader.ask(key)
 
     def entries(self) -> tuple[Entry, ...]:
-        """Return all reachable blocks of this model, parents first, blocks before states. Blocks
-        until the answer.
+        """Return all reachable blocks of this model, parents first, blocks before states.
+
+        Blocks until the answer.
         """
         return self._ask(self._io.entries, otherwise=())
 
     def changes(self) -> StoreChanges:
-        """Return what has become durable and what was lost since the last call. A key may be in
-        both.
+        """Return what has become durable and what was lost since the last call.
+
+        A key may be in both.
         """
         return self._mailbox.changes()
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
-        """Record a use of blocks. Pass all blocks of the path: a parent counts as used when a
-        descendant is.
+        """Record a use of blocks.
+
+        Pass all blocks of the path: a parent counts as used when a descendant is.
         """
         self._mailbox.send(functools.partial(self._io.touch, tuple(keys), self._clocks.wall()))
 
@@ -262,7 +267,10 @@ class BlockStore:
         return self._ask(self._io.records, otherwise={})
 
     def ask_records(self) -> Future[dict[str, bytes]]:
-        """Like `records`, but returns a future. The future is cancelled when the store is closed."""
+        """Like `records`, but returns a future.
+
+        The future is cancelled when the store is closed.
+        """
         return self._mailbox.ask(self._io.records)
 
     # -- the whole

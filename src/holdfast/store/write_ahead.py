@@ -46,10 +46,10 @@ _MOST_CHANGES = 1 << 17  # older changes that nobody fetched are dropped; a read
 
 
 class Mailbox:
-    """A bounded number of blocks, and tasks, for the I/O thread, in one order. Any thread may call
-    it.
+    """A bounded number of blocks, and tasks, for the I/O thread, in one order.
 
-    Blocks can be read from the mailbox until the I/O thread has finished with them.
+    Any thread may call it. Blocks can be read from the mailbox until the I/O thread has finished
+    with them.
     """
 
     def __init__(self, *, most_bytes: int, most_blocks: int) -> None:
@@ -123,8 +123,9 @@ class Mailbox:
         return answer
 
     def take(self, timeout_seconds: float | None) -> StoredBlock | Task | None:
-        """Return the next block or task. Returns None after a timeout, or if the mailbox is closed
-        and empty.
+        """Return the next block or task.
+
+        Returns None after a timeout, or if the mailbox is closed and empty.
         """
         with self._changed:
             if not self._waiting and not self._closed:
@@ -193,7 +194,10 @@ class Mailbox:
 
 
 class WriteAhead:
-    """Files that are complete, but not durable or not in the index yet; oldest first. I/O thread."""
+    """Files that are complete, but not durable or not in the index yet; oldest first.
+
+    I/O thread.
+    """
 
     def __init__(self, folder: StoreFolder, *, fingerprint: str, figures: StoreFigures) -> None:
         self._folder = folder
@@ -220,8 +224,9 @@ class WriteAhead:
     def write(
         self, block: Block, buffers: tuple[Part, ...], *, now: float, steady_now: float
     ) -> None:
-        """Write a block's file into the incoming folder. If that fails, raises OSError and leaves
-        no file.
+        """Write a block's file into the incoming folder.
+
+        If that fails, raises OSError and leaves no file.
         """
         self._incoming = self._folder.incoming()
         path = self._path(block.key)

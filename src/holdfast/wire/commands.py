@@ -26,8 +26,9 @@ MOST_STEP_TOKENS = 1 << 20
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit on reasoning tokens. After this many, the worker forces the tokens that end the
-    reasoning.
+    """A limit on reasoning tokens.
+
+    After this many, the worker forces the tokens that end the reasoning.
 
     All reasoning of an answer counts together. While a grammar does not allow the reasoning to end,
     it continues.
@@ -139,8 +140,9 @@ class WorkerControl(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Change how many sequences may run at once and how many tokens a step may have. No sequence is
-    lost.
+    """Change how many sequences may run at once and how many tokens a step may have.
+
+    No sequence is lost.
 
     The next `WorkerStatistics` contain the limits that are in effect; invalid limits change
     nothing.
@@ -195,8 +197,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker process reads from its standard input: one JSON document. Standard input keeps
-    the settings out of the process list.
+    """What a worker process reads from its standard input: one JSON document.
+
+    Standard input keeps the settings out of the process list.
     """
 
     settings: WorkerSettings

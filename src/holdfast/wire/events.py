@@ -14,8 +14,9 @@ DropReason: TypeAlias = Literal["queue_full", "memory_only", "daily_budget", "no
 
 
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):
-    """A histogram. `counts[i]` observations are ≤ `bounds[i]`; the last count is for those above
-    all bounds.
+    """A histogram.
+
+    `counts[i]` observations are ≤ `bounds[i]`; the last count is for those above all bounds.
     """
 
     bounds: tuple[float, ...]
@@ -72,8 +73,9 @@ class CacheFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConstraintFigures(msgspec.Struct, kw_only=True):
-    """Counters of structured output since the worker's start. The engine counts in one such object;
-    the front gets a copy.
+    """Counters of structured output since the worker's start.
+
+    The engine counts in one such object; the front gets a copy.
     """
 
     sequences: int = 0  # opened with a grammar or a reasoning budget
@@ -95,8 +97,9 @@ class ResidencyFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WaitReason(enum.Enum):
-    """What a request waits for. The front decides about PLACE and LOAD, the worker about the
-    others.
+    """What a request waits for.
+
+    The front decides about PLACE and LOAD, the worker about the others.
     """
 
     PLACE = "place"  # room for its model in the machine's memory
@@ -147,6 +150,7 @@ class FinishReason(enum.Enum):
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """Natural log-probability of a token, and those of the likeliest tokens at its position.
+
     Computed after bias and penalties, before temperature.
     """
 

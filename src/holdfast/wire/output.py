@@ -27,7 +27,10 @@ class AnswerDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextDelta(AnswerDelta, frozen=True, kw_only=True):
-    """New text of one kind. It never splits a character, and never contains part of a stop string."""
+    """New text of one kind.
+
+    It never splits a character, and never contains part of a stop string.
+    """
 
     text: str
     kind: TextKind = "text"
@@ -152,7 +155,10 @@ class Relevance(TextRead, frozen=True, kw_only=True):
 
 
 class PromptProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of a choice's prefill. Sent if the prefill takes long or the request asked for it."""
+    """Progress of a choice's prefill.
+
+    Sent if the prefill takes long or the request asked for it.
+    """
 
     index: int
     total_tokens: int

@@ -17,10 +17,10 @@ Priority: TypeAlias = Literal["interactive", "batch"]  # batch runs on what inte
 
 
 class TokenIds(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Token ids, packed as little-endian uint32. Sending, copying or comparing 100,000 of them
-    takes microseconds.
+    """Token ids, packed as little-endian uint32.
 
-    A slice is packed too. Packed ids are equal only to other packed ids, never to a tuple.
+    Sending, copying or comparing 100,000 of them takes microseconds. A slice is packed too. Packed
+    ids are equal only to other packed ids, never to a tuple.
     """
 
     packed: bytes = b""
@@ -59,8 +59,9 @@ class TokenIds(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def common_tokens(ours: bytes | bytearray, theirs: bytes | bytearray) -> int:
-    """The length of the common prefix of two packed sequences. For 100,000 equal tokens this takes
-    20 µs.
+    """The length of the common prefix of two packed sequences.
+
+    For 100,000 equal tokens this takes 20 µs.
     """
     low, high = 0, min(len(ours), len(theirs))
     if ours[:high] == theirs[:high]:
@@ -86,8 +87,9 @@ def token_at(packed: bytes, index: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PlacedAnswer:
-    """An earlier answer within the text of a prompt. Its tokens replace the characters from `start`
-    to `end`.
+    """An earlier answer within the text of a prompt.
+
+    Its tokens replace the characters from `start` to `end`.
     """
 
     start: int
@@ -188,7 +190,10 @@ RESERVED_TEMPLATE_ARGUMENTS: Final = frozenset(
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation for the model's chat template. Messages are dictionaries as in OpenAI's API."""
+    """A conversation for the model's chat template.
+
+    Messages are dictionaries as in OpenAI's API.
+    """
 
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...] = ()

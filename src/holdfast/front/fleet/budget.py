@@ -60,7 +60,10 @@ class Verdict:
 
 
 def decide(models: Sequence[Candidate], limits: PlaceLimits, *, now: float) -> Verdict:
-    """Decide what to do at the time `now`. Models that are loading or stopping keep their places."""
+    """Decide what to do at the time `now`.
+
+    Models that are loading or stopping keep their places.
+    """
     return _Decision(models, limits, now=now).verdict()
 
 
@@ -209,8 +212,9 @@ def _is_unused(model: Candidate) -> bool:
 
 
 def _fits(model: Candidate, beside: Iterable[Candidate], limits: PlaceLimits) -> bool:
-    """Whether a model fits beside others. Alone it always does: only loading shows whether it
-    really fits.
+    """Whether a model fits beside others.
+
+    Alone it always does: only loading shows whether it really fits.
     """
     others = list(beside)
     if not others:

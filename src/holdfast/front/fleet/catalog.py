@@ -1,5 +1,6 @@
-"""Which models a server serves, and how. Sources: the settings, `models.toml`, and the models found
-on this machine.
+"""Which models a server serves, and how.
+
+Sources: the settings, `models.toml`, and the models found on this machine.
 
 `catalog_of` builds the catalog. `models.toml` has one table `[models.NAME]` per model. If a table
 has an error, that model is left out, with the reason.
@@ -375,10 +376,9 @@ def _entry_of_settings(settings: Settings) -> CatalogEntry:
 
 
 def _named_beside(listed: Catalog, settings: Settings, environ: Mapping[str, str]) -> CatalogEntry:
-    """Return the model of `model.path`, which models.toml does not list. It may be in a watched
-    folder or elsewhere.
+    """Return the model of `model.path`, which models.toml does not list.
 
-    Raises ModelLoadError if it cannot be served.
+    It may be in a watched folder or elsewhere. Raises ModelLoadError if it cannot be served.
     """
     name = settings.model.path
     for wrong in listed.left_out:
@@ -402,8 +402,9 @@ def _named_beside(listed: Catalog, settings: Settings, environ: Mapping[str, str
 
 
 def _also_by_hub_id(entries: tuple[CatalogEntry, ...]) -> tuple[CatalogEntry, ...]:
-    """Add each entry's Hub id to its aliases. If several entries have the same id, the first one
-    gets it.
+    """Add each entry's Hub id to its aliases.
+
+    If several entries have the same id, the first one gets it.
     """
     taken = {name for entry in entries for name in (entry.name, *entry.aliases)}
     named = []
@@ -426,7 +427,10 @@ class _FoundModel:
 def _with_found(
     listed: tuple[CatalogEntry, ...], settings: Settings, environ: Mapping[str, str]
 ) -> tuple[tuple[CatalogEntry, ...], list[LeftOut]]:
-    """Append the models found on this machine. Also returns the found models that cannot be served."""
+    """Append the models found on this machine.
+
+    Also returns the found models that cannot be served.
+    """
     served = list(listed)
     left_out = []
     taken = {name: entry for entry in listed for name in (entry.name, *entry.aliases)}

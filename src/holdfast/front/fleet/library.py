@@ -1,4 +1,7 @@
-"""Pulls and removes models of the Hub while the server runs. The catalog is read again afterwards."""
+"""Pulls and removes models of the Hub while the server runs.
+
+The catalog is read again afterwards.
+"""
 
 from __future__ import annotations
 
@@ -96,10 +99,10 @@ class Library:
 
     @contextlib.contextmanager
     def pulled(self, source: ModelSource) -> Iterator[Pull]:
-        """Pull a model. All clients that ask for it share one pull, which stops when the last one
-        has left.
+        """Pull a model.
 
-        Raises InvalidRequest if this server would not serve the model.
+        All clients that ask for it share one pull, which stops when the last one has left. Raises
+        InvalidRequest if this server would not serve the model.
         """
         if not (self._residency.catalog.takes_found or self._names_of(source)):
             raise InvalidRequest(
@@ -141,8 +144,9 @@ class Library:
         await self._serve_anew(source)
 
     def stop(self) -> None:
-        """Stop all pulls, because the server stops. The next pull of a model continues with the
-        missing files.
+        """Stop all pulls, because the server stops.
+
+        The next pull of a model continues with the missing files.
         """
         for name, pull in tuple(self._pulls.items()):
             self._stop(name, pull)

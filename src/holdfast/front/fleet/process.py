@@ -75,8 +75,9 @@ class WorkerProcess:
         on_progress: Callable[[LoadProgress], None],
         deliver: Callable[[Sequence[Event]], None],
     ) -> WorkerProcess:
-        """Start the process and send it its assignment. The process then loads its model on its
-        own.
+        """Start the process and send it its assignment.
+
+        The process then loads its model on its own.
 
         deliver: see `WorkerLink`. Raises OSError.
         """
@@ -124,8 +125,9 @@ class WorkerProcess:
         return self._process.returncode is None
 
     async def wait_started(self, *, timeout_seconds: float) -> WorkerReady | WorkerFailed:
-        """Wait until the model is served, or the worker fails or dies. After the timeout, kill the
-        worker.
+        """Wait until the model is served, or the worker fails or dies.
+
+        After the timeout, kill the worker.
         """
         try:
             # not asyncio.wait_for: before Python 3.12 it may swallow a cancellation
@@ -148,8 +150,9 @@ class WorkerProcess:
         return WorkerFailed(message=message, fatal_input=False)
 
     async def wait_lost(self) -> None:
-        """Wait until the process has exited or closed the link. Either way it serves nobody any
-        more.
+        """Wait until the process has exited or closed the link.
+
+        Either way it serves nobody any more.
         """
         await asyncio.wait((self._exit_task, self.link.lost), return_when=asyncio.FIRST_COMPLETED)
 
@@ -179,8 +182,9 @@ class WorkerProcess:
         return self._process.returncode or 0
 
     def _close_log(self) -> None:
-        """Close the pipe of the log. A child of the worker may hold it open, and asyncio waits for
-        all pipes of a process.
+        """Close the pipe of the log.
+
+        A child of the worker may hold it open, and asyncio waits for all pipes of a process.
         """
         log = self._process._transport.get_pipe_transport(2)  # type: ignore[attr-defined]
         if log is not None:
@@ -256,8 +260,9 @@ class Watchdog:
         self._unmeasured_seconds = min(self._unmeasured_seconds, known)
 
     def look(self, beat: Heartbeat | None, *, elapsed_seconds: float) -> str | None:
-        """Judge what has come since the last poll. Returns how the worker hangs, in words, or None
-        if it does not.
+        """Judge what has come since the last poll.
+
+        Returns how the worker hangs, in words, or None if it does not.
         """
         if beat is not None:
             self.expects_heartbeats = True

@@ -1,5 +1,7 @@
-"""Keeps track of which models are loaded. A model is loaded when a request asks for it, stays
-loaded while it is used, and makes room for others.
+"""Keeps track of which models are loaded.
+
+A model is loaded when a request asks for it, stays loaded while it is used, and makes room for
+others.
 
 `budget` decides which models to load and to unload. `Residency` carries that out, and connects each
 request with the worker of its model.
@@ -200,8 +202,9 @@ class Residency:
 
     @contextlib.asynccontextmanager
     async def lease(self, model: str, sequences: int = 1) -> AsyncIterator[ModelClient]:
-        """Lease a model for this many sequences: return the link to its worker. The model is not
-        unloaded before the lease ends.
+        """Lease a model for this many sequences: return the link to its worker.
+
+        The model is not unloaded before the lease ends.
 
         If the model is not loaded, waits for room and then for the load. Raises UnknownModel,
         WorkerUnavailable if the load fails or takes too long, and QueueFull if too many sequences
@@ -225,10 +228,10 @@ class Residency:
             slot.leases.give_back()
 
     async def load(self, model: str) -> None:
-        """Load a model and wait until it is served. Waiting for room is limited, but loading may
-        take any time.
+        """Load a model and wait until it is served.
 
-        Raises as `lease` does, and ModelLoadError.
+        Waiting for room is limited, but loading may take any time. Raises as `lease` does, and
+        ModelLoadError.
         """
         slot = self._slot(model)
         with contextlib.suppress(ModelLoadError):  # `_take` raises it with another message
@@ -260,10 +263,10 @@ class Residency:
                 self._look()
 
     def let_go(self, model: str) -> None:
-        """Unload a model once the requests that use it have finished, without waiting. New requests
-        load it again.
+        """Unload a model once the requests that use it have finished, without waiting.
 
-        Does nothing if the model is pinned or not loaded. Raises UnknownModel.
+        New requests load it again. Does nothing if the model is pinned or not loaded. Raises
+        UnknownModel.
         """
         slot = self._slot(model)
         if slot.state.phase in ("loading", "ready") and not slot.is_pinned:
@@ -323,10 +326,9 @@ class Residency:
         }
 
     def forget_files(self, model: str) -> None:
-        """Record that the files of a model were pulled again or removed. Its next load looks for
-        them again.
+        """Record that the files of a model were pulled again or removed.
 
-        Raises UnknownModel.
+        Its next load looks for them again. Raises UnknownModel.
         """
         self._slot(model).forget_files()
         self._look()
@@ -514,8 +516,9 @@ class Residency:
         return max((info.device_memory_bytes for info in infos if info is not None), default=0)
 
     def _share(self, slot: ModelSlot) -> MemoryShare:
-        """The memory for a worker that starts now: an equal part of what is left. The other parts
-        are for the models that are loading or may still be loaded.
+        """The memory for a worker that starts now: an equal part of what is left.
+
+        The other parts are for the models that are loading or may still be loaded.
         """
         others = [other for other in self._slots.values() if other is not slot and other.has_place]
         loading = sum(other.state is State.LOADING for other in others)

@@ -289,7 +289,10 @@ class ModelSlot:
         self._end_worker()
 
     async def unload(self) -> None:
-        """Wait until the worker has exited in order. All that it had cached is in its store then."""
+        """Wait until the worker has exited in order.
+
+        All that it had cached is in its store then.
+        """
         assert self._task is not None
         await asyncio.wait([self._task])
         if self._client is not None:
@@ -325,7 +328,10 @@ class ModelSlot:
     # -- its entry and files
 
     def change(self, entry: CatalogEntry) -> None:
-        """Use another entry. Pins and idle time change at once, everything else at the next load."""
+        """Use another entry.
+
+        Pins and idle time change at once, everything else at the next load.
+        """
         if entry.is_pinned != self._next_entry.is_pinned:
             self.is_pinned = entry.is_pinned
         self.is_listed = True
@@ -338,12 +344,16 @@ class ModelSlot:
         self.leases.turn_away(error)
 
     def forget_files(self) -> None:
-        """Record that the files were pulled again or removed. The next load looks for them again."""
+        """Record that the files were pulled again or removed.
+
+        The next load looks for them again.
+        """
         self._are_files_old = True
 
     def take_changes(self) -> bool:
-        """Adopt the latest entry and files, unless the model is loaded. Returns whether they are
-        new.
+        """Adopt the latest entry and files, unless the model is loaded.
+
+        Returns whether they are new.
         """
         if self.has_place or (self.entry == self._next_entry and not self._are_files_old):
             return False
@@ -862,8 +872,9 @@ class RestartDelay:
 
 
 def on_own_thread(work: Callable[[], T], *, name: str) -> asyncio.Future[T]:
-    """Run blocking work that may take hours on a daemon thread. The future gets the result or the
-    HoldfastError.
+    """Run blocking work that may take hours on a daemon thread.
+
+    The future gets the result or the HoldfastError.
 
     The event loop's executor would be wrong: at shutdown, the server would wait for a download.
     """

@@ -106,8 +106,9 @@ def _delete_unused(kept: Path) -> None:
 
 
 def _of_this_machine(kept: Path) -> Path:
-    """The subfolder for this machine. Several machines may share a home directory, and libraries
-    depend on processor and system.
+    """The subfolder for this machine.
+
+    Several machines may share a home directory, and libraries depend on processor and system.
     """
     machine = (sys.platform, platform.machine(), platform.node(), *platform.libc_ver())
     return kept / hashlib.blake2b("/".join(machine).encode(), digest_size=8).hexdigest()

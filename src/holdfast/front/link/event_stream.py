@@ -72,8 +72,9 @@ class EngineClient(Protocol):
         ...
 
     async def ask_session(self, command: SessionCommand) -> SessionAnswer:
-        """Carry out a session command. If the worker dies meanwhile, the next worker gets the
-        command.
+        """Carry out a session command.
+
+        If the worker dies meanwhile, the next worker gets the command.
 
         If the command fails there, the answer says so if the first worker may have carried it out.
         Raises WorkerUnavailable if no worker comes, or if both die.
@@ -161,8 +162,9 @@ class EventStream:
         return bool(self._pauses)
 
     def pause(self) -> None:
-        """Pause generation until `go_on`. The sequence keeps its memory as long as nobody else
-        needs it.
+        """Pause generation until `go_on`.
+
+        The sequence keeps its memory as long as nobody else needs it.
         """
         self._set_pause("reader", is_on=True)
 
@@ -171,7 +173,10 @@ class EventStream:
         self._set_pause("reader", is_on=False)
 
     def limit_thoughts(self, budget: ThinkingBudget) -> None:
-        """Change the reasoning budget of the request. The reasoning tokens generated so far count."""
+        """Change the reasoning budget of the request.
+
+        The reasoning tokens generated so far count.
+        """
         if not self._over:
             self._control(ThoughtLimit(request_id=self.request_id, budget=budget))
 

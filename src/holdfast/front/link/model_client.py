@@ -44,8 +44,9 @@ _IF_DONE_BEFORE: Final[Mapping[OperationName, SessionFailure]] = {
     "fork": SessionFailure.EXISTS,
     "close": SessionFailure.NOT_FOUND,
 }
-"""How each of these commands fails if it was carried out before. All other commands may be
-repeated.
+"""How each of these commands fails if it was carried out before.
+
+All other commands may be repeated.
 """
 
 # deaths in a row without a new token of any request; then all requests that ran are tried alone
@@ -423,6 +424,7 @@ def _with_note(answer: SessionAnswer, asked: _OpenCommand) -> SessionAnswer:
 
 class Isolation:
     """Records which requests ran when workers died, and decides which request has to run alone.
+
     Pure.
 
     A death is recorded with all requests that ran, and with the number of tokens that each of them

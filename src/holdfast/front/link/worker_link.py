@@ -35,8 +35,9 @@ _SOCKET = "link"
 
 
 class WorkerLink:
-    """The link to one worker process, for the life of that process. It does not know which requests
-    the events belong to.
+    """The link to one worker process, for the life of that process.
+
+    It does not know which requests the events belong to.
 
     Only use it on the event loop's thread. A plain reader callback on the file descriptor drains
     the socket: an event costs one wake-up of the loop, with no task in between. The socket is bound
@@ -197,8 +198,9 @@ def _readable(socket: zmq.Socket[bytes]) -> bool:
 
 
 def _socket_folder() -> Claim:
-    """Create a private folder, so that no other user can reach the worker. Its path is short enough
-    for sockets.
+    """Create a private folder, so that no other user can reach the worker.
+
+    Its path is short enough for sockets.
     """
     claimed = claim(Path(tempfile.gettempdir()), prefix=CLAIM_PREFIX)
     if _takes_sockets(claimed.folder):
