@@ -49,7 +49,7 @@ def test_a_complete_folder_is_described(folder: Path) -> None:
 
 def test_a_missing_folder_or_a_file_in_its_place_is_reported(folder: Path) -> None:
     assert "there is no model folder" in refusal(folder / "nowhere")
-    assert f"name its folder: {folder}" in refusal(folder / "model.safetensors")
+    assert f"use its folder instead: {folder}" in refusal(folder / "model.safetensors")
     assert "is a file" in refusal(Path(__file__))
 
 

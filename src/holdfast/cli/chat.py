@@ -618,7 +618,10 @@ def _enter(event: KeyPressEvent) -> None:
 
 
 def _typed_messages(keyboard: PromptSession[str]) -> Iterator[str]:
-    """Yield the messages that a person types, until Ctrl-D at an empty prompt or a second Ctrl-C."""
+    """Yield the messages that a person types.
+
+    Ends after Ctrl-D at an empty prompt, or after a second Ctrl-C.
+    """
     about_to_leave = False
     while True:
         try:

@@ -247,15 +247,15 @@ def advice(
         return report.recommendations
     unused_gpu = ""
     if system == "Darwin" and architecture == "x86_64":
-        unused_gpu = "this Python is built for Intel: install one for Apple silicon (arm64)"
+        unused_gpu = "this Python is built for Intel: install a Python for Apple silicon (arm64)"
     elif system == "Darwin":
-        unused_gpu = "Metal is not used: MLX needs macOS 14 or newer, not in a virtual machine"
+        unused_gpu = "Metal is not used: MLX needs macOS 14 or newer, and no virtual machine"
     elif nvidia_gpu and cuda_wheel:
         # both wheels contain mlx/lib/libmlx.so, so the one installed last hides the other
-        unused_gpu = f"MLX for CUDA is installed, but hidden by the one for CPUs: {_UNHIDE_CUDA}"
+        unused_gpu = f"MLX for CUDA is installed, but hidden by MLX for CPUs: {_UNHIDE_CUDA}"
     elif nvidia_gpu:
         unused_gpu = (
-            "there is an unused NVIDIA GPU: run `make venv` in Holdfast's clone, or there "
+            "an NVIDIA GPU is not used: in your clone of Holdfast, run `make venv`, or "
             f"{_INSTALL_CUDA}"
         )
     return (*([unused_gpu] if unused_gpu else []), *report.recommendations)

@@ -193,7 +193,7 @@ def chosen_server(number: int | None) -> RunningServer:
             f"several servers are running: {listed}; choose one by process id or port"
         )
     raise NoSuchServer(
-        f"no server of yours has the process id or port {number}; running are: {listed}"
+        f"no server of yours has the process id or port {number}; running servers: {listed}"
     )
 
 

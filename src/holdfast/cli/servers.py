@@ -778,7 +778,10 @@ def systemd_unit(spec: ServiceSpec) -> str:
 
 
 def _quoted(word: str, *, in_command: bool = False) -> str:
-    """Quote a word for systemd, including its specifiers (%) and, in commands, its variables ($)."""
+    """Quote a word for systemd.
+
+    Also quotes systemd's specifiers (%) and, in commands, its variables ($).
+    """
     if _PLAIN.fullmatch(word):
         return word
     escaped = (

@@ -108,7 +108,7 @@ class InProcessClient:
     """Starts a worker on a device thread, which is not a daemon. Any thread may call any method."""
 
     def __init__(self, run_worker: Callable[[QueueInbox], object]) -> None:
-        """run_worker: loads the model, serves the inbox until `SHUT_DOWN`, and releases the device."""
+        """run_worker: loads the model, serves the inbox until `SHUT_DOWN`, releases the device."""
         self._inbox = QueueInbox(self._deliver)
         self._started: Future[WorkerReady | WorkerFailed] = Future()
         self._statistics: queue.SimpleQueue[Future[WorkerStatistics]] = queue.SimpleQueue()

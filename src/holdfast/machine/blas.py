@@ -46,7 +46,7 @@ class BlasReport:
         return f"{self.name} {self.version}, {threads}".replace(" ,", ",")
 
 
-_current = BlasReport(in_front=False, reason="nothing was loaded in front of it")
+_current = BlasReport(in_front=False, reason="no other BLAS was loaded")
 
 
 def prepare_blas(threads: int | None = None) -> BlasReport:

@@ -1,4 +1,4 @@
-"""How much memory this process may use, how a worker divides it, and the memory pressure on macOS."""
+"""How much memory a process may use, how a worker divides it, and memory pressure on macOS."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def model_source(model: str, *, revision: str = "") -> ModelSource:
     if "/" in model or "\\" in model:
         check_is_folder(folder)
     raise ModelLoadError(
-        f"there is no model folder {model}; a model on the Hub is written owner/name"
+        f"there is no model folder {model}; the id of a model on the Hub has the form owner/name"
     )
 
 
@@ -364,7 +364,7 @@ def _check_disk(source: ModelSource, missing_bytes: int) -> None:
 
 @contextlib.contextmanager
 def hub_errors(source: ModelSource) -> Iterator[None]:
-    """Turn errors of the Hub into a ModelLoadError whose message is one line and says what to do."""
+    """Turn errors of the Hub into a ModelLoadError that says in one line what to do."""
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, XetDownloadError
 
     try:
@@ -435,7 +435,7 @@ def _not_fetched(name: str, error: BaseException) -> str:
         case OSError(errno=errno.ENOSPC):
             return f"the disk is full: {name} could not be fetched completely"
         case OSError(errno=errno.EACCES | errno.EPERM | errno.EROFS):
-            return f"the cache folder {error.filename} cannot be written: set HF_HOME to another"
+            return f"the cache folder {error.filename} cannot be written: set HF_HOME to another folder"
     if isinstance(error, (_network_error(), ConnectionError, TimeoutError)):
         return (
             f"the Hub cannot be reached, and {name} is neither a folder here nor completely in "
@@ -445,7 +445,7 @@ def _not_fetched(name: str, error: BaseException) -> str:
 
 
 def _network_error() -> type[Exception]:
-    """The base class of the errors of huggingface_hub's HTTP library, which depends on its version."""
+    """The base class of errors of the HTTP library that this version of huggingface_hub uses."""
     from huggingface_hub import errors
 
     root: type[Exception] = vars(errors)["HTTPError"]

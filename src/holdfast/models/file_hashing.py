@@ -197,7 +197,7 @@ class HashCache:
         self._used: dict[FileStamp, str] = {}
 
     def find(self, stamp: FileStamp) -> str | None:
-        """The hash of a file with this stamp, if it is known."""
+        """Return the hash of a file with this stamp; None if it is unknown."""
         known = self._known.get(stamp)
         if known is not None:
             self._used[stamp] = known

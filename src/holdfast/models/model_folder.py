@@ -91,7 +91,9 @@ def check_is_folder(folder: Path) -> None:
             f"{folder} is a GGUF file, the format of llama.cpp; {_WANTED}. {_MLX_FORMAT}"
         )
     elif (folder.parent / _CONFIG).is_file():
-        raise ModelLoadError(f"{folder} is a file of a model; name its folder: {folder.parent}")
+        raise ModelLoadError(
+            f"{folder} is one file of a model; use its folder instead: {folder.parent}"
+        )
     else:
         raise ModelLoadError(f"{folder} is a file; {_WANTED}")
 
@@ -169,9 +171,8 @@ def _no_weights(folder: Path) -> ModelLoadError:
 def read_header(file: Path) -> dict[str, Any]:
     """Return the header of a weight file: the entry of each tensor, by name.
 
-    Raises ModelLoadError if the file is truncated. Source: https:
-
-    github.com/huggingface/safetensors#format.
+    Raises ModelLoadError if the file is truncated. Source:
+    https://github.com/huggingface/safetensors#format.
     """
     try:
         size = file.stat().st_size

@@ -36,7 +36,7 @@ def tokenizer_config(folder: Path) -> dict[str, Any]:
 
 
 def named_special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts of bos_token, eos_token and other special tokens in tokenizer_config.json."""
+    """Return the texts of the special tokens (bos_token and others) in tokenizer_config.json."""
     named: dict[str, str] = {}
     for name, value in config.items():
         content = value.get("content") if isinstance(value, dict) else value

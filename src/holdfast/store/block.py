@@ -114,7 +114,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         if self.kind not in KINDS:
             raise ValueError(f"unknown kind {self.kind!r}")
         if len(self.packed_tokens) % TOKEN_BYTES:
-            raise ValueError(f"{len(self.packed_tokens)} bytes are no tokens")
+            raise ValueError(f"{len(self.packed_tokens)} bytes are not a whole number of tokens")
 
     @property
     def tokens(self) -> int:
@@ -311,7 +311,7 @@ def _verified_block(
         raise BadBlock(key, "belongs to another model")
     payload = buffer[_payload_start(preamble) :].toreadonly()
     if _checksum(key, (payload,)) != _PREAMBLE.unpack(preamble)[4]:
-        raise BadBlock(key, "payload checksum")
+        raise BadBlock(key, "wrong payload checksum")
     return StoredBlock(block=header.block, parts=tuple(_parts_of(payload, header.part_bytes)))
 
 
@@ -386,7 +386,7 @@ def _verified_header(head: memoryview, key: BlockKey, preamble: bytes) -> BlockH
     fixed = _PREAMBLE.size
     covered = (head[:fixed], head[fixed + _SUM_BYTES : _payload_start(preamble)])
     if _checksum(key, covered) != bytes(head[fixed : fixed + _SUM_BYTES]):
-        raise BadBlock(key, "header checksum")
+        raise BadBlock(key, "wrong header checksum")
     if head[:fixed] != preamble:
         raise BadBlock(key, "changed while it was read")
     _, _, header_bytes, payload_bytes, _ = _PREAMBLE.unpack(preamble)
@@ -399,7 +399,7 @@ def _verified_header(head: memoryview, key: BlockKey, preamble: bytes) -> BlockH
     if sum(map(_aligned, header.part_bytes)) != payload_bytes or any(
         size < 0 for size in header.part_bytes
     ):
-        raise BadBlock(key, "header: part lengths")
+        raise BadBlock(key, "wrong part lengths in the header")
     return header
 
 

@@ -2,10 +2,10 @@
 
 SQLite, one thread per object.
 
-It saves reading every header at the start, and holds what files cannot (recency, pins). The files
-are the truth: an index that is lost, damaged or of an older format is rebuilt from them. Every row
-has a checksum over its immutable columns: SQLite has none, and a row with the wrong tokens would
-return the wrong block.
+The index saves reading every header at the start, and contains what the files cannot: last uses and
+pins. The files are the truth: an index that is lost, damaged or in an older format is rebuilt from
+them. Every row has a checksum over its immutable columns, because SQLite has none, and a row with
+the wrong tokens would return the wrong block.
 """
 
 from __future__ import annotations

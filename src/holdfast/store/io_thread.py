@@ -389,7 +389,7 @@ class IoThread:
         self._recount()
 
     def entries(self) -> tuple[Entry, ...]:
-        """Return all blocks of this model that can be reached from a root, parents before children."""
+        """Return all blocks of this model that are reachable from a root, parents before children."""
         self.flush()
         if self._retry_at is not None:
             self._supervisor.open_in_memory()

@@ -73,7 +73,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     request_id: RequestId
     prompt_token_ids: TokenIds
     max_tokens: int
-    sampling: SamplingParams  # seed always set
+    sampling: SamplingParams  # its seed is always set
     stop_token_ids: tuple[int, ...] = ()
     want_logprobs: bool = False
     top_logprobs: int = 0
@@ -159,7 +159,10 @@ class LogChange(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class MemoryChange(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Change how much memory KV and cached blocks may use together, because a model came or went."""
+    """Change how much memory KV and cached blocks may use together.
+
+    Sent after a model came or went.
+    """
 
     state_bytes: int
 
@@ -186,7 +189,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     hash_cache: str = ""  # file for hashes of model files; empty: none
     compiled_code: str = ""  # folder for code compiled by MLX; empty: none
-    crash_reports: str = ""  # folder; empty: none
+    crash_reports: str = ""  # folder for crash reports; empty: none
     model: ModelSettings
     scheduler: SchedulerSettings
     store: StoreSettings

@@ -36,7 +36,7 @@ class StoreFigures(msgspec.Struct, kw_only=True):
     blocks: int = 0
     stored_bytes: int = 0
     allowed_bytes: int = 0
-    written_today_bytes: int = 0  # by all processes
+    written_today_bytes: int = 0  # by all processes together
     queued_blocks: int = 0
     queued_bytes: int = 0
     written_bytes: int = 0
@@ -64,7 +64,7 @@ class CacheFigures(msgspec.Struct, frozen=True, kw_only=True):
     disk_tokens: int = 0  # cache hits on disk
     read_ahead_tokens: int = 0  # prefilled for next turns, as idle work
     used_ahead_tokens: int = 0  # of `read_ahead_tokens`: used by such turns
-    lookups: dict[str, int] = {}  # by CacheOutcome
+    lookups: dict[str, int] = {}  # how many lookups had which CacheOutcome
     waiting: int = 0  # requests that wait now, until another request has prefilled their prefix
     waits: int = 0
     lookup_seconds: Histogram | None = None
@@ -91,7 +91,7 @@ class ResidencyFigures(msgspec.Struct, frozen=True, kw_only=True):
     leases: int = 0  # requests that use it
     waiting: int = 0  # requests that wait until there is room to load the model
     footprint_bytes: int = 0  # memory of the model, as measured
-    changes: dict[str, int] = {}  # loaded, failed; unloads by reason: room, idle, asked
+    changes: dict[str, int] = {}  # loads (loaded, failed) and unloads (room, idle, asked)
     # total waiting time of requests, by what they waited for: place or load
     wait_seconds: dict[str, float] = {}
 

@@ -110,11 +110,11 @@ class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     timings: Timings = Timings()
     memory: CacheReport = CacheReport()
-    divergent: DivergentTexts | None = None  # for memory.divergence
+    divergent: DivergentTexts | None = None  # texts for memory.divergence
     # included in completion_tokens; the marker that ends the reasoning counts too
     reasoning_tokens: int = 0
     calls: int = 0  # complete tool calls
-    stop_string: str | None = None  # the one that ended the answer
+    stop_string: str | None = None  # the stop string that ended the answer
     resumptions: int = 0  # workers that died while they had the request
     # None: the model or the budget ended the reasoning
     thought_ended_by: ThoughtEnder | None = None

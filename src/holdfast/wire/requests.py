@@ -300,7 +300,7 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     service: ServiceClass = ServiceClass()
     input_field: str = "input"  # the request's field, for errors: the third input is `input.2`
-    is_list: bool = True  # else there is one input, called `input` in errors
+    is_list: bool = True  # False: there is one input, called `input` in errors
 
     def field_of(self, place: int) -> str:
         """The name of an input, for errors."""

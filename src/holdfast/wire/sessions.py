@@ -63,8 +63,8 @@ _OPERATIONS = (
     ),
     SessionOperation(
         "close", "DELETE", _OF_ONE, ("session_id", "forget"), "close_session",
-        "Close a session. Its prefix stays cached while there is room; with `forget`, what no other "
-        "session shares is deleted.",
+        "Close a session. Its prefix stays cached while there is room. With `forget`, the part that "
+        "no other session shares is deleted.",
     ),
 )  # fmt: skip
 SESSION_OPERATIONS: dict[OperationName, SessionOperation] = {
@@ -79,7 +79,7 @@ def _new_call_id() -> str:
 class SessionCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """An operation on a tenant's sessions, answered by one `SessionAnswer`.
 
-    From `session_id` on, only the fields that the operation `takes` are used.
+    Of the fields from `session_id` on, only those that the operation `takes` are used.
     """
 
     operation: OperationName

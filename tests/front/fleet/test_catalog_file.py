@@ -101,7 +101,7 @@ def test_entries_keep_the_order_of_the_file(tmp_path: Path) -> None:
         ('path = "empty"', "has no config.json"),
         ('path = "unweighted"', "has no weights"),
         ('path = "small.gguf"', "is a GGUF file"),
-        ('id = "no id at all"', "a model on the Hub is written owner/name"),
+        ('id = "no id at all"', "the id of a model on the Hub has the form owner/name"),
         ("", "either path (a folder) or id"),
         ('path = "kelp"\nid = "o/n"', "either path (a folder) or id"),
         ('path = "kelp"\nrevision = "v1"', "revision goes with id"),

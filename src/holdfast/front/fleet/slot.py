@@ -714,7 +714,7 @@ class ModelSlot:
 
     @property
     def context_tokens(self) -> int | None:
-        """The context window, as far as it is known before the model is loaded; None if it is not."""
+        """The context window, as far as it is known before the load; None if it is unknown."""
         if self.info is not None:
             return self.info.context_tokens
         return self.entry.model.context_tokens or self.entry.own_context_tokens or None

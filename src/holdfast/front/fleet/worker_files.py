@@ -1,4 +1,4 @@
-"""Files that workers leave on disk: code compiled by MLX, for the next worker, and crash reports."""
+"""Files that workers leave on disk: code compiled by MLX (for later workers) and crash reports."""
 
 from __future__ import annotations
 

@@ -68,7 +68,10 @@ class EngineClient(Protocol):
         ...
 
     async def statistics(self) -> WorkerStatistics:
-        """The worker's current figures, or the last known ones while it is busy with a long step."""
+        """Return the worker's current figures.
+
+        While it is busy with a long step, these are the last known ones.
+        """
         ...
 
     async def ask_session(self, command: SessionCommand) -> SessionAnswer:
