@@ -133,7 +133,7 @@ class WorkerControl(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A command without arguments.
 
     tell_statistics: the worker answers with `WorkerStatistics`. shut_down: the worker cancels
-    running requests and exits in order.
+    running requests and exits cleanly.
     """
 
     action: Literal["tell_statistics", "shut_down"]

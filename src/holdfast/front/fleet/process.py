@@ -152,12 +152,12 @@ class WorkerProcess:
     async def wait_lost(self) -> None:
         """Wait until the process has exited or closed the link.
 
-        Either way it serves nobody any more.
+        Either way, it serves no requests any more.
         """
         await asyncio.wait((self._exit_task, self.link.lost), return_when=asyncio.FIRST_COMPLETED)
 
     async def stop(self) -> int:
-        """Ask the process to exit in order, kill it if that takes too long, and close the link.
+        """Ask the process to exit cleanly, kill it if that takes too long, and close the link.
 
         Waits for the rest of the log. Returns the exit code, or the negated number of the signal.
         """

@@ -105,8 +105,7 @@ class Residency:
             on_progress=on_progress,
         )
         self._slots = {entry.name: self._slot_of(entry) for entry in catalog.entries}
-        # called with a model whose entry or files have changed: forget what was read from them
-        # before
+        # called with a model whose entry or files have changed, to drop what was read from them
         self.on_changed_entry: Callable[[str], None] = lambda model: None
         self._catalog = catalog
         self._settings = settings
@@ -127,7 +126,7 @@ class Residency:
         return self._catalog
 
     def entry(self, model: str) -> CatalogEntry:
-        """The entry with which a model is, or will be, loaded. Raises UnknownModel."""
+        """The catalog entry with which a model is loaded, or will be. Raises UnknownModel."""
         return self._slot(model).entry
 
     async def take_catalog(self, catalog: Catalog) -> CatalogChange:
@@ -160,7 +159,10 @@ class Residency:
         return change
 
     async def start(self) -> None:
-        """Begin to load the models for the start. Returns once their worker processes run."""
+        """Begin to load the models that the server loads at its start.
+
+        Returns once their worker processes run.
+        """
         if len(self._slots) > 1:
             self._machine_bytes = (await asyncio.to_thread(memory_report)).total_bytes
         self._first_loads = {
@@ -173,10 +175,10 @@ class Residency:
             launched.cancel()
 
     async def wait_ready(self) -> None:
-        """Wait until each of the models for the start is served, or has failed.
+        """Wait until each model that the server loads at its start is served or has failed.
 
-        Raises ModelLoadError or WorkerUnavailable if a model has failed that the user named, or
-        that is the only one.
+        Raises ModelLoadError or WorkerUnavailable if the failed model is the only one, or the one
+        that the user named.
         """
         for name, task in self._first_loads.items():
             try:
@@ -188,7 +190,7 @@ class Residency:
                 logger.error("the pinned model %s is not available: %s", name, error)
 
     async def stop(self) -> None:
-        """Have all workers exit in order. Open streams end as failed."""
+        """Have all workers exit cleanly. Open streams end as failed."""
         self._has_stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -202,7 +204,7 @@ class Residency:
 
     @contextlib.asynccontextmanager
     async def lease(self, model: str, sequences: int = 1) -> AsyncIterator[ModelClient]:
-        """Lease a model for this many sequences: return the link to its worker.
+        """Lease a model for this many sequences, and yield the link to its worker.
 
         The model is not unloaded before the lease ends.
 
@@ -310,7 +312,7 @@ class Residency:
         return [self._status(slot) for slot in self._slots.values()]
 
     async def statistics(self) -> dict[str, WorkerStatistics]:
-        """The current figures of the workers that answer, by model."""
+        """Return the current figures of the workers that answer, by model."""
         clients = {
             name: client
             for name, slot in self._slots.items()
@@ -328,7 +330,7 @@ class Residency:
     def forget_files(self, model: str) -> None:
         """Record that the files of a model were pulled again or removed.
 
-        Its next load looks for them again. Raises UnknownModel.
+        The model's next load looks for them again. Raises UnknownModel.
         """
         self._slot(model).forget_files()
         self._look()
@@ -348,7 +350,7 @@ class Residency:
         raise self._catalog.unknown(model)
 
     async def _take(self, slot: ModelSlot, sequences: int) -> None:
-        """Take a lease. When this returns, the model has a place."""
+        """Take a lease. When this returns, the model has a place (see `budget`)."""
         if slot.leases.is_open:
             await slot.leases.take(sequences=sequences, seconds=0.0)
             return

@@ -122,7 +122,7 @@ logger = logging.getLogger("holdfast.front.fleet")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """The place of a model's files, and the size of the weights in them."""
+    """The folder of a model's files, and the size of the weights in it."""
 
     folder: Path
     weight_bytes: int = 0
@@ -188,7 +188,7 @@ class ModelSlot:
         self._scheduler: SchedulerSettings | None = None
         self._waiting_sequences = 0  # sequences with a lease that wait for the worker
         self._changed = asyncio.Event()
-        # of the current load
+        # the following fields are about the current load
         self._task: asyncio.Task[NoReturn] | None = None
         self._loaded: asyncio.Future[None] | None = None
         self._settings: WorkerSettings | None = None
@@ -273,7 +273,10 @@ class ModelSlot:
         self._enter(State.LOADING)
 
     def drain(self, *, is_wanted: bool) -> None:
-        """Drain the model: new requests wait while those that hold a lease finish. Or undo that."""
+        """Drain the model: new requests wait while those that hold a lease finish.
+
+        is_wanted: False undoes that.
+        """
         if is_wanted and self.state in _TAKES_REQUESTS:
             self._enter(State.DRAINING)
         elif not is_wanted and self.state is State.DRAINING:
@@ -289,7 +292,7 @@ class ModelSlot:
         self._end_worker()
 
     async def unload(self) -> None:
-        """Wait until the worker has exited in order.
+        """Wait until the worker has exited cleanly.
 
         All that it had cached is in its store then.
         """
@@ -433,10 +436,10 @@ class ModelSlot:
     async def set_limits(
         self, *, max_running: int | None = None, step_tokens: int | None = None
     ) -> SchedulerLimits:
-        """Change how many sequences may run at once and how many tokens a step may have, for this
-        worker and all later ones.
+        """Change the scheduler's limits for this worker and all later ones.
 
-        None leaves a limit unchanged. No stream is lost: sequences beyond a lower limit wait again.
+        max_running: how many sequences may run at once. step_tokens: how many tokens a step may
+        have. None leaves a limit unchanged. No stream is lost: sequences beyond a lower limit wait again.
         Returns the new limits; `step_tokens` is 0 if it was never set and there is no worker to
         ask. Raises InvalidRequest.
         """
@@ -630,7 +633,7 @@ class ModelSlot:
             return
         if isinstance(error, OSError):
             error = ModelLoadError(f"the worker cannot be started: {error}")
-        # our bug, but no request may wait forever because of it
+        # a bug in Holdfast; no request may wait forever because of it
         elif not isinstance(error, HoldfastError):
             logger.critical(
                 "the supervision of model %s has ended", self.entry.name, exc_info=error
@@ -849,7 +852,7 @@ def backoff_seconds(failures_in_a_row: int) -> float:
 
 
 class RestartDelay:
-    """Decides how long to wait before the next worker starts. Pure: the caller passes the time.
+    """Decides how long to wait before the next worker starts. No clock: the caller passes the time.
 
     Workers that died without a new token are counted in a row. Workers that made progress are
     counted per minute, so that requests that kill one worker after another do not keep the machine
