@@ -31,7 +31,7 @@ _BUSY_SECONDS = 1.0
 _CLOSE_SECONDS = 2.0
 _MOST_WAITING = 1_000
 MOST_BYTES = 32 << 20
-# share of MOST_BYTES that remains after an eviction, so that not every new answer evicts
+# share of MOST_BYTES that remains after an eviction, so that not every new answer causes one
 _KEPT_SHARE = 0.9
 _SCHEMA = """
 CREATE TABLE answers (

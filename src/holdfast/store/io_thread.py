@@ -252,7 +252,7 @@ class IoThread:
         over = written + file_bytes > limit
         if over and self._warned_of_day != day:
             self._warned_of_day = day
-            _LOG.warning("the store has reached its limit of %d bytes written a day", limit)
+            _LOG.warning("the store has reached its daily write limit of %d bytes", limit)
         return over
 
     def _day(self) -> str:
@@ -389,7 +389,7 @@ class IoThread:
         self._recount()
 
     def entries(self) -> tuple[Entry, ...]:
-        """Return all blocks of this model that are reachable from a root, parents before children."""
+        """Return all blocks of this model that a root leads to, parents before children."""
         self.flush()
         if self._retry_at is not None:
             self._supervisor.open_in_memory()

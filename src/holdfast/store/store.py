@@ -273,7 +273,7 @@ class BlockStore:
         """
         return self._mailbox.ask(self._io.records)
 
-    # -- the whole
+    # -- the whole store
 
     def flush(self, timeout_seconds: float = 60.0) -> bool:
         """Wait until everything so far is durable. Returns whether it is."""

@@ -206,7 +206,7 @@ class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
     read_ahead_tokens: int = 0  # of all cached tokens: prefilled in advance for this turn
     unused_tokens: int = 0  # further tokens that are, or were, cached but could not be used
     divergence: Divergence | None = None
-    waited_for_another: bool = False  # because another request was prefilling the same prefix
+    waited_for_another: bool = False  # whether another request was prefilling the same prefix
     # duration of that wait; included in the queue time, like the next two fields
     waited_seconds: float = 0.0
     lookup_seconds: float = 0.0

@@ -217,8 +217,9 @@ class ModelClient:
         )
 
     def end_all(self, message: str) -> None:
-        """Give up waiting for a worker: end each open stream with FAILED, and each command with
-        WorkerUnavailable.
+        """Give up waiting for a worker.
+
+        Ends each open stream with FAILED, and each command with WorkerUnavailable.
         """
         requests = tuple(self._open.values())
         commands = tuple(self._asked.values())
@@ -424,8 +425,6 @@ def _with_note(answer: SessionAnswer, asked: _OpenCommand) -> SessionAnswer:
 
 class Isolation:
     """Records which requests ran when workers died, and decides which request has to run alone.
-
-    Pure.
 
     A death is recorded with all requests that ran, and with the number of tokens that each of them
     generated in that worker's life. Three rules derive suspects from this record. No rule forgets a
