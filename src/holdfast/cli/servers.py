@@ -130,8 +130,9 @@ def port_in_use(error: AddressInUse) -> str:
 
 
 def _served_models(url: str) -> list[str] | None:
-    """Return the ids of the models that a Holdfast at this address serves; None if no Holdfast
-    answers.
+    """Return the ids of the models that a Holdfast at this address serves.
+
+    Returns None if no Holdfast answers.
     """
     try:
         with ServerClient(url=url) as client:
@@ -221,8 +222,9 @@ def health_of(server: RunningServer, *, seconds: float) -> dict[str, Any]:
 
 
 def _asked(server: RunningServer, path: str, *, seconds: float) -> dict[str, Any]:
-    """Return the content of a path; {} if the server refuses the request or does not answer in
-    time.
+    """Return the content of a path.
+
+    Returns {} if the server refuses the request or does not answer in time.
     """
     try:
         with client_of_own(server) as client:
