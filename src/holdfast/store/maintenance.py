@@ -158,7 +158,8 @@ class StoreMaintenance:
     def make_room(self, wanted_bytes: int, *, in_use: Collection[BlockKey]) -> list[Entry]:
         """Evict until `wanted_bytes` more fit.
 
-        Frees a little more than that, so that not every new block causes an eviction. Returns the evicted blocks.
+        Frees a little more than that, so that not every new block causes an eviction. Returns the
+        evicted blocks.
         """
         if not self.shortage_bytes(wanted_bytes):
             return []

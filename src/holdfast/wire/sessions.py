@@ -63,8 +63,8 @@ _OPERATIONS = (
     ),
     SessionOperation(
         "close", "DELETE", _OF_ONE, ("session_id", "forget"), "close_session",
-        "Close a session. Its prefix stays cached while there is room. With `forget`, the part that "
-        "no other session shares is deleted.",
+        "Close a session. Its prefix stays cached while there is room. With `forget`, the part "
+        "that no other session shares is deleted.",
     ),
 )  # fmt: skip
 SESSION_OPERATIONS: dict[OperationName, SessionOperation] = {

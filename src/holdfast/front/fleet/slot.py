@@ -439,9 +439,9 @@ class ModelSlot:
         """Change the scheduler's limits for this worker and all later ones.
 
         max_running: how many sequences may run at once. step_tokens: how many tokens a step may
-        have. None leaves a limit unchanged. No stream is lost: sequences beyond a lower limit wait again.
-        Returns the new limits; `step_tokens` is 0 if it was never set and there is no worker to
-        ask. Raises InvalidRequest.
+        have. None leaves a limit unchanged. No stream is lost: sequences beyond a lower limit wait
+        again. Returns the new limits; `step_tokens` is 0 if it was never set and there is no worker
+        to ask. Raises InvalidRequest.
         """
         if self._settings is None:
             message = (
