@@ -47,15 +47,17 @@ from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.request_log import RECORD, UNKNOWN_ROUTE, RequestRecord, write_line
 from holdfast.telemetry.traces import Traces
 
-# OpenAI's clients read the first one, Anthropic's the second
+# OpenAI's clients read the first header, Anthropic's clients the second
 _ID_HEADERS = (b"x-request-id", b"request-id")
 _WELL_FORMED_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
 def _model_operations(speakers: Sequence[Dialect]) -> tuple[Operation, ...]:
-    """List the models and show one, in the format of the client's protocol.
+    """The operations that list the models and show one model, in the format of the client's
+    protocol.
 
-    speakers: the protocols with a format of their own; other clients get the first one's.
+    speakers: the protocols that define their own format; clients of other protocols get the format
+        of the first.
     """
     shapes = [dialect.models for dialect in speakers if dialect.models is not None]
 
@@ -71,14 +73,14 @@ def _model_operations(speakers: Sequence[Dialect]) -> tuple[Operation, ...]:
         summary="the served models",
     )
     async def list_models(request: Request, services: Services) -> Response:
-        """The served models."""
+        """List the served models."""
         return json_response(shape_for(request).many(served_models(services)))
 
     @operation(
         "GET", "/v1/models/{model_id:path}", answers_of(*[shape.one_type for shape in shapes])
     )
     async def get_model(request: Request, services: Services) -> Response:
-        """One served model; its id may contain slashes."""
+        """Show one served model, whose id may contain slashes."""
         return json_response(
             shape_for(request).one(named_model(services, request.path_params["model_id"]))
         )
@@ -86,7 +88,7 @@ def _model_operations(speakers: Sequence[Dialect]) -> tuple[Operation, ...]:
     return list_models, get_model
 
 
-MODELS = Dialect(  # has no prefix, so errors have the format of the client's protocol
+MODELS = Dialect(  # without a prefix, so that errors have the format of the client's protocol
     name="The list of models",
     error=OPENAI.error,
     error_shape=OPENAI.error_shape,
@@ -106,7 +108,7 @@ DIALECTS = (
 
 
 def create_application(services: Services, *, dialects: Sequence[Dialect] = DIALECTS) -> Starlette:
-    """The application with these services. Unknown paths belong to the first protocol."""
+    """Create the application. Errors for unknown paths have the format of the first protocol."""
     table = DialectTable(dialects)
     proxies = trusted_networks(services.server.trusted_proxies)
     middleware = [
@@ -121,7 +123,7 @@ def create_application(services: Services, *, dialects: Sequence[Dialect] = DIAL
     app = Starlette(
         routes=[_route(each) for each in table.operations],
         middleware=middleware,
-        exception_handlers={HTTPException: handle},  # from Starlette: unknown paths and methods
+        exception_handlers={HTTPException: handle},  # Starlette: unknown paths and methods
         lifespan=_lifespan,
     )
     app.router.redirect_slashes = False
@@ -151,7 +153,7 @@ def _cors(origins: Sequence[str]) -> Middleware:
 
 def _route(served: Operation) -> Route:
     route = Route(served.path, served, methods=[served.method])
-    route.methods = {served.method}  # without the HEAD that Starlette adds
+    route.methods = {served.method}  # removes HEAD, which Starlette adds
     return route
 
 
@@ -186,7 +188,7 @@ def _request_lines(app: ASGIApp, *, metrics: Metrics, traces: Traces | None = No
         except ClientDisconnect:
             record.is_aborted = True
         except asyncio.CancelledError:
-            # The server is stopping, and the handler did not turn this into an answer.
+            # The server is stopping, and the handler did not turn the cancellation into an answer.
             response = answer_of(
                 WorkerUnavailable("the server stopped before the request was complete"), scope
             )

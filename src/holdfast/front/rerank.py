@@ -1,4 +1,4 @@
-"""POST /v1/rerank, in the form that Jina, Cohere, vLLM and llama.cpp share."""
+"""POST /v1/rerank, in the format that Jina, Cohere, vLLM and llama.cpp share."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ _UNSUPPORTED = UnsupportedFields(
         **dict.fromkeys(
             _CUTS, "nothing is truncated: send documents that fit the model's context window"
         ),
-        "rank_fields": "put what shall count into `text`",
+        "rank_fields": "put everything to be ranked into `text`",
         "raw_scores": "a result's `logprob` is the raw score",
     },
 )
 
 
 class TextObject(BaseModel):
-    """A text as an object."""
+    """A text, wrapped in an object."""
 
     model_config = STRICT
 
@@ -83,21 +83,28 @@ class RerankBody(SaltField):
     documents: Annotated[list[TextOrObject], Field(min_length=1, fail_fast=True)] = Field(
         description="The documents: texts, or objects with `text`."
     )
-    model: Model | None = optional("A model that /v1/models lists; by default the first.")
+    model: Model | None = optional("A model that /v1/models lists. Default: the first one.")
     top_n: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = optional(
-        "Return only that many of the best results."
+        "Return only this number of results, the best ones."
     )
-    return_documents: bool | None = optional("Return the texts with the results (default).")
+    return_documents: bool | None = optional(
+        "Whether to return the texts with the results. Default: true."
+    )
     instruction: str | None = optional(
-        "What makes a document relevant, for models trained with instructions."
+        "An instruction that says what makes a document relevant, for models that were trained "
+        "with instructions."
     )
     method: RankMethod | None = optional(
-        "yes_no asks the model; likelihood is that of the query. The default depends on the model."
+        "How to score a document. yes_no: ask the model whether it is relevant. likelihood: how "
+        "likely the query is after the document. The default depends on the model."
     )
     user: str | None = optional("Accepted and ignored.")
 
     def plan(self, services: Services) -> RankPlan:
-        """What to rank and how to answer. Raises RequestRefused naming the field at fault."""
+        """Convert the body into what to rank and how to answer.
+
+        Raises RequestRefused naming the field at fault.
+        """
         _UNSUPPORTED.refuse(self.model_extra)
         documents = tuple(map(_text, self.documents))
         refuse_too_many(documents, services.limits.max_inputs, field="documents")
@@ -149,7 +156,7 @@ class RankedText(Struct, frozen=True, kw_only=True):
 class RankedDocument(Struct, frozen=True, kw_only=True):
     """A document with its score."""
 
-    index: int  # in the request
+    index: int  # of the document in the request
     relevance_score: float  # 0 to 1
     logprob: float  # the logarithm of the score
     document: RankedText | UnsetType = UNSET
@@ -180,7 +187,7 @@ async def rerank(request: Request, services: Services) -> Response:
 
 @operation("POST", "/v2/rerank", request_of(RerankBody), answers_of(RankedList))
 async def rerank_as_cohere(request: Request, services: Services) -> Response:
-    """The path that Cohere's clients use."""
+    """Serve the same under the path that Cohere's clients use."""
     return await rank(request, services, lambda body: parse(RerankBody, body).plan(services))
 
 

@@ -27,35 +27,38 @@ from holdfast.front.server.services import Services, model_of
 from holdfast.telemetry.request_log import RECORD
 from holdfast.wire.requests import EncodedPrompt, TokenIds
 
-MAX_CHARACTERS = 8_000_000  # of a text; tokenization takes about 1 µs each
+MAX_CHARACTERS = 8_000_000  # per text; tokenization takes about 1 µs per character
 
 
 class TokenizeBody(ChatCompletionRequest):
     """A text, or a conversation with all fields of a chat request."""
 
     content: str | None = optional(
-        "A text, as llama.cpp's clients send it; without special tokens around it."
+        "A text, as llama.cpp's clients send it; by default without special tokens around it."
     )
     prompt: str | None = optional(
-        "A text, as vLLM's clients send it; with special tokens around it."
+        "A text, as vLLM's clients send it; by default with special tokens around it."
     )
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] | None = optional(  # type: ignore[assignment]
-        "A conversation, to be rendered by the chat template."
+        "A conversation, which the chat template renders."
     )
-    add_special: bool | None = optional("Put the tokenizer's special tokens around a text.")
+    add_special: bool | None = optional(
+        "Whether to put the tokenizer's special tokens around a text."
+    )
     add_special_tokens: bool | None = optional("Another name of add_special.")
     parse_special: bool | None = optional(
-        "If false, special tokens that a text spells are plain text."
+        "If false, names of special tokens within the text are treated as plain text."
     )
     with_pieces: bool | None = optional(
-        "Return the text of each token, or its bytes if they are not UTF-8."
+        "Return the text of each token, or its bytes if they are not valid UTF-8."
     )
-    return_token_strs: bool | None = optional(
-        "Return the tokens as the vocabulary spells them, too."
-    )
+    return_token_strs: bool | None = optional("Also return each token as the vocabulary spells it.")
 
     def text(self) -> str | None:
-        """The text, None for a conversation. Raises RequestRefused unless exactly one is given."""
+        """The text to tokenize; None if a conversation was sent.
+
+        Raises RequestRefused unless exactly one is given.
+        """
         given = {
             name: value
             for name in ("content", "prompt", "messages")
@@ -63,17 +66,17 @@ class TokenizeBody(ChatCompletionRequest):
         }
         if len(given) != 1:
             raise RequestRefused(
-                "there must be one of `content`, `prompt` and `messages`",
+                "exactly one of `content`, `prompt` and `messages` is required",
                 field=next(iter(given), "content"),
             )
         text = self.content if self.content is not None else self.prompt
         if text is not None and len(text) > MAX_CHARACTERS:
-            reason = f"a text may have {MAX_CHARACTERS:,} characters, got {len(text):,}"
+            reason = f"a text may have at most {MAX_CHARACTERS:,} characters, got {len(text):,}"
             raise RequestRefused(reason, field=next(iter(given)))
         return text
 
     def special(self) -> bool:
-        """Whether special tokens go around a text."""
+        """Whether to put special tokens around a text."""
         if self.add_special is not None:
             return self.add_special
         if self.add_special_tokens is not None:
@@ -87,11 +90,11 @@ class DetokenizeBody(BaseModel):
     model_config = STRICT
 
     tokens: Annotated[list[TokenId], Field(fail_fast=True)] = Field(description="Token ids.")
-    model: Model | None = optional("A model that /v1/models lists; by default the first.")
+    model: Model | None = optional("A model that /v1/models lists. Default: the first one.")
 
 
 class TokenPiece(Struct, frozen=True, kw_only=True):
-    """A token with its text, or its bytes if they are not UTF-8."""
+    """A token with its text, or with its bytes if they are not valid UTF-8."""
 
     id: int
     piece: str | list[int]
@@ -107,7 +110,7 @@ class TokenList(Struct, frozen=True, kw_only=True):
 
 
 class PlainText(Struct, frozen=True, kw_only=True):
-    """The text of tokens, under llama.cpp's name and vLLM's."""
+    """The text of the tokens, both under llama.cpp's name and under vLLM's."""
 
     content: str
     prompt: str

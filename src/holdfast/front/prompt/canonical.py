@@ -1,8 +1,8 @@
 """Conversations in canonical form, so that a later turn shares the prefix of an earlier one.
 
-Clients vary a prompt without meaning to: the key order of tool definitions and call arguments (some
-languages shuffle it with every request), text in one string or in parts, content that is null,
-empty or missing, and accounting headers in the system prompt.
+Clients change a prompt unintentionally between turns: the key order of tool definitions and call
+arguments (some languages shuffle it with every request), whether a text is one string or several
+parts, whether content is null, empty or missing, and accounting headers in the system prompt.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from holdfast.wire.requests import ChatPrompt
 # Claude Code puts a header that changes with every request before its system prompt.
 _ACCOUNTING_NAME = "x-anthropic-billing-header:"
 _ACCOUNTING = re.compile(rf"^{_ACCOUNTING_NAME}[^\n]*(?:\n+|\Z)", re.MULTILINE)
-# how clients join the parts of a system prompt; the first is our own way
+# how clients join the parts of a system prompt; the first separator is the one we use
 _SEPARATORS = ("\n", "\n\n", "", " ")
-_ENTRY_BYTES = 256  # of an entry, whatever its length
+_ENTRY_BYTES = 256  # overhead of an entry, on top of its text
 _FORMS_OF_TOOL = 3  # as sent, with control tokens broken, as JSON
 _REFERENCE = "tool_reference"
 _TEXT_KINDS = frozenset({"text", "input_text", "output_text"})
@@ -40,15 +40,15 @@ _SYSTEM = frozenset({"system", "developer"})
 
 
 class FirstForms:
-    """Parts of conversations, each in the form in which it was first sent. Thread-safe.
+    """The parts of conversations, each in the form in which it was first sent. Thread-safe.
 
-    A tool definition or the arguments of a call sent again with another key order, and a system
-    prompt sent in parts and then as one text, come back in their first form. The least recently
-    used parts are forgotten.
+    When a client sends a tool definition or the arguments of a call again with another key order,
+    or a system prompt first in parts and then as one text, this returns the first form. The least
+    recently used parts are forgotten.
     """
 
     def __init__(self, *, max_bytes: int = 16_000_000) -> None:
-        # forms by their content; and the key of that by what was sent exactly
+        # the forms by a key of their content; and that key by a key of the exact bytes sent
         self._forms: LruCache[bytes, Any] = LruCache(max_bytes)
 
     def tool(self, tool: Mapping[str, Any], *, tenant: str = "") -> dict[str, Any]:
@@ -58,7 +58,7 @@ class FirstForms:
         if known is not None:
             return cast(KeptTool, known)
         try:
-            ordered = copy.deepcopy(in_usual_order(tool))  # the caller may change its own
+            ordered = copy.deepcopy(in_usual_order(tool))  # the caller may change the original
             content = json.dumps(ordered, sort_keys=True)
         except (TypeError, ValueError, RecursionError):  # not JSON
             return dict(tool)
@@ -69,7 +69,9 @@ class FirstForms:
         return cast(KeptTool, first)
 
     def arguments(self, arguments: str, *, call_id: str, tenant: str = "") -> str:
-        """The arguments of a call (JSON text) in their first form, unless their content changed."""
+        """The arguments of a call (JSON text): in their first form, or as sent if their content is
+        new.
+        """
         exact = _key(tenant, "call as it came", call_id, arguments)
         known = self._known(exact)
         if known is not None:
@@ -80,7 +82,7 @@ class FirstForms:
         return cast(str, first)
 
     def system_text(self, parts: Sequence[str], *, tenant: str = "") -> str:
-        """The parts of a system prompt as one text, joined as they were first sent."""
+        """The parts of a system prompt as one text, joined as when they were first sent."""
         ways = list(parts)
         if len(parts) > 1:
             ways = [separator.join(parts) for separator in _SEPARATORS]
@@ -92,7 +94,9 @@ class FirstForms:
         return text
 
     def _known(self, exact: bytes) -> Any:
-        """The first form of a part that was sent exactly so before, if it is still known."""
+        """The first form of a part that was sent before in exactly this form; None if it is
+        unknown.
+        """
         key = self._forms.get(exact)
         return None if key is None else self._forms.get(key)
 
@@ -108,7 +112,7 @@ def _key(*parts: str) -> bytes:
 def canonical(prompt: ChatPrompt, forms: FirstForms, *, tenant: str = "") -> ChatPrompt:
     """The conversation in the form that is rendered and cached.
 
-    Tools that were found by a search are defined where they were found.
+    A tool that was found by a search is defined at the message that reports it.
     """
     tools = tuple(
         forms.tool(tool, tenant=tenant) if isinstance(tool, Mapping) else tool
@@ -127,7 +131,10 @@ def canonical(prompt: ChatPrompt, forms: FirstForms, *, tenant: str = "") -> Cha
 
 
 def _with_definitions(message: Any, found: dict[str, Any]) -> Any:
-    """The message with text for its tool references. A tool's first one takes it out of `found`."""
+    """The message with its tool references written as text.
+
+    The first reference to a tool removes the tool from `found`.
+    """
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(content, list) or not any(map(_is_reference, content)):
         return message
@@ -155,7 +162,7 @@ def _definition(name: str, found: dict[str, Any]) -> dict[str, str]:
 def _canonical_message(message: Any, forms: FirstForms, tenant: str) -> Any:
     """The message with its text as one string.
 
-    What no template can use stays, so that an error can name it.
+    Content that no template can use is left unchanged, so that an error can name it.
     """
     if not isinstance(message, dict):
         return message
@@ -182,7 +189,7 @@ def _without_accounting(parts: Sequence[str]) -> list[str]:
 
 
 def _texts(content: Any) -> list[str] | None:
-    """The texts of a content; None if some of it is not text."""
+    """The texts of a message's content; None if a part is not text."""
     if content is None:
         return []
     if isinstance(content, str):

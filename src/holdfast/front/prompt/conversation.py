@@ -1,10 +1,10 @@
-"""Messages as clients send them → messages as a model's chat template expects them.
+"""Converts messages from the form that clients send to the form that a chat template expects.
 
 Past tool calls and results get the template's ids, names, order and grouping. If the template shows
-no tools, the system message describes them. If it names the syntax of a family and writes results,
-the model is told to call tools in that syntax. Otherwise calls and results become ordinary text,
-too, in the syntax that most models know, Hermes': a JSON object between <tool_call> and
-</tool_call>.
+no tools, the system message describes them. If such a template names the call syntax of a model
+family and writes results, the system message tells the model to use that syntax. Otherwise calls
+and results become ordinary text, too, in Hermes' syntax, which most models know: a JSON object
+between <tool_call> and </tool_call>.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _EXAMPLE: Final = (
 
 
 def answer_message(text: str, *, reasoning: str = "", calls: Iterable[ToolCall] = ()) -> Message:
-    """An answer as a message of the next turn. Incomplete calls are left out."""
+    """The message that represents an answer in the next turn. Incomplete calls are left out."""
     message: Message = {"role": "assistant", "content": text}
     if reasoning:
         message[REASONING_FIELDS[0]] = reasoning
@@ -84,9 +84,10 @@ def template_messages(
 
     Raises InvalidRequest naming the part that no template could use.
 
-    keep_parts: the template iterates over content parts; otherwise their texts are joined by lines.
-    arguments_as_text: the template writes the arguments of calls verbatim; otherwise it expects
-        objects.
+    keep_parts: True if the template iterates over content parts; otherwise the texts of the parts
+        are joined with line breaks.
+    arguments_as_text: True if the template writes the arguments of calls verbatim; otherwise it
+        expects objects.
     """
     ready = []
     for place, message in enumerate(messages):
@@ -117,7 +118,7 @@ def template_messages(
 
 
 def reasoning_of(message: Mapping[str, Any]) -> str:
-    """The reasoning that a client sent with an answer, whatever it calls it."""
+    """The reasoning that a client sent with an answer, under any of the known names."""
     for name in REASONING_FIELDS:
         value = message.get(name)
         if isinstance(value, str) and value:
@@ -146,7 +147,7 @@ def _part(part: Any, *, field: str) -> str:
     text = part.get("refusal" if kind == "refusal" else "text")
     if kind not in ("text", "input_text", "output_text", "refusal"):
         raise InvalidRequest(
-            f"content parts of type {kind!r} are not supported by this model: it reads text only",
+            f"content parts of type {kind!r} are not supported: this model reads only text",
             field=f"{field}.type",
         )
     if not isinstance(text, str):
@@ -175,10 +176,10 @@ def _tool_calls(calls: Any, *, arguments_as_text: bool, field: str) -> list[Mess
 
 
 def arguments_object(arguments: Any) -> dict[str, Any]:
-    """Arguments as an object, because some templates iterate over it.
+    """The arguments of a call as an object, because some templates iterate over it.
 
-    A model may have written another value, or invalid JSON, and the conversation must be able to
-    continue: such arguments come under the name "raw".
+    If the model wrote another JSON value or invalid JSON, the conversation must still be able to
+    continue: such arguments become the value of the key "raw".
     """
     if arguments is None or arguments == "":
         return {}
@@ -197,20 +198,20 @@ def _arguments_text(arguments: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleHabits:
-    """The orders of messages that a chat template accepts."""
+    """The orders of messages that a chat template accepts, one flag for each."""
 
-    # system messages; otherwise their text goes into the first user message
+    # accepts system messages; otherwise their text goes into the first user message
     system: bool = True
-    # several system messages, anywhere; otherwise leading ones are joined, and later ones become
-    # user messages
+    # accepts several system messages, anywhere; otherwise leading ones are joined, and later ones
+    # become user messages
     system_anywhere: bool = True
-    # user messages in a row, and an answer first; otherwise they are joined, and an empty user
-    # message precedes the answer
+    # accepts consecutive user messages, and an answer as the first message; otherwise user messages
+    # are joined, and an empty user message precedes the answer
     same_in_a_row: bool = True
 
 
 def with_roles(messages: list[Message], habits: RoleHabits) -> list[Message]:
-    """Bring messages, which it may change, into an order that the template accepts."""
+    """Bring messages into an order that the template accepts. May change the given messages."""
     if habits == RoleHabits():
         return messages
     joins_users = not (habits.system and habits.same_in_a_row)
@@ -240,19 +241,22 @@ class ToolHabits:
     """What a chat template requires of a conversation with tool calls."""
 
     id_form: IdForm = "random"
-    # several calls in one answer; otherwise they become pairs of call and result
+    # accepts several calls in one answer; otherwise they become pairs of call and result
     parallel: bool = True
-    # the template omits calls: they are written into the answer's text in this format
+    # if set: the template omits calls, so they are written into the answer's text in this format
     written: CallFormat | None = None
-    # the template does not know tools: all is described in text, with calls in this format
+    # if set: the template does not know tools, so tools, calls and results become text, with calls
+    # in this format
     in_text: CallFormat | None = None
-    # the template shows no tools, but names this format: the system message describes them
+    # if set: the template shows no tools, but names this call format, so the system message
+    # describes the tools
     told: CallFormat | None = None
-    # the template ends the prompt with this beginning of a call, which the model shall write
+    # the beginning of a call with which the template ends the prompt; it is removed, so that the
+    # model writes it
     left_to_model: str = ""
-    # an answer with calls may have a thought and a text; otherwise the thought is left out
+    # an answer with calls may have both a thought and a text; otherwise the thought is left out
     thought_beside_text: bool = True
-    # an answer with this text must stand between a result and a user message
+    # an answer with this text must be put between a result and a user message; None: not needed
     answer_after_results: str | None = None
 
     @property
@@ -267,12 +271,14 @@ class _CallingTurn:
 
     answer: Message
     calls: list[Message]
-    results: list[list[Message]] = field(default_factory=list)  # by call
+    results: list[list[Message]] = field(default_factory=list)  # the results of each call
     others: list[Message] = field(default_factory=list)  # results of unknown calls
 
 
 def with_habits(messages: Iterable[Message], habits: ToolHabits) -> list[Message]:
-    """Bring calls and results, which it may change, into the form that the template requires."""
+    """Bring calls and results into the form that the template requires. May change the given
+    messages.
+    """
     ready: list[Message] = []
     numbers = count()
     for turn in _turns(list(messages)):
@@ -336,7 +342,10 @@ def _turn(answer: Message, results: Sequence[Message]) -> _CallingTurn:
 
 
 def _call_of(result: Message, turn: _CallingTurn) -> int | None:
-    """The call that a result belongs to: by id, or else the first one waiting with that name."""
+    """The index of the call that a result answers; None if there is none.
+
+    The call with the result's id, or else the first call with its name that has no result yet.
+    """
     waiting = [at for at, found in enumerate(turn.results) if not found]
     wanted = result.get("tool_call_id")
     if wanted:
@@ -404,7 +413,7 @@ def _with_answers_between(messages: Iterable[Message], text: str) -> Iterator[Me
 def tools_in_text(
     messages: Iterable[Message], tools: Sequence[Message], form: CallFormat
 ) -> list[Message]:
-    """The conversation, which it may change, with tools, calls and results as ordinary text.
+    """The conversation with tools, calls and results as ordinary text. May change the messages.
 
     The results of one turn become one user message.
     """
@@ -429,8 +438,9 @@ def tools_in_text(
 def tools_told(
     messages: list[Message], tools: Sequence[Message], form: CallFormat
 ) -> list[Message]:
-    """The conversation, which it may change, with a system message that describes the tools and
-    how to call them in this format.
+    """The conversation with a system message that describes the tools and the format of calls.
+
+    May change the given messages.
     """
     return _with_tools_described(
         messages, tools, _IN_SYNTAX.format(example=form.write(_EXAMPLE).strip())
@@ -456,7 +466,9 @@ def _text(content: Any) -> str:
 
 
 def _like(content: Any, text: str) -> Any:
-    """The text as a content of the same kind: some templates accept only one."""
+    """The text as content of the same kind (string or parts), because some templates accept only
+    one.
+    """
     return [_text_part(text)] if isinstance(content, list) else text
 
 

@@ -1,7 +1,8 @@
 """Recognizes how a model writes calls and thoughts, and what its template does with them.
 
-When a model is loaded, words in its chat template and its tokens suggest families; the first whose
-calls come back through the template is chosen (`template_probes.prove`).
+When a model is loaded, its tokens and words in its chat template suggest model families. The first
+family whose calls can be rendered by the template and read back is chosen
+(`template_probes.prove`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from holdfast.wire.requests import ChatPrompt
 ToolsBy: TypeAlias = Literal["template", "text", "none"]
 
 
-# those of a single family come before those that many share
+# formats of a single family come before formats that many families share
 _REASONING_FORMATS: Final = (
     ReasoningFormat(start="<|channel>thought\n", end="<channel|>"),
     ReasoningFormat(start="<|open|>think<|sep|>", end="<|close|>think<|sep|>"),
@@ -54,7 +55,7 @@ _REASONING_FORMATS: Final = (
     ReasoningFormat(start="Here is my thought process:", end="Here is my response:"),
 )
 
-# around visible text, without meaning of their own; only where they are tokens
+# markers around visible text that carry no meaning; removed only where they are tokens
 _SILENT_MARKS: Final = (
     "<|START_RESPONSE|>",
     "<|END_RESPONSE|>",
@@ -66,10 +67,11 @@ _SILENT_MARKS: Final = (
     "</answer>",
     "[END FINAL RESPONSE]",
 )
-# ordinary text around the whole visible answer, if the template names it: Hunyuan A13B
+# ordinary text that a model puts around the whole visible answer, if the template names it (Hunyuan
+# A13B)
 _FRAMES: Final = (("<answer>", "</answer>"),)
 _IN_TEXT: Final = "hermes"
-_BRIDGES: Final = ("", "OK.")  # answers to put between a result and a user message
+_BRIDGES: Final = ("", "OK.")  # answers to try between a result and a user message
 _MAX_OPENING = 2000  # characters of a generation prompt
 _MIN_MARKER = 3  # characters: shorter added tokens are runs of white space and single letters
 _QUESTION = {"role": "user", "content": "Hello!"}
@@ -84,26 +86,27 @@ _WITH_THOUGHT: Final = ChatPrompt(
 
 
 class ThinkingReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a model's thoughts."""
+    """What is known about how a model writes its thoughts."""
 
     start: str
     end: str
-    opened_by_prompt: bool  # unless a request changes that
-    switch: tuple[str, ...] = ()  # the template options that turn thinking on and off
+    opened_by_prompt: bool  # the default; a request may change it
+    switch: tuple[str, ...] = ()  # names of the template options that turn thinking on and off
     efforts: dict[str, dict[str, Any]] = {}  # the template options for each effort
 
 
 class DialectReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found of a model's tools and thoughts when it was loaded."""
+    """What was found out about a model's tools and thoughts when it was loaded."""
 
     family: str = ""
-    # "template": it shows the tools; "text": a message describes them; "none": no template
+    # "template": the template shows the tools; "text": a message describes them; "none": no
+    # template
     tools: ToolsBy = "none"
     proven: bool = False
-    why: str = ""  # why the family's own syntax was not proven
-    # the template writes past calls; otherwise they are written into the text of answers
+    why: str = ""  # why the call syntax of the family could not be proven
+    # whether the template writes past calls; otherwise they are written into the text of answers
     calls_kept: bool = False
-    # it accepts several calls in one answer; otherwise they become pairs of call and result
+    # whether it accepts several calls in one answer; otherwise they become pairs of call and result
     parallel: bool = False
     ids: str = ""  # the form of call ids
     thinking: ThinkingReport | None = None
@@ -111,7 +114,7 @@ class DialectReport(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundDialect:
-    """What was found, for requests and for reports."""
+    """The dialect that was found for a model, for requests and for reports."""
 
     dialect: ModelDialect = PLAIN
     template: ChatTemplate | None = None  # adapts conversations with tools
@@ -133,7 +136,7 @@ def find_dialect(
     config: Mapping[str, Any],
     model_type: str = "",
 ) -> FoundDialect:
-    """Try the families that match a template, and take the first whose calls come back through it.
+    """Try the families that match a template, and take the first whose calls can be read back.
 
     If the template shows no tools, or no family is proven, tools are described in text.
 
@@ -174,7 +177,7 @@ def find_dialect(
 
 
 class _Search:
-    """Looks for the family of one model."""
+    """Searches for the family of one model."""
 
     def __init__(
         self,
@@ -191,8 +194,10 @@ class _Search:
         self.shows_tools = shows_tools(template)
 
     def by_family(self, names: Iterable[str]) -> tuple[_Candidate | None, str]:
-        """The best proven candidate, and why there is none, or why tools are described in text."""
-        failure = "no family of models is known that writes calls like this"
+        """The best proven candidate, or None, and the reason why there is none or why tools are
+        described in text.
+        """
+        failure = "no known model family writes calls like this"
         best: _Candidate | None = None
         for name in names:
             calls = FAMILIES[name].calls
@@ -208,9 +213,10 @@ class _Search:
         return best, failure if best is None else ""
 
     def in_text(self, names: Iterable[str]) -> _Candidate:
-        """Tools described in the system message.
+        """The candidate that describes tools in the system message.
 
-        A family whose markers are all tokens is read too, because the model may belong to it.
+        If the markers of a family are all tokens, its calls are read too, because the model may
+        belong to that family.
         """
         calls = FAMILIES[_IN_TEXT].calls
         others = [FAMILIES[name].calls for name in names if name != _IN_TEXT]
@@ -219,7 +225,9 @@ class _Search:
         return self._candidate(_IN_TEXT, calls, habits, read_too=tuple(own[:1]))
 
     def _tried(self, name: str, calls: CallFormat) -> _Candidate:
-        """The family with the first habits that are proven, or else with the first that were tried."""
+        """The family with the first habits that could be proven, or else with the habits tried
+        first.
+        """
         prompt = self._template.try_render(_ASKED)
         opened = next((opener for opener in calls.openers if prompt.endswith(opener)), "")
         habits = ToolHabits(id_form=calls.id_form, left_to_model=opened)
@@ -249,7 +257,7 @@ class _Search:
         return _Candidate(dialect=dialect, habits=habits, proof=proof)
 
     def _mended(self, habits: ToolHabits) -> ToolHabits:
-        """Adapt the habits to what else the template requires of conversations that continue."""
+        """Adapt the habits to the template's other requirements for conversations that continue."""
         if not follows_results(self._template.with_tool_habits(habits)):
             for text in _BRIDGES:
                 bridged = replace(habits, answer_after_results=text)
@@ -291,8 +299,10 @@ def _dialect(
 
 
 def _is_in(token: AddedToken, marks: Iterable[str]) -> bool:
-    """Whether a token is a mark, or the part of one that readers must know: its beginning, or a
-    special token, which is not shown.
+    """Whether a token matters to readers: it is a mark, the beginning of one, or a special token
+    within one.
+
+    Special tokens are not shown as text, so readers must know them.
     """
     content = token.content
     if len(content.strip()) < _MIN_MARKER:
@@ -320,7 +330,7 @@ def prompt_opens_thought(
 ) -> bool:
     """Whether the answer to a rendered conversation begins within a thought.
 
-    Only the generation prompt counts, because a message may contain the markers, too.
+    Only the generation prompt is examined, because a message may contain the markers, too.
     """
     if dialect.reasoning is None:
         return False
@@ -335,9 +345,11 @@ def prompt_opens_thought(
 
 
 def _reasoning_for(source: str, tokens: Collection[str], *, shown: str) -> ReasoningFormat | None:
-    """The markers of thoughts: named by the template, written by it, or a pair of tokens.
+    """The markers of thoughts that the template names or writes, or else a pair of tokens; None if
+    none is found.
 
-    shown: a rendered conversation up to the answer. Some templates build their markers from parts.
+    shown: a rendered conversation up to the answer, needed because some templates build their
+        markers from parts.
     """
     formats = [in_vocabulary(each, (each.start,), tokens) for each in _REASONING_FORMATS]
     named = [each for each in formats if each.end in source and each.start.strip() in source]
@@ -347,7 +359,7 @@ def _reasoning_for(source: str, tokens: Collection[str], *, shown: str) -> Reaso
         for each in formats
         if each.end in tokens and any(each.start.startswith(token) for token in tokens)
     ]
-    # R1's template only cuts thoughts out
+    # R1's template names the markers only to cut thoughts out
     half = [each for each in formats if each.start == "<think>" and each.end in source]
     return next(iter((*named, *written, *paired, *half)), None)
 
@@ -359,7 +371,9 @@ def _is_written(reasoning: ReasoningFormat, shown: str) -> bool:
 
 
 def _frame_for(source: str, tokens: Collection[str]) -> tuple[str, str]:
-    """The text around every answer that the template names, if it is not tokens."""
+    """The text that the template names and that surrounds every answer, unless it consists of
+    tokens; otherwise two empty strings.
+    """
     for frame in _FRAMES:
         if all(mark in source and mark not in tokens for mark in frame):
             return frame

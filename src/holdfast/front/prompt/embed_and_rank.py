@@ -1,8 +1,8 @@
-"""Prompts that are prefilled and not answered: embeddings and reranking.
+"""Prepares and runs prompts that are prefilled but not answered: embeddings and reranking.
 
-A document is ranked in one of two ways. `yes_no`: the model is asked whether it is relevant, and
-the probability of "yes" is weighed against "no". `likelihood`: how likely the query is after the
-document, per token.
+A document is ranked in one of two ways. `yes_no`: the model is asked whether the document is
+relevant, and the score is the probability of "yes" against "no". `likelihood`: the score is the
+mean likelihood of the query's tokens after the document.
 """
 
 from __future__ import annotations
@@ -60,14 +60,15 @@ from holdfast.wire.requests import (
 )
 
 READ_ONLY = SamplingParams(temperature=0.0, seed=0)
-MAX_CONCURRENT = 16  # prompts of one request that are queued or running; that many fill a step
+MAX_CONCURRENT = 16  # prompts per request that are queued or running at once; that fills a step
 MIN_SHARED_TOKENS = 64  # a shorter common prefix is not worth waiting for
 _MAX_WAIT_SECONDS = 1.0
-# added to "yes" and "no" alike, so that they are the two most likely tokens and are reported
+# a bias added to both "yes" and "no", so that they become the two most likely tokens, whose
+# probabilities are reported
 _BIAS = 100.0
 _CHATML = ("<|im_start|>", "<|im_end|>")
 _INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-# the form in which Qwen3-Reranker was trained
+# the prompt format with which Qwen3-Reranker was trained
 _JUDGED = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
     "the Instruct provided. "
@@ -79,21 +80,26 @@ _JUDGED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPrompt:
-    """The result of a prompt. logprobs: as requested, of its own tokens or of one generated."""
+    """The result of a prompt.
+
+    logprobs: as requested, those of the prompt's own tokens or of the one generated token.
+    """
 
     finished: Finished
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class PromptReader:
-    """Takes the events of one sequence. Raises the client's error for a refusal or failure."""
+    """Collects the events of one sequence. Raises the error for the client if the sequence is
+    refused or fails.
+    """
 
     def __init__(self) -> None:
         self._logprobs: tuple[TokenLogprob, ...] = ()
         self.is_accepted = False
 
     def take(self, event: RequestEvent) -> ReadPrompt | None:
-        """Take the next event. Returns the result with the last one."""
+        """Take the next event. Returns the result after the last event, None before."""
         if isinstance(event, Rejected):
             raise refusal(event)
         self.is_accepted = True
@@ -109,7 +115,7 @@ class PromptReader:
                 raise InvalidRequest(event.error)
             case FinishReason.CANCELLED:
                 raise WorkerUnavailable(
-                    "the server cancelled the request before it was done; please try again"
+                    "the server cancelled the request before it was complete; please try again"
                 )
             case _:
                 return ReadPrompt(finished=event, logprobs=self._logprobs)
@@ -120,10 +126,11 @@ async def read_prompts(
 ) -> list[ReadPrompt]:
     """Run all sequences, a few at a time. Returns their results in order.
 
-    Raises the first refusal or failure, and cancels the others. If the queue is full, it waits,
-    unless the worker has not accepted any of them.
+    Raises the first refusal or failure, and cancels the others. If the worker's queue is full, it
+    waits, unless the worker has accepted none of the sequences.
 
-    field_of: the request's field to name when a prompt is too large for the memory.
+    field_of: returns the request field to name when the prompt with this index is too large for the
+        memory.
     """
     waiting = deque(enumerate(sequences))
     found: dict[int, ReadPrompt] = {}
@@ -138,7 +145,7 @@ async def read_prompts(
                 accepted += reader.is_accepted
                 if result is not None:
                     return result
-        raise GenerationFailed("the worker's stream ended without a word")
+        raise GenerationFailed("the worker's stream ended without a result")
 
     async def lane() -> None:
         while waiting:
@@ -181,9 +188,9 @@ def _prefill(
 def embedding_sequences(
     request: EmbeddingRequest, bundle: TokenizerBundle, *, info: ModelInfo
 ) -> tuple[SequenceRequest, ...]:
-    """A sequence per input. Do not call it on an event loop: it tokenizes.
+    """One sequence per input. It tokenizes, so do not call it on an event loop.
 
-    Raises InvalidRequest naming the input, PromptTooLong, and NoEmbeddings.
+    Raises InvalidRequest, which names the input, PromptTooLong, and NoEmbeddings.
     """
     if not info.embedding_dimensions:
         raise NoEmbeddings
@@ -194,7 +201,7 @@ def embedding_sequences(
         )
         raise InvalidRequest(reason, field="dimensions")
     pooling = _pooling(request, bundle)
-    # thousands of texts that are sent once shall not evict others from the memory
+    # thousands of texts that are sent only once must not evict other texts from the token memory
     bundle = replace(bundle, token_memory=TokenMemory(max_bytes=0))
     return tuple(
         msgspec.structs.replace(
@@ -207,7 +214,9 @@ def embedding_sequences(
 
 
 def embedding_of(finished: Finished, *, dimensions: int | None) -> Embedding:
-    """The vector of an input. With `dimensions`, it is truncated and normalized again."""
+    """The vector of an input. If `dimensions` is given, the vector is truncated and normalized
+    again.
+    """
     vector = finished.embedding
     if dimensions is not None:
         values = array("f", vector)[:dimensions]
@@ -222,14 +231,16 @@ def embedding_of(finished: Finished, *, dimensions: int | None) -> Embedding:
 
 
 def _pooling(request: EmbeddingRequest, bundle: TokenizerBundle) -> Pooling:
-    """The pooling that the request asks for, or the model names, or its tokenizer suggests.
+    """The pooling that the request asks for, or else the model names, or else its tokenizer
+    suggests.
 
-    A tokenizer that appends a token to every text gives the model a place to gather its meaning.
+    A tokenizer that appends a token to every text lets the model gather the text's meaning at that
+    token.
     """
     own = bundle.own_pooling
     if request.pooling is None and own.unserved:
         reason = (
-            f"as this model was trained, {own.unserved}; if you want something else of it, ask for "
+            f"as this model was trained, {own.unserved}; to get another embedding, ask for "
             "`pooling` mean or last"
         )
         raise InvalidRequest(reason, field="pooling")
@@ -262,13 +273,15 @@ class Ranking:
     """How the documents of one request are scored."""
 
     sequences: tuple[SequenceRequest, ...]  # one per distinct document
-    places: tuple[int, ...]  # the first place of each sequence's document
-    sequence_of: tuple[int, ...]  # the sequence of each document
-    answers: AnswerTokens | None  # None: by likelihood
+    places: tuple[int, ...]  # the index of each sequence's document, where it occurs first
+    sequence_of: tuple[int, ...]  # the index of each document's sequence
+    answers: AnswerTokens | None  # None: ranked by likelihood
     first: SequenceRequest | None = None  # prefills the common prefix before the others, if any
 
     def relevances(self, read: Sequence[ReadPrompt]) -> tuple[Relevance, ...]:
-        """The scores of all documents, given the results of the sequences. Raises as below."""
+        """The scores of all documents, given the results of the sequences. Raises what `relevance`
+        raises.
+        """
         found = [self.relevance(each) for each in read]
         return tuple(
             found[index] if place == self.places[index] else _repeated(found[index])
@@ -276,10 +289,10 @@ class Ranking:
         )
 
     def relevance(self, read: ReadPrompt) -> Relevance:
-        """The score of a document. Raises GenerationFailed if the model gave no number."""
+        """The score of a document. Raises GenerationFailed if the score is not a finite number."""
         logprob = _mean_logprob(read) if self.answers is None else _yes_logprob(read, self.answers)
         if not math.isfinite(logprob):
-            raise GenerationFailed("the model gave no number for a document")
+            raise GenerationFailed("the model gave a document a score that is not a finite number")
         return Relevance(
             method="likelihood" if self.answers is None else "yes_no",
             score=math.exp(logprob),
@@ -291,9 +304,9 @@ class Ranking:
 
 
 def ranking(request: RankRequest, bundle: TokenizerBundle, *, info: ModelInfo) -> Ranking:
-    """A sequence per distinct document. Do not call it on an event loop: it tokenizes.
+    """Prepare one sequence per distinct document. It tokenizes, so do not call it on an event loop.
 
-    Raises InvalidRequest naming the field, and PromptTooLong.
+    Raises InvalidRequest, which names the field, and PromptTooLong.
     """
     answers = _answers(request, bundle)
     texts = {"query": request.query, "instruction": request.instruction}
@@ -329,7 +342,7 @@ def ranking(request: RankRequest, bundle: TokenizerBundle, *, info: ModelInfo) -
 
 
 def _answers(request: RankRequest, bundle: TokenizerBundle) -> AnswerTokens | None:
-    """The tokens to weigh; None: by likelihood."""
+    """The tokens for yes and no; None if documents are ranked by likelihood."""
     own = bundle.answer_tokens
     token_id = bundle.tokenizer.backend.token_to_id
     if request.method == "likelihood" or (request.method is None and own is None):
@@ -339,14 +352,14 @@ def _answers(request: RankRequest, bundle: TokenizerBundle) -> AnswerTokens | No
         no = token_id("no")
         if yes is None or no is None or any(token_id(mark) is None for mark in _CHATML):
             reason = (
-                "this model cannot be asked for yes or no: its tokenizer has not the tokens of the "
-                "form for that"
+                "this model cannot be asked for yes or no: its tokenizer lacks the tokens of the "
+                "prompt format for that"
             )
             raise InvalidRequest(reason, field="method")
         return AnswerTokens(yes=yes, no=no)
     if own.no is None:
         reason = (
-            "this model was trained to judge by the logit of one token alone, which is not served; "
+            "this model was trained to judge by the logit of one token only, which is not supported; "
             "ask for likelihood"
         )
         raise InvalidRequest(reason, field="method")
@@ -376,7 +389,7 @@ def _yes_no(
         ),
         want_logprobs=True,
         top_logprobs=2,
-        is_kept=False,  # the next prompt differs in the document
+        is_kept=False,  # the next prompt has another document
     )
 
 
@@ -394,11 +407,11 @@ def _likelihood(
     bos = tokenizer.bos_token_id
     has_bos = bos is not None and tokenizer.encode("a", add_special_tokens=True)[0] == bos
     opening = TokenIds.of((bos,) if bos is not None and has_bos else ())
-    # the first token of all has no probability
+    # the first token of the prompt has no probability
     scored_from = max(1, len(opening) + encoded.tokens_before(len(before)))
     token_ids = opening + encoded.token_ids
     if scored_from >= len(token_ids):
-        raise InvalidRequest("`query`: it has no tokens", field="query")
+        raise InvalidRequest("`query` has no tokens", field="query")
     has_branch = info.fixed_bytes_per_sequence and scored_from > 1
     return msgspec.structs.replace(
         _prefill(request, place, token_ids),
@@ -409,7 +422,7 @@ def _likelihood(
 
 
 def _first(request: RankRequest, sequences: Sequence[SequenceRequest]) -> SequenceRequest | None:
-    """A sequence that prefills the prefix of all prompts; None if that is not worthwhile."""
+    """A sequence that prefills the prefix of all prompts; None if that is not worth it."""
     places = zip(*(sequence.prompt_token_ids for sequence in sequences), strict=False)
     shared = sum(1 for _ in itertools.takewhile(lambda place: len(set(place)) == 1, places))
     if len(sequences) < 2 or shared < MIN_SHARED_TOKENS:
@@ -437,7 +450,7 @@ def _mean_logprob(read: ReadPrompt) -> float:
 
 
 def _yes_logprob(read: ReadPrompt, answers: AnswerTokens) -> float:
-    """The log-probability of yes, given that the answer is yes or no."""
+    """The log-probability of "yes", given that the answer is "yes" or "no"."""
     assert answers.no is not None
     top = dict(read.logprobs[0].top) if read.logprobs else {}
     yes = top.get(answers.yes, math.nan)

@@ -49,17 +49,18 @@ from holdfast.wire.requests import (
 from holdfast.wire.sessions import SessionAnswer, SessionCommand, SessionInfo
 
 _log = logging.getLogger(__name__)
-# about 20 ms of tokenization; for shorter answers the hop to a thread costs more than it saves
+# tokens, about 20 ms of tokenization; for shorter answers, moving to a thread costs more than it
+# saves
 _LONG_ANSWER_TOKENS = 2048
-_MAX_READY = 64  # events of several choices that are taken from the link in advance
-# About 5 ms of tokenization. For shorter texts the hop to a thread costs more than it saves.
+_MAX_READY = 64  # events read from the link ahead of the consumer, if there are several choices
+# About 5 ms of tokenization. For shorter texts, moving to a thread costs more than it saves.
 _LONG_TEXT_CHARACTERS = 20_000
-# per model; most of the time they wait for a template that is rendered in another process
+# per model; mostly, these threads wait for a template that another process renders
 _PREPARING_THREADS = 4
 
 
 def sessions_of(answer: SessionAnswer) -> tuple[SessionInfo, ...]:
-    """The sessions in a worker's answer. Raises SessionRefused if it refuses."""
+    """The sessions in a worker's answer. Raises SessionRefused if the worker refused."""
     if answer.failure is not None:
         raise SessionRefused(answer.failure, answer.message)
     return answer.sessions
@@ -68,7 +69,7 @@ def sessions_of(answer: SessionAnswer) -> tuple[SessionInfo, ...]:
 class Gateway:
     """Prepares and submits requests for all protocols. Call it only from the event loop's thread.
 
-    It holds a lease of the model until the answer has ended.
+    It holds a lease on the model until the answer has ended.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Gateway:
         self._limits = limits
         self._tools = tools
         self._warm_ahead = WarmAhead()
-        # by model, so that a slow template delays no other model
+        # thread pools by model, so that a slow template delays no other model
         self._threads: dict[str, ThreadPoolExecutor] = {}
 
     async def generate(self, request: GenerationRequest) -> GenerationStream:
@@ -120,7 +121,7 @@ class Gateway:
         return stream
 
     async def encode(self, request: GenerationRequest) -> EncodedPrompt:
-        """The prompt as the model would read it. It may exceed the context window.
+        """Encode the prompt as the model would read it. It may exceed the context window.
 
         Raises InvalidRequest, UnknownModel and WorkerUnavailable; PromptTooLong only for a prompt
         far beyond the window.
@@ -138,10 +139,10 @@ class Gateway:
             )
 
     async def embed(self, request: EmbeddingRequest) -> tuple[Embedding, ...]:
-        """A vector of length 1 for each input, in order.
+        """Embed the inputs: one vector of length 1 for each, in order.
 
-        Inputs are batched with other requests. Cancelling ends what still runs. Raises
-        InvalidRequest before any work (NoEmbeddings if the model has none), QueueFull,
+        Inputs are batched with other requests. Cancelling the call ends the inputs that still run.
+        Raises InvalidRequest before any work (NoEmbeddings if the model has none), QueueFull,
         WorkerUnavailable, and GenerationFailed when the model fails on an input.
         """
         async with AsyncExitStack() as lease:
@@ -157,7 +158,9 @@ class Gateway:
         )
 
     async def rank(self, request: RankRequest) -> tuple[Relevance, ...]:
-        """The relevance of each document to the query, in order. Raises what `embed` raises."""
+        """Rate the relevance of each document to the query, in the order of the documents. Raises
+        what `embed` raises.
+        """
         async with AsyncExitStack() as lease:
             client, bundle = await self._model(request.model, 1, lease)
             ranked = partial(ranking, request, bundle, info=client.info)
@@ -178,8 +181,8 @@ class Gateway:
     async def sessions(self, model: str, command: SessionCommand) -> tuple[SessionInfo, ...]:
         """Run a session command; returns the sessions concerned.
 
-        Raises SessionRefused, UnknownModel, QueueFull, and WorkerUnavailable when no worker starts,
-        or the command kills two of them.
+        Raises SessionRefused, UnknownModel, QueueFull, and WorkerUnavailable when no worker starts
+        or the command kills two workers.
         """
         async with self._lease_of(model, 1) as client:
             return sessions_of(await client.ask_session(command))
@@ -187,7 +190,7 @@ class Gateway:
     async def _model(
         self, model: str, sequences: int, lease: AsyncExitStack
     ) -> tuple[EngineClient, TokenizerBundle]:
-        """A model's client, and its tokenizer, which is read while the model is loaded."""
+        """The client and the tokenizer of a model; both are loaded at the same time."""
         self._bundles.begin(model)
         client = await lease.enter_async_context(self._lease_of(model, sequences))
         return client, await self._bundles.of(model)
@@ -203,7 +206,7 @@ class Gateway:
         self, request: GenerationRequest, bundle: TokenizerBundle, info: ModelInfo
     ) -> Prepared:
         ready = partial(prepare, request, bundle, info=info, limits=self._limits, tools=self._tools)
-        # Compiling a new schema takes milliseconds, most of them without the GIL.
+        # Compiling a new schema takes milliseconds, mostly without the GIL.
         if _takes_long(request.prompt) or is_constrained(request, tools=self._tools):
             return await asyncio.get_running_loop().run_in_executor(
                 self._threads_of(request.model), ready
@@ -212,7 +215,7 @@ class Gateway:
 
 
 def _takes_long(prompt: Prompt) -> bool:
-    """Whether preparing a prompt may block the event loop for long, as any chat template may."""
+    """Whether preparing a prompt may block the event loop for long. Any chat template may do so."""
     return isinstance(prompt, ChatPrompt) or (
         isinstance(prompt, str) and len(prompt) > _LONG_TEXT_CHARACTERS
     )
@@ -229,9 +232,9 @@ class _Choice:
 class GenerationStream:
     """The events of an accepted request: deltas, and one `ChoiceFinished` per choice.
 
-    `aclose` cancels what still runs, and so does cancelling a pending `__anext__`. A failed choice
-    raises GenerationFailed and cancels the others. For one consumer, who should use `async with
-    contextlib.aclosing(stream)`.
+    `aclose` cancels the choices that still run, and so does cancelling a pending `__anext__`. A
+    failed choice raises GenerationFailed and cancels the others. Only one consumer may iterate,
+    inside `async with contextlib.aclosing(stream)`.
     """
 
     def __init__(
@@ -259,7 +262,8 @@ class GenerationStream:
         self._thought_end = prepared.thought_end
         self._ready: deque[OutputEvent] = deque()
         self._pumps: list[asyncio.Task[None]] = []
-        # for several choices: an event is ready or a pump has ended; few enough events are ready
+        # only for several choices. `_changed`: an event is ready or a pump has ended. `_has_room`:
+        # few enough events are ready.
         self._changed = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
@@ -267,7 +271,7 @@ class GenerationStream:
         self._held = AsyncExitStack()
 
     def hold(self, resources: AsyncExitStack) -> None:
-        """Keep resources, such as the lease of the model, until the answer has ended."""
+        """Hold resources, such as the lease on the model, until the answer has ended."""
         self._held = resources
 
     def __aiter__(self) -> GenerationStream:
@@ -296,20 +300,20 @@ class GenerationStream:
     async def accepted(self) -> None:
         """Wait until the worker has accepted all choices.
 
-        Raises the error for its refusal; then the caller closes the stream.
+        Raises the matching error if the worker refuses; then the caller must close the stream.
         """
         for choice in self._choices:
             event = await anext(choice.source, None)
             if event is None:
                 raise WorkerUnavailable(
-                    "the worker ended before it took the request; please try again"
+                    "the worker ended before it accepted the request; please try again"
                 )
             if isinstance(event, Rejected):
                 raise refusal(event)
             self._ready.extend(choice.text.feed(event))
 
     def pause(self) -> None:
-        """Pause generation until `go_on`. What was generated can still be read."""
+        """Pause generation until `go_on`. Tokens that were already generated can still be read."""
         for choice in self._choices:
             choice.source.pause()
 
@@ -325,12 +329,12 @@ class GenerationStream:
         return self._thought_end is not None
 
     async def aclose(self) -> None:
-        """Cancel what still runs and end the iteration. May be called twice."""
+        """Cancel the choices that still run and end the iteration. Idempotent."""
         self._closed = True
         self._ready.clear()
         for pump in self._pumps:
             pump.cancel()
-        # before anything that may be interrupted and leave a sequence running
+        # first, because the steps below may be interrupted and leave a sequence running
         for choice in self._choices:
             await choice.source.aclose()
         if self._pumps:
@@ -355,7 +359,7 @@ class GenerationStream:
         self._changed.clear()
         ended = [pump for pump in self._pumps if pump.done()]
         for pump in ended:
-            pump.result()  # raises what the pump raised
+            pump.result()  # raises the pump's exception
         if len(ended) == len(self._pumps):
             self._closed = True
             await self._held.aclose()
@@ -364,7 +368,7 @@ class GenerationStream:
 
     async def _pump(self, choice: _Choice) -> None:
         while not choice.text.done:
-            # what is not read stays in the link, which exerts backpressure
+            # unread events stay in the link, which applies backpressure
             await self._has_room.wait()
             events = await self._read(choice)
             if events:
@@ -377,11 +381,11 @@ class GenerationStream:
     async def _read(self, choice: _Choice) -> list[OutputEvent]:
         received = await anext(choice.source, None)
         if received is None:
-            raise GenerationFailed("the worker's stream ended without a word")
+            raise GenerationFailed("the worker's stream ended without a result")
         return [self._watched(choice, event) for event in choice.text.feed(received)]
 
     def _watched(self, choice: _Choice, event: OutputEvent) -> OutputEvent:
-        """End a thought that repeats itself, and report at the end what ended it."""
+        """End a thought that repeats itself, and let the last event report what ended it."""
         if (
             isinstance(event, TextDelta)
             and event.kind == "reasoning"
@@ -398,4 +402,6 @@ class GenerationStream:
         choice.thought_ended_by = by
         choice.source.limit_thoughts(self._thought_end)
         if by == "repetition":
-            _log.info("the thought of %s repeated itself and was ended", self.request.request_id)
+            _log.info(
+                "request %s: the thought repeated itself and was ended", self.request.request_id
+            )
