@@ -207,14 +207,14 @@ def test_a_template_that_spoils_arguments_is_not_believed() -> None:
     )
     report = found(spoiled).report
     assert (report.tools, report.proven) == ("text", True)
-    assert report.why.startswith("hermes: the arguments of find_places came back as")
+    assert report.why.startswith("hermes: the arguments of find_places were read back as")
 
 
 def test_a_template_that_leaves_out_results_is_not_believed() -> None:
     report = found(replace(FAMILY_TEMPLATES["qwen3"], result="")).report
     assert (report.tools, report.why) == (
         "text",
-        "hermes: the template leaves out results of tools",
+        "hermes: the template leaves out the results of tools",
     )
 
 

@@ -101,7 +101,7 @@ def test_every_sampling_field_but_the_seed_has_a_range() -> None:
 def test_a_token_the_model_does_not_have_is_refused_with_its_place(
     token_ids: tuple[int, ...], place: int
 ) -> None:
-    with pytest.raises(InvalidRequest, match=f"at place {place}") as caught:
+    with pytest.raises(InvalidRequest, match=f"at index {place}") as caught:
         check_token_ids(token_ids, vocab_size=100, field="prompt")
     assert caught.value.field == "prompt"
 

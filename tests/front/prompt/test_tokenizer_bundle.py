@@ -73,7 +73,7 @@ def test_the_token_that_the_template_writes_behind_an_answer_ends_one(
 
 def test_a_broken_tokenizer_is_refused(tmp_path: Path) -> None:
     toy_tokenizers.word_pieces().save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ModelLoadError, match="came back as"):
+    with pytest.raises(ModelLoadError, match="is decoded as"):
         load_tokenizer_bundle(tmp_path)
 
 

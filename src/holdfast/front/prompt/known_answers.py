@@ -1,10 +1,11 @@
 """Puts past answers back into the next turn as the tokens that were generated.
 
-A model may generate other tokens than the tokenizer makes of the same text, and a tool call with
-other spaces than its chat template writes. Rendered and tokenized anew, the next turn would differ
-from the cached tokens at the first such place, and everything after it would be prefilled again. So
-answers are remembered by their meaning, and their tokens replace the tokenizer's wherever the
-rendered conversation means the same.
+A model may generate other tokens than the tokenizer produces for the same text, and may write a
+tool call with other spaces than its chat template. If the next turn were rendered and tokenized
+from scratch, it would differ from the cached tokens at the first such position, and everything
+after that position would be prefilled again. So answers are remembered by their meaning, and their
+generated tokens replace the tokenizer's tokens wherever the rendered conversation has the same
+meaning.
 """
 
 from __future__ import annotations
@@ -35,15 +36,17 @@ from holdfast.wire.output import OutputDelta, text_of, tool_calls_of
 from holdfast.wire.requests import PlacedAnswer
 
 _TAG_BYTES = 16
-# Answers of the same meaning, such as calls without arguments: each that comes back is compared
-# with all of them.
+# Maximum number of answers with the same meaning, such as calls without arguments: a recalled
+# answer is compared with all of them.
 _MAX_ALIKE = 256
-_READ_CHARACTERS = 1024  # per step: a reader scans all of its pending text in each step
+_READ_CHARACTERS = 1024  # fed per step, because a reader scans all of its pending text in each step
 _MAX_EXACT = 2**53  # larger integers do not survive clients that compute in doubles
 
 
 class AnswerMeaning(NamedTuple):
-    """An answer without what clients change: outer white space and the spelling of arguments."""
+    """An answer without the parts that clients change: outer white space and the spelling of
+    arguments.
+    """
 
     reasoning: str = ""
     content: str = ""
@@ -53,7 +56,7 @@ class AnswerMeaning(NamedTuple):
 ReadMeaning: TypeAlias = Callable[[str], AnswerMeaning]
 """Reads the meaning of an answer from a part of a rendered conversation."""
 
-_Key: TypeAlias = tuple[Secret, bytes]  # the second part tells answers of one meaning apart
+_Key: TypeAlias = tuple[Secret, bytes]  # the second part distinguishes answers of equal meaning
 
 
 class KnownAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -62,7 +65,7 @@ class KnownAnswer(msgspec.Struct, frozen=True, array_like=True):
     packed_tokens: bytes  # uint32, starting after the header of the answer
     reasoning: str = ""
     call_ids: tuple[str, ...] = ()
-    is_as_tokenized: bool = False  # the tokenizer makes the same tokens of the rendered answer
+    is_as_tokenized: bool = False  # the tokenizer produces the same tokens for the rendered answer
 
     @property
     def tokens(self) -> int:
@@ -76,17 +79,17 @@ class KnownAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class PastAnswers:
-    """The known answers of one conversation, for one request."""
+    """The known answers of one conversation, as recalled for one request."""
 
-    # the conversation, with the thoughts before calls that the client left out
+    # the conversation, including the thoughts before calls that the client left out
     messages: tuple[dict[str, Any], ...]
-    # in the order of the messages; `places` takes out what it finds
+    # the answers in the order of the messages; `places` removes each answer that it finds
     expected: dict[AnswerMeaning, deque[tuple[_Key, KnownAnswer]]]
 
     def places(
         self, text: str, *, frame: AnswerFrame, read: ReadMeaning
     ) -> tuple[PlacedAnswer, ...]:
-        """Where the rendered text contains the answers."""
+        """Find where the rendered text contains the answers."""
         placed: list[PlacedAnswer] = []
         end = 0
         for candidates in frame.candidates(text) if self.expected else ():
@@ -106,7 +109,7 @@ class PastAnswers:
 class KnownAnswers:
     """The generated tokens of answers, by tenant and meaning. Thread-safe.
 
-    Forgets the least recently used. With a file, answers survive the process.
+    Forgets the least recently used answers. If there is a file, answers survive the process.
     """
 
     def __init__(
@@ -120,7 +123,7 @@ class KnownAnswers:
         self._model = model
         self._answers: OrderedDict[_Key, KnownAnswer] = OrderedDict()
         self._tags: defaultdict[Secret, list[bytes]] = defaultdict(list)
-        self._counted: set[_Key] = set()  # answers that were counted as dropped
+        self._counted: set[_Key] = set()  # answers already counted as dropped
         self._tokens = 0
         self._lock = threading.Lock()
 
@@ -136,7 +139,9 @@ class KnownAnswers:
         is_as_tokenized: bool = False,
         tenant: str = "",
     ) -> None:
-        """Remember the tokens of an answer. Replaces one with the same meaning and call ids."""
+        """Remember the tokens of an answer. An answer with the same meaning and call ids is
+        replaced.
+        """
         secret = self._secret(said, tenant)
         tag = _digest((said.reasoning, tuple(call_ids)), _TAG_BYTES)
         answer = KnownAnswer(
@@ -150,8 +155,8 @@ class KnownAnswers:
     def recall(self, messages: Sequence[dict[str, Any]], *, tenant: str = "") -> PastAnswers:
         """Find the answers of a conversation.
 
-        A call that a client sends back without the thought before it gets that thought back; the
-        template decides whether to show it.
+        If a client sends a call back without the thought that preceded it, the thought is added
+        again; the template decides whether to show it.
         """
         ready = list(messages)
         expected: dict[AnswerMeaning, deque[tuple[_Key, KnownAnswer]]] = {}
@@ -172,8 +177,8 @@ class KnownAnswers:
     def count(self, past: PastAnswers, *, placed: int) -> int:
         """Count the answers of a conversation that were placed, and return the dropped tokens.
 
-        Dropped are answers that the rendered text does not show as they were generated, because the
-        template or the client left out a part. Each is counted once.
+        An answer counts as dropped if the rendered text does not show it as it was generated,
+        because the template or the client left out a part. Each answer is counted once.
         """
         dropped = 0
         with self._lock:
@@ -203,7 +208,11 @@ class KnownAnswers:
     def _find(
         self, said: AnswerMeaning, call_ids: tuple[str, ...], tenant: str
     ) -> tuple[_Key, KnownAnswer] | None:
-        """An answer of this meaning: by its call ids, else its thought, else the latest."""
+        """The answer with this meaning; None if there is none.
+
+        Of several, the latest one with the same call ids and the same thought, as far as any
+        matches.
+        """
         secret = self._secret(said, tenant)
         with self._lock:
             if secret not in self._tags and self._file is not None:
@@ -247,7 +256,7 @@ class KnownAnswers:
             del self._tags[secret]
 
     def _secret(self, said: AnswerMeaning, tenant: str) -> Secret:
-        # without the thought: clients leave it out
+        # without the thought, because clients leave it out
         return _digest((self._model, tenant, said.content, said.calls), SECRET_BYTES)
 
 
@@ -263,7 +272,7 @@ def _digest(parts: object, size: int) -> bytes:
 
 
 def meaning(reasoning: str, content: str, calls: Iterable[tuple[str, Any]]) -> AnswerMeaning:
-    """The meaning of an answer with these parts. Arguments are JSON text or objects."""
+    """The meaning of an answer that consists of these parts. Arguments may be JSON text or objects."""
     settled = tuple((name, canonical_arguments(arguments)) for name, arguments in calls)
     return AnswerMeaning(reasoning.strip(), content.strip(), settled)
 
@@ -284,7 +293,10 @@ def meaning_of_message(message: Mapping[str, Any]) -> AnswerMeaning | None:
 
 
 def meaning_of_deltas(deltas: Sequence[OutputDelta]) -> AnswerMeaning | None:
-    """The meaning of a streamed answer; None if a call was cut, because no client sends it back."""
+    """The meaning of a streamed answer.
+
+    None if a call is incomplete, because no client sends such a call back.
+    """
     calls = tool_calls_of(deltas)
     if not all(call.is_complete for call in calls):
         return None
@@ -298,7 +310,8 @@ def meaning_of_deltas(deltas: Sequence[OutputDelta]) -> AnswerMeaning | None:
 def meaning_of_text(text: str, form: AnswerReader, *, cut: bool = False) -> AnswerMeaning:
     """The meaning of a generated text, read by a new `form`.
 
-    cut: the answer reached its length limit, so what is open at its end was never closed.
+    cut: the answer reached its length limit, so a thought or call that is open at its end was never
+        closed.
     """
     texts: dict[str, list[str]] = {"text": [], "reasoning": []}
     calls: list[tuple[str, list[str]]] = []
@@ -325,7 +338,7 @@ def meaning_of_text(text: str, form: AnswerReader, *, cut: bool = False) -> Answ
 def canonical_arguments(arguments: Any) -> str:
     """Arguments in one spelling: key order, white space, escapes and numbers are normalized.
 
-    Text that is not JSON stays as it is.
+    Text that is not JSON is returned unchanged.
     """
     if arguments is None or arguments == "":
         return "{}"
@@ -338,15 +351,18 @@ def canonical_arguments(arguments: Any) -> str:
 
 
 def _number(spelled: str) -> int | float:
-    """1, 1.0 and 1e0 are the same number, and so are all that round to the same double."""
+    """The normalized number: 1, 1.0 and 1e0 are equal, as are all numbers that round to the same
+    double.
+    """
     value = float(spelled)
     return int(value) if value.is_integer() and abs(value) <= _MAX_EXACT else value
 
 
 class ReadTexts:
-    """The meanings of texts, so that a long conversation is not parsed with every turn.
+    """Remembers the meanings of texts, so that a long conversation is not parsed again on every
+    turn.
 
-    Forgets the least recently used. Thread-safe.
+    Forgets the least recently used texts. Thread-safe.
     """
 
     def __init__(self, *, max_characters: int = 4_000_000) -> None:
@@ -355,7 +371,10 @@ class ReadTexts:
     def meaning(
         self, text: str, form: Callable[[], AnswerReader], *, context: str
     ) -> AnswerMeaning:
-        """The meaning of a text. context: identifies the form and all it depends on, like tools."""
+        """The meaning of a text.
+
+        context: identifies the form and everything that the form depends on, such as tools.
+        """
         key = hashlib.blake2b(
             f"{context}\0{text}".encode("utf-8", "surrogatepass"), digest_size=16
         ).digest()

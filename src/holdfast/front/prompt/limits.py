@@ -14,11 +14,11 @@ from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest
 from holdfast.wire.requests import SAMPLING_RANGES, GenerationRequest, SamplingParams
 
-# of a stop string: every token is searched together with that much text before it
+# maximum length of a stop string: every token is searched together with that much preceding text
 MAX_STOP_CHARACTERS = 1024
 
 _CONTAINERS = (dict, list, tuple)
-# the same names as in SamplingParams
+# ranges by the field names of SamplingParams
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -26,7 +26,7 @@ class Nesting(NamedTuple):
     """The size of a JSON value."""
 
     parts: int  # objects, lists and their elements
-    levels: int  # of nesting
+    levels: int  # of nesting, at the deepest point
 
 
 def nesting_of(value: Any, *, most_parts: int) -> Nesting:
@@ -35,7 +35,7 @@ def nesting_of(value: Any, *, most_parts: int) -> Nesting:
     levels = 0
     level = [value]
     while parts <= most_parts:
-        # most values are strings, so they are sorted out first
+        # most values are strings, so they are filtered out first
         inner = [each for each in level if type(each) is not str and isinstance(each, _CONTAINERS)]
         if not inner:
             break
@@ -48,36 +48,41 @@ def nesting_of(value: Any, *, most_parts: int) -> Nesting:
 
 
 def check_limits(request: GenerationRequest, *, limits: LimitsSettings, vocab_size: int) -> None:
-    """Raise InvalidRequest, naming the field, if a request exceeds the server's or model's limits."""
+    """Check that a request respects the limits of the server and the model.
+
+    Raises InvalidRequest, which names the field.
+    """
     _between("n", request.choices, 1, limits.max_choices)
     if request.max_tokens is not None:
         _between("max_tokens", request.max_tokens, 0, math.inf)
     _between("top_logprobs", request.top_logprobs, 0, limits.max_top_logprobs)
     if request.top_logprobs and not request.want_logprobs:
-        raise InvalidRequest("top_logprobs needs logprobs", field="top_logprobs")
+        raise InvalidRequest("top_logprobs requires logprobs", field="top_logprobs")
     _check_stops(request.stop, limits.max_stop_strings)
     _check_sampling(request.sampling, vocab_size)
 
 
 def check_token_ids(token_ids: Collection[int], *, vocab_size: int, field: str) -> None:
-    """Raise InvalidRequest when the model has no such token."""
+    """Raise InvalidRequest if the model lacks one of these tokens."""
     if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         return
     for place, token_id in enumerate(token_ids):
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest(
-                f"the model has the tokens 0 to {vocab_size - 1}, got {token_id} at place {place}",
+                f"token ids must be 0 to {vocab_size - 1}, got {token_id} at index {place}",
                 field=field,
             )
 
 
 def _check_stops(stops: tuple[str, ...], most: int) -> None:
     if len(stops) > most:
-        raise InvalidRequest(f"at most {most} stop strings, got {len(stops)}", field="stop")
+        raise InvalidRequest(
+            f"at most {most} stop strings are allowed, got {len(stops)}", field="stop"
+        )
     for stop in stops:
         if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
             raise InvalidRequest(
-                f"a stop string has 1 to {MAX_STOP_CHARACTERS} characters, got {len(stop)}",
+                f"a stop string must have 1 to {MAX_STOP_CHARACTERS} characters, got {len(stop)}",
                 field="stop",
             )
 
@@ -90,20 +95,20 @@ def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     for token_id, bias in sampling.logit_bias.items():
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest(
-                f"the model has the tokens 0 to {vocab_size - 1}, got {token_id}",
+                f"token ids must be 0 to {vocab_size - 1}, got {token_id}",
                 field="logit_bias",
             )
         _between("logit_bias", bias, lowest_bias, highest_bias)
     biases = sampling.logit_bias.values()
     if len(biases) >= vocab_size and max(biases) <= lowest_bias:
         raise InvalidRequest(
-            f"logit_bias bans all {vocab_size} tokens of the model: nothing is left to draw",
+            f"logit_bias bans all {vocab_size} tokens of the model: no token is left to generate",
             field="logit_bias",
         )
 
 
 def _between(field: str, value: float, lowest: float, highest: float) -> None:
-    if not lowest <= value <= highest:  # also for NaN
+    if not lowest <= value <= highest:  # true also for NaN
         wanted = f"at least {lowest}" if highest == math.inf else f"{lowest} to {highest}"
         raise InvalidRequest(f"{field} must be {wanted}, got {value}", field=field)
 
@@ -140,14 +145,16 @@ def with_model_defaults(
 def tenant_of(*, api_key: str, name: str, cache_salt: str) -> str:
     """An opaque name for the combination of key, tenant and salt; empty if all are empty.
 
-    api_key: the server's single, unnamed key. If the key changes, the cache is another one.
+    api_key: the server's single, unnamed key. If the key changes, another cache is used.
     """
     parts = (api_key, name, cache_salt)
     return _digest(parts, person=b"holdfast tenant") if any(parts) else ""
 
 
 def tenant_of_key(key_name: str, *, name: str, cache_salt: str) -> str:
-    """The same for a named key. A new key of the same name uses the same cache."""
+    """An opaque name as from `tenant_of`, but for a named key. A new key with the same name uses
+    the same cache.
+    """
     return _digest((key_name, name, cache_salt), person=b"holdfast key")
 
 
@@ -155,6 +162,6 @@ def _digest(parts: tuple[str, ...], *, person: bytes) -> str:
     digest = hashlib.blake2b(digest_size=16, person=person)
     for part in parts:
         encoded = part.encode("utf-8", "surrogatepass")
-        # with lengths, so that "a" and "bc" differ from "ab" and "c"
+        # with the lengths of the parts, so that "a" and "bc" differ from "ab" and "c"
         digest.update(len(encoded).to_bytes(8, "little") + encoded)
     return digest.hexdigest()

@@ -11,7 +11,7 @@ V = TypeVar("V")
 
 
 class LruCache(Generic[K, V]):
-    """Values of given sizes, with a limit on their sum. Thread-safe."""
+    """Values with given sizes, whose sum has a limit. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -20,7 +20,7 @@ class LruCache(Generic[K, V]):
         self._lock = threading.RLock()
 
     def get(self, key: K) -> V | None:
-        """The value of a key, which counts as a use; None if there is none."""
+        """The value of a key; None if there is none. This call counts as a use of the key."""
         with self._lock:
             if key not in self._entries:
                 return None
@@ -28,7 +28,7 @@ class LruCache(Generic[K, V]):
             return self._entries[key][0]
 
     def put(self, key: K, value: V, *, size: int) -> None:
-        """Set a value. One that is larger than the limit is not kept."""
+        """Set a value. A value that is larger than the limit is not stored."""
         with self._lock:
             self._used -= self._entries.pop(key, (value, 0))[1]
             if size > self._limit:
@@ -39,7 +39,7 @@ class LruCache(Generic[K, V]):
                 self._used -= self._entries.popitem(last=False)[1][1]
 
     def first(self, key: K, value: V, *, size: int) -> V:
-        """The value that the key already has; otherwise set it to this one."""
+        """Return the value that the key already has; if it has none, set and return this value."""
         with self._lock:
             known = self.get(key)
             if known is None:

@@ -1,11 +1,12 @@
-"""What an answer means for the next turn of its conversation.
+"""Uses an answer to prepare the next turn of its conversation.
 
 `observer` records the answer as the client sees it, so that the next turn contains its tokens as
 generated.
 
-`WarmAhead` prefills the next turn while the worker is idle. When an answer has ended, it renders the
-next turn with two different messages; the tokens that both share are certain. It does so only for
-chat templates that rewrite past answers; with others, all of it is cached already.
+`WarmAhead` prefills the next turn while the worker is idle. When an answer has ended, it renders
+the next turn with two different messages; the tokens that both renderings share are certain. This
+is done only for chat templates that rewrite past answers; with other templates, all of these tokens
+are cached already.
 """
 
 from __future__ import annotations
@@ -51,22 +52,24 @@ Observe: TypeAlias = Callable[[OutputEvent], None]
 """Sees every event of an answer."""
 
 logger = logging.getLogger("holdfast.front.prompt")
-MIN_TOKENS = 64  # fewer take no time when the turn comes
-# what a message may begin with: a word, or something that merges with the line before
+MIN_TOKENS = 64  # fewer tokens are prefilled fast enough when the turn arrives
+# two possible beginnings of a message: a word, or white space that merges with the line before
 _PROBES = ("Next", "\n\n1. next")
 
 
 def observer(request: GenerationRequest, bundle: TokenizerBundle, prepared: Prepared) -> Observe:
-    """A function that records the answers to a request; it must see all of their events.
+    """Return a function that records the answers to a request and must be called with all their
+    events.
 
-    A continued message is not recorded: the client sends back more than what is generated now.
+    A continued message is not recorded, because the client sends back more text than this request
+    generates.
     """
     if not isinstance(request.prompt, ChatPrompt) or prepared.opening is None:
         return lambda event: None
     opening = tuple(bundle.tokenizer.encode(prepared.opening, add_special_tokens=False))
     prompt = prepared.rules.prompt_token_ids
     if prompt[len(prompt) - len(opening) :] != TokenIds.of(opening):
-        # the opening shares a token with what precedes it
+        # the opening shares a token with the text before it
         return lambda event: None
     recorder = _Recorder(
         bundle=bundle,
@@ -106,8 +109,9 @@ class _Recorder:
         tokenizer = self.bundle.tokenizer
         text = tokenizer.decode(token_ids, skip_special_tokens=False)
         opening = self.bundle.without_hidden(self.opening)
-        # The events that the client saw mean all that the tokens mean, unless the text may contain calls
-        # that were not read, a stop string may have cut the last token, or the opening has a meaning.
+        # The events that the client saw have the whole meaning of the tokens, unless the text may
+        # contain unread calls, a stop string may have cut the last token, or the opening is
+        # meaningful.
         is_seen_whole = (
             (self.reads_calls or not self._may_call(text))
             and (end.stop_string is None or not _may_end_in(text, end.stop_string))
@@ -115,7 +119,8 @@ class _Recorder:
         )
         if not is_seen_whole and self._meaning(opening + text, end) != said:
             return
-        # The template renders a call or a thought in its own way, into unknown tokens.
+        # The template renders a call or a thought in its own way, so the resulting tokens are
+        # unknown.
         is_plain = text == said.content and not opening.strip()
         self.bundle.known_answers.add(
             said,
@@ -132,7 +137,7 @@ class _Recorder:
         return any(opener in encoded for opener in dialect.encoded.openers)
 
     def _has_hidden(self, token_ids: Sequence[int]) -> bool:
-        """Whether some tokens are special ones that the client did not see."""
+        """Whether some tokens are special tokens, which the client did not see."""
         markers = self.bundle.dialect.markers.characters
         pieces = self.bundle.tokenizer.pieces
         return any(
@@ -169,10 +174,13 @@ class WarmAhead:
         threads: Executor,
         observe: Observe,
     ) -> Observe:
-        """A function that must see all events of the answer; it passes each to `observe` first.
+        """Return a function that must be called with all events of the answer; it first passes each
+        event to `observe`.
 
-        threads: render the next turn. Of several choices none is prefilled, because it is unknown
-        which one the conversation continues from.
+        If the request has several choices, nothing is prefilled, because it is unknown which one
+        the conversation continues.
+
+        threads: the pool that renders the next turn.
         """
         prompt = request.prompt
         if (
@@ -205,7 +213,7 @@ class WarmAhead:
             calls = any(isinstance(delta, ToolCallStarted) for delta in deltas)
             turn = "results" if calls else "user"
             if event.reason is FinishReason.STOP and turn in bundle.read_ahead:
-                # this may be another thread: the end of a long answer is observed there
+                # this may be another thread, because the end of a long answer is observed in one
                 loop.call_soon_threadsafe(self._begin, make, client, threads)
 
         return see
@@ -222,7 +230,9 @@ class WarmAhead:
 async def _prefill(
     make: Callable[[], SequenceRequest | None], client: EngineClient, threads: Executor
 ) -> None:
-    """Make the request and submit it. Failures are only logged: nothing depends on it."""
+    """Create the request and submit it. Failures are only logged, because nothing depends on the
+    request.
+    """
     try:
         sequence = await asyncio.get_running_loop().run_in_executor(threads, make)
         if sequence is None:
@@ -243,7 +253,7 @@ def read_ahead_request(
     deltas: Sequence[OutputDelta],
     context_tokens: int,
 ) -> SequenceRequest | None:
-    """A request that prefills the next turn after an answer; None if that is too little.
+    """A request that prefills the next turn after an answer; None if too few tokens are new.
 
     deltas: the whole answer. Raises InvalidRequest if the template refuses the next turn.
     """

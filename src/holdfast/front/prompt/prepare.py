@@ -1,6 +1,8 @@
-"""A neutral request → sequences for the worker: defaults, limits, template, tokens and grammar.
+"""Converts a request of any protocol into sequences for the worker: defaults, limits, template,
+tokens and grammar.
 
-Pure. Rendering and long texts take time, so run it on another thread than the event loop's.
+No side effects. Rendering and tokenizing long texts takes time, so do not run it on the event
+loop's thread.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ from holdfast.wire.requests import (
     TokenIds,
 )
 
-# No natural text has so many characters per token. The beginning of a longer text is checked first,
-# so that a body of many megabytes costs neither minutes nor gigabytes.
+# No natural text has this many characters per token. The beginning of a longer text is tokenized
+# and checked first, so that a body of many megabytes costs neither minutes nor gigabytes.
 MAX_CHARACTERS_PER_TOKEN = 32
 _SEED_MASK = 2**63 - 1
 
@@ -54,11 +56,11 @@ class Prepared:
     rules: ChoiceRules
     pieces: TokenPieces
     opening: str | None = None  # the prompt's text after the header of the new answer, if known
-    put_back_tokens: int = 0  # of past answers, as they were generated
-    dropped_tokens: int = 0  # of past answers that the prompt does not show as generated
+    put_back_tokens: int = 0  # tokens of past answers, put into the prompt as generated
+    dropped_tokens: int = 0  # tokens of past answers that the prompt does not contain as generated
     breakpoints: tuple[PinnedPrefix, ...] = ()  # the client's cache breakpoints
-    thought_end: ThinkingBudget | None = None  # a budget of 0, if a marker can end a thought
-    unenforced: tuple[str, ...] = ()  # places of schema keywords that the grammar ignores
+    thought_end: ThinkingBudget | None = None  # a budget of 0; None if no marker can end a thought
+    unenforced: tuple[str, ...] = ()  # paths of schema keywords that the grammar ignores
 
     @property
     def prompt_tokens(self) -> int:
@@ -66,7 +68,7 @@ class Prepared:
         return len(self.rules.prompt_token_ids)
 
     def choice(self, index: int) -> ChoiceText:
-        """A new reader for the events of one sequence."""
+        """Create a new reader for the events of one sequence."""
         return ChoiceText(index=index, pieces=self.pieces, rules=self.rules)
 
 
@@ -98,7 +100,7 @@ def prepare(
             context_tokens=info.context_tokens,
             field=request.prompt_field,
         )
-    if bundle.tokenizer.vocab_size > info.vocab_size:  # otherwise it saves 1 ms
+    if bundle.tokenizer.vocab_size > info.vocab_size:  # if not larger, skipping this saves 1 ms
         check_token_ids(tokens.token_ids, vocab_size=info.vocab_size, field=request.prompt_field)
     thought_end = _thought_end(request, bundle, in_reasoning=prompt.in_reasoning)
     pins = pinned_prefixes(request.prompt, tokens)
@@ -132,7 +134,7 @@ def prompt_text(
     template = bundle.template
     if template is None:
         raise InvalidRequest(
-            "the model has no chat template: it can complete text, but not chat",
+            "the model has no chat template, so it can complete text, but cannot chat",
             field=request.prompt_field,
         )
     rendered = _rendered(request, asked, bundle, template)
@@ -160,7 +162,7 @@ def prompt_text(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rendered:
-    prompt: ChatPrompt  # as the template was given it
+    prompt: ChatPrompt  # as passed to the template
     past: PastAnswers
     text: str
     answers: tuple[PlacedAnswer, ...]
@@ -188,9 +190,10 @@ def _rendered(
 def conversation_tokens(
     request: GenerationRequest, prompt: ChatPrompt, bundle: TokenizerBundle
 ) -> TokenIds:
-    """The prompt's tokens if a request had this conversation; counts nothing.
+    """The tokens that the prompt of a request with this conversation would have. Updates no
+    counters.
 
-    Empty for a model without a chat template. Raises InvalidRequest.
+    Returns no tokens if the model has no chat template. Raises InvalidRequest.
     """
     if bundle.template is None:
         return TokenIds()
@@ -220,13 +223,13 @@ def prompt_tokens(
         refuse_by_beginning(tokenizer, prompt.text, context_tokens=info.context_tokens, field=field)
         tokens = _encoded(prompt, bundle, tenant=request.tenant)
         has_two_bos = bos is not None and tokens.token_ids[:2] == TokenIds.of((bos, bos))
-        if prompt.add_special_tokens and has_two_bos:  # the client wrote one itself
+        if prompt.add_special_tokens and has_two_bos:  # the client wrote a BOS itself
             tokens = replace(tokens, token_ids=tokens.token_ids[1:])
     if tokens.token_ids:
         return tokens
     if bos is None:
         raise InvalidRequest(
-            "the prompt is empty, and the model has no token that begins a text", field=field
+            "the prompt is empty, and the model has no BOS token to start from", field=field
         )
     return PromptTokens(token_ids=TokenIds.of((bos,)))
 
@@ -261,14 +264,14 @@ def _encoded(prompt: PromptText, bundle: TokenizerBundle, *, tenant: str) -> Pro
 
 
 def splice(prompt: PromptText, text: EncodedText | RememberedText) -> PromptTokens:
-    """The tokens of a prompt's text, with known answers as they were generated.
+    """The tokens of a prompt's text, in which the generated tokens replace those of known answers.
 
-    An answer whose edges are within tokens keeps the tokenizer's tokens.
+    If an edge of an answer lies within a token, the answer keeps the tokenizer's tokens.
     """
     token_ids = text.token_ids
     parts: list[TokenIds] = []
-    shifts: list[tuple[int, int]] = []  # from this token on, the tokens move by so many
-    taken = 0  # tokens of the text that are in `parts` or replaced
+    shifts: list[tuple[int, int]] = []  # (first token, shift of the tokens from there on)
+    taken = 0  # number of tokens of the text that are in `parts` or were replaced
     shift = 0
     put_back = 0
     for answer in prompt.answers:

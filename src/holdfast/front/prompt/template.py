@@ -1,5 +1,5 @@
-"""Chat templates: read from a model's folder, probed for what they accept, and rendered in another
-process as `transformers` would.
+"""Chat templates: reads them from a model's folder, probes what they accept, and renders them in
+another process as `transformers` would.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ _JUDGED = ("query", "document")  # roles in the templates of reranking models
 
 
 def common_prefix(one: str, other: str) -> str:
-    """The characters with which both texts begin."""
-    return os.path.commonprefix((one, other))  # noqa: RUF071 - character by character is meant
+    """The longest text with which both texts begin."""
+    return os.path.commonprefix((one, other))  # noqa: RUF071 - compares characters on purpose
 
 
 class ChatTemplate:
     """A model's chat template. Thread-safe.
 
-    Rendering takes 10 to 35 µs per message, plus 0.1 ms for the exchange with another process. Do
-    not render on an event loop: a bad template may take seconds.
+    Rendering takes 10 to 35 µs per message, plus 0.1 ms for the exchange with the other process. Do
+    not render on an event loop, because a bad template may take seconds.
     """
 
     def __init__(self, sources: Mapping[str, str], *, special_tokens: Mapping[str, str]) -> None:
@@ -76,7 +76,8 @@ class ChatTemplate:
             [{"type": "text", "text": _PROBE}]
         )
         self._roles = self._probed_roles()
-        # an object that is printed as Python's, and text that becomes JSON within JSON, are wrong
+        # a template is wrong for one form if it prints the object as Python does, or turns the text
+        # into JSON within JSON
         takes_object = self._shows_call({"key": _PROBE}, spoiled=f"'{_PROBE}'")
         takes_text = self._shows_call(json.dumps({"key": _PROBE}), spoiled=f'\\"{_PROBE}')
         self._arguments_as_text = takes_text and not takes_object
@@ -89,7 +90,7 @@ class ChatTemplate:
 
     @property
     def with_tools(self) -> str:
-        """The source of the template for requests with tools."""
+        """The source of the template that is used for requests with tools."""
         return self.sources.get("tool_use", self.sources["default"])
 
     def render(self, prompt: ChatPrompt, *, field: str = "messages") -> str:
@@ -101,7 +102,7 @@ class ChatTemplate:
             )
         if prompt.continue_last and not _is_text_of_assistant(prompt.messages[-1]):
             raise InvalidRequest(
-                "only a text of the assistant can be continued",
+                "only an assistant message with text can be continued",
                 field=f"{field}.{len(prompt.messages) - 1}",
             )
         messages = self._messages(prompt, field)
@@ -126,14 +127,14 @@ class ChatTemplate:
         return before
 
     def try_render(self, prompt: ChatPrompt) -> str:
-        """As `render`, but empty when the template refuses the conversation."""
+        """Like `render`, but returns an empty text if the template refuses the conversation."""
         try:
             return self.render(prompt)
         except InvalidRequest:
             return ""
 
     def render_history(self, prompt: ChatPrompt) -> str:
-        """The conversation without a generation prompt; empty when the template refuses it."""
+        """Render the conversation without a generation prompt; empty if the template refuses it."""
         try:
             return self._run_for(prompt, self._messages(prompt, ""), answer=False)
         except (*RENDER_ERRORS, InvalidRequest):
@@ -147,10 +148,11 @@ class ChatTemplate:
         return text[asked:] if asked else ""
 
     def branch_points(self, prompt: ChatPrompt, text: str) -> tuple[int, ...]:
-        """The positions in its rendered text after which other prompts are likely to differ.
+        """The positions in a prompt's rendered text after which other prompts are likely to differ.
 
-        One is after system prompt and tools, where other conversations begin. The other is after
-        the last message: what follows in the next turn need not be this generation prompt.
+        One is after the system prompt and tools, where other conversations branch off. The other is
+        after the last message, because the next turn may have other text in place of this
+        generation prompt.
         """
         system = [message for message in prompt.messages if message.get("role") in _SYSTEM]
         probe = {"role": "user", "content": _PROBE}
@@ -174,13 +176,15 @@ class ChatTemplate:
         return re.sub("|".join(contents), lambda found: contents[found[0]], text)
 
     def after_answer(self) -> str:
-        """What the template writes after an answer; empty if that is unknown."""
+        """The text that the template writes after an answer; empty if it is unknown."""
         text = self._try([self._message("user", "text"), self._message("assistant", _PROBE)])
         _, shown, after = text.rpartition(_PROBE)
         return after if shown else ""
 
     def _shared(self, prompt: ChatPrompt, text: str, *, upto: str = "") -> int:
-        """The length of a conversation (up to `upto` in it) if a text begins with it, else 0."""
+        """The length of the rendered conversation, cut before `upto`, if a text begins with it;
+        else 0.
+        """
         other = self.render_history(prompt)
         if upto:
             other = other.partition(upto)[0]
@@ -207,7 +211,7 @@ class ChatTemplate:
         name = "tool_use" if "tool_use" in self._templates else "default"
         tools = [tool if isinstance(tool, KeptTool) else dict(tool) for tool in prompt.listed_tools]
         if _CHANGES_LISTS.search(self.sources[name]):
-            tools = copy.deepcopy(tools)  # they are kept for other requests
+            tools = copy.deepcopy(tools)  # the originals are reused for other requests
         try:
             return self._run(name, messages, tools=tools, options=options, answer=answer)
         except RENDER_ERRORS:
@@ -236,7 +240,7 @@ class ChatTemplate:
         return self._templates[name].render(variables)
 
     def _text_arguments(self, name: str, tools: list[dict[str, Any]] | None) -> dict[str, Any]:
-        """Some templates take the tools as text, and today's date."""
+        """Template arguments for templates that expect the tools as text and today's date."""
         if not _FUNCTIONS.search(self.sources[name]):
             return {}
         functions = [tool.get("function", tool) for tool in tools or ()]
@@ -260,11 +264,11 @@ class ChatTemplate:
         )
 
     def _shows(self, content: Any) -> bool:
-        """Whether a user's content is in the text."""
+        """Whether the rendered text contains this content of a user message."""
         return _PROBE in self._try([{"role": "user", "content": content}])
 
     def _shows_call(self, arguments: Any, *, spoiled: str) -> bool:
-        """Whether the arguments of a call are in the text, and not in the spoiled form."""
+        """Whether the rendered text contains the arguments of a call, and not in the spoiled form."""
         function = {"name": "name", "arguments": arguments}
         call = {"type": "function", "id": "call00001", "function": function}
         messages = [
@@ -302,9 +306,9 @@ def _mark_last(messages: list[Message]) -> None:
 
 
 def load_template(folder: Path) -> ChatTemplate | None:
-    """The chat template of a model folder, None if it has none.
+    """The chat template of a model folder; None if it has none.
 
-    Raises ModelLoadError when it is broken.
+    Raises ModelLoadError if the template is broken.
     """
     config = read_json(folder / "tokenizer_config.json")
     sources = _named_templates(config.get("chat_template"))
@@ -323,7 +327,9 @@ def load_template(folder: Path) -> ChatTemplate | None:
 
 
 def _named_templates(value: Any) -> dict[str, str]:
-    """`chat_template` is one template, or a list of {"name": …, "template": …}."""
+    """The templates by name; `chat_template` is one template or a list of {"name": …, "template":
+    …}.
+    """
     if isinstance(value, str) and value:
         return {"default": value}
     if isinstance(value, list):

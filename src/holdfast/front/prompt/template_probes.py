@@ -1,9 +1,10 @@
 """Probes of a chat template when its model is loaded.
 
 `prove` renders a conversation with calls and reads them back, which proves that the model's calls
-are understood. `rewritten_turns` finds out whether the template changes past answers, for example by
-leaving out their thoughts: the next turn's prompt then differs from the cached tokens, and can be
-prefilled before that turn arrives. `find_switch` finds the options that turn thinking on and off.
+are understood. `rewritten_turns` finds out whether the template changes past answers, for example
+by leaving out their thoughts. If so, the next turn's prompt differs from the cached tokens, and can
+be prefilled before that turn arrives. `find_switch` finds the options that turn thinking on and
+off.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from holdfast.wire.output import ToolCall
 from holdfast.wire.requests import ChatPrompt, Thinking, ThinkingEffort
 
 NextTurn: TypeAlias = Literal["user", "results"]
-"""What follows an answer: a user message, or the results of the tools that it called."""
+"""What follows an answer: a user message, or the results of the tools that the answer called."""
 
 NEXT_TURNS: Final[tuple[NextTurn, ...]] = get_args(NextTurn)
 _QUESTION: Final[Message] = {"role": "user", "content": "question3841"}
@@ -92,10 +93,11 @@ _TOOLS: Final[tuple[dict[str, Any], ...]] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """The result of a proof. `failure` is empty if names and arguments came back unchanged."""
+    """The result of `prove`. `failure` is empty if names and arguments were read back unchanged."""
 
     failure: str = ""
-    # the share of what the family's own format writes that is in the template's text, 0 to 1
+    # how much of the text that the family's own format writes is also in the template's text, 0 to
+    # 1
     likeness: float = 0.0
 
 
@@ -128,15 +130,18 @@ def takes_text_and_thought(template: ChatTemplate) -> bool:
 def prove(
     template: ChatTemplate, dialect: ModelDialect, tokenizer: Tokenizer, *, parallel: bool = True
 ) -> Proof:
-    """Have the template write two calls, and read what stands between question and result.
+    """Let the template write two calls, and read them back from the text between question and
+    result.
 
-    parallel: both calls are in one answer, otherwise in two. End-of-answer tokens end it here too.
+    End-of-answer tokens end the text here, too.
+
+    parallel: both calls are in one answer; otherwise each is in its own.
     """
     whole = _rendered(template, _conversation())
     if not whole:
         return Proof(failure="the template refuses a conversation with calls")
     if any(result not in whole for result in _RESULTS):
-        return Proof(failure="the template leaves out results of tools")
+        return Proof(failure="the template leaves out the results of tools")
     ends = [tokenizer.backend.id_to_token(token_id) for token_id in tokenizer.eos_token_ids]
     likeness = 1.0
     for place, calls in enumerate((_CALLS,) if parallel else (_CALLS[:1], _CALLS[1:])):
@@ -183,7 +188,8 @@ def _result(place: int) -> Message:
 
 
 def _answer(template: ChatTemplate, whole: str, *, after: int, dialect: ModelDialect) -> _Answer:
-    """What the model would generate after this number of results, and what follows up to the next.
+    """The text that the model would generate after this number of results, and the text that
+    follows, up to the next answer.
 
     whole: the rendered conversation with all results.
     """
@@ -196,7 +202,7 @@ def _answer(template: ChatTemplate, whole: str, *, after: int, dialect: ModelDia
     history = before[: len(before) - len(opening)]
     start = len(common_prefix(before, whole))
     header = history + _up_to_thought(opening, dialect)
-    # a past answer lacks the opened thought that a new one starts with
+    # a past answer lacks the opened thought with which a new answer starts
     if start < len(before) and whole.startswith(header):
         start = len(header)
     end = whole.find(_RESULTS[after], start)
@@ -247,7 +253,7 @@ def _misread(
         return f"{len(calls)} calls were written, {len(names)} were read: {', '.join(names)}"
     for call, arguments in zip(calls, _arguments(parts), strict=False):
         if not _is_same(arguments, call.arguments):
-            return f"the arguments of {call.name} came back as {arguments[:200]}"
+            return f"the arguments of {call.name} were read back as {arguments[:200]}"
     return ""
 
 
@@ -269,7 +275,9 @@ def _is_same(text: str, arguments: Mapping[str, Any]) -> bool:
 
 
 def next_messages(calls: Iterable[ToolCall], content: str) -> tuple[Message, ...]:
-    """The messages after an answer, with this content: a result per call, or a user message."""
+    """The messages that follow an answer, with this content: one result per call, or a user
+    message.
+    """
     results = tuple({"role": "tool", "tool_call_id": call.id, "content": content} for call in calls)
     return results or ({"role": "user", "content": content},)
 
@@ -313,7 +321,7 @@ _OFF_WORDS: Final = ("none", "no_think", "off", "disabled", "chat")
 _ON_WORDS: Final = ("enabled", "on", "thinking", "adaptive", "auto")
 _EFFORTS: Final = ("reasoning_effort", "thinking_effort")
 _BUDGET: Final = "thinking_budget"
-_RANK: Final[Mapping[str, int]] = {  # the words of all templates on one scale
+_RANK: Final[Mapping[str, int]] = {  # ranks the words of all templates on one scale
     **dict.fromkeys(_OFF_WORDS, 0),
     "minimal": 2,
     "low": 4,
@@ -322,7 +330,7 @@ _RANK: Final[Mapping[str, int]] = {  # the words of all templates on one scale
     "xhigh": 9,
     "max": 10,
 }
-_USUAL: Final = ("low", "medium", "high")  # for templates that print whatever they are given
+_USUAL: Final = ("low", "medium", "high")  # for templates that print any value they are given
 _BUDGETS: Final[Mapping[ThinkingEffort, int]] = {
     "off": 0,
     "on": -1,
@@ -332,7 +340,7 @@ _BUDGETS: Final[Mapping[ThinkingEffort, int]] = {
     "high": 16384,
     "max": -1,
 }
-# options that keep the thoughts of earlier turns in the prompt
+# names of options that keep the thoughts of earlier turns in the prompt
 _KEEPING: Final[Mapping[str, Any]] = {
     "preserve_thinking": True,
     "clear_thinking": False,
@@ -342,11 +350,11 @@ _KEEPING: Final[Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkingSwitch:
-    """The template options for each effort. If empty, the template has no switch."""
+    """The template options that switch thinking, by effort. If empty, the template has no switch."""
 
     options: Mapping[ThinkingEffort, Options] = field(default_factory=dict)
-    budget_option: str = ""  # takes a number of tokens
-    keeping: Options = field(default_factory=dict)  # keeps the thoughts of earlier turns
+    budget_option: str = ""  # name of the option that takes a number of tokens
+    keeping: Options = field(default_factory=dict)  # keep the thoughts of earlier turns
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -354,7 +362,7 @@ class ThinkingSwitch:
         return tuple(dict.fromkeys(name for options in self.options.values() for name in options))
 
     def asked(self, thinking: Thinking) -> Options:
-        """The options for what a request asks; none if it asks for nothing."""
+        """The options that set what a request asks for; empty if it asks for nothing."""
         effort = thinking.effort
         if effort is None and thinking.budget_tokens is not None:
             effort = "off" if thinking.budget_tokens == 0 else "on"
@@ -367,7 +375,7 @@ class ThinkingSwitch:
 
 
 def find_switch(template: ChatTemplate) -> ThinkingSwitch:
-    """Find the options that change what the template writes, by rendering, never by model name."""
+    """Find the options that change the rendered text. The model's name is never considered."""
     probe = _SwitchProbe(template)
     toggle = probe.yes_or_no() | probe.modes()
     turned_on = {name: values[True] for name, values in toggle.items()}
@@ -377,7 +385,7 @@ def find_switch(template: ChatTemplate) -> ThinkingSwitch:
     budget = _BUDGET if probe.differs(_BUDGET, (0, 512)) else ""
     options: dict[ThinkingEffort, Options] = {}
     for effort in get_args(ThinkingEffort):
-        # with nothing between on and off, minimal thinking is none
+        # without a level between on and off, minimal thinking means no thinking
         is_on = effort != "off" and (has_steps or effort != "minimal")
         asked = {name: values[is_on] for name, values in toggle.items()}
         for name, known in words.items():
@@ -401,7 +409,7 @@ def _nearest(
         return {}
     ranks = {word: rank for word, rank in known.items() if rank or effort == "off"}
     if "max" in known and "high" not in known:
-        ranks[""] = _RANK["high"]  # stands for leaving the option out
+        ranks[""] = _RANK["high"]  # the empty word means that the option is left out
     wanted = _RANK[{"off": "none", "on": "high"}.get(effort, effort)]
     word = min(ranks, key=lambda each: (abs(ranks[each] - wanted), -ranks[each]), default="")
     return {name: word} if word else {}
@@ -421,14 +429,14 @@ class _SwitchProbe:
         return re.search(rf"\b{option}\b", self._source) is not None
 
     def differs(self, option: str, values: tuple[Any, Any], others: Options | None = None) -> bool:
-        """Whether the template accepts both values and writes different texts."""
+        """Whether the template accepts both values and renders them to different texts."""
         if not self.names(option):
             return False
         first, second = (self.rendered({**(others or {}), option: value}) for value in values)
         return bool(first and second) and first != second
 
     def yes_or_no(self) -> dict[str, dict[bool, Any]]:
-        """The first boolean option with an effect: others are usually its aliases."""
+        """The first boolean option that has an effect; further ones are usually aliases of it."""
         for name in _YES_OR_NO:
             if self.differs(name, (True, False)):
                 return {name: {True: True, False: False}}
@@ -443,7 +451,10 @@ class _SwitchProbe:
         return {}
 
     def effort_words(self, on: Options) -> dict[str, dict[str, int]]:
-        """The option for the effort, and the ranks of its words. on: turns thinking on."""
+        """The option for the effort, and the ranks of its words.
+
+        on: the options that turn thinking on.
+        """
         for name in _EFFORTS:
             if not self.names(name):
                 continue

@@ -1,13 +1,14 @@
-"""Renders untrusted chat templates in other processes, which are killed when they take too much.
+"""Renders untrusted chat templates in other processes, which are killed when they use too much time
+or memory.
 
 A template may loop forever or fill the memory. A thread cannot be ended, and no check within an
-interpreter sees every expensive operation. So a separate process (`template_worker.py`) renders,
-with limits on time and memory; this costs one exchange over a pipe. A process is started when none
-is idle, and can render the templates of any model.
+interpreter detects every expensive operation. So a separate process (`template_worker.py`) renders
+templates, with limits on time and memory; this costs one exchange over a pipe. A process is started
+when none is idle, and can render the templates of any model.
 
-Only a few renders of one template run at once, so a template that hangs delays conversations with
-the same template, but no others (unless as many templates hang as there are processes). A render
-that has to wait too long fails with an error that a client may retry.
+Only a few renders of one template run at once, so a template that hangs delays conversations that
+use the same template, but no others (unless as many templates hang as there are processes). A
+render that has to wait too long fails with an error that a client may retry.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ from holdfast.front.prompt.tool_definitions import KeptTool, packed_tool
 RENDER_SECONDS: Final = 5  # of processor time; a long conversation takes a hundredth of that
 MAX_PROCESSES: Final = 8
 MAX_PER_TEMPLATE: Final = 2
-# the other processes are reserved for templates that have none yet
+# how many processes templates may share; the others are reserved for templates that have none yet
 _SHARED_PROCESSES = MAX_PROCESSES // 2
-_IDLE_SECONDS = 60.0  # an idle process is ended after this time, unless it is the last one
+_IDLE_SECONDS = 60.0  # an idle process is ended after this time, unless it is the last idle one
 _START_SECONDS = 20.0
-_WALL_PER_CPU_SECOND = 3.0  # other processes may keep the processor busy
-_POLL_SECONDS = 0.05  # between two checks of a slow process
+_WALL_PER_CPU_SECOND = 3.0  # allows for other processes that keep the processor busy
+_POLL_SECONDS = 0.05  # time between two checks of a slow process
 _PIPE_BYTES = 1 << 20
 
 
@@ -56,7 +57,9 @@ class SandboxedTemplate:
     """A chat template that is rendered in another process. Thread-safe; may block for seconds."""
 
     def __init__(self, name: str, source: str) -> None:
-        """Raises TemplateSyntaxError, TemplateOverrun and RenderingUnavailable."""
+        """Compile the template. Raises TemplateSyntaxError, TemplateOverrun and
+        RenderingUnavailable.
+        """
         self._name = name
         self._source = source
         self._ask(None)
@@ -64,8 +67,8 @@ class SandboxedTemplate:
     def render(self, variables: Mapping[str, Any]) -> str:
         """Render the template.
 
-        Raises TemplateError when the template refuses or fails, TemplateOverrun when it takes too
-        much time or memory, RenderingUnavailable when no process can render it now.
+        Raises TemplateError if the template refuses or fails, TemplateOverrun if it takes too much
+        time or memory, and RenderingUnavailable if no process can render it now.
         """
         return self._ask(variables)
 
@@ -103,12 +106,14 @@ class SandboxedTemplate:
 
 
 _TOO_MUCH_MEMORY = (
-    f"needs more than {MAX_MEMORY_BYTES >> 20:,} MiB of memory, or writes too long a text"
+    f"needs more than {MAX_MEMORY_BYTES >> 20:,} MiB of memory, or writes a text that is too long"
 )
 
 
 class _Overrun(Exception):
-    """A template took too much. The message is the predicate of a sentence about the template."""
+    """A template used too much time or memory. The message is the predicate of a sentence about the
+    template.
+    """
 
 
 class _Unavailable(Exception):
@@ -127,7 +132,7 @@ class RenderProcesses:
     ) -> None:
         self._seconds = seconds
         self._idle_seconds = idle_seconds
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the fields below
         self._running: Counter[str] = Counter()  # number of renders by template source
         self._idle: list[_RenderProcess] = []  # most recently used last
         self._cleanup: threading.Timer | None = None
@@ -146,7 +151,7 @@ class RenderProcesses:
                 raise _Overrun("ended the process that rendered it") from None
 
     def close(self) -> None:
-        """End the idle processes. Later tasks start new ones."""
+        """End the idle processes. Later tasks start new processes."""
         with self._changed:
             unused = list(self._idle)
             self._idle.clear()
@@ -220,7 +225,7 @@ class _RenderProcess:
 
     def __init__(self) -> None:
         """Raises _Unavailable when the process cannot be started."""
-        # -P: a module in the current folder must not replace one of the standard library.
+        # -P: a module in the current folder must not shadow a standard library module.
         command = (sys.executable, "-P", "-m", "holdfast.front.prompt.template_worker")
         try:
             self._process = subprocess.Popen(
@@ -265,7 +270,7 @@ class _RenderProcess:
         try:
             self._read(len(STARTED), seconds=_START_SECONDS)
         except (_ProcessGone, _Overrun) as error:
-            raise _Unavailable("the process to render it did not start") from error
+            raise _Unavailable("the process that should render it did not start") from error
         self._has_started = True
 
     def _read(self, size: int, *, seconds: float) -> bytes:
@@ -282,7 +287,7 @@ class _RenderProcess:
 
 
 class _Watched:
-    """Checks whether a process has taken too much since this object was made."""
+    """Checks whether a process has used too much time or memory since this object was created."""
 
     def __init__(self, pid: int, *, seconds: float) -> None:
         self._pid = pid
@@ -291,7 +296,7 @@ class _Watched:
         self._seconds_before: float | None = None  # processor time at the first check
 
     def check(self) -> None:
-        """Raises _Overrun."""
+        """Raise _Overrun if a limit is exceeded."""
         try:
             process = psutil.Process(self._pid)
             used = process.cpu_times()
@@ -301,7 +306,7 @@ class _Watched:
         used_seconds = used.user + used.system
         if self._seconds_before is None:
             self._seconds_before = used_seconds
-        if resident_bytes > MAX_MEMORY_BYTES:  # not every system limits the address space
+        if resident_bytes > MAX_MEMORY_BYTES:  # some systems do not limit the address space
             raise _Overrun(_TOO_MUCH_MEMORY)
         if (
             used_seconds - self._seconds_before >= self._seconds

@@ -1,7 +1,8 @@
-"""The program that renders chat templates: tasks from standard input, texts to standard output.
+"""The program that renders chat templates: reads tasks from standard input, writes texts to
+standard output.
 
-It holds nothing but compiled templates, so the server may kill it at any time. Its own limits on
-memory and processor time are a second line of defence, and end it even if the server is gone.
+It holds nothing but compiled templates, so the server may kill it at any time. It also limits its
+own memory and processor time, as a second line of defence that works even if the server is gone.
 
 Templates run as in `transformers`: in a sandbox, with the same filters and functions.
 """
@@ -29,9 +30,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from holdfast.front.prompt.tool_definitions import KeptTool, made_once, unpacked_tool
 
 MAX_MEMORY_BYTES = 1 << 30
-HEAD_BYTES = 8  # the length before a task or a text; an answer starts with one byte for its outcome
-STARTED = b"+"  # what the process writes first
-# what a template may raise by itself or through its expressions
+HEAD_BYTES = 8  # length prefix of a task or text; an answer starts with one outcome byte
+STARTED = b"+"  # the first byte that the process writes
+# exceptions that a template may raise by itself or through its expressions
 RENDER_ERRORS = (
     TemplateError,
     TypeError,
@@ -52,7 +53,7 @@ OUTCOMES: tuple[Outcome, ...] = ("text", "refused", "broken", "memory")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderTask:
-    """A template to render with these variables. Without variables it is only compiled."""
+    """A template to render with these variables. Without variables, the template is only compiled."""
 
     source: str
     variables: Mapping[str, Any] | None  # "tools" may be packed
@@ -99,7 +100,7 @@ def _compiled(source: str) -> Template:
 
 def _limit_time(seconds: int) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
-    # five seconds later than the server, which can say why
+    # five seconds more than the server allows, because only the server can report the reason
     limit = int(used.ru_utime + used.ru_stime) + seconds + 5
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
@@ -122,7 +123,9 @@ def jinja_environment() -> ImmutableSandboxedEnvironment:
 
 
 class _GenerationBlock(Extension):
-    """{% generation %}…{% endgeneration %}, which marks answers for training: only its content."""
+    """Renders {% generation %}…{% endgeneration %}, which marks answers for training, as its
+    content.
+    """
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
 
@@ -132,17 +135,20 @@ class _GenerationBlock(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """As in `transformers`, but lists may be appended to and popped: some repaired templates do."""
+    """The environment of `transformers`, except that templates may change lists with `append` and
+    `pop`, as some repaired templates do.
+    """
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        # The same result, but faster for dictionaries such as messages: nothing is raised.
+        # The same result as the original's, but faster for dictionaries such as messages, because
+        # nothing is raised.
         if type(obj) is dict and attribute not in _OF_DICTIONARIES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if type(obj) in (str, LoopContext):
-            return not attr.startswith("_")  # the original's answer, faster
+            return not attr.startswith("_")  # the same result as the original's, faster
         if isinstance(obj, list) and attr in ("append", "pop"):
             return True
         return super().is_safe_attribute(obj, attr, value)
@@ -155,7 +161,9 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike jinja2's own filter, it escapes nothing for HTML and keeps the order of keys."""
+    """The filter `tojson`, which, unlike jinja2's own, escapes nothing for HTML and keeps the order
+    of keys.
+    """
 
     def written() -> str:
         return json.dumps(
@@ -174,7 +182,8 @@ def _to_json(
 
 
 def _listed(value: Any) -> list[Any]:
-    # Filters such as `map` return iterators, which other implementations of Jinja write as lists.
+    # Filters such as `map` return iterators; other implementations of Jinja serialize those as
+    # lists.
     if isinstance(value, Iterator):
         return list(value)
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")

@@ -1,9 +1,9 @@
-"""Where past answers and cache breakpoints are in a rendered conversation.
+"""Finds past answers and cache breakpoints in a rendered conversation.
 
-What a template writes around answers is found by rendering probes when the model is loaded, so that
-a request needs no second rendering. For breakpoints, the conversation is rendered again with marks
-in it. If a mark changes what the template writes (for example because it parses results as JSON),
-the part up to the breakpoint is rendered alone.
+The texts that a template writes around answers are found by rendering probes when the model is
+loaded, so that a request needs no second rendering. To find breakpoints, the conversation is
+rendered again with marks in it. If a mark changes what the template writes (for example because it
+parses results as JSON), the part of the conversation up to the breakpoint is rendered alone.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from holdfast.front.prompt.tokenize import Guard, well_formed
 from holdfast.wire.commands import PinnedPrefix
 from holdfast.wire.requests import CacheBreakpoint, ChatPrompt, Prompt, PromptTokens
 
-# characters that a template may write before an answer, such as the marker that opens a thought
+# maximum number of characters that a template may write before an answer, such as the marker that
+# opens a thought
 _MAX_OPENING = 200
-# messages per answer: some models write a thought, a text and a call as three
+# maximum number of messages per answer: some models write a thought, a text and a call as three
+# messages
 _MAX_MESSAGES = 4
 _ANSWER = "answer7391"
 _PROBE = "probe7391"
@@ -36,7 +38,7 @@ _MARK = "\ue0f3{}\ue0f4"  # private use: no text contains it
 _MARKS = re.compile("\ue0f3([0-9]+)\ue0f4")
 _SYSTEM = frozenset({"system", "developer"})
 
-_Conversation: TypeAlias = Callable[[str, str], list[Message]]  # from a probe and a tool's name
+_Conversation: TypeAlias = Callable[[str, str], list[Message]]  # takes a probe and a tool's name
 
 
 class AnswerSpan(NamedTuple):
@@ -52,7 +54,7 @@ class AnswerFrame:
 
     headers: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
-    thought: tuple[str, str] | None = None  # markers, if the one that ends a thought is an end too
+    thought: tuple[str, str] | None = None  # markers, if the closing one also ends messages
 
     def candidates(self, text: str) -> Iterator[tuple[AnswerSpan, ...]]:
         """For each place where an answer may start, the spans that it may have, longest first."""
@@ -78,7 +80,7 @@ class AnswerFrame:
         return opening
 
     def _messages(self, text: str) -> Iterator[AnswerSpan]:
-        """The spans from a header to the next end, without another header in between."""
+        """The spans from a header to the next end that contain no other header."""
         if not self.headers or not self.ends:
             return
         headers = sorted(self.headers, key=len, reverse=True)
@@ -99,7 +101,7 @@ class AnswerFrame:
         )
 
     def _are_one(self, between: str) -> bool:
-        """Whether only an end and a header separate two messages."""
+        """Whether two messages are separated only by an end and a header."""
         stripped = between.strip()
         return any(
             stripped.startswith(end) and stripped.removeprefix(end).strip() == header.strip()
@@ -113,7 +115,8 @@ def find_frame(
 ) -> AnswerFrame:
     """Find what a template writes around answers.
 
-    ends: the texts of tokens that end an answer. thought: its markers; a header ends before them.
+    ends: the texts of tokens that end an answer.
+    thought: the markers of thoughts; a header ends before them.
     """
     every_end = dict.fromkeys((*ends, *_written_ends(template)))
     known_ends = tuple(sorted((end for end in every_end if end.strip()), key=len, reverse=True))
@@ -129,7 +132,9 @@ def find_frame(
 
 
 def _written_ends(template: ChatTemplate) -> Iterator[str]:
-    """What the template writes after an answer, or before the next message, up to white space."""
+    """The texts that the template writes after an answer or before the next message, up to white
+    space.
+    """
     answer = {"role": "assistant", "content": _ANSWER}
     follow_up = {"role": "user", "content": _PROBE}
     *called, result = _called(_PROBE, "f")
@@ -163,21 +168,21 @@ def _header(
     ends: tuple[str, ...],
     markers: tuple[str, ...],
 ) -> str:
-    """What stands between a message and its answer, new or past, without what varies."""
+    """The constant part of the text between a message and its answer, be it new or past."""
     asked = conversation(_PROBE, "f")
     first = _cut(_between(template, asked, _PROBE, "f"), ends, markers)
     other = _between(template, conversation(_OTHER_PROBE, "g"), _OTHER_PROBE, "g")
     other = _cut(other, ends, markers)
-    header = common_prefix(first[::-1], other[::-1])[::-1]  # without ids and names
+    header = common_prefix(first[::-1], other[::-1])[::-1]  # drops ids and names
     later = _cut(_between(template, [*_EARLIER, *asked], _PROBE, "f"), ends, markers)
     if later:
-        header = common_prefix(header, later[len(first) - len(header) :])  # without counters
+        header = common_prefix(header, later[len(first) - len(header) :])  # drops counters
     return _OPEN_MARKER.sub("", header).strip()
 
 
 def _cut(between: str, ends: tuple[str, ...], markers: tuple[str, ...]) -> str:
-    """Cut off the end of the message before, and the thought that may be opened."""
-    for end in ends:  # before markers: in some models the same token ends thoughts and messages
+    """Cut off the end of the previous message and the marker that may open a thought."""
+    for end in ends:  # first, because the end may also be a marker of thoughts
         rest = between.rpartition(end)[2]
         between = rest if rest.strip() else between
     for marker in markers:
@@ -220,9 +225,10 @@ def breakpoint_places(
     template: ChatTemplate,
     guard: Guard,
 ) -> tuple[int, ...]:
-    """The positions of a prompt's breakpoints in its rendered text; 0 where that is unknown.
+    """The positions of a prompt's breakpoints in its rendered text; 0 for an unknown position.
 
-    asked: the conversation as sent, whose contents may be in parts. shown: as it was rendered.
+    asked: the conversation as sent, whose contents may be in parts.
+    shown: the conversation as rendered.
     """
     if not asked.cache_breakpoints:
         return ()
@@ -236,7 +242,10 @@ def breakpoint_places(
 
 
 def pinned_prefixes(prompt: Prompt, tokens: PromptTokens) -> tuple[PinnedPrefix, ...]:
-    """The prefixes that the breakpoints of a prompt pin, ascending, each for its longest time."""
+    """The prefixes that the breakpoints of a prompt pin, in ascending order.
+
+    If breakpoints coincide, the longest pinning time applies.
+    """
     if not isinstance(prompt, ChatPrompt):
         return ()
     longest: dict[int, float] = {}
@@ -247,7 +256,7 @@ def pinned_prefixes(prompt: Prompt, tokens: PromptTokens) -> tuple[PinnedPrefix,
 
 
 def _normal(at: CacheBreakpoint, asked: Sequence[Any]) -> CacheBreakpoint:
-    """A breakpoint after the last part of a message is one after the message."""
+    """The breakpoint in normal form: after the last part of a message means after the message."""
     if at.messages < len(asked) and at.parts < len(_parts(asked[at.messages])):
         return at
     return CacheBreakpoint(messages=min(at.messages + bool(at.parts), len(asked)))
@@ -256,7 +265,7 @@ def _normal(at: CacheBreakpoint, asked: Sequence[Any]) -> CacheBreakpoint:
 def _spot(
     at: CacheBreakpoint, asked: Sequence[Any], shown: Sequence[Any], guard: Guard
 ) -> _Spot | None:
-    """Where to put a mark; None if there is no text to put it in."""
+    """The position at which to put a mark; None if there is no text to put it in."""
     if at.parts:
         return _after_parts(at, _parts(asked[at.messages]), _text(shown[at.messages]), guard)
     leading = _leading(shown)
@@ -265,7 +274,8 @@ def _spot(
         content = _text(last).rstrip()
         if content and last.get("role") != "assistant":
             return _Spot(at.messages - 1, len(content))
-    # after an answer, or after system prompt and tools: before the next message
+    # for a breakpoint after an answer, or after system prompt and tools: put it before the next
+    # message
     following = max(at.messages, leading)
     content = _text(shown[following]) if following < len(shown) else ""
     return _Spot(following, len(content) - len(content.lstrip())) if content.strip() else None
@@ -274,11 +284,13 @@ def _spot(
 def _after_parts(
     at: CacheBreakpoint, parts: Sequence[str], content: str, guard: Guard
 ) -> _Spot | None:
-    """The content contains the parts one after the other, with anything in between."""
+    """The position after the given parts; the content contains them in order, with any text in
+    between.
+    """
     end = len(content) - len(content.lstrip())
     for part in map(guard, parts[: at.parts]):
         found = content.find(part.strip(), end)
-        if found >= 0:  # else it was an accounting header, which is left out
+        if found >= 0:  # a missing part is an accounting header, which was left out
             end = found + len(part.strip())
     return _Spot(at.messages, end) if content.strip() else None
 
@@ -286,7 +298,7 @@ def _after_parts(
 def _marked_places(
     shown: ChatPrompt, text: str, spots: Sequence[_Spot | None], template: ChatTemplate
 ) -> dict[int, int]:
-    """Where marks appear in the text, by their numbers; empty if they change the text."""
+    """The positions of marks in the rendered text, by number; empty if the marks change the text."""
     messages = list(shown.messages)
     marks = [(spot, number) for number, spot in enumerate(spots) if spot is not None]
     for spot, number in sorted(marks, key=lambda mark: mark[0], reverse=True):
@@ -308,7 +320,7 @@ def _marked_places(
 def _end_of_beginning(
     at: CacheBreakpoint, shown: ChatPrompt, text: str, template: ChatTemplate
 ) -> int:
-    """The length of what the text shares with the conversation up to a breakpoint."""
+    """The length of the prefix that the text shares with the conversation up to a breakpoint."""
     messages = shown.messages[: max(at.messages, _leading(shown.messages))]
     beginning = msgspec.structs.replace(shown, messages=messages, continue_last=False)
     return len(common_prefix(template.render_history(beginning), text))
@@ -323,7 +335,7 @@ def _leading(messages: Sequence[Any]) -> int:
 
 
 def _parts(message: Any) -> list[str]:
-    """The texts of a content in parts."""
+    """The texts of a content that is given in parts."""
     content = message.get("content")
     parts = content if isinstance(content, list | tuple) else ()
     return [str(part.get("text") or "") if isinstance(part, dict) else str(part) for part in parts]

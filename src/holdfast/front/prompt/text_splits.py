@@ -1,4 +1,5 @@
-"""Where a text may be cut so that its pieces, tokenized alone, give the tokens of the whole text.
+"""Finds where a text may be cut so that its pieces, tokenized separately, give the tokens of the
+whole text.
 
 A tokenizer first matches its added tokens, then splits the text between them by patterns, and only
 then merges. So no merge crosses an added token, or a position where the patterns always split. A
@@ -20,13 +21,14 @@ _IN_BRACKETS: Final = {"<": re.compile(r"<[^<>\s]{1,64}>"), "[": re.compile(r"\[
 _BETWEEN_WORDS = re.compile("(?<=[A-Za-z]) (?=[A-Za-z])")
 _SHORT_CHARACTERS = 64  # only the last piece may be shorter
 _LONG_CHARACTERS = 2048  # longer pieces are cut at the next space between words
-# these never merge a space with the character before it
+# normalizers that never merge a space with the character before it
 _LOCAL_NORMALIZERS = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
-_SPACES = r"\s+"  # the pattern for every space that no other pattern takes
+_SPACES = r"\s+"  # the pattern that matches every space that no other pattern matches
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 _SUFFIXES = ("(?i:'s|'t|'re|'ve|'m|'ll|'d)", "(?i:[sdmt]|ll|ve|re)")
-# no match contains an ASCII letter followed by a space, and none looks at what precedes it
+# patterns of which no match contains an ASCII letter followed by a space or depends on the
+# preceding text
 _KNOWN: Final = frozenset(
     {
         *_GPT2.split("|"),
@@ -69,7 +71,7 @@ class TextSplits:
         """Cut a text into pieces. Text that is appended changes only the last piece."""
         start = 0
         places: list[int] = []
-        # searching for one bracket at a time is fast, for several it is not
+        # searching for one kind of bracket at a time is fast, searching for several at once is not
         for bracket in {mark[0] for mark in self.marks}:
             found = _IN_BRACKETS[bracket].finditer(text)
             places += [each.start() for each in found if each.group() in self.marks]
@@ -92,7 +94,9 @@ class TextSplits:
 
 
 def find_splits(backend: Backend) -> TextSplits:
-    """The cuts that can be proved safe for a tokenizer; none if one of its parts is unknown."""
+    """The cuts that can be proved safe for a tokenizer; no cuts if one of the tokenizer's parts is
+    unknown.
+    """
     added = list(backend.get_added_tokens_decoder().values())
     if (
         getattr(backend.model, "dropout", None)
@@ -114,10 +118,11 @@ def find_splits(backend: Backend) -> TextSplits:
 
 
 def _independent(tokens: Iterable[AddedToken]) -> set[str]:
-    """The tokens that match wherever their text occurs: none that starts earlier overlaps them.
+    """The tokens that match wherever their text occurs, because no token that starts earlier
+    overlaps them.
 
-    The library takes the leftmost match, and the longest of those. Only tokens in brackets count:
-    they are found quickly.
+    The library takes the leftmost match, and the longest of several. Only tokens in brackets are
+    considered, because they are found quickly.
     """
     contents = {token.content: token for token in tokens}
     found = {

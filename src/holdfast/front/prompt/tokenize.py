@@ -1,4 +1,4 @@
-"""Text to token ids and back, and the memory of texts that were tokenized before.
+"""Converts text to token ids and back, and remembers texts that were tokenized before.
 
 Uses the `tokenizers` library alone: `transformers` would cost the front process 50 MB.
 """
@@ -36,7 +36,7 @@ from holdfast.models.tokenizer_files import (
 from holdfast.wire.requests import TokenIds
 
 Guard: TypeAlias = Callable[[str], str]
-"""Breaks the control tokens that a text spells, so that they are tokenized as text."""
+"""Breaks up control tokens that are spelled out in a text, so that they are tokenized as text."""
 
 SAMPLES = {
     "runs of spaces": "a b  c   d    e        f",
@@ -54,8 +54,8 @@ SAMPLES = {
     "rare characters": "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 ∀x∈ℝ: ⌈x⌉ ≥ x 𓀀 ‰ ½",
 }
 _BREAK: Final = "\ufdd5"  # a Unicode noncharacter, which no text contains
-_SHORT_CHARACTERS = 4096  # about 1 ms
-_ENTRY_BYTES = 400  # per remembered piece, whatever its length: key, record, table entries
+_SHORT_CHARACTERS = 4096  # takes about 1 ms to tokenize
+_ENTRY_BYTES = 400  # overhead per remembered piece, on top of its text: key, record, table entries
 _PLACE_BYTES = 200
 _SHOWN_TOKENS = 16  # in error messages
 
@@ -66,7 +66,7 @@ class Tokenizer:
     def __init__(
         self, backend: Backend, *, config: Mapping[str, Any], eos_token_ids: Sequence[int] = ()
     ) -> None:
-        """config: tokenizer_config.json. eos_token_ids: the ones that the model's files name."""
+        """config: tokenizer_config.json. eos_token_ids: those that the model's files name."""
         # some files were saved with the truncation and padding used in training
         backend.no_truncation()
         backend.no_padding()
@@ -87,7 +87,7 @@ class Tokenizer:
         plain, complete = (
             backend.encode("a", add_special_tokens=special).ids for special in (False, True)
         )
-        self.ends_texts = plain[-1:] != complete[-1:]  # it appends a special token to every text
+        self.ends_texts = plain[-1:] != complete[-1:]  # appends a special token to every text
         before = next(
             (at for at in range(len(complete)) if complete[at : at + len(plain)] == plain), 0
         )
@@ -98,7 +98,7 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """The token ids of a text.
 
-        Tokenize long texts on another thread than the event loop's: 10,000 tokens take 10 ms.
+        Do not tokenize long texts on the event loop's thread: 10,000 tokens take 10 ms.
         """
         (encoding,) = self._encodings([well_formed(text)], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
@@ -108,7 +108,9 @@ class Tokenizer:
         return [encoding.ids for encoding in self._encodings(texts)]
 
     def encode_in_place(self, texts: Sequence[str]) -> list[EncodedText]:
-        """The same, with the position of each token in its text."""
+        """Encode several texts, without special tokens, and keep the position of each token in its
+        text.
+        """
         encodings = self._encodings(texts, with_places=True)
         return [
             EncodedText(each, characters=len(text))
@@ -116,7 +118,7 @@ class Tokenizer:
         ]
 
     def with_special_tokens(self, token_ids: TokenIds) -> TokenIds:
-        """The tokens of a text with the special tokens that this tokenizer puts around texts."""
+        """Add the special tokens that this tokenizer puts around texts to the tokens of a text."""
         return TokenIds.joined((self._prefix, token_ids, self._suffix))
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
@@ -127,7 +129,7 @@ class Tokenizer:
         self, texts: Sequence[str], *, add_special_tokens: bool = False, with_places: bool = False
     ) -> Sequence[Encoding]:
         # Only the library's batch functions release the GIL (measured), and the fast one omits
-        # offsets. Waking their threads takes longer than a short text does.
+        # offsets. For a short text, waking the library's threads takes longer than tokenizing.
         if sum(map(len, texts)) <= _SHORT_CHARACTERS:
             return [
                 self.backend.encode(text, add_special_tokens=add_special_tokens) for text in texts
@@ -153,7 +155,7 @@ def well_formed(text: str) -> str:
 
 
 def _drop_breaks(backend: Backend) -> None:
-    """Make the normalizer drop breaks. Added tokens are matched before that."""
+    """Make the normalizer drop break characters. Added tokens are matched before normalization."""
     drop = normalizers.Replace(_BREAK, "")
     if backend.normalizer is None:
         backend.normalizer = drop
@@ -162,7 +164,8 @@ def _drop_breaks(backend: Backend) -> None:
 
 
 def _guard_against(backend: Backend) -> Guard:
-    # A token that is matched in normalized text cannot be broken: the break is gone by then.
+    # A token that is matched in normalized text cannot be broken up, because normalization has
+    # removed the break by then.
     contents = [
         token.content
         for token in backend.get_added_tokens_decoder().values()
@@ -175,21 +178,21 @@ def _guard_against(backend: Backend) -> Guard:
 
 
 def any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """A pattern that matches any of the texts, preferring longer ones."""
+    """A pattern that matches any of the texts and prefers longer ones."""
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
 
 
 class TokenPlace(NamedTuple):
     """A character's position among the tokens of its text."""
 
-    before: int  # tokens that end at or before it
-    is_edge: bool  # no token spans it
+    before: int  # number of tokens that end at or before the character
+    is_edge: bool  # True if no token spans the position
 
 
 class EncodedText:
-    """The tokens of a text, and where they are in it.
+    """The tokens of a text, and their positions in the text.
 
-    Positions are computed one by one: as a list of tuples, those of 25,000 tokens take 4 ms.
+    Positions are computed one at a time, because a list of tuples for 25,000 tokens takes 4 ms.
     """
 
     def __init__(self, encoding: Encoding, *, characters: int) -> None:
@@ -199,7 +202,9 @@ class EncodedText:
         self.token_ids = TokenIds.of(encoding.ids)  # `ids` is a new list on every access
 
     def place(self, character: int) -> TokenPlace:
-        """The position of a character; `characters` stands for the end of the text."""
+        """The position of a character among the tokens; the index `characters` means the end of the
+        text.
+        """
         before = self.tokens_before(character)
         if before == len(self.token_ids):
             return TokenPlace(before, is_edge=True)
@@ -216,7 +221,9 @@ class EncodedText:
         return bisect_right(self._spans, character, key=lambda span: span[1])
 
     def span(self, start: int, end: int) -> tuple[int, int] | None:
-        """The tokens between two characters; None if there are none, or one spans an end."""
+        """The range of tokens between two characters; None if there are none, or if a token spans
+        an end.
+        """
         return _span(self.place(start), self.place(end))
 
     @cached_property
@@ -233,11 +240,11 @@ def _span(start: TokenPlace, end: TokenPlace) -> tuple[int, int] | None:
 @dataclass(frozen=True, slots=True)
 class _Piece:
     token_ids: TokenIds
-    places: Mapping[int, TokenPlace]  # of the characters asked for so far
+    places: Mapping[int, TokenPlace]  # positions of the characters asked for so far
 
 
 class RememberedText:
-    """A text assembled from remembered pieces. Only the places asked for in advance are known."""
+    """A text assembled from remembered pieces. Only the positions requested in advance are known."""
 
     def __init__(self, texts: Sequence[str], pieces: Mapping[str, _Piece]) -> None:
         self._pieces = [pieces[text] for text in texts]
@@ -250,7 +257,9 @@ class RememberedText:
         return self._place(character).before
 
     def span(self, start: int, end: int) -> tuple[int, int] | None:
-        """The tokens between two characters; None if there are none, or one spans an end."""
+        """The range of tokens between two characters; None if there are none, or if a token spans
+        an end.
+        """
         return _span(self._place(start), self._place(end))
 
     def _place(self, character: int) -> TokenPlace:
@@ -262,14 +271,15 @@ class RememberedText:
 
 
 class TokenMemory:
-    """The pieces of texts that were tokenized: a growing conversation is tokenized only once.
+    """Remembers the pieces of tokenized texts, so that a growing conversation is tokenized only
+    once.
 
-    Forgets the least recently used pieces. Each tenant has pieces of its own: not even the time
-    that a request takes tells whether another tenant sent the same text. Thread-safe.
+    Forgets the least recently used pieces. Each tenant has pieces of its own: so not even the
+    duration of a request reveals whether another tenant sent the same text. Thread-safe.
     """
 
     def __init__(self, *, max_bytes: int = DEFAULT_MODEL.known_text_bytes) -> None:
-        """max_bytes: for texts and tokens together; 0 remembers nothing."""
+        """max_bytes: limit for texts and tokens together; with 0, nothing is remembered."""
         self._pieces: LruCache[tuple[str, str], _Piece] = LruCache(max_bytes)  # by tenant and text
 
     def tokens_of(
@@ -277,7 +287,7 @@ class TokenMemory:
     ) -> RememberedText:
         """The tokens of a text, without special tokens around it.
 
-        places: the characters whose position among the tokens will be asked for.
+        places: the characters whose positions among the tokens will be requested.
         """
         texts = list(tokenizer.splits.pieces(text))
         wanted = _by_piece(places, texts)
@@ -313,7 +323,7 @@ def _encoded(
 
 
 def _by_piece(places: Iterable[int], texts: Sequence[str]) -> dict[str, frozenset[int]]:
-    """The places within each piece. A place between two pieces belongs to the second."""
+    """The positions within each piece. A position between two pieces belongs to the second."""
     found: dict[str, set[int]] = {}
     starts = [0, *accumulate(map(len, texts))]
     for place in places:
@@ -331,8 +341,8 @@ def _size(text: str, piece: _Piece) -> int:
 def check_round_trip(tokenizer: Tokenizer) -> None:
     """Raise ModelLoadError unless sample texts and special tokens survive encoding and decoding.
 
-    A Unicode normal form (NFC or NFKC) and an added leading space are allowed: some families do
-    that.
+    The decoded text may differ by Unicode normalization (NFC or NFKC) and by a leading space,
+    because the tokenizers of some families do that.
     """
     for kind, sample in SAMPLES.items():
         token_ids = tokenizer.encode(sample, add_special_tokens=False)
@@ -340,7 +350,7 @@ def check_round_trip(tokenizer: Tokenizer) -> None:
         same = {sample, *(unicodedata.normalize(form, sample) for form in ("NFC", "NFKC"))}
         if same.isdisjoint((came_back, came_back.removeprefix(" "))):
             raise ModelLoadError(
-                f"the tokenizer is broken ({kind}): {sample!r} came back as {came_back!r} (tokens "
+                f"the tokenizer is broken ({kind}): {sample!r} is decoded as {came_back!r} (tokens "
                 f"{_short(token_ids)})"
             )
     for token_id, token in tokenizer.backend.get_added_tokens_decoder().items():
@@ -352,8 +362,8 @@ def _check_special_token(tokenizer: Tokenizer, token_id: int, content: str) -> N
     token_ids = tokenizer.encode(content, add_special_tokens=False)
     if token_ids != [token_id]:
         raise ModelLoadError(
-            f"the tokenizer is broken: the special token {content!r} has the id {token_id}, its "
-            f"text gives {_short(token_ids)}"
+            f"the tokenizer is broken: the special token {content!r} has id {token_id}, but its "
+            f"text is encoded as {_short(token_ids)}"
         )
     came_back = tokenizer.decode([token_id], skip_special_tokens=False)
     # Decoders in SentencePiece's manner turn ▁ into a space even within the name of a special

@@ -1,6 +1,8 @@
-"""What the front knows about a model: tokenizer, templates, and how past answers are read.
+"""Everything that the front knows about a model: tokenizer, templates, and how to read past
+answers.
 
-`Bundles` holds those of the served models, each read when it is first needed. No weights, no MLX.
+`Bundles` holds the bundles of the served models, and reads each when it is first needed. It uses
+neither weights nor MLX.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ from holdfast.models.sentence_modules import AnswerTokens, OwnPooling, answer_to
 from holdfast.models.tokenizer_files import read_json
 from holdfast.store.answers import AnswerFile
 
-# the least recently used goes; a large vocabulary and the remembered texts take 100 MB
+# the least recently used bundle is dropped; a large vocabulary and the remembered texts take 100 MB
 _MAX_BUNDLES = 8
 
 
@@ -54,7 +56,7 @@ class TokenizerBundle:
     """Tokenizer, chat template and recommendations of one model, shared by all its requests."""
 
     tokenizer: Tokenizer
-    template: ChatTemplate | None  # None: the model has none and cannot chat
+    template: ChatTemplate | None  # None: the model has no template and cannot chat
     generation_defaults: Mapping[str, float]
     answer_frame: AnswerFrame = AnswerFrame()
     known_answers: KnownAnswers = field(default_factory=KnownAnswers)
@@ -62,21 +64,24 @@ class TokenizerBundle:
     first_forms: FirstForms = field(default_factory=FirstForms)
     token_memory: TokenMemory = field(default_factory=TokenMemory)
     dialect: ModelDialect = PLAIN
-    # these also end an answer in a chat, although the model's files do not say so
+    # tokens that also end an answer in a chat, although the model's files do not say so
     turn_end_token_ids: tuple[int, ...] = ()
     thinking_switch: ThinkingSwitch = ThinkingSwitch()
     template_options: Options = field(default_factory=dict)  # a request's own take precedence
     dialect_report: DialectReport = DialectReport()
     read_ahead: frozenset[NextTurn] = frozenset()  # the next turns to prefill in advance
     own_pooling: OwnPooling = OwnPooling()
-    answer_tokens: AnswerTokens | None = None  # of a model that was trained to judge documents
+    answer_tokens: AnswerTokens | None = None  # set if the model was trained to judge documents
 
     def answer_reader(self, tools: Sequence[Mapping[str, Any]]) -> AnswerReader:
-        """A new reader of one answer, for text whose markers are encoded (`Markers.encode`)."""
+        """Create a reader for one answer, whose text has encoded markers (`Markers.encode`)."""
         return AnswerReader(self.dialect, tools=DeclaredTools(tools))
 
     def history_reader(self, tools: Sequence[Mapping[str, Any]]) -> ReadMeaning:
-        """Reads what past answers in a rendered conversation mean; each text is parsed once."""
+        """Return a function that reads the meaning of past answers in a rendered conversation.
+
+        Each text is parsed only once.
+        """
 
         @cache
         def context() -> str:
@@ -92,7 +97,7 @@ class TokenizerBundle:
         return read
 
     def without_hidden(self, text: str) -> str:
-        """The text without the special tokens that clients do not see; markers stay."""
+        """The text without the special tokens that clients do not see. Markers are kept."""
         hidden = _hidden(self.tokenizer.special_texts, tuple(self.dialect.marker_ids))
         return hidden.sub("", text) if hidden else text
 
@@ -113,10 +118,11 @@ def load_tokenizer_bundle(
 ) -> TokenizerBundle:
     """Read a model folder.
 
-    Raises ModelLoadError when something is missing or damaged, or when the tokenizer is broken.
+    Raises ModelLoadError if a file is missing or damaged, or if the tokenizer is broken.
 
-    answers: where answers are kept that shall survive this process.
-    sampling, template_arguments: the catalog's defaults, which take precedence over the model's.
+    answers: the file in which answers survive this process.
+    sampling, template_arguments: the catalog's defaults, which take precedence over the model's
+        defaults.
     """
     tokenizer = load_tokenizer(folder)
     check_round_trip(tokenizer)
@@ -163,7 +169,7 @@ def load_tokenizer_bundle(
 def frame_of(
     template: ChatTemplate | None, tokenizer: Tokenizer, dialect: ModelDialect
 ) -> AnswerFrame:
-    """Find what the template writes around answers."""
+    """Find the texts that the template writes around answers."""
     if template is None:
         return AnswerFrame()
     reasoning = dialect.reasoning
@@ -179,9 +185,11 @@ def frame_of(
 def _turn_ends(
     template: ChatTemplate | None, tokenizer: Tokenizer, *, family: str
 ) -> tuple[int, ...]:
-    """Tokens that end an answer but are not known as ends: the family's, and the template's own.
+    """The tokens that end an answer but are not known as end tokens: those of the family and of the
+    template.
 
-    Many converted models name only an end-of-text token and would keep talking to themselves.
+    Many converted models declare only an end-of-text token, and would otherwise continue with the
+    next turns themselves.
     """
     if template is None:
         return ()
@@ -198,7 +206,7 @@ def _turn_ends(
 
 
 def _text_fingerprint(folder: Path) -> bytes:
-    """Identifies everything that turns a conversation into tokens."""
+    """A hash of everything that turns a conversation into tokens."""
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(
         (*folder.glob("*token*"), *folder.glob("*vocab*"), *folder.glob("*template*"))
@@ -216,31 +224,33 @@ class Bundles:
     """The bundles of the models in use. Call it only from the event loop's thread."""
 
     def __init__(self, read: ReadBundle, *, max_kept: int = _MAX_BUNDLES) -> None:
-        self.dialects: dict[str, DialectReport] = {}  # of all models read so far
+        self.dialects: dict[str, DialectReport] = {}  # dialects of all models read so far
         self._reader = read
         self._max_kept = max_kept
         self._tasks: OrderedDict[str, asyncio.Task[TokenizerBundle]] = OrderedDict()
 
     def begin(self, model: str) -> None:
-        """Start reading the bundle, unless it is read or being read."""
+        """Start reading the bundle of a model, unless it was read already or is being read."""
         if model in self._tasks:
             self._tasks.move_to_end(model)
             return
         while len(self._tasks) >= self._max_kept:
-            self._tasks.popitem(last=False)  # requests that wait for it still get it
+            self._tasks.popitem(last=False)  # requests waiting for this bundle still get it
         task = asyncio.create_task(self._reader(model), name=f"tokenizer of {model}")
         self._tasks[model] = task
         task.add_done_callback(lambda task: self._note(model, task))
 
     def forget(self, model: str) -> None:
-        """Read the bundle again when it is needed next. Requests that have it keep it."""
+        """Forget a bundle, so that it is read again when it is next needed. Requests that hold it
+        keep it.
+        """
         self._tasks.pop(model, None)
         self.dialects.pop(model, None)
 
     async def of(self, model: str) -> TokenizerBundle:
         """The bundle of a model, once it is read.
 
-        Raises UnknownModel, and WorkerUnavailable when it cannot be read.
+        Raises UnknownModel, and WorkerUnavailable if the bundle cannot be read.
         """
         try:
             return await self.read(model)
@@ -248,7 +258,7 @@ class Bundles:
             raise WorkerUnavailable(f"model {model!r} cannot be served: {error}") from None
 
     async def read(self, model: str) -> TokenizerBundle:
-        """As `of`, but raises ModelLoadError when the bundle cannot be read."""
+        """Like `of`, but raises ModelLoadError if the bundle cannot be read."""
         self.begin(model)
         task = self._tasks[model]
         return task.result() if task.done() else await asyncio.shield(task)
@@ -258,5 +268,5 @@ class Bundles:
         if not task.cancelled() and task.exception() is None:
             if is_current or model not in self._tasks:
                 self.dialects[model] = task.result().dialect_report
-        elif is_current:  # the next request may try again
+        elif is_current:  # so that the next request tries again
             del self._tasks[model]

@@ -1,5 +1,5 @@
-"""Tool definitions: put into the usual order, completed for templates that need it, and kept with
-what is derived from them, because agents send the same definitions with every turn.
+"""Puts tool definitions into the usual order, completes them for templates that need it, and caches
+them with derived values, because agents send the same definitions with every turn.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any, Final, TypeVar, cast
 
 T = TypeVar("T")
 
-# The order in which models saw the keys in training. Other keys follow in their own order.
+# The order in which models saw the keys in training. Other keys follow in the order in which they
+# were sent.
 _TOOL_KEYS: Final = ("type", "function", "name", "description", "parameters")
 _SCHEMA_KEYS: Final = (
     "type",
@@ -44,14 +45,16 @@ _TYPE_OF_VALUE: Final = {
     list: "array",
     dict: "object",
 }
-_MAX_DERIVED = 6  # values kept per definition, such as its JSON and its packed form
+_MAX_DERIVED = 6  # maximum of values cached per definition, such as its JSON and packed form
 _MAX_UNPACKED = 128
 _MAX_LEVELS: Final = 16
 _MARSHAL_VERSION = 2  # without references: equal content always gives equal bytes
 
 
 class KeptTool(dict[str, Any]):
-    """An OpenAI-shaped definition that nobody changes. Copies of it are plain dictionaries."""
+    """A tool definition in OpenAI's format that must not be changed. Copies of it are plain
+    dictionaries.
+    """
 
     __slots__ = ("_derived",)
 
@@ -80,14 +83,17 @@ def packed_tool(tool: KeptTool) -> bytes:
 
 @functools.lru_cache(maxsize=_MAX_UNPACKED)
 def unpacked_tool(packed: bytes) -> KeptTool:
-    """The definition; equal bytes give the same object, so values are derived once here too."""
+    """The definition in these bytes. Equal bytes give the same object, so values are derived only
+    once in this process, too.
+    """
     return KeptTool(pickle.loads(packed))
 
 
 def exact_key(definition: Any, *, tenant: str) -> bytes | None:
     """A hash of a definition as it was sent, including key order and value types.
 
-    None if it has none. `marshal` takes a fifth of the time of sorted JSON.
+    Returns None if the definition cannot be hashed. `marshal` takes a fifth of the time of sorted
+    JSON.
     """
     try:
         written = marshal.dumps((tenant, definition), _MARSHAL_VERSION)
@@ -134,7 +140,7 @@ def _ordered(node: Mapping[str, Any], usual: Iterable[str]) -> dict[str, Any]:
 def complete_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     """The definition with a description, parameters, and one type for each of them.
 
-    Some chat templates take these for granted, although JSON Schema makes them optional.
+    Some chat templates require these, although JSON Schema makes them optional.
     """
     function = tool.get("function")
     if isinstance(function, Mapping):
@@ -164,7 +170,7 @@ def _complete_schema(schema: Any, fallback: str, level: int) -> dict[str, Any]:
 
 
 def _type(schema: Mapping[str, Any]) -> str:
-    """The type that a schema names, the first of several that is not null; empty if it has none."""
+    """The type that a schema names; of several, the first that is not null. Empty if it names none."""
     given = schema.get("type")
     kinds = list(given) if isinstance(given, list) else [given]
     for word in ("anyOf", "oneOf", "allOf"):
