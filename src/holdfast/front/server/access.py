@@ -1,9 +1,9 @@
 """API keys, the caller of a request, limits per caller, the drain before the server stops, and the
 seal.
 
-The key file contains hashes, never a key. Sealed texts are kept by clients, which send them back,
-but can neither read nor change them. Clients get a model's thoughts in this form, so that a server
-that stores nothing has them in the next turn.
+The key file contains hashes, never keys. A sealed text is a text that clients keep and send back,
+but can neither read nor change. Clients get a model's thoughts in this form, so that a server that
+stores nothing gets them back in the next turn.
 """
 
 from __future__ import annotations
@@ -41,21 +41,22 @@ from holdfast.files import (
 from holdfast.front.server.problem import RequestRefused
 from holdfast.wire.requests import Priority
 
-if TYPE_CHECKING:  # keys are read before the worker starts, the web framework is imported after
+if TYPE_CHECKING:  # the web framework is imported only after the keys are read
     from starlette.requests import Request
 
 AUTO, OFF = "auto", "off"
-_PREFIX = "sk-holdfast-"  # some clients insist on the first three characters
+_PREFIX = "sk-holdfast-"  # some clients require the first three characters
 _SECRET_BYTES = 32
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}\Z"
 KEY_HEADER_NAMES = ("x-api-key", "api-key")  # in addition to Authorization
 KEY_HEADERS = (b"authorization", *(name.encode() for name in KEY_HEADER_NAMES))
 CALLER = "holdfast.caller"  # key of a request's Caller in its ASGI scope
-_LONGEST_RETRY_SECONDS = 60  # clients give up rather than wait longer
-_GAIN = 0.2  # of the moving average of how long a request takes
-# methods that a draining server accepts; DELETE, like the paths `/cancel`, only ends things
+_LONGEST_RETRY_SECONDS = 60  # clients do not wait longer
+_GAIN = 0.2  # weight of a new value in the moving average of request durations
+# methods that a draining server accepts; DELETE is among them because, like the paths `/cancel`, it
+# only ends things
 _READS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
-_RESTART_SECONDS = 2.0  # until this server, restarted, or another one listens
+_RESTART_SECONDS = 2.0  # estimated time until the restarted server, or another one, listens
 _SEAL_KEY_BYTES = 32
 _MARK_BYTES = 16
 _SEAL_KEY_FILE = "seal.key"
@@ -66,12 +67,12 @@ _log = logging.getLogger(__name__)
 
 
 class ApiKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A named key. The tenant depends on the name, so a new key with it keeps the cache."""
+    """A named key. The tenant depends on the name, so a new key with the same name keeps the cache."""
 
     name: Annotated[str, Meta(pattern=_NAME)]
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]  # of the key
     is_admin: bool = False
-    priority: Priority = "interactive"  # the highest that its requests can have
+    priority: Priority = "interactive"  # the highest priority that its requests can have
     # maximum of running and waiting answers; None: `limits.max_requests_per_key`
     max_requests: Annotated[int, Meta(ge=1)] | None = None
     created: str = ""
@@ -80,7 +81,8 @@ class ApiKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class KeyFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of the key file.
 
-    `keys` is required: a file without it is damaged, and must not lock everybody out.
+    `keys` is required, because a file without this field is damaged, and a damaged file must not
+    lock everybody out.
     """
 
     format: Literal[1] = 1
@@ -96,13 +98,13 @@ def hash_of(key: bytes) -> str:
     """The hash under which the file stores a key.
 
     One round of SHA-256 is enough: slow hashes protect passwords that people choose. A key of 256
-    random bits cannot be guessed, and every request pays for the hash.
+    random bits cannot be guessed, and the hash is computed for every request.
     """
     return hashlib.sha256(key).hexdigest()
 
 
 def key_file_of(setting: str, environ: Mapping[str, str]) -> Path | None:
-    """The file that `server.keys_file` names; None if there is none.
+    """The key file that `server.keys_file` names; None if there is none.
 
     `auto` is the user's own file, if it exists. Raises ConfigError if the home directory does not
     exist.
@@ -116,7 +118,9 @@ def key_file_of(setting: str, environ: Mapping[str, str]) -> Path | None:
 
 
 def own_key_file(environ: Mapping[str, str]) -> Path | None:
-    """The path of the user's own file, which may not exist; None for a user without a home."""
+    """The path of the user's own key file, which may not exist; None if the user has no home
+    directory.
+    """
     try:
         return configuration_folder(environ) / "keys.json"
     except RuntimeError:
@@ -126,7 +130,8 @@ def own_key_file(environ: Mapping[str, str]) -> Path | None:
 def read_keys(path: Path) -> tuple[ApiKey, ...]:
     """The keys of a file.
 
-    Raises ConfigError if it is unreadable or invalid, or if other users may read or change it.
+    Raises ConfigError if the file is unreadable or invalid, or if other users may read or change
+    it.
     """
     try:
         with path.open("rb") as file:
@@ -155,7 +160,7 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
 
 
 def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
-    """Replace the file atomically, readable by its owner only. Raises ConfigError."""
+    """Replace the key file atomically. Only its owner can read the new file. Raises ConfigError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
@@ -195,7 +200,7 @@ class KeyRing:
     """The named keys that a running server knows. Only use it in the event loop's thread."""
 
     def __init__(self, setting: str = "", environ: Mapping[str, str] | None = None) -> None:
-        """setting: `server.keys_file`. Raises ConfigError if the file cannot be used."""
+        """setting: the value of `server.keys_file`. Raises ConfigError if the file cannot be used."""
         self._setting, self._environ = setting, environ or {}
         self._path: Path | None = None
         self._by_hash: dict[str, ApiKey] = {}
@@ -224,7 +229,7 @@ class KeyRing:
 
     @property
     def is_needed(self) -> bool:
-        """Whether clients need a key because there is a key file."""
+        """Whether clients need a key, because a key file is in use."""
         return self._path is not None
 
     @property
@@ -235,16 +240,16 @@ class KeyRing:
     def find(self, key: bytes) -> ApiKey | None:
         """The entry of a key; None if it is unknown.
 
-        The lookup is by hash, so its timing reveals nothing about other keys.
+        The lookup uses the hash, so its timing reveals nothing about other keys.
         """
         return self._by_hash.get(hash_of(key)) if self._by_hash else None
 
 
 def given_keys(headers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """Header → key, for every header that has one.
+    """The API keys in the headers, by header name.
 
-    OpenAI's, Anthropic's and Azure's clients use one header each. An Authorization header with
-    another scheme than Bearer is not a key.
+    The clients of OpenAI, Anthropic and Azure each use a different header. An Authorization header
+    with another scheme than Bearer is ignored.
     """
     keys = {name: headers[name].strip() for name in KEY_HEADERS[1:] if name in headers}
     scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
@@ -258,24 +263,26 @@ class Caller:
     """The sender of a request, as the guard identified it."""
 
     address: str = ""
-    key: ApiKey | None = None  # the named key that it sent
-    server_key: str = ""  # `server.api_key`, if it sent that
+    key: ApiKey | None = None  # the named key that the caller sent
+    server_key: str = ""  # `server.api_key`, if the caller sent that
     is_admin: bool = False
-    is_let_in: bool = True  # if false, it may only use paths that need no key
+    is_let_in: bool = True  # if false, the caller may only use paths that need no key
 
     @property
     def has_key(self) -> bool:
-        """Whether it sent a valid key."""
+        """Whether the caller sent a valid key."""
         return self.key is not None or bool(self.server_key)
 
     @property
     def key_name(self) -> str:
-        """The name of its key; empty if it has none or the one of `server.api_key`."""
+        """The name of the caller's key; empty if there is no key or it is the one of
+        `server.api_key`.
+        """
         return self.key.name if self.key is not None else ""
 
 
 def caller_of(request: Request) -> Caller:
-    """The sender of a request, from the guard."""
+    """The sender of a request, as identified by the guard."""
     caller: Caller = request.scope[CALLER]
     return caller
 
@@ -305,7 +312,7 @@ def check_admin(request: Request) -> None:
 
 
 class AnswersAtOnce:
-    """Counts the running and waiting answers of each caller. Only use it in the event loop's thread."""
+    """Counts the running and waiting answers of each caller. Event loop's thread only."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -316,7 +323,7 @@ class AnswersAtOnce:
     def counted(self, caller: Caller, answers: int, *, limits: LimitsSettings) -> Iterator[None]:
         """Count this many answers of a caller while the block runs.
 
-        Raises RequestRefused (429) when the caller has too many already.
+        Raises RequestRefused (429) if the caller would then have too many.
         """
         holders = {holder: cap for holder, cap in _caps(caller, limits) if cap}
         for holder, cap in holders.items():
@@ -344,7 +351,7 @@ class AnswersAtOnce:
         if running + answers > cap:
             retry = min(max(1, math.ceil(self._seconds / running)), _LONGEST_RETRY_SECONDS)
             message = (
-                f"{holder} has {running} answers running or waiting, and may have at most {cap}; "
+                f"{holder} has {running} answers running or waiting, and the limit is {cap}; "
                 f"please try again in {retry} s"
             )
             raise RequestRefused(
@@ -353,7 +360,10 @@ class AnswersAtOnce:
 
 
 def _caps(caller: Caller, limits: LimitsSettings) -> Iterator[tuple[str, int]]:
-    """Whom a request counts against, and how many answers each may have; 0: no limit."""
+    """The limits that apply to a request: who holds the limit, and how many answers it allows.
+
+    0 means no limit.
+    """
     if caller.key is not None:
         own = caller.key.max_requests
         yield f"the key {caller.key.name}", limits.max_requests_per_key if own is None else own
@@ -364,7 +374,7 @@ def _caps(caller: Caller, limits: LimitsSettings) -> Iterator[tuple[str, int]]:
 
 
 class Drain:
-    """Whether the server is stopping: it starts nothing new, and running answers get a time limit.
+    """The state of a stopping server: it starts no new work, and running answers get a time limit.
 
     Only use it in the event loop's thread.
     """
@@ -388,9 +398,9 @@ class Drain:
         self._ends_at = self._clock() + limit_seconds
 
     def refusal(self, method: str, path: str) -> ServerStopping | None:
-        """The refusal of a request that would start new work; None for any other.
+        """The refusal of a request that would start new work; None for any other request.
 
-        Reading state and ending things still works.
+        Requests that read state or end something still work.
         """
         if not self.is_on or method in _READS or path.endswith("/cancel"):
             return None
@@ -402,17 +412,20 @@ class Drain:
 class Seal:
     """Seals texts with a key of this server. Thread-safe.
 
-    The same text gives the same seal, so that prompts stay the same.
+    The same text always gives the same sealed text, so that prompts do not change.
 
     folder: where the key is stored. Without a folder, seals are valid only for this process. The
-        key is read or created at its first use: by then the store has created its folder.
+        key is read or created at its first use, because the store has created the folder by then.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self._key = functools.cache(functools.partial(_key_in, folder))
 
     def of(self, tenant: str) -> Seal:
-        """The seal of a tenant: no other tenant can open what it has closed. Empty: this seal."""
+        """The seal of a tenant, whose sealed texts no other tenant can open.
+
+        For an empty tenant, this is the seal itself.
+        """
         if not tenant:
             return self
         seal = Seal()
@@ -441,7 +454,7 @@ class Seal:
         return f"{_SEAL_VERSION}.{_shown(mark + self._masked(packed, mark))}"
 
     def open(self, sealed: str) -> str | None:
-        """The text of a closed seal; None if this server did not close it."""
+        """The text in a sealed text; None if this seal did not close it."""
         version, _, shown = sealed.partition(".")
         if version != _SEAL_VERSION:
             return None
@@ -451,7 +464,8 @@ class Seal:
             return None
         mark = raw[:_MARK_BYTES]
         packed = self._masked(raw[_MARK_BYTES:], mark)
-        # Verified before unpacking: other bytes might unpack to the same text, or to gigabytes.
+        # Verified before unpacking, because forged bytes might unpack to the same text, or to
+        # gigabytes.
         if _shown(raw) != shown or not hmac.compare_digest(mark, self._mark(packed, _CLOSED)):
             return None
         return zlib.decompress(packed).decode("utf-8", "surrogatepass")
@@ -461,14 +475,17 @@ class Seal:
         return hashlib.blake2b(body, key=key, digest_size=_MARK_BYTES, person=purpose).digest()
 
     def _masked(self, body: bytes, mark: bytes) -> bytes:
-        """The bytes, encrypted with a stream from key and mark; applied twice, the bytes again."""
+        """Encrypt the bytes with a key stream derived from key and mark. Applying it twice restores
+        the bytes.
+        """
         stream = hashlib.shake_256(self._key() + mark).digest(len(body))
         return (int.from_bytes(body) ^ int.from_bytes(stream)).to_bytes(len(body))
 
 
 def _key_in(folder: Path | None) -> bytes:
-    """The key in a folder, created if there is none. If the folder cannot be used: a key that is
-    valid only for this process.
+    """The key in a folder, created if there is none.
+
+    If the folder cannot be used, this is a key that is valid only for this process.
     """
     key = secrets.token_bytes(_SEAL_KEY_BYTES)
     if folder is None or not folder.is_dir():

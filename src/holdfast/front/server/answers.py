@@ -1,5 +1,5 @@
-"""An answer: its plan, its format in the client's protocol, the explanation of its cache use, and the
-writer of its stream.
+"""Everything about an answer: its plan, its format in the client's protocol, the explanation of its
+cache use, and the writer of its stream.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from holdfast.wire.output import (
 )
 from holdfast.wire.requests import GenerationRequest, SamplingParams
 
-KEEP_ALIVE_SECONDS = 5.0  # interval of the check: a keep-alive follows 5 to 10 silent seconds
-MOST_READY_BYTES = 64 << 10  # the socket's buffer may hold as much again
-HEADER_GRACE_SECONDS = 0.5  # until then, an early failure can still get its own status
-KEEP_ALIVE_COMMENT = b": keep-alive\n\n"  # readers of server-sent events ignore it
+KEEP_ALIVE_SECONDS = 5.0  # between two checks, so a keep-alive is sent after 5 to 10 silent seconds
+MOST_READY_BYTES = 64 << 10  # the socket's buffer may hold as many bytes in addition
+HEADER_GRACE_SECONDS = 0.5  # wait with the headers, so that an early failure gets its own status
+KEEP_ALIVE_COMMENT = b": keep-alive\n\n"  # a comment, which readers of server-sent events ignore
 _HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 
@@ -58,19 +58,20 @@ class Difference(Struct, frozen=True, kw_only=True):
 
 
 class SecondsSpent(Struct, frozen=True, kw_only=True):
-    """Where the time went.
+    """The seconds spent in each stage of a request.
 
     `lookup` and `waited_for_another` are parts of `queue`; `restore` is part of `queue` and
     `prefill`.
     """
 
-    accept: float  # until the worker had accepted the request: checks, template, tokenization
+    accept: float  # until the worker accepted the request: checks, template, tokenization
     queue: float
     lookup: float
     waited_for_another: float
     restore: float
     prefill: float
-    # since the request arrived, all of the above included; null when there was no text
+    # from the request's arrival to the first text, including all of the above; null if there was no
+    # text
     first_text: float | None
 
 
@@ -78,32 +79,32 @@ class Explanation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How much of the prompt of one choice was cached.
 
     `ram_tokens`, `disk_tokens` and `read_tokens` add up to `prompt_tokens`. `moved_tokens` and
-    `shared_tokens` are parts of `ram_tokens`; the rest of those was copied.
+    `shared_tokens` are parts of `ram_tokens`; the other `ram_tokens` were copied.
     """
 
     index: int
     prompt_tokens: int
     ram_tokens: int
-    moved_tokens: int  # in the live state of the previous answer, which this one continues
+    moved_tokens: int  # in the live state of the previous answer, which this answer continues
     shared_tokens: int  # in buffers that other sequences use too
     disk_tokens: int
     read_tokens: int  # prefilled
-    read_ahead_tokens: int  # part of ram_tokens and disk_tokens: prefilled in advance for this turn
-    unused_tokens: int  # further tokens that are, or were, cached but could not be used
-    put_back_tokens: int  # of earlier answers: the prompt has them exactly as they were generated
-    dropped_tokens: int  # of earlier answers: the chat template or the client omitted them
+    read_ahead_tokens: int  # those of ram_tokens and disk_tokens that were prefilled in advance
+    unused_tokens: int  # further prompt tokens that are or were cached, but could not be used
+    put_back_tokens: int  # tokens of earlier answers that the prompt contains as generated
+    dropped_tokens: int  # tokens of earlier answers that the chat template or the client omitted
     reason: str
     explanation: str
     difference: Difference | None
     seconds: SecondsSpent
-    unenforced: tuple[str, ...] = ()  # places of schema keywords that no grammar enforces
-    resumed: int = 0  # workers that died during the request; the next one continued it
-    # in the object of the first choice: the objects of the others
+    unenforced: tuple[str, ...] = ()  # paths of schema keywords that no grammar enforces
+    resumed: int = 0  # how often a worker died and another one continued the request
+    # only in the first choice's object: the objects of the other choices
     further_choices: list[Explanation] = []
 
 
 def explanation_of(choices: list[Explanation]) -> Explanation | None:
-    """The object for the explained choices of one answer; None when there are none."""
+    """Combine the explained choices of one answer into one object; None if there are none."""
     if not choices:
         return None
     first, *further = sorted(choices, key=lambda choice: choice.index)
@@ -119,7 +120,10 @@ def explain_choice(
     first_text_seconds: float | None,
     unenforced: tuple[str, ...] = (),
 ) -> Explanation:
-    """How much of the prompt of one choice was cached. The arguments are what the front knows."""
+    """Explain how much of the prompt of one choice was cached.
+
+    The arguments other than `event` are facts that only the front knows.
+    """
     memory = event.memory
     timings = event.timings
     difference = _difference(event)
@@ -200,7 +204,7 @@ _SENTENCES = {
 def _in_words(event: ChoiceFinished, difference: Difference | None, *, dropped_tokens: int) -> str:
     memory = event.memory
     sentences: list[str] = []
-    if memory.outcome in _SENTENCES:  # else the difference explains it
+    if memory.outcome in _SENTENCES:  # otherwise, the difference explains it
         sentences.append(_SENTENCES[memory.outcome].format(unused=f"{memory.unused_tokens:,}"))
     if difference is not None:
         sentences.append(
@@ -227,94 +231,98 @@ def _in_words(event: ChoiceFinished, difference: Difference | None, *, dropped_t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCounts:
-    """Exact token counts of one answer. A prompt counts once, whatever its number of choices."""
+    """Exact token counts of one answer. A prompt counts once, however many choices it has."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int  # part of prompt_tokens that was not prefilled
     reasoning_tokens: int = 0  # part of completion_tokens
-    thought_ended_by: ThoughtEnder | None = None  # of any choice; None: no thought was interrupted
-    breakpoints: tuple[PinnedPrefix, ...] = ()  # the client's, ascending
+    thought_ended_by: ThoughtEnder | None = None  # None: no thought was interrupted
+    breakpoints: tuple[PinnedPrefix, ...] = ()  # the client's cache breakpoints, ascending
 
 
 @dataclass(slots=True)
 class WholeChoice:
-    """One choice of an answer that is sent in one piece: the fold of its events."""
+    """One choice of an answer that is sent in one piece, accumulated from its events."""
 
     deltas: list[OutputDelta] = field(default_factory=list)
-    finished: ChoiceFinished | None = None  # its last event, once that has arrived
+    finished: ChoiceFinished | None = None  # the last event, once it has arrived
 
     @property
     def end(self) -> ChoiceFinished:
-        """Its last event."""
+        """The last event of the choice."""
         assert self.finished is not None, "an answer is sent after its end"
         return self.finished
 
     def text(self, kind: TextKind = "text") -> str:
-        """All its text of one kind."""
+        """All text of one kind in the choice."""
         return text_of(self.deltas, kind)
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """Its tool calls, in order."""
+        """The choice's tool calls, in order."""
         return tool_calls_of(self.deltas)
 
     @property
     def logprobs(self) -> list[TokenText]:
-        """Its tokens with their log-probabilities, in order."""
+        """The choice's tokens with their log-probabilities, in order."""
         return [token for delta in self.deltas for token in delta.logprobs]
 
 
 class StreamFormat(abc.ABC):
-    """What the writer of a stream needs to know about its protocol."""
+    """The parts of a protocol's format that the writer of a stream needs."""
 
     stream_type: ClassVar[str] = "text/event-stream; charset=utf-8"
 
     def keep_alive(self) -> bytes:
-        """What keeps a silent connection open, also before the opening; empty if the protocol has
-        nothing for that.
+        """The bytes that keep a silent connection open, even before the opening; empty if the
+        protocol has none.
         """
         return KEEP_ALIVE_COMMENT
 
     def keep_alive_of_follower(self) -> bytes:
-        """The same for one of several clients of a stream: it must not count as an event."""
+        """The keep-alive for one of several clients of a stream. It must not count as an event."""
         return self.keep_alive()
 
     @abc.abstractmethod
     def broken(self, problem: Problem) -> bytes:
-        """The end of a stream that failed after it had begun."""
+        """The bytes that end a stream that failed after it had begun."""
 
 
 class AnswerFormat(StreamFormat):
-    """The format of one answer: the events of a stream, each complete as the protocol frames it, or
-    the whole answer as JSON.
+    """The format of one answer: the events of a stream, each framed completely as the protocol
+    requires, or the whole answer as JSON.
     """
 
     def sampled_by(self, sampling: SamplingParams) -> None:
-        """The worker has accepted the request with these parameters. Only Responses repeats them."""
+        """Note the parameters with which the worker accepted the request. Only the Responses API
+        shows them.
+        """
 
     def opening(self, *, prompt_tokens: int) -> bytes:
-        """The events before the first text; may be empty."""
+        """The bytes of the events before the first text; may be empty."""
         return b""
 
     @abc.abstractmethod
     def delta(self, event: OutputDelta) -> bytes:
-        """New text, reasoning or calls of a choice; empty if the protocol has no event for it."""
+        """The bytes for new text, reasoning or calls of a choice; empty if the protocol has no
+        event for them.
+        """
 
     def progress(self, event: PromptProgress) -> bytes:
-        """The progress of prefill; empty unless the client asked for it and the protocol has an
-        event for it.
+        """The bytes for the progress of prefill; empty unless the client asked for it and the
+        protocol has an event for it.
         """
         return b""
 
     @abc.abstractmethod
     def finish(self, event: ChoiceFinished) -> bytes:
-        """The end of a choice."""
+        """The bytes that end a choice."""
 
     @abc.abstractmethod
     def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
-        """The end of a stream: what the client asked for of token counts and explanation, and the
-        end mark.
+        """The bytes that end a stream: the token counts and the explanation, if the client asked
+        for them, and the end mark.
         """
 
     @abc.abstractmethod
@@ -332,17 +340,17 @@ class AnswerPlan:
     form: AnswerFormat
     streams: bool = False
     choices_per_prompt: int = 1
-    explains: bool = False  # the answer has an `Explanation`
-    cache_salt: str = ""  # requests share cached prompts only with the same salt
-    session_id: str | None = None  # from the body, unchecked; the header overrides it
-    session_key: str = ""  # any text; names the session if body and header do not
-    can_wait: bool = False  # the body says that nobody waits for the answer
+    explains: bool = False  # whether the answer contains an `Explanation`
+    cache_salt: str = ""  # only requests with the same salt share cached prompts
+    session_id: str | None = None  # from the body, not validated; the header overrides it
+    session_key: str = ""  # any text; names the session if neither body nor header does
+    can_wait: bool = False  # whether the body says that nobody waits for the answer
     caller: Caller = field(default_factory=Caller)
-    time_limit_seconds: float = 0.0  # queueing included; 0: no limit
+    time_limit_seconds: float = 0.0  # including queueing; 0: no limit
 
 
 class EventWriter:
-    """Writes the events of one answer in order, and keep-alives while there are none."""
+    """Writes the events of one answer in order, and keep-alives while there are no events."""
 
     def __init__(
         self,
@@ -353,9 +361,9 @@ class EventWriter:
         request_id: str = "",
         keep_alive: Callable[[], bytes] | None = None,
     ) -> None:
-        """events: the first one is the answer's opening, which may be empty.
-        request_id: part of an error event.
-        keep_alive: replaces the format's.
+        """events: the events to write; the first one is the answer's opening, which may be empty.
+        request_id: appears in an error event.
+        keep_alive: used instead of the format's keep-alive.
         """
         self._send = send
         self._form = form
@@ -376,19 +384,24 @@ class EventWriter:
     def has_sent_all(self) -> bool:
         """Whether all events have been handed to the connection.
 
-        Many clients close it after they have read the last one.
+        Many clients close the connection once they have read the last event.
         """
         return self._has_read_all and not self._ready and not self._is_sending
 
     def detach(self) -> None:
-        """The client is gone: read the remaining events, but write nothing more."""
+        """Call this when the client is gone: the remaining events are read, but nothing more is
+        written.
+        """
         self._is_detached = True
         self._ready.clear()
         self._ready_bytes = 0
         self._taken.set()
 
     async def run(self) -> None:
-        """Write until the events end. Raises their error if nothing has been sent by then."""
+        """Write until the events end.
+
+        If reading the events fails before anything was sent, raises that error.
+        """
         reader = asyncio.create_task(self._read())
         reader.add_done_callback(lambda _: self._wake.set())
         self._tick_in(HEADER_GRACE_SECONDS)
@@ -444,11 +457,12 @@ class EventWriter:
         self._is_sending = False
 
     def _tick_in(self, seconds: float) -> None:
-        # one per stream: it costs nothing per token
+        # one task per stream, so that it costs nothing per token
         self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
 
     def _tick(self) -> None:
-        # After a silent interval, write the headers and the opening, and keep-alives from then on.
+        # After the first silent interval, write the headers and the opening; from then on, write
+        # keep-alives.
         if self._is_detached:
             return
         if self._quiet or not self._started:

@@ -1,7 +1,8 @@
-"""The protocols of a server: which one a path belongs to, errors in its format, and /openapi.json.
+"""The protocols of a server: finds the protocol of a path, formats errors for it, and describes all
+operations in /openapi.json.
 
 The description at /openapi.json is generated from the operations and from the types that check
-requests and encode answers: wherever a schema is expected, a shape contains the type itself.
+requests and encode answers: where a schema is expected, a shape contains the type itself.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from holdfast.telemetry.request_log import RECORD, RequestRecord
 
 Handler: TypeAlias = Callable[[Request, Services], Awaitable[Response]]
 Shape: TypeAlias = Mapping[str, Any]  # part of an operation's description in /openapi.json
-ENDLESS_MARK = "x-endless"  # tells programs that call every operation not to wait for its end
+ENDLESS_MARK = "x-endless"  # tells programs that call every operation that this one does not end
 _VERSION = "v1"
 _LONGEST_PATH = 100
 _COMPONENTS = "#/components/schemas/{name}"
@@ -42,13 +43,13 @@ _VARIABLE = re.compile(r"{(\w+)(?::\w+)?}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One method of one path: an ASGI application, and its description."""
+    """One method of one path, with its description. It is an ASGI application."""
 
     method: str
     path: str  # variables in braces, as in Starlette
-    handler: Handler  # its name and docstring appear in /openapi.json
-    shape: Shape  # empty: not described
-    summary: str = ""  # for the start page, which lists only operations that have one
+    handler: Handler  # the handler's name and docstring appear in /openapi.json
+    shape: Shape  # if empty, /openapi.json omits the operation
+    summary: str = ""  # for the start page, which lists only operations with a summary
     needs_key: bool = True
     needs_admin: bool = False  # see `access.check_admin`
 
@@ -62,7 +63,9 @@ class Operation:
 
 
 def _services_of(request: Request) -> Services:
-    """The services, with a seal for this tenant: no other tenant can open what it closes."""
+    """The services, with the seal of the request's tenant: no other tenant can open texts that it
+    closes.
+    """
     services: Services = request.app.state.services
     tenant = tenant_in(request, cache_salt="")
     return replace(services, seal=services.seal.of(tenant)) if tenant else services
@@ -76,7 +79,7 @@ def operation(
     needs_key: bool = True,
     needs_admin: bool = False,
 ) -> Callable[[Handler], Operation]:
-    """Decorator: turn a handler into an operation; `shapes` together describe it."""
+    """Decorator that turns a handler into an operation, which `shapes` together describe."""
 
     def of(handler: Handler) -> Operation:
         return Operation(
@@ -94,7 +97,7 @@ def operation(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShapes:
-    """How a protocol shows the served models: as a list, and one by one."""
+    """The formats in which a protocol shows the served models: as a list, and one model."""
 
     many_type: type[Struct]
     one_type: type[Struct]
@@ -106,19 +109,22 @@ class ModelShapes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """A protocol that clients can use: a folder, and a line in the table of `application.py`."""
+    """A protocol that clients can use. Each has its own folder and a line in the table of
+    `application.py`.
+    """
 
     name: str
     error: Callable[[Problem], Any]  # the body of an error, to be encoded as JSON
-    # of its paths, one or two segments long; errors on them have its format
+    # prefixes of the protocol's paths, one or two segments long; errors on such paths have its
+    # format
     prefixes: tuple[str, ...] = ()
-    operations: tuple[Operation, ...] = ()  # none: the protocol is not served
-    serves: str = ""  # listed in the error for an unknown path
-    error_shape: type | None = None  # what `error` returns, for /openapi.json
-    # whether a client that sends these headers uses this protocol, for paths without a protocol
+    operations: tuple[Operation, ...] = ()  # if empty, the protocol is not served
+    serves: str = ""  # text for the error that an unknown path gets
+    error_shape: type | None = None  # the type that `error` returns, for /openapi.json
+    # tells, for paths without a protocol, whether a client with these headers uses this protocol
     is_spoken: Callable[[Mapping[str, str]], bool] = lambda headers: False
-    models: ModelShapes | None = None  # its own format of the list of models
-    # status by the code of a problem, where it differs from the other protocols
+    models: ModelShapes | None = None  # the protocol's own format of the list of models
+    # HTTP statuses by problem code, where they differ from the other protocols'
     statuses: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -139,7 +145,9 @@ class DialectTable:
         self._endings = sorted(endings, key=len, reverse=True)
 
     def dialect_of(self, path: str, headers: Mapping[str, str]) -> Dialect:
-        """The protocol of a served path; for other paths, the one that the client uses."""
+        """The protocol of a served path. For other paths, the protocol that the client seems to
+        use.
+        """
         _, first, second = (*path.split("/", 3), "", "")[:3]
         return (
             self._by_prefix.get(f"/{first}/{second}")
@@ -148,15 +156,16 @@ class DialectTable:
         )
 
     def spoken(self, headers: Mapping[str, str]) -> Dialect:
-        """The protocol that the headers of a client reveal; by default the first."""
+        """The protocol that a client's headers reveal; by default the first protocol."""
         found = (dialect for dialect in self.dialects if dialect.is_spoken(headers))
         return next(found, self.dialects[0])
 
     def served_path(self, path: str) -> str:
-        """The path without repeated slashes and with exactly one /v1 where one belongs.
+        """The path without repeated slashes, and with exactly one /v1 where the served path has
+        one.
 
         Base URLs are configured with and without /v1 and a final slash, so clients call
-        /chat/completions and /v1/v1/models. Of an unknown path only the slashes are normalized.
+        /chat/completions and /v1/v1/models. In an unknown path, only the slashes are normalized.
         """
         segments = [segment for segment in path.split("/") if segment]
         while (
@@ -181,7 +190,7 @@ def problem_body(problem: Problem, dialect: Dialect) -> bytes:
 
 
 def answer_of(error: Exception, scope: Scope) -> Response:
-    """The answer to a request that failed; the reason goes into the record of the request."""
+    """The answer to a request that failed. The reason is noted in the request's record."""
     table: DialectTable = scope["app"].state.dialects
     path = table.served_path(scope["path"])
     dialect = table.dialect_of(path, Headers(scope=scope))
@@ -213,11 +222,12 @@ HANDLERS = {Exception: handle, HTTPException: handle, ClientDisconnect: pass_on}
 
 
 def _path_problem(path: str, scope: Scope, dialect: Dialect) -> Problem:
-    """What is wrong with a path or a method, in place of the framework's own error."""
+    """The problem with a path or a method, which replaces the framework's own error."""
     app, method = scope["app"], scope["method"]
     table: DialectTable = app.state.dialects
     if not dialect.operations:
-        # Not a 5xx: the official clients would retry, Claude Code ten times without a word.
+        # Not a 5xx: the official clients would retry, and Claude Code would do so ten times
+        # silently.
         return Problem(
             status=404,
             code="protocol_not_served",
@@ -230,7 +240,7 @@ def _path_problem(path: str, scope: Scope, dialect: Dialect) -> Problem:
         return Problem(
             status=405,
             code="method_not_allowed",
-            message=f"this path takes {allow}",
+            message=f"this path allows only {allow}",
             headers={"allow": allow},
         )
     meant = table.meant_path(path)
@@ -243,14 +253,14 @@ def _path_problem(path: str, scope: Scope, dialect: Dialect) -> Problem:
 
 
 def request_of(model: type[BaseModel], *, required: bool = True) -> Shape:
-    """Shape of an operation that reads a JSON body."""
+    """The shape of an operation that reads a JSON body."""
     return {
         "requestBody": {"required": required, "content": {"application/json": {"schema": model}}}
     }
 
 
 def response_of(schemas: Shape, *, statuses: Sequence[str] = ("200",)) -> Shape:
-    """Shape of an operation by the media types of its answer and their schemas."""
+    """The shape of an operation, given the media types of its answer and their schemas."""
     content = {media_type: {"schema": schema} for media_type, schema in schemas.items()}
     response = {"description": "The answer", "content": content}
     return {"responses": dict.fromkeys(statuses, response)}
@@ -262,7 +272,9 @@ def answers_of(
     chunk_type: str = "text/event-stream",
     statuses: Sequence[str] = ("200",),
 ) -> Shape:
-    """Shape of an operation by its JSON answer (one of several types) and its stream's events."""
+    """The shape of an operation, given its JSON answer (one of several types) and the events of its
+    stream.
+    """
     schemas = {"application/json": wholes[0] if len(wholes) == 1 else {"anyOf": wholes}}
     return response_of(
         schemas if chunk is None else {**schemas, chunk_type: chunk}, statuses=statuses
@@ -315,7 +327,7 @@ def _described(served: Operation, failure: Shape) -> dict[str, Any]:
 
 
 def _with_references(node: Any, types: dict[str, type]) -> Any:
-    """The description with a reference in place of each type; the types are collected."""
+    """The description with a reference in place of each type. The types are added to `types`."""
     if isinstance(node, type):
         same = types.setdefault(node.__name__, node)
         assert same is node, f"two types are called {node.__name__}"

@@ -41,7 +41,7 @@ _EFFORTS: Mapping[str, ThinkingEffort] = {
 _SWITCHES = ("reasoning_effort", "enable_thinking", "thinking", "think")
 _BUDGETS = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens")
 SPOKEN = (*_SWITCHES, *_BUDGETS)
-"""Fields that chat templates know by the same names."""
+"""Request fields that chat templates know under the same names."""
 _LONGEST_NAME = 256
 _DEEPEST_SCHEMA = 64
 FunctionName = Annotated[
@@ -59,18 +59,21 @@ _LONGEST_NAMED = 100
 
 
 def optional(description: str) -> Any:
-    """A request field that may be left out."""
+    """Declare a request field that may be left out."""
     return Field(None, description=description)
 
 
 def within(name: str, *, le: float | None = None) -> Any:
-    """The range of a sampling parameter. le: a lower maximum of the protocol."""
+    """The range of a sampling parameter.
+
+    le: the protocol's maximum, if it is lower.
+    """
     lowest, highest = SAMPLING_RANGES[name]
     return Field(ge=lowest, le=highest if le is None else le)
 
 
 def one_or_many(value: Any) -> str:
-    """The tag of a field that takes one value or a list."""
+    """The union tag for a value of a field that takes one value or a list."""
     return MANY if isinstance(value, list) else ONE
 
 
@@ -95,7 +98,7 @@ def refuse_too_many(given: Sequence[object], most: int, *, field: str) -> None:
 
 
 class ThinkingOptions(BaseModel):
-    """The `thinking` object of Anthropic, DeepSeek and GLM."""
+    """The `thinking` object as Anthropic, DeepSeek and GLM define it."""
 
     model_config = STRICT
 
@@ -104,7 +107,7 @@ class ThinkingOptions(BaseModel):
 
 
 class ReasoningOptions(BaseModel):
-    """The `reasoning` object of OpenRouter and of OpenAI's Responses API."""
+    """The `reasoning` object as OpenRouter and OpenAI's Responses API define it."""
 
     model_config = STRICT
 
@@ -128,9 +131,11 @@ Switch = Annotated[
 
 
 def thinking_of(*, said: Mapping[str, Any]) -> Thinking:
-    """What all fields together ask for. said: field name → value, None if absent.
+    """Combine all fields about thinking into one wish.
 
     "Off" overrides everything, and a level overrides a plain "on". Of two levels, the first wins.
+
+    said: the value of each field by name; None if the field is absent.
     """
     reasoning, switch = said.get("reasoning"), said.get("thinking")
     words = [said.get(name) for name in _SWITCHES]
@@ -170,7 +175,7 @@ class HoldfastOptions(BaseModel):
 
 
 class SaltField(BaseModel):
-    """The salt: a field of every request whose prompt is looked up in the prefix cache."""
+    """The field `cache_salt`, in every request whose prompt is looked up in the prefix cache."""
 
     model_config = STRICT
 
@@ -183,16 +188,17 @@ class SharedFields(SaltField):
     """Fields of all requests that generate: salt, session and Holdfast's own options."""
 
     session_id: str | None = optional(
-        "The session of the request; it is opened if it does not exist."
+        "The session of the request, which is opened if it does not exist."
     )
     prompt_cache_key: str | None = optional(
-        "The session, if neither X-Session-ID nor session_id names one."
+        "The session to use if neither X-Session-ID nor session_id names one."
     )
     holdfast: HoldfastOptions | None = optional("Options that only Holdfast has.")
 
     def plan_options(self, *, session_key: str = "") -> dict[str, Any]:
-        """Fields of an AnswerPlan. session_key: the session if neither body nor X-Session-ID names
-        one.
+        """The fields of an AnswerPlan that these fields set.
+
+        session_key: the session to use if neither body nor X-Session-ID names one.
         """
         return {
             "cache_salt": self.cache_salt or "",
@@ -210,7 +216,7 @@ def choice_among(
     parallel: bool,
     field: str,
 ) -> ToolChoice:
-    """The choice among these tools, which have OpenAI's form.
+    """The choice among these tools, which are given in OpenAI's format.
 
     Raises RequestRefused for a name that no tool has.
     """
@@ -231,17 +237,19 @@ def checked_definitions(
     fields: Sequence[str] = (),
     schema: str = "parameters",
 ) -> tuple[dict[str, Any], ...]:
-    """Check tool definitions in OpenAI's form, and return them. Raises RequestRefused.
+    """Check tool definitions in OpenAI's format, and return them. Raises RequestRefused.
 
-    Errors name the field of a tool: `field`, formatted with the tool's index, or its item of
-    `fields`.
+    Errors name the field of the tool at fault: `field`, formatted with the tool's index, or, if
+    `fields` is given, the tool's item of `fields`.
     """
     names: set[str] = set()
     parts = 0
     for place, tool in enumerate(tools):
         function, named = tool["function"], fields[place] if fields else field.format(place)
         if (name := function["name"]) in names:
-            raise invalid_field(f"{named}.name", "two tools have this name", shown=f": {name!r}")
+            raise invalid_field(
+                f"{named}.name", "more than one tool has this name", shown=f": {name!r}"
+            )
         nesting = nesting_of(function.get("parameters"), most_parts=most_parts)
         if nesting.levels > _DEEPEST_SCHEMA:
             raise invalid_field(f"{named}.{schema}", f"must have at most {_DEEPEST_SCHEMA} levels")
@@ -257,18 +265,19 @@ def checked_definitions(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnsupportedFields:
-    """The unsupported fields of a dialect.
+    """The fields that a dialect does not support.
 
-    neutral: for each field, the values that have no effect; null never has one.
-    reasons: why a field is unsupported, if the reason is more than "not yet".
+    neutral: for each field, the values that have no effect; null never has an effect.
+    reasons: for a field, why it is unsupported, unless the reason is just "not yet".
     """
 
     neutral: Mapping[str, tuple[Any, ...]]
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def refuse(self, extras: Mapping[str, Any] | None) -> None:
-        """Raise RequestRefused for the first unsupported field that would have an effect; log each
-        unknown field once.
+        """Raise RequestRefused for the first unsupported field that would have an effect.
+
+        Each unknown field name is logged only once.
         """
         for name, value in (extras or {}).items():
             if name not in self.neutral:
@@ -293,12 +302,12 @@ def log_once(message: str, name: str) -> None:
 
 
 def is_media(kind: str) -> bool:
-    """Whether message parts of this type are media."""
+    """Whether message parts of this type contain media."""
     return any(word in kind for word in _MEDIA_WORDS)
 
 
 def refused_media(kind: str, *, field: str) -> RequestRefused:
-    """The error for a media part where only text is allowed."""
+    """The error for a media part in a field where only text is allowed."""
     shown = f"; got a part of type {kind[:_LONGEST_SHOWN]!r}"
     return invalid_field(
         field, "only text is supported so far", code="unsupported_content", shown=shown
@@ -306,7 +315,10 @@ def refused_media(kind: str, *, field: str) -> RequestRefused:
 
 
 def without_media(parts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The parts of a tool's result, each media part replaced by a note; logs each type once."""
+    """The parts of a tool's result, with a note in place of each media part.
+
+    Each media type is logged only once.
+    """
     return [_note(part) if is_media(part["type"]) else dict(part) for part in parts]
 
 

@@ -1,8 +1,8 @@
-"""Answers a checked request: generates text, or only prefills (embeddings, relevance scores).
+"""Answers checked requests: generates text, or only prefills (embeddings, relevance scores).
 
-Generated text goes to the client and to those that follow the answer; generation ends when no
-client will come back for it. Embeddings and scores are sent in one piece, and end with their
-client.
+Generated text goes to the client and to other clients that follow the answer. Generation ends when
+no client can want the answer any more. Embeddings and scores are sent in one piece; their
+computation ends when the client disconnects.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ from holdfast.wire.output import (
 )
 from holdfast.wire.requests import ChatPrompt, EmbeddingRequest, RankRequest
 
-# Unsupported where nothing is generated (see `UnsupportedFields`): there is no session to extend.
+# Fields that are unsupported where nothing is generated (see `UnsupportedFields`), because no
+# session is extended.
 SESSION_FIELDS: Mapping[str, tuple[Any, ...]] = {"session_id": (), "prompt_cache_key": ()}
 Asked = TypeVar("Asked", EmbeddingRequest, RankRequest)
 Read = TypeVar("Read", bound=TextRead)
@@ -83,11 +84,11 @@ async def generate(
     body: bytes | None = None,
     outlives_client: bool = True,
 ) -> Response:
-    """The answer to a request for generated text.
+    """Create the answer to a request for generated text.
 
     plan_of: turns the body into a plan, or raises RequestRefused.
     body: the request's body, if it has been read already.
-    outlives_client: a retry of the request may get the answer.
+    outlives_client: whether a retry of the request may get the answer.
     """
     answer = AnswerRecord(services.metrics)
     if body is None:
@@ -110,7 +111,7 @@ class GenerationResponse(Response):
         *,
         identity: RequestIdentity | None = None,
     ) -> None:
-        """identity: recognizes a retry of the request; None: no other request gets this answer."""
+        """identity: identifies retries of the request. If None, no other request gets this answer."""
         super().__init__()
         self._services = services
         self._plan = plan
@@ -118,13 +119,13 @@ class GenerationResponse(Response):
         self._identity = identity
         self._held: HeldAnswer | None = None
         self._active: ActiveRequest | None = None
-        self._is_lost = False  # the client is gone; the answer may be generated all the same
+        self._is_lost = False  # the client is gone; the answer may still be generated
         self._writer: EventWriter | None = None  # only if the answer is streamed
         self._stream: OutputStream | None = None  # set when the worker has accepted the request
         self._limit = TimeLimit(plan.time_limit_seconds)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Generate and send.
+        """Generate the answer and send it to the client.
 
         If the server stops or an administrator cancels the request, the answer ends with an error.
         """
@@ -158,14 +159,14 @@ class GenerationResponse(Response):
     async def _gone(
         self, receive: Receive, watched: _WatchedSend, record: RequestRecord, counted: ExitStack
     ) -> None:
-        """Wait until no client wants the answer any more."""
+        """Wait until no client can want the answer any more."""
         await disconnected(receive)
         if watched.has_sent_all or (self._writer is not None and self._writer.has_sent_all):
-            await asyncio.Future()  # the answer is delivered: only the cleanup is left
+            await asyncio.Future()  # the answer was delivered: only cleanup is left
         self._is_lost = True
         record.is_aborted = True
         if self._held is not None and leave(self._services, self._held, has_all=False):
-            counted.close()  # the caller may send other requests meanwhile
+            counted.close()  # allows the caller to send other requests meanwhile
             if self._writer is not None:
                 self._writer.detach()
             await self._held.given_up.wait()
@@ -185,9 +186,9 @@ class GenerationResponse(Response):
             if not self._plan.streams:
                 await self._write_whole(send, await self._submit(record), record)
                 return
-            # If the model is loaded, submit before the headers are sent, so that a full queue gets
-            # its own status. Loading may take minutes: send the headers first, because proxies
-            # close connections that are silent for so long.
+            # If the model is loaded, submit the request before sending the headers, so that a full
+            # queue still gets its own status. If it must be loaded, which may take minutes, send
+            # the headers first, because proxies close connections that are silent for so long.
             if not is_waited_for(self._services, self._plan.requests[0].model):
                 await self._submit(record)
             events = self._events(record)
@@ -205,9 +206,10 @@ class GenerationResponse(Response):
             self._answer.close()
 
     async def _submit(self, record: RequestRecord) -> OutputStream:
-        """Submit the request and wait until it is accepted; its model may have to be loaded first.
+        """Submit the request and wait until the worker accepts it. Its model may have to be loaded
+        first.
 
-        Lost answers make room for it, in the queue and in memory.
+        Answers that lost their client make room for the request, in the queue and in memory.
         """
         generate = self._services.generate
         requests = self._plan.requests
@@ -271,7 +273,7 @@ class GenerationResponse(Response):
             await send_whole(send, body)
 
     def _observe(self, event: OutputEvent, record: RequestRecord) -> None:
-        """Count one event. Raises if a choice was cancelled or failed."""
+        """Record one event. Raises an error if a choice was cancelled or failed."""
         self._answer.observe(event)
         if isinstance(event, PromptProgress):
             write_progress(record, event)
@@ -314,17 +316,19 @@ def _piece_of(form: AnswerFormat, event: OutputEvent) -> bytes:
 
 
 def _refuse_broken_end(event: ChoiceFinished) -> None:
-    """Raise if a choice was cancelled or failed: that is an error, never an answer."""
+    """Raise an error if a choice was cancelled or failed, because that must never look like an
+    answer.
+    """
     if event.reason is FinishReason.CANCELLED:
         raise WorkerUnavailable(
-            "the server cancelled the request before it was done; please try again"
+            "the server cancelled the request before it was complete; please try again"
         )
     if event.reason is FinishReason.FAILED:
         raise GenerationFailed("the request failed; the server's log has the details")
 
 
 def _content(plan: AnswerPlan) -> str:
-    """The prompts, for the log."""
+    """The texts of the prompts, for the log."""
     asked = []
     for request in plan.requests:
         prompt = (
@@ -339,7 +343,7 @@ async def run_alone(
 ) -> None:
     """Generate an answer in the background, without a client, until it ends or `stopped` is set.
 
-    It gets its own line in the request log.
+    The answer gets its own line in the request log.
     """
     record = RequestRecord(
         method="background",
@@ -355,7 +359,7 @@ async def run_alone(
         return {"type": "http.disconnect"}
 
     async def send(message: object) -> None:
-        pass  # the format has recorded the events for their followers
+        pass  # nothing to do: the format has recorded the event for its followers
 
     try:
         await response({"type": "http", RECORD: record}, receive, send)
@@ -366,19 +370,19 @@ async def run_alone(
 
 
 class FollowingResponse(Response):
-    """Events that do not depend on this client, streamed or in one piece."""
+    """Sends events that do not depend on this client, as a stream or in one piece."""
 
     def __init__(
         self, events: AsyncIterator[bytes], form: StreamFormat, *, streams: bool = True
     ) -> None:
-        """events: the first one is the opening, which may be empty."""
+        """events: the events to send; the first one is the opening, which may be empty."""
         super().__init__()
         self._events = events
         self._form = form
         self._streams = streams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events so far and all that follow."""
+        """Send the existing events and all that follow."""
         record: RequestRecord = scope[RECORD]
         if not self._streams:
             record.is_aborted = not await unless_disconnected(receive, self._send_whole(send))
@@ -396,17 +400,19 @@ class FollowingResponse(Response):
 
 
 class RejoiningResponse(FollowingResponse):
-    """The answer to an earlier request, from its first event, for the same request sent again."""
+    """Sends the answer to an earlier request, from its first event, to a client that repeats the
+    request.
+    """
 
     def __init__(self, services: Services, answer: HeldAnswer, request: Request) -> None:
-        """answer: taken for this request, which leaves it at the end."""
+        """answer: taken with `HeldAnswers.take` for this request, which leaves it in the end."""
         super().__init__(answer.after(-1), answer.form, streams=answer.streams)
         self._services = services
         self._answer = answer
         self._caller = caller_of(request)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events so far and all that follow.
+        """Send the existing events and all that follow.
 
         If the server stops or an administrator cancels the request, the answer ends with an error.
         """
@@ -434,12 +440,12 @@ class RejoiningResponse(FollowingResponse):
 
 
 class _WatchedSend:
-    """Forwards messages to a client, and knows whether the body is complete."""
+    """Forwards messages to a client, and tracks whether the body is complete."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._has_ended = False  # the last message was handed over
-        self.has_sent_all = False  # and was taken
+        self._has_ended = False  # the last message was passed to the connection
+        self.has_sent_all = False  # the connection has accepted the last message
 
     async def __call__(self, message: Message) -> None:
         is_body = message["type"] == "http.response.body"
@@ -450,14 +456,15 @@ class _WatchedSend:
     async def send_stopped(
         self, stopped: HoldfastError, record: RequestRecord, form: AnswerFormat
     ) -> None:
-        """Tell the client why its request was stopped: in the stream, or, before the response has
-        begun, by raising the error.
+        """Tell the client why its request was stopped.
+
+        If the response has begun, the stream gets an error event; otherwise this raises the error.
         """
         problem = replace(problem_of(stopped), request_id=record.request_id)
         record_problem(record, problem, stopped)
         if not record.has_status:
             raise stopped from None
-        if not self._has_ended:  # only a stream can be interrupted
+        if not self._has_ended:  # only a stream can be interrupted midway
             body = form.broken(problem)
             await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
@@ -465,7 +472,9 @@ class _WatchedSend:
 def rejoined(
     identity: RequestIdentity | None, request: Request, services: Services
 ) -> Response | None:
-    """The answer to the earlier request that this one repeats; None: it needs its own answer."""
+    """The answer to the earlier request that this one repeats; None if it repeats none and needs
+    its own answer.
+    """
     answer = None if identity is None else services.held.take(identity)
     return None if answer is None else RejoiningResponse(services, answer, request)
 
@@ -473,9 +482,10 @@ def rejoined(
 def leave(
     services: Services, answer: HeldAnswer, *, has_all: bool, is_stopped: bool = False
 ) -> bool:
-    """Note that a client of an answer is gone. Returns whether the answer may still be wanted.
+    """Note that a client of an answer is gone. Returns whether a client may still want the answer.
 
-    is_stopped: its request was ended by an administrator or because the server stops.
+    is_stopped: whether the client's request was ended by an administrator or because the server
+        stops.
     """
     is_stopping = is_stopped or services.drain.is_on
     is_wanted = services.held.leave(
@@ -495,10 +505,10 @@ async def send_whole(send: Send, body: bytes) -> None:
 
 @dataclass(frozen=True, kw_only=True)  # no slots: `Generic` sets attributes
 class ReadingPlan(Generic[Asked, Read]):
-    """A checked request and the format of its answer."""
+    """A checked request that only reads prompts, and the format of its answer."""
 
     request: Asked
-    form: Callable[[Sequence[Read]], bytes]  # the body
+    form: Callable[[Sequence[Read]], bytes]  # creates the body of the answer
     cache_salt: str = ""
 
 
@@ -509,7 +519,7 @@ RankPlan: TypeAlias = ReadingPlan[RankRequest, Relevance]
 async def embed(
     request: Request, services: Services, plan_of: Callable[[bytes], EmbeddingPlan]
 ) -> Response:
-    """The answer to a request for embeddings.
+    """Answer a request for embeddings.
 
     plan_of: turns the body into a plan, or raises RequestRefused.
     """
@@ -519,7 +529,10 @@ async def embed(
 async def rank(
     request: Request, services: Services, plan_of: Callable[[bytes], RankPlan]
 ) -> Response:
-    """The answer to a request to rank documents. plan_of: as for `embed`."""
+    """Answer a request to rank documents.
+
+    plan_of: as for `embed`.
+    """
     return await _read(request, services, plan_of, services.rank)
 
 
@@ -546,7 +559,7 @@ async def _read(
 
 
 class _ReadingResponse(Response):
-    """Sends what some work returns, unless the client disconnects or the server stops first."""
+    """Sends the result of some work, unless the client disconnects or the server stops first."""
 
     def __init__(
         self,
@@ -562,7 +575,7 @@ class _ReadingResponse(Response):
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Work and send."""
+        """Do the work and send its result."""
         record: RequestRecord = scope[RECORD]
         record.model = self._model
 

@@ -1,8 +1,8 @@
-"""The first checks of every request: Host, Origin and API key, and the client's address behind a
-trusted proxy.
+"""Makes the first checks of every request (Host, Origin and API key), and finds the client's
+address behind a trusted proxy.
 
-Headers are parsed strictly: none of these may be repeated, and a Host header must be a name or an
-address with an optional port.
+Headers are parsed strictly: none of these headers may be repeated, and a Host header must be a name
+or an address with an optional port.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ _PORT = r"(?::([0-9]{1,5}))?"
 _NAMED = re.compile(rf"((?:[A-Za-z0-9_-]{{1,63}}\.)*[A-Za-z0-9_-]{{1,63}})\.?{_PORT}")
 _BRACKETED = re.compile(rf"\[([0-9A-Fa-f:.]{{2,45}})\]{_PORT}")
 _LAST_PORT = 65535
-# Origins that no web page can have: pages served by the client's own machine, and apps installed on
-# it. `null` is not included, because any page can get it in a sandbox; nor are browser extensions.
+# Origins that no foreign web page can have: those of pages served by the client's own machine, and
+# of apps installed on it. `null` is not included, because any page can get it in a sandbox. Browser
+# extensions are not included either.
 LOCAL_ORIGIN = re.compile(
     r"https?://(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\])(?::[0-9]{1,5})?"
     r"|(?:app|capacitor|tauri|vscode-file|vscode-webview)://[a-z0-9._-]*"
@@ -58,8 +59,8 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 # these names, so only programs may use them: browsers send an Origin with every request that makes
 # the server work.
 _CONTAINERS_HOST = frozenset({"host.docker.internal", "host.containers.internal"})
-# If one of these is repeated, one parser takes the first and another the last: a client could
-# override what its gateway has set.
+# Headers that must not be repeated: some parsers take the first value and others the last, so a
+# client could override the value that its gateway has set.
 _ONCE = frozenset(
     {
         b"host",
@@ -96,18 +97,18 @@ def normal_name(name: str) -> str:
 
 
 def is_address(name: str) -> bool:
-    """Whether the name is an IP address without brackets and zone."""
+    """Whether the name is an IP address, without brackets and without a zone."""
     return _address(name) is not None
 
 
 def is_wildcard(name: str) -> bool:
-    """Whether a server that listens on this name listens on all addresses."""
+    """Whether a server that is bound to this name listens on all addresses."""
     address = _address(name.strip("[]"))
     return name == "" or (address is not None and address.is_unspecified)
 
 
 def is_loopback(name: str) -> bool:
-    """Whether only this machine can reach a server that listens on this name."""
+    """Whether a server that is bound to this name can be reached only from this machine."""
     address = _address(normal_name(name))
     return normal_name(name) == "localhost" or (address is not None and address.is_loopback)
 
@@ -120,7 +121,7 @@ def _address(name: str) -> Address | None:
 
 
 def trusted_networks(given: Iterable[str]) -> tuple[Network, ...]:
-    """The networks in `server.trusted_proxies`. Raises ConfigError for an invalid one."""
+    """Parse the networks in `server.trusted_proxies`. Raises ConfigError if one is invalid."""
     networks: list[Network] = []
     for text in given:
         try:
@@ -134,9 +135,9 @@ def trusted_networks(given: Iterable[str]) -> tuple[Network, ...]:
 
 
 class ForwardedAddresses:
-    """ASGI middleware that replaces a trusted proxy's address with the client's.
+    """ASGI middleware that replaces a trusted proxy's address with the client's address.
 
-    The headers count only if a trusted proxy sent them: any client can write them.
+    The headers are used only if a trusted proxy sent them, because any client can write them.
     """
 
     def __init__(self, app: ASGIApp, *, trusted: Sequence[Network]) -> None:
@@ -152,11 +153,11 @@ class ForwardedAddresses:
         await self._app(scope, receive, send)
 
     def _origin(self, headers: Iterable[tuple[bytes, bytes]]) -> Address | None:
-        """The address that the outermost trusted proxy was connected to; None if it is missing or
+        """The address of the client of the outermost trusted proxy; None if it is missing or
         ambiguous.
 
-        A proxy writes one of the two headers and passes the other one on unchanged. If they
-        disagree, one of them is forged, and we cannot tell which.
+        A proxy writes one of the two headers (Forwarded and X-Forwarded-For) and passes the other
+        one on unchanged. If they disagree, one of them is forged, and we cannot tell which.
         """
         values: dict[bytes, list[str]] = {b"x-forwarded-for": [], b"forwarded": []}
         for name, value in headers:
@@ -168,8 +169,10 @@ class ForwardedAddresses:
         return found.pop() if len(found) == 1 else None
 
     def _first_untrusted(self, hops: Sequence[str]) -> Address | None:
-        """Read from the end: each hop was written by the next one, so it is only as reliable as
-        that one.
+        """The last hop that is not a trusted proxy, or the first hop if all are trusted proxies.
+
+        Returns None if a hop on the way has no readable address. The hops are read from the end: each was written by the hop after it, so it is only as
+        reliable as that hop.
         """
         found: Address | None = None
         for hop in reversed(hops[-_MOST_HOPS:]):
@@ -189,7 +192,7 @@ def is_trusted(text: str, networks: Sequence[Network]) -> bool:
 
 
 def _hop_address(hop: str) -> Address | None:
-    """The address of a hop without quotes, brackets and port; IPv4-mapped IPv6 becomes IPv4."""
+    """The address of a hop, without quotes, brackets and port. IPv4-mapped IPv6 becomes IPv4."""
     text = hop.strip().strip('"')
     if text.startswith("["):
         text = text[1:].partition("]")[0]
@@ -221,8 +224,8 @@ class Guard:
         self._hosts = _LOOPBACK | {
             normal_name(name) for name in (server.host, *server.allowed_hosts)
         }
-        # Only names can be rebound by an attacker. So if the server is reachable by others at all,
-        # its Host may be any address.
+        # An attacker can rebind only names, not addresses. So if other machines can reach the
+        # server at all, the Host header may be any IP address.
         self._any_address = not is_loopback(server.host)
         self._origins = frozenset(origin.rstrip("/").lower() for origin in server.cors_origins)
 
@@ -240,7 +243,9 @@ class Guard:
             await answer_of(refusal, scope)(scope, receive, send)
 
     def _refusal(self, path: str, scope: Scope) -> RequestRefused | None:
-        """Why a request is refused; None: it is accepted, and its caller is in the scope."""
+        """The error for a request that is refused; None if it is accepted, and then its caller is
+        in the scope.
+        """
         headers: dict[bytes, bytes] = {}
         sent: Iterable[tuple[bytes, bytes]] = scope["headers"]
         for name, value in sent:
@@ -292,8 +297,8 @@ class Guard:
         return self._any_host or name in self._hosts or (self._any_address and is_address(name))
 
     def _is_own_page(self, headers: dict[bytes, bytes]) -> bool:
-        """Whether a request comes from a program, from a page of this server, or from an origin in
-        the settings.
+        """Whether a request comes from a program, from a page of this server, or from an origin
+        that the settings allow.
         """
         origin, host = (
             headers.get(name, b"").decode("latin-1").lower() for name in (b"origin", b"host")
@@ -306,8 +311,8 @@ class Guard:
         )
 
     def _is_at_the_machine(self, headers: dict[bytes, bytes]) -> bool:
-        """Whether a local request comes from a program or a trusted page, rather than from a
-        container, an app or another page.
+        """Whether a local request comes from a program or a trusted page, not from a container, an
+        app or another page.
         """
         host = host_name(headers.get(b"host", b"").decode("latin-1"))
         return self._is_own_page(headers) and (host in self._hosts or host not in _CONTAINERS_HOST)
@@ -322,7 +327,7 @@ def _locked_out(headers: dict[bytes, bytes]) -> RequestRefused:
     if len(set(keys.values())) > 1:
         names = " and ".join(name.decode() for name in keys)
         return RequestRefused(
-            f"the headers {names} have different API keys; send one", code="repeated_header"
+            f"the headers {names} contain different API keys; send only one", code="repeated_header"
         )
     what = "it is not this server's" if keys else "there is none"
     message = (
@@ -335,7 +340,7 @@ def _locked_out(headers: dict[bytes, bytes]) -> RequestRefused:
 def caller_in(
     scope: Scope, headers: Mapping[bytes, bytes], *, server_key: str, keys: KeyRing
 ) -> Caller | None:
-    """The sender of a request; None if it needs a key and does not have a valid one."""
+    """The sender of a request; None if a key is required and the request has no valid one."""
     address = scope["client"][0] if scope.get("client") else ""
     if not server_key and not keys.is_needed:
         is_local = is_loopback(address) and not any(name in headers for name in _SIGNS_OF_PROXIES)

@@ -1,18 +1,18 @@
-"""Answers that outlive their client's connection: a retry gets the lost answer, and named answers
-(stored responses) can be followed by any number of clients.
+"""Answers that outlive their client's connection: a retry gets the lost answer, and any number of
+clients can follow a named answer (a stored response).
 
-A client whose connection breaks in mid-answer sends its request again: SDKs do so on their own,
+A client whose connection breaks in mid-answer sends its request again: SDKs do so automatically,
 agents after an error. Generating the answer again would spend the same tokens twice. So an answer
-that has lost its connection continues for a moment, then pauses, and is given up if the request is
-not repeated in time.
+that has lost its connection (a "lost answer") continues for a moment, then pauses, and is cancelled
+if the request is not repeated in time.
 
 A lost connection looks like a client that stopped reading on purpose, because its user pressed Stop
-or because it draws several samples. Such a client wants another answer. So an identical request
-gets a lost answer only if no other answer can be wanted: sampling again would give the same tokens
-(temperature 0, or a seed), or the request shows that it is a retry, by `x-stainless-retry-count` or
-an `Idempotency-Key`. Two requests with the same key are one request: the second gets the answer of
-the first even while the first client reads it, or after it was delivered. Without a key, an answer
-has one reader.
+or because it wants several samples. Such a client wants a new answer. So an identical request gets
+a lost answer only in two cases: sampling again would give the same tokens (temperature 0, or a
+seed), or the request shows that it is a retry, by `x-stainless-retry-count` or an
+`Idempotency-Key`. Two requests with the same key are one request: the second gets the answer of the
+first, even while the first client still reads it or after it was delivered. Without a key, an
+answer has only one reader.
 """
 
 from __future__ import annotations
@@ -39,23 +39,25 @@ from holdfast.telemetry.request_log import RequestRecord
 from holdfast.wire.requests import SamplingParams
 
 IDEMPOTENCY_HEADER = "idempotency-key"
-# OpenAI's and Anthropic's SDKs send it with every attempt, beginning at 0
+# the number of the attempt, from 0, which OpenAI's and Anthropic's SDKs send every time
 RETRY_HEADER = "x-stainless-retry-count"
-MOST_BYTES = 32 << 20  # of all answers together, as they were sent
-MOST_LOST = 16  # lost answers of one sender
-_MOST_UNWRITTEN = 16  # ended answers that the store could not write
+MOST_BYTES = 32 << 20  # of all answers together, as sent
+MOST_LOST = 16  # maximum number of lost answers per sender
+_MOST_UNWRITTEN = 16  # maximum number of complete answers that the store could not write
 _EVENT_BYTES = 150  # Python's overhead per event
 _SHAPING_HEADERS = ("anthropic-", "x-holdfast-", "user-agent", IDEMPOTENCY_HEADER)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestIdentity:
-    """Equal for a request and its retries; the number of the attempt is not compared."""
+    """The identity of a request, which is equal for its retries: the attempt number is not
+    compared.
+    """
 
     digest: bytes
-    sender: str = ""  # key or address
-    has_key: bool = False  # an `Idempotency-Key`, which is part of the digest
-    # from 0; None: the client does not number its attempts
+    sender: str = ""  # the sender's key or address
+    has_key: bool = False  # whether there is an `Idempotency-Key`; it is part of the digest
+    # the attempt number, from 0; None: the client does not number its attempts
     attempt: int | None = field(default=None, compare=False)
 
     @property
@@ -65,11 +67,12 @@ class RequestIdentity:
 
 
 def identity_of(request: Request, body: bytes, settings: ServerSettings) -> RequestIdentity | None:
-    """The identity of a request: its sender, path, query and body, and the headers that shape the
-    answer. Headers that differ between attempts (`x-stainless-retry-count`, `traceparent`) are not
-    part of it.
+    """The identity of a request; None if the request cannot share its answer.
 
-    None if the request cannot share its answer: lost answers are not kept, and it has no
+    It consists of sender, path, query, body, and the headers that influence the answer. Headers
+    that differ between attempts (`x-stainless-retry-count`, `traceparent`) are not part of it.
+
+    An answer cannot be shared if lost answers are not kept and the request has no
     `Idempotency-Key`.
     """
     has_key = IDEMPOTENCY_HEADER in request.headers
@@ -100,7 +103,9 @@ def identity_of(request: Request, body: bytes, settings: ServerSettings) -> Requ
 
 
 class NumberedEvent(NamedTuple):
-    """The bytes of an event and its number. A client names the number of the last event it read."""
+    """The bytes of an event, and its number. To resume, a client names the number of the last event
+    that it read.
+    """
 
     number: int
     frame: bytes
@@ -116,22 +121,22 @@ class LogCursor:
 
 
 class EventLog:
-    """The events of one answer, to read from any position while more are added.
+    """The events of one answer, which can be read from any position while more are added.
 
-    Only call it from the event loop's thread.
+    Event loop's thread only.
     """
 
     def __init__(self) -> None:
         self.events: list[NumberedEvent] = []
         self.has_ended = False
-        # why the answer failed; None: it is complete, or has not ended
+        # why the answer failed; None: it is complete or has not ended yet
         self.error: HoldfastError | None = None
-        self._freed = 0  # events that were freed; `events` begins after them
+        self._freed = 0  # number of freed events; `events` begins after them
         self._cursors: weakref.WeakSet[LogCursor] = weakref.WeakSet()
         self._changed = asyncio.Event()
 
     def add(self, event: NumberedEvent) -> None:
-        """Add an event. Its number must be higher than all before."""
+        """Add an event. Its number must be higher than all earlier numbers."""
         self.events.append(event)
         self._wake()
 
@@ -155,7 +160,7 @@ class EventLog:
 
     @property
     def next_place(self) -> int:
-        """Number of events so far, freed ones included."""
+        """Number of events so far, including freed ones."""
         return self._freed + len(self.events)
 
     def free_read(self) -> list[NumberedEvent]:
@@ -175,7 +180,9 @@ class EventLog:
         self.events.clear()
 
     def after(self, number: int) -> AsyncIterator[bytes]:
-        """An empty opening, then all events with higher numbers, also future ones, until the end."""
+        """Yield an empty opening, then all events with higher numbers, including future ones, until
+        the end.
+        """
         cursor = LogCursor()
         self._cursors.add(cursor)
         return self._read(cursor, number)
@@ -215,10 +222,10 @@ class Generating(Protocol):
 
 
 class KeptEvents(Enum):
-    """Which events of an answer stay in memory."""
+    """Selects which events of an answer stay in memory."""
 
-    ALL = "all"  # so another request can be given the answer
-    UNREAD = "unread"  # only those that its followers have not read yet
+    ALL = "all"  # so that another request can get the answer
+    UNREAD = "unread"  # only those that the followers have not read yet
     NONE = "none"
 
 
@@ -234,11 +241,11 @@ class HeldAnswer(EventLog):
         self.choices = sum(request.choices for request in plan.requests)
         self.model = record.model
         self.request_id = record.request_id
-        self.clients = 1  # connected ones: of the original request and of its retries
+        self.clients = 1  # connected clients: of the original request and of its retries
         self.kept = KeptEvents.ALL
         self.held_bytes = 0
-        self.given_up = asyncio.Event()  # it has no client, and no retry can get it
-        self.is_over = asyncio.Event()  # its generation has ended
+        self.given_up = asyncio.Event()  # the answer has no client, and no retry can get it
+        self.is_over = asyncio.Event()  # generation has ended
         self._is_repeatable = bool(plan.requests) and all(
             each.sampling.seed is not None for each in plan.requests
         )
@@ -251,7 +258,9 @@ class HeldAnswer(EventLog):
         return self._stream is not None
 
     def accepted(self, stream: Generating) -> None:
-        """The model has accepted the request and generates the answer by this stream."""
+        """Note that the model has accepted the request and generates the answer through this
+        stream.
+        """
         self._stream = stream
         self._is_repeatable = self._is_repeatable or stream.sampling.temperature == 0
         numbers_attempts = self.identity.attempt is not None
@@ -259,7 +268,7 @@ class HeldAnswer(EventLog):
             self.kept = KeptEvents.NONE
 
     def can_go_to(self, request: RequestIdentity) -> bool:
-        """Whether an identical request may be given this answer."""
+        """Whether an identical request may get this answer."""
         if self.kept is not KeptEvents.ALL:
             return False
         if request.has_key:
@@ -290,24 +299,25 @@ class HeldAnswer(EventLog):
 class HeldAnswers:
     """The answers that are being generated and those that a retry may get.
 
-    Only call it from the event loop's thread.
+    Event loop's thread only.
     """
 
     def __init__(self, *, most_bytes: int = MOST_BYTES, most_lost: int = MOST_LOST) -> None:
         self._answers: dict[HeldAnswer, None] = {}  # all answers, the oldest first
         # the answers that a retry may get
         self._by_identity: dict[RequestIdentity, list[HeldAnswer]] = {}
-        # answers that lost their client, the longest lost first
+        # answers that lost their client, in the order in which they lost it
         self._lost: dict[HeldAnswer, None] = {}
-        # delivered answers with an `Idempotency-Key`, the longest delivered first
+        # delivered answers with an `Idempotency-Key`, in the order of delivery
         self._delivered: dict[HeldAnswer, None] = {}
         self._most_bytes = most_bytes
         self._most_lost = most_lost
         self.held_bytes = 0
-        # the answers that clients can name: running responses that are stored, and unwritten ones
+        # the answers that clients can name: running responses that will be stored, and complete
+        # ones that could not be written
         self.named: dict[RecordKey, EventLog] = {}
         self._unwritten: deque[RecordKey] = deque()
-        self.tasks: set[asyncio.Task[None]] = set()  # of background answers
+        self.tasks: set[asyncio.Task[None]] = set()  # tasks of background answers
 
     def __len__(self) -> int:
         return len(self._answers)
@@ -315,7 +325,7 @@ class HeldAnswers:
     def begin(
         self, identity: RequestIdentity, plan: AnswerPlan, record: RequestRecord
     ) -> HeldAnswer:
-        """Register the answer of a new request; its client must `leave` it in the end."""
+        """Register the answer to a new request. The client must `leave` it in the end."""
         answer = HeldAnswer(identity, plan, record)
         self._answers[answer] = None
         self._by_identity.setdefault(identity, []).append(answer)
@@ -327,7 +337,7 @@ class HeldAnswers:
             answer.pause()
 
     async def end_lost(self) -> bool:
-        """Give up the lost answers and wait until they have left the worker.
+        """Cancel the lost answers and wait until they have left the worker.
 
         Returns whether there were any.
         """
@@ -339,8 +349,9 @@ class HeldAnswers:
         return bool(lost)
 
     def take(self, identity: RequestIdentity) -> HeldAnswer | None:
-        """The answer that a request gets instead of a new one; its client must `leave` it in the
-        end.
+        """The existing answer that a request gets; None if it needs a new one.
+
+        The client must `leave` the answer in the end.
         """
         same = self._by_identity.get(identity, ())
         answer = next((each for each in same if each.can_go_to(identity)), None)
@@ -361,10 +372,11 @@ class HeldAnswers:
         has_all: bool,
         is_stopping: bool = False,
     ) -> bool:
-        """A client of the answer is gone. Returns whether the answer may still be wanted.
+        """Note that a client of the answer is gone. Returns whether a client may still want the
+        answer.
 
-        has_all: the client received all of it. is_stopping: the server takes no new requests, so
-        no retry can come.
+        has_all: whether the client received the whole answer.
+        is_stopping: whether the server takes no new requests, so that no retry can come.
         """
         answer.clients -= 1
         if answer.clients:
@@ -382,7 +394,7 @@ class HeldAnswers:
         return True
 
     def finish(self, answer: HeldAnswer) -> None:
-        """The generation of an answer has ended, complete or not."""
+        """Note that the generation of an answer has ended, whether it is complete or not."""
         answer.is_over.set()
         answer.end(GenerationFailed("the request failed; the server's log has the details"))
         if answer.error is not None:
@@ -391,7 +403,7 @@ class HeldAnswers:
     async def recorded(
         self, answer: HeldAnswer, events: AsyncIterator[bytes]
     ) -> AsyncIterator[bytes]:
-        """Pass the events through, and keep each of them."""
+        """Pass the events through, and keep a copy of each."""
         try:
             async for frame in events:
                 self.keep(answer, frame)
@@ -402,7 +414,7 @@ class HeldAnswers:
         answer.end()
 
     def keep(self, answer: HeldAnswer, frame: bytes) -> None:
-        """Keep an event if a client may still read it, and if there is room."""
+        """Keep an event if a client may still read it and there is room."""
         if not frame or answer.kept is KeptEvents.NONE or answer.has_ended:
             return
         size = len(frame) + _EVENT_BYTES
@@ -415,7 +427,9 @@ class HeldAnswers:
         answer.add(NumberedEvent(answer.next_place, frame))
 
     def keep_unwritten(self, name: RecordKey, log: EventLog) -> None:
-        """Keep an answer whose end could not be stored, in place of the oldest one of its kind."""
+        """Keep an answer whose end could not be stored. If there are too many, the oldest such
+        answer is dropped.
+        """
         if len(self._unwritten) == _MOST_UNWRITTEN:
             self.named.pop(self._unwritten.popleft(), None)
         self._unwritten.append(name)
@@ -429,11 +443,11 @@ class HeldAnswers:
             await asyncio.wait(self.tasks)
 
     def check_invariants(self) -> None:
-        """Assert that counts are right and within limits, and that lost answers have no client."""
+        """Assert that counts are correct and within limits, and that lost answers have no client."""
         assert sum(answer.held_bytes for answer in self._answers) == self.held_bytes, (
             "the total differs from the sum over all answers"
         )
-        assert self.held_bytes <= self._most_bytes, "more is held than there is room for"
+        assert self.held_bytes <= self._most_bytes, "more bytes are held than the limit allows"
         for answer in self._answers:
             kept_bytes = sum(len(event.frame) + _EVENT_BYTES for event in answer.events)
             assert answer.held_bytes == kept_bytes, (
@@ -441,18 +455,18 @@ class HeldAnswers:
             )
         findable = [answer for same in self._by_identity.values() for answer in same]
         assert all(answer in self._answers for answer in findable), (
-            "an answer can be found that is not held"
+            "an answer that is not held can be found"
         )
         waiting = [*self._lost, *self._delivered]
         assert all(answer in findable for answer in waiting), (
-            "an answer waits for a client that cannot find it"
+            "a lost or delivered answer cannot be found"
         )
         assert not any(answer.clients for answer in waiting), (
-            "an answer that has a client waits for one"
+            "an answer that has a client counts as lost or delivered"
         )
         for sender in {answer.identity.sender for answer in self._lost}:
             assert len(self._lost_by(sender)) <= self._most_lost, (
-                "too many answers of one sender are lost"
+                "one sender has too many lost answers"
             )
 
     def _lose(self, answer: HeldAnswer, settings: ServerSettings) -> None:
@@ -481,7 +495,7 @@ class HeldAnswers:
         if self.held_bytes + size <= self._most_bytes:
             return True
         message = (
-            "the answer is too long to be kept for a client that reads it this slowly; please send "
+            "the answer is too long to be stored for a client that reads this slowly; please send "
             "the request again"
         )
         answer.end(GenerationFailed(message))
@@ -489,12 +503,14 @@ class HeldAnswers:
         return False
 
     def _ended(self) -> Iterator[HeldAnswer]:
-        """Complete answers without a client, in the order of their eviction."""
+        """The complete answers without a client, in the order of their eviction."""
         yield from tuple(self._delivered)
         yield from [answer for answer in self._lost if answer.has_ended]
 
     def _keep_unread(self, answer: HeldAnswer) -> None:
-        """Free the events that all followers have read; no other request can get the answer now."""
+        """Free the events that all followers have read. From now on, no other request can get the
+        answer.
+        """
         if answer.clients == 0:
             self._give_up(answer)
             return
@@ -504,7 +520,7 @@ class HeldAnswers:
         self.held_bytes -= freed
 
     def _give_up(self, answer: HeldAnswer) -> None:
-        """Give the answer to no other request. Clients that are reading it get the rest."""
+        """Stop giving the answer to other requests. Clients that are reading it get the rest."""
         self._hide(answer)
         if answer.clients:
             return

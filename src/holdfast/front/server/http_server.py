@@ -1,5 +1,5 @@
-"""Runs the application over HTTP: binds the port, loads the certificate, bounds connections, and
-stops in order.
+"""Runs the application over HTTP: binds the port, loads the certificate, limits connections, and
+shuts down in an orderly way.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from holdfast.front.server.problem import Problem
 from holdfast.front.server.services import Services
 
 MOST_HEAD_BYTES = 64 * 1024
-# in the system's buffer: by default, Linux takes 4 MB for each client that does not read
+# size of the system's send buffer: Linux's default takes 4 MB for each client that does not read
 _MOST_UNSENT_BYTES = 128 << 10
 _LOG_SECONDS = 60.0
 _MOST_ADDRESSES_LOGGED = 1000
 _BACKLOG = 2048
-_LAST_WORDS_SECONDS = 1.0  # for answers that were cut off to send their error
+_LAST_WORDS_SECONDS = 1.0  # time for answers that were cut off to send their error
 _POLL_SECONDS = 0.1  # how often a drain checks for a second signal
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class HttpServer(uvicorn.Server):
     """uvicorn's server, which reports when it has started, and returns after a signal.
 
     It serves until SIGINT or SIGTERM; then it refuses new requests and finishes running answers. A
-    second signal ends it at once. Start it with `await server.serve(sockets=[listener])`.
+    second signal ends the server at once. Start it with `await server.serve(sockets=[listener])`.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class HttpServer(uvicorn.Server):
         on_started: Callable[[], None],
         certificate: ServerCertificate | None = None,
     ) -> None:
-        """app: from `create_application`. certificate: for HTTPS."""
+        """app: the result of `create_application`. certificate: if given, HTTPS is used."""
         addresses = Addresses(
             settings.max_connections_per_address,
             trusted=trusted_networks(settings.trusted_proxies),
@@ -74,7 +74,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=protocol,  # type: ignore[arg-type]  # uvicorn only calls it
+                http=protocol,  # type: ignore[arg-type]  # uvicorn only calls this
                 loop="uvloop",
                 ws="none",
                 lifespan="on",
@@ -118,7 +118,7 @@ class HttpServer(uvicorn.Server):
             task.cancel()
         await self._ended(_LAST_WORDS_SECONDS)
         for connection in tuple(self.server_state.connections):
-            connection.transport.abort()  # does not wait for clients that read nothing
+            connection.transport.abort()  # abort() does not wait for clients that read nothing
         await self._ended(_LAST_WORDS_SECONDS)
         await self.lifespan.shutdown()
 
@@ -131,9 +131,10 @@ class HttpServer(uvicorn.Server):
             (b"connection", b"close"),
         ]
         for connection in tuple(self.server_state.connections):
-            if connection.is_answering:  # type: ignore[union-attr]  # all are BoundedProtocol's
-                connection.shutdown()  # closes it after the answer
-        # Requests from now on are short: they are refused, read some state, or end something.
+            if connection.is_answering:  # type: ignore[union-attr]  # all are BoundedProtocol
+                connection.shutdown()  # closes the connection after the answer
+        # From now on, requests are short, because they are refused, only read some state, or end
+        # something.
         running = {*self.server_state.tasks, *self._services.held.tasks}
         if running and not self.force_exit:
             _log.info(
@@ -156,7 +157,7 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop on a signal; on the second one without waiting for running answers."""
+        """Stop on a signal; on the second signal, stop without waiting for running answers."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -168,8 +169,8 @@ class HttpServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        # Before the drain has begun, a second signal counts as the first: some programs signal a
-        # process and its group.
+        # Until the drain has begun, a second signal is treated like the first, because some
+        # programs signal both a process and its group.
         self.force_exit = self.force_exit or self._drain.is_on
         self.should_exit = True
 
@@ -179,7 +180,9 @@ def _answers(tasks: Collection[asyncio.Task[None]]) -> str:
 
 
 def listen(settings: ServerSettings) -> socket.socket:
-    """A bound socket. Raises ConfigError if the address is in use or not one of this machine."""
+    """Bind a socket. Raises ConfigError if the address is in use or does not belong to this
+    machine.
+    """
     host, port = settings.host.strip("[]"), settings.port
     try:
         found = socket.getaddrinfo(
@@ -202,7 +205,7 @@ def listen(settings: ServerSettings) -> socket.socket:
 
 
 def url_of(listener: socket.socket, *, scheme: str = "http") -> str:
-    """The address of a bound socket as clients write it."""
+    """The URL of a bound socket, as clients write it."""
     host, port = listener.getsockname()[:2]
     return _url(host, port, scheme=scheme)
 
@@ -217,7 +220,7 @@ def _bind_error(error: OSError, settings: ServerSettings, *, url: str) -> Config
     if error.errno == errno.EADDRINUSE:
         return AddressInUse(host=settings.host, port=settings.port, url=url)
     if error.errno == errno.EACCES:
-        return ConfigError(f"this user may not use {where}; choose a port from 1024 on (--port)")
+        return ConfigError(f"this user may not use {where}; choose a port from 1024 up (--port)")
     return ConfigError(f"cannot listen on {where}: {error.strerror}")
 
 
@@ -225,16 +228,20 @@ class ServerCertificate:
     """The TLS certificate. Only use it in the event loop's thread."""
 
     def __init__(self, *, certificate: str, key: str) -> None:
-        """Paths of PEM files: the certificate with its chain, and its key. Raises ConfigError."""
+        """certificate, key: paths of PEM files, the certificate's with its chain. Raises
+        ConfigError.
+        """
         self._certificate, self._key = certificate, key
         self._current = self._read()
-        # A listener cannot change its context, so this one hands each handshake over to the current
-        # one.
+        # A listener cannot change its TLS context, so this context passes each handshake to the
+        # current one.
         self.context = self._read()
-        self.context.sni_callback = self._hand_over  # also called if the client names no host
+        self.context.sni_callback = self._hand_over  # called even if the client names no host
 
     def reload(self) -> None:
-        """Read the files again, for new connections; if they are invalid, nothing changes."""
+        """Read the files again and use them for new connections. If the files are invalid, nothing
+        changes.
+        """
         try:
             self._current = self._read()
         except ConfigError as error:
@@ -269,7 +276,7 @@ class ServerCertificate:
 
 
 def _no_password() -> str:
-    # without this, OpenSSL would ask on the terminal
+    # without this, OpenSSL would ask for a password on the terminal
     raise ValueError("the key needs a password, which a server cannot enter")
 
 
@@ -282,7 +289,7 @@ def _unusable(error: Exception) -> str:
 
 
 class Addresses:
-    """Counts the connections of each client address, and limits the log to one line per address and
+    """Counts the connections of each client address, and logs at most one line per address and
     minute.
     """
 
@@ -293,7 +300,9 @@ class Addresses:
         trusted: Sequence[Network] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """trusted: proxies, which are not limited because they connect for many clients."""
+        """most: maximum number of connections per address.
+        trusted: proxies, which are not limited, because they connect for many clients.
+        """
         self._most, self._trusted, self._clock = most, trusted, clock
         self._open: Counter[str] = Counter()
         self._logged: dict[str, float] = {}
@@ -313,8 +322,8 @@ class Addresses:
             del self._open[address]
 
     def log(self, address: str, why: str) -> None:
-        """Log why a connection was closed, unless a line about this address is less than a minute
-        old.
+        """Log why a connection was closed, unless the last line about this address is less than a
+        minute old.
         """
         now = self._clock()
         if now - self._logged.get(address, -_LOG_SECONDS) < _LOG_SECONDS:
@@ -325,17 +334,17 @@ class Addresses:
             }
         if len(self._logged) < _MOST_ADDRESSES_LOGGED:
             self._logged[address] = now
-            _log.info("%s: %s (more such lines of this address only after a minute)", address, why)
+            _log.info("%s: %s (no more such lines about this address for a minute)", address, why)
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 protocol with limits; uvicorn itself only limits idle connections.
+    """uvicorn's HTTP/1.1 protocol with more limits; uvicorn itself limits only idle connections.
 
-    The head of a request has a time limit, and so has silence within its body, but not while the
-    application is slow to read. An answer may take any time. But a connection is closed if the
-    client reads nothing of it for too long: the transport reports when its buffer is full and when
-    the client has read most of it. A slow client stays connected: every 50 kB or so restart the
-    time.
+    The head of a request has a time limit. So does a pause within its body, unless the application
+    is slow to read. An answer may take any time, but a connection is closed if the client reads
+    nothing of the answer for too long: the transport reports when its buffer is full and when the
+    client has read most of it. A slow client stays connected, because the time limit restarts after
+    every 50 kB or so.
     """
 
     def __init__(
@@ -352,17 +361,17 @@ class BoundedProtocol(HttpToolsProtocol):
         self._address = ""
         self._is_counted = self._is_refused = False
         self._in_body = False
-        self._is_idle = True  # between two messages
-        self._unparsed_bytes = 0  # received since the parser last made progress
-        self._body_at = 0.0  # when the body last made progress
+        self._is_idle = True  # the connection is between two messages
+        self._unparsed_bytes = 0  # bytes received since the parser last made progress
+        self._body_at = 0.0  # time at which the body last made progress
         self._timer: asyncio.TimerHandle | None = None
-        self._stall: asyncio.TimerHandle | None = None  # while the buffer is full
+        self._stall: asyncio.TimerHandle | None = None  # set while the buffer is full
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """Count a new connection; refuse it if its address has too many."""
         super().connection_made(transport)
         connection = transport.get_extra_info("socket")
-        # Linux and macOS have it
+        # Linux and macOS have this option
         if connection is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MOST_UNSENT_BYTES)
         self._address = self.client[0] if self.client else ""
@@ -377,7 +386,7 @@ class BoundedProtocol(HttpToolsProtocol):
             )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Either side has closed the connection."""
+        """Handle the end of the connection, whichever side closed it."""
         self._stop_timer()
         self._stop_stall()
         if self._is_counted:
@@ -386,18 +395,18 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """The buffer is full: the application has to wait."""
+        """The transport's buffer is full, so the application has to wait."""
         super().pause_writing()
         if self._stall is None:
             self._stall = self.loop.call_later(self._settings.stalled_seconds, self._give_up)
 
     def resume_writing(self) -> None:
-        """The client has read most of the buffer."""
+        """The client has read most of the buffer, so the application can continue."""
         self._stop_stall()
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes from the client; invalid ones get a 400 and at most one log line a minute."""
+        """Parse bytes from the client. Invalid bytes get a 400, and at most one log line a minute."""
         if self._is_refused:
             return
         self._unset_keepalive_if_required()
@@ -407,26 +416,28 @@ class BoundedProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            # not supported: the request itself is answered as HTTP/1.1
+            # the upgrade is not supported, so the request is answered as HTTP/1.1
             self._unparsed_bytes = 0
         except httptools.HttpParserError:
             self._refuse(400, "invalid_http", "the data received is not HTTP/1.1")
         self._refuse_large_head(self._unparsed_bytes)
 
     def on_message_begin(self) -> None:
-        """The first byte of a head."""
+        """Start the time limit of a head at its first byte."""
         self._is_idle = False
         if self._timer is None:
             self._wait(self._settings.head_seconds, self._head_is_late)
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header. Trailers of a chunked body are ignored: they would bypass all checks."""
+        """Add a header. Trailers of a chunked body are ignored, because they would bypass all
+        checks.
+        """
         if not self._in_body:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The head is complete; the time limit of the body begins."""
+        """The head is complete, so the time limit of the body begins."""
         self._unparsed_bytes = 0
         self._refuse_large_head(
             len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
@@ -439,11 +450,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_body = True
 
     def on_body(self, body: bytes) -> None:
-        """Bytes of the body, without the framing of chunks."""
+        """Take bytes of the body, from which the chunk framing has been removed."""
         if self._is_refused:
             return
         self._unparsed_bytes = 0
-        # a client that has its answer already gets no more time
+        # a client that already has its answer gets no more time
         if not self.cycle.response_complete:
             self._body_at = self.loop.time()
         super().on_body(body)
@@ -462,16 +473,16 @@ class BoundedProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _head_is_late(self) -> None:
-        # part of the next request: its time begins when this one is answered
+        # part of the next request, whose time limit begins when this request is answered
         if self.is_answering:
             self._wait(self._settings.head_seconds, self._head_is_late)
         elif self._is_idle:
-            self.transport.close()  # no byte of a request: browsers connect in advance
+            self.transport.close()  # no error, as no request has begun: browsers connect in advance
         else:
             self._refuse(
                 408,
                 "request_timeout",
-                f"no complete head of a request within {self._settings.head_seconds:g} s",
+                f"no complete request head was received within {self._settings.head_seconds:g} s",
             )
 
     def _body_is_late(self) -> None:
@@ -480,7 +491,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if left > 0:
             self._wait(left, self._body_is_late)
         else:
-            self._refuse(408, "request_timeout", f"no byte of the body for {limit:g} s")
+            self._refuse(408, "request_timeout", f"no byte of the body came for {limit:g} s")
 
     def _give_up(self) -> None:
         self._stall = None
@@ -521,7 +532,7 @@ class BoundedProtocol(HttpToolsProtocol):
             )
 
     def _refuse(self, status: int, code: str, why: str) -> None:
-        """Close the connection, with an error unless an answer was already begun or others are
+        """Close the connection. An error is sent first, unless an answer has begun or others are
         still to be sent.
         """
         self._is_refused = True

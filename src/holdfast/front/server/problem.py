@@ -1,4 +1,4 @@
-"""Error → status: the only place that decides which status and code a failure gets.
+"""Maps errors to HTTP statuses. No other module decides which status and code a failure gets.
 
 Each protocol puts the resulting `Problem` into its own format.
 """
@@ -34,7 +34,7 @@ from holdfast.telemetry.request_log import RequestRecord
 
 _log = logging.getLogger(__name__)
 _NO_RETRY = {"x-should-retry": "false"}  # otherwise the SDKs of OpenAI and Anthropic retry
-_PROBLEMS: Mapping[type[BaseException], tuple[int, str]] = {  # the most specific class counts
+_PROBLEMS: Mapping[type[BaseException], tuple[int, str]] = {  # the most specific class applies
     InvalidRequest: (400, "invalid_value"),
     PromptTooLong: (400, "context_length_exceeded"),
     TooLargeForMemory: (400, "request_too_large_for_memory"),
@@ -89,7 +89,10 @@ class RequestRefused(InvalidRequest):
 def invalid_field(
     field: str, reason: str, *, code: str = "invalid_value", shown: str = ""
 ) -> RequestRefused:
-    """The error for an invalid field (400). shown: quotes the value; the log omits it."""
+    """The error for an invalid field (400).
+
+    shown: the end of the message, which quotes the value and is omitted in the log.
+    """
     return RequestRefused(f"`{field}`: {reason}", code=code, field=field, shown=shown)
 
 
@@ -106,13 +109,15 @@ class Problem:
     code: str
     message: str
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    field: str | None = None  # of the request, such as messages.0.content
-    cause: HoldfastError | None = None  # for protocols with their own wording
-    request_id: str = ""  # the one in the header of the answer
+    field: str | None = None  # the field at fault in the request, such as messages.0.content
+    cause: HoldfastError | None = None  # the error itself, for protocols with their own wording
+    request_id: str = ""  # the id in the answer's header
 
     @property
     def message_with_field(self) -> str:
-        """The message, which names the field, for formats without a place for the field."""
+        """The message with the name of the field, for formats that have no separate place for the
+        field.
+        """
         if self.field and self.field not in self.message:
             return f"`{self.field}`: {self.message}"
         return self.message
@@ -142,7 +147,7 @@ def problem_of(error: BaseException) -> Problem:
 
 
 def record_problem(record: RequestRecord, problem: Problem, error: BaseException) -> None:
-    """Note in a request's record, for the log, why it failed."""
+    """Note in a request's record why the request failed, for the log."""
     message = error.loggable if isinstance(error, InvalidRequest) else problem.message
     record.fail(code=problem.code, message=message)
 
@@ -165,7 +170,8 @@ def _headers(status: int, error: BaseException) -> Mapping[str, str]:
         return {"www-authenticate": "Bearer", **_NO_RETRY}
     if status == 415:
         return {"accept-encoding": "gzip, deflate"}
-    # Whoever set a time limit decides about a retry; a chat template would overrun again.
+    # After a time limit, the client or administrator who set it decides about a retry; a chat
+    # template that overran would overrun again.
     is_final = isinstance(error, TimeLimitExceeded | TemplateOverrun)
     is_deadly = isinstance(error, GenerationFailed) and error.is_deadly
     return _NO_RETRY if is_final or is_deadly else {}

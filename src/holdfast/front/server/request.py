@@ -1,4 +1,4 @@
-"""Reads a request: its body as a checked pydantic model, and the headers that Holdfast adds to
+"""Reads a request: its body, as a validated pydantic model, and the headers that Holdfast adds to
 every protocol (tenant, session, priority, time limit, explanation).
 """
 
@@ -32,11 +32,11 @@ M = TypeVar("M", bound=pydantic.BaseModel)
 _LONGEST_SHOWN = 60
 _NOT_JSON = "json_invalid"
 _GZIP = zlib.MAX_WBITS | 16
-# → wbits of zlib
+# content encoding → zlib's `wbits`
 _CODINGS = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": zlib.MAX_WBITS, "identity": None, "": None}
 _NAMED_CODINGS = "gzip or deflate"
-_DECOMPRESSED_AT_ONCE = 1 << 20  # about 2 ms
-_ESCAPE = re.compile(  # a JSON escape; an escaped backslash is one, so what follows it is not
+_DECOMPRESSED_AT_ONCE = 1 << 20  # takes about 2 ms
+_ESCAPE = re.compile(  # a JSON escape; an escaped backslash consumes both characters
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
     re.DOTALL,
 )
@@ -52,7 +52,7 @@ _YES = frozenset({"1", "true", "yes", "on"})
 
 
 async def body_pieces(request: Request, *, limit_bytes: int) -> AsyncIterator[bytes]:
-    """The body as it arrives, decompressed.
+    """Yield the body as it arrives, decompressed.
 
     Raises RequestRefused: 413 as soon as the body exceeds the limit, 415 for an unsupported
     encoding, 400 for damaged compressed data.
@@ -81,12 +81,12 @@ async def body_pieces(request: Request, *, limit_bytes: int) -> AsyncIterator[by
 
 
 async def _decompressed(pieces: AsyncIterator[bytes], coding: str) -> AsyncIterator[bytes]:
-    """The body in pieces of bounded size: a small body may expand a thousandfold."""
+    """Yield the body in pieces of bounded size, because a small body may expand a thousandfold."""
     decompressor: zlib._Decompress | None = None
     async for piece in pieces:
         rest = piece
         is_full = False
-        # after a full piece, zlib may hold more output although it has consumed all its input
+        # after a full piece, zlib may hold more output even though it has consumed all its input
         while rest or is_full:
             if decompressor is None or decompressor.eof:  # gzip may consist of several members
                 decompressor = zlib.decompressobj(wbits=_window_bits(coding, rest))
@@ -103,9 +103,9 @@ async def _decompressed(pieces: AsyncIterator[bytes], coding: str) -> AsyncItera
 
 
 def _window_bits(coding: str, beginning: bytes) -> int:
-    """The `wbits` argument of zlib.
+    """The `wbits` argument with which zlib can decompress the body.
 
-    Some clients send deflate without its header, whose first byte contains the method 8.
+    Some clients send deflate data without the zlib header, whose first byte contains the method 8.
     """
     bits = _CODINGS[coding]
     assert bits is not None, "a plain body is not decompressed"
@@ -122,25 +122,24 @@ def _damaged(coding: str, why: str) -> RequestRefused:
 
 
 async def read_body(request: Request, *, limit_bytes: int) -> bytes:
-    """The whole body. Raises RequestRefused as `body_pieces` does."""
+    """Read the whole body. Raises what `body_pieces` raises."""
     return b"".join([piece async for piece in body_pieces(request, limit_bytes=limit_bytes)])
 
 
 async def read_json(request: Request, model: type[M], limits: LimitsSettings) -> M:
-    """The body as `model`. Raises RequestRefused as `read_body` and `parse` do."""
+    """Read the body as JSON into `model`. Raises what `read_body` and `parse` raise."""
     return parse(model, await read_body(request, limit_bytes=limits.max_body_bytes))
 
 
 def json_response(value: Struct, *, status: int = 200) -> Response:
-    """A response that is sent in one piece."""
+    """Create a response that is sent in one piece."""
     return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
 
 
 def parse(model: type[M], body: bytes) -> M:
-    """The body as `model`. Raises RequestRefused, which names the first invalid field.
+    """Parse the body as `model`. Raises RequestRefused, which names the first invalid field.
 
-    Half of a surrogate pair, which clients send when they cut a text within an emoji, becomes
-    U+FFFD.
+    Half of a surrogate pair becomes U+FFFD; clients send one if they cut a text within an emoji.
     """
     try:
         return model.model_validate_json(body)
@@ -204,7 +203,7 @@ def _too_large(limit_bytes: int) -> RequestRefused:
 
 
 def extended(plan: AnswerPlan, request: Request, *, limits: LimitsSettings) -> AnswerPlan:
-    """The plan with tenant, session, priority and time limit, from the key, body and headers.
+    """Add tenant, session, priority and time limit to the plan, from the key, body and headers.
 
     Raises RequestRefused for an invalid session id, priority or time limit.
     """
@@ -233,12 +232,12 @@ def tenant_in(request: Request, *, cache_salt: str) -> str:
 
 
 def service_in(request: Request, *, can_wait: bool = False) -> ServiceClass:
-    """The priority of a request, and its flow: the scheduler shares the model fairly among flows.
+    """The priority of a request, and its flow. The scheduler shares the model fairly among flows.
 
-    can_wait: the body asks for batch priority. Key, header and body can each lower the priority;
-    none can raise it again. The flow is named after the API key, else after the tenant header, else
-    after the client's address. It ignores salts: a client with a new salt for each request would
-    get many shares. Raises RequestRefused.
+    can_wait: whether the body asks for batch priority. Key, header and body can each lower the
+        priority, but not raise it. The flow is named after the API key, or else the tenant header,
+        or else the client's address. It ignores salts, because otherwise a client with a new salt
+        for each request would get many shares. Raises RequestRefused.
     """
     caller = caller_of(request)
     header = request.headers.get(PRIORITY_HEADER, "interactive").strip().lower()
@@ -257,7 +256,8 @@ def service_in(request: Request, *, can_wait: bool = False) -> ServiceClass:
 
 
 def time_limit_in(headers: Mapping[str, str], *, limits: LimitsSettings) -> float:
-    """The time limit of a request in seconds: the client's, at most the server's; 0: none.
+    """The time limit of a request in seconds: the client's, but at most the server's. 0 means no
+    limit.
 
     Raises RequestRefused.
     """
@@ -286,10 +286,10 @@ def _session_id(plan: AnswerPlan, headers: Mapping[str, str]) -> str:
 
 
 def checked_session_id(session_id: str, *, field: str) -> str:
-    """The id, if it is a valid one. Raises RequestRefused."""
+    """Return a session id if it is valid. Raises RequestRefused if it is not."""
     if not is_session_id(session_id):
         raise invalid_field(
             field,
-            f"a session's id has 1 to {LONGEST_SESSION_ID} printable characters, and no slash",
+            f"a session id must have 1 to {LONGEST_SESSION_ID} printable characters and no slash",
         )
     return session_id

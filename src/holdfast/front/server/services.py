@@ -1,5 +1,5 @@
-"""What HTTP handlers work with: the services, the requests in progress, and the streams of their
-answers.
+"""The objects that HTTP handlers work with: the services, the requests in progress, and the streams
+of their answers.
 
 It also resolves the model names of clients.
 """
@@ -56,32 +56,32 @@ from holdfast.wire.requests import (
 from holdfast.wire.sessions import SessionCommand, SessionInfo
 
 RequestState: TypeAlias = Literal["waiting", "reading", "writing", "abandoned"]
-_STOPPED = "the server stopped before the answer was done"
-_MOST_READY = 64  # events of several prompts that are buffered
+_STOPPED = "the server stopped before the answer was complete"
+_MOST_READY = 64  # maximum number of buffered events, if there are several prompts
 
-# Sends a session command to the worker of a model. Raises SessionRefused, UnknownModel, QueueFull
-# and WorkerUnavailable.
+# Sends a session command to a model's worker. Raises SessionRefused, UnknownModel, QueueFull and
+# WorkerUnavailable.
 SessionsCall: TypeAlias = Callable[[str, SessionCommand], Awaitable[tuple[SessionInfo, ...]]]
 
 
 class OutputStream(Protocol):
     """The answer to one accepted request: text deltas, and one `ChoiceFinished` per choice."""
 
-    prompt_tokens: int  # counted once however many choices there are
+    prompt_tokens: int  # counted once, however many choices there are
     put_back_tokens: int  # tokens of earlier answers that the prompt contains as generated
     dropped_tokens: int  # tokens of earlier answers that the chat template left out
-    sampling: SamplingParams  # the request's, completed by the model's defaults
+    sampling: SamplingParams  # the request's parameters, completed by the model's defaults
     breakpoints: tuple[PinnedPrefix, ...]  # the client's cache breakpoints, ascending
     unenforced: tuple[str, ...]  # schema keywords that the grammar does not enforce, as paths
 
     def __aiter__(self) -> AsyncIterator[OutputEvent]:
-        """The events. Raises GenerationFailed if a choice cannot be finished."""
+        """Yield the events. Raises GenerationFailed if a choice cannot be finished."""
         ...
 
     def pause(self) -> None:
-        """Stop generating until `go_on`; what was generated can still be read.
+        """Stop generating until `go_on`. Tokens that were already generated can still be read.
 
-        Other requests may take the memory of its KV meanwhile.
+        Meanwhile, other requests may take the KV memory of this one.
         """
         ...
 
@@ -113,23 +113,27 @@ RankCall: TypeAlias = Callable[[RankRequest], Awaitable[tuple[Relevance, ...]]]
 class ActiveRequest:
     """A request in progress."""
 
-    id: str  # the request's id, with a number if several requests have the same one
+    id: str  # the request's id, with a number added if several requests have the same id
     record: RequestRecord
     task: asyncio.Task[object]
     is_cancelled: bool = False
-    thinker: OutputStream | None = None  # once the model has accepted the request
-    makes: HeldAnswer | None = None  # the answer that it generates and that a retry may get
-    follows: HeldAnswer | None = None  # the answer to an earlier request, which it gets instead
+    thinker: OutputStream | None = None  # set once the model has accepted the request
+    makes: HeldAnswer | None = None  # the answer it generates, which a retry may get
+    follows: HeldAnswer | None = None  # an earlier request's answer, which this one gets
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether its answer is generated although no client is connected."""
+        """Whether the answer is generated although no client is connected."""
         return self.makes is not None and self.makes.clients == 0
 
     @property
     def state(self) -> RequestState:
-        """waiting: for its model or a place in the queue. reading: queued, or in prefill.
-        writing: in decode. abandoned: its client is gone, but a retry may get the answer.
+        """The state of the request.
+
+        waiting: for its model or for a place in the queue.
+        reading: queued, or in prefill.
+        writing: in decode.
+        abandoned: its client is gone, but a retry may get the answer.
         """
         if self.is_abandoned:
             return "abandoned"
@@ -140,8 +144,8 @@ class ActiveRequest:
         return "reading" if self.record.answer.first_text_at is None else "writing"
 
     def ended_by(self) -> HoldfastError:
-        """The error for its client after its task was cancelled, by an administrator or because the
-        server stops.
+        """The error for the client of a request whose task was cancelled, either by an
+        administrator or because the server stops.
         """
         if self.is_cancelled:
             return RequestRefused(
@@ -153,10 +157,10 @@ class ActiveRequest:
 
 
 class ActiveRequests:
-    """All requests in progress, the oldest first. Only call it from the event loop's thread."""
+    """All requests in progress, the oldest first. Event loop's thread only."""
 
     def __init__(self, *, on_change: Callable[[int], None] = lambda count: None) -> None:
-        """on_change: called with the number of requests whenever it has changed."""
+        """on_change: called with the number of requests whenever that number has changed."""
         self._active: dict[str, ActiveRequest] = {}
         self._on_change = on_change
 
@@ -179,7 +183,7 @@ class ActiveRequests:
             self._on_change(len(self._active))
 
     def answering(self, answer_id: str, *, key: str) -> ActiveRequest | None:
-        """The request of this API key whose answer has this id, if there is one."""
+        """The request of this API key whose answer has this id; None if there is none."""
         for each in self:
             asked = each.record.asked
             if asked is not None and asked.request_id == answer_id and each.record.key == key:
@@ -192,7 +196,7 @@ class ActiveRequests:
         return not all(active.is_abandoned for active in self._active.values())
 
     def cancel(self, request_id: str) -> ActiveRequest | None:
-        """End a request with an error for its client. None: there is no request with this id."""
+        """Cancel a request with an error for its client. Returns None if no request has this id."""
         found = self._active.get(request_id)
         if found is not None and not found.is_cancelled:
             found.is_cancelled = True
@@ -216,15 +220,16 @@ class Services:
     encode: EncodeCall
     embed: EmbedCall
     rank: RankCall
-    # by model id; raises UnknownModel, and WorkerUnavailable if the tokenizer is broken
+    # returns the tokenizer of a model id; raises UnknownModel, and WorkerUnavailable if it is
+    # broken
     tokenizer_of: Callable[[str], Awaitable[Tokenizer]]
     sessions: SessionsCall
-    catalog: Callable[[], Catalog]  # the current one; a reload replaces it
+    catalog: Callable[[], Catalog]  # returns the current catalog, which a reload replaces
     control: Residency  # loads, unloads and pins models
     library: Library
-    # of all models, in the order of the lists that clients get
+    # returns the status of all models, in the order of the lists that clients get
     statuses: Callable[[], Sequence[ModelStatus]]
-    # of the workers that respond, by model id
+    # returns the statistics of the workers that respond, by model id
     statistics: Callable[[], Awaitable[Mapping[str, WorkerStatistics]]]
     server: ServerSettings
     limits: LimitsSettings
@@ -250,12 +255,14 @@ class Services:
 
 
 def salted(services: Services, cache_salt: str | None) -> Services:
-    """The services with a seal of this salt: it cannot open what another salt's seal closed."""
+    """The services with the seal of this salt, which cannot open texts that another salt's seal
+    closed.
+    """
     return replace(services, seal=services.seal.of(cache_salt)) if cache_salt else services
 
 
 def is_waited_for(services: Services, model_id: str) -> bool:
-    """Whether requests for this model have to wait because it is not loaded."""
+    """Whether requests for this model must wait, because it is not loaded."""
     return any(model.id == model_id and model.state != "ready" for model in services.statuses())
 
 
@@ -278,13 +285,13 @@ def model_of(services: Services, name: str | None) -> str:
 
 
 def served_models(services: Services) -> list[ModelStatus]:
-    """The models that requests may name: without removed ones that are still unloading."""
+    """The models that requests may name. Removed models that are still unloading are left out."""
     catalog = services.catalog()
     return [model for model in services.statuses() if catalog.find(model.id) is not None]
 
 
 def named_model(services: Services, name: str) -> ModelStatus:
-    """The model of that name. Raises UnknownModel."""
+    """The model with this name. Raises UnknownModel."""
     wanted = model_of(services, name)
     for model in served_models(services):
         if model.id == wanted:
@@ -293,14 +300,14 @@ def named_model(services: Services, name: str) -> ModelStatus:
 
 
 def first_model(services: Services) -> str:
-    """The id of the model for requests that name none; empty if there is no model."""
+    """The id of the model for requests that name no model; empty if no model is served."""
     return next((entry.name for entry in services.catalog().entries), "")
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
     """Run `work`, but cancel it if the client disconnects first.
 
-    Returns whether the work ended; raises its error.
+    Returns whether the work ended. If the work fails, raises its error.
     """
     return await unless_first(disconnected(receive), work)
 
@@ -308,7 +315,7 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, None])
 async def unless_first(other: Coroutine[Any, Any, None], work: Coroutine[Any, Any, None]) -> bool:
     """Run `work`, but cancel it if `other` ends first.
 
-    Returns whether the work ended; raises its error.
+    Returns whether the work ended. If the work fails, raises its error.
     """
     working = asyncio.create_task(work)
     watching = asyncio.create_task(other)
@@ -349,7 +356,7 @@ async def open_streams(
             raise
         field = "n" if len(requests) == 1 else "prompt"
         message = (
-            f"`{field}`: {answers} answers in one request are more than may wait here "
+            f"`{field}`: {answers} answers in one request are more than the queue can hold "
             f"({full.limit}); ask for fewer at once"
         )
         raise RequestRefused(message, code="request_too_large_for_queue", field=field) from full
@@ -391,7 +398,7 @@ class MergedStream:
         self.put_back_tokens = sum(stream.put_back_tokens for stream in streams)
         self.dropped_tokens = sum(stream.dropped_tokens for stream in streams)
         self.sampling = streams[0].sampling
-        self.breakpoints: tuple[PinnedPrefix, ...] = ()  # only for requests with one prompt
+        self.breakpoints: tuple[PinnedPrefix, ...] = ()  # set only for requests with one prompt
         self.unenforced = tuple(
             dict.fromkeys(place for stream in streams for place in stream.unenforced)
         )
@@ -407,7 +414,7 @@ class MergedStream:
             reader.add_done_callback(self._events.put_nowait)
 
     def __aiter__(self) -> MergedStream:
-        """Itself: it can be read once."""
+        """Return the stream itself, which can be iterated only once."""
         return self
 
     async def __anext__(self) -> OutputEvent:
@@ -433,7 +440,7 @@ class MergedStream:
             stream.go_on()
 
     def end_thoughts(self) -> bool:
-        """End all thoughts. Returns whether the model allows that."""
+        """End the reasoning of all answers. Returns whether the model supports that."""
         ended = [stream.end_thoughts() for stream in self._streams]
         return all(ended)
 
@@ -454,7 +461,9 @@ class MergedStream:
 
 
 class TimeLimit:
-    """A deadline, this many seconds from now; 0: none. What was prefilled by then stays cached."""
+    """A deadline, this many seconds from now; 0 means none. The part prefilled by then stays
+    cached.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -473,7 +482,7 @@ class TimeLimit:
             raise TimeLimitExceeded(seconds=self._seconds) from None
 
     def events(self, stream: OutputStream) -> AsyncIterator[OutputEvent]:
-        """The events of a stream. Raises TimeLimitExceeded at the deadline."""
+        """Pass on the events of a stream. Raises TimeLimitExceeded at the deadline."""
         return aiter(stream) if self._ends_at is None else self._limited(aiter(stream))
 
     async def _limited(self, events: AsyncIterator[OutputEvent]) -> AsyncIterator[OutputEvent]:
