@@ -80,7 +80,9 @@ def test_running_answers_are_cut_when_the_time_to_stop_is_over(model_folder: Pat
         with pytest.raises((openai.APIError, httpx.HTTPError)):
             list(stream)
         assert "1 answer cut off" in server.log()
-        assert "model_unavailable: the server stopped before the answer was complete" in server.log()
+        assert (
+            "model_unavailable: the server stopped before the answer was complete" in server.log()
+        )
         assert not re.search("ERROR|Traceback", server.log())
 
 

@@ -51,7 +51,7 @@ from holdfast.front.server.services import (
 from holdfast.wire.events import WaitReason
 
 POLL_SECONDS = 0.25
-_STATUS_WORDS = {  # llama.cpp's words where they differ from our states
+_STATUS_WORDS = {  # llama.cpp's words, where they differ from our states
     "ready": "loaded",
     "stopping": "unloading",
     "failed": "unloaded",
@@ -64,11 +64,11 @@ EventName: TypeAlias = Literal["model_status", "model_remove", "download_progres
 class ModelEvent(Struct, frozen=True, kw_only=True):
     """A change of one model.
 
-    model_status: `data.status` is unloaded, loading, loaded or unloading. After a failed load it is
-        unloaded, with `failed` true and the reason in `message`.
+    model_status: `data.status` is unloaded, loading, loaded or unloading. After a failed load, it
+        is unloaded, `failed` is true, and `message` has the reason.
     model_remove: the model is no longer served.
-    download_progress: `data` has the `done` and `total` bytes of each stage, `download` and
-        `checking`.
+    download_progress: `data` has the `done` and `total` bytes of each stage (`download` and
+        `checking`).
     download_end: the download has ended. If it succeeded, a model_status of the model follows.
     """
 
@@ -78,15 +78,15 @@ class ModelEvent(Struct, frozen=True, kw_only=True):
 
 
 class _Events(StreamFormat):
-    """Server-sent events; comments keep the connection open."""
+    """The format of server-sent events, in which comments keep the connection open."""
 
     def broken(self, problem: Problem) -> bytes:
-        """The error as an event."""
+        """The error as a server-sent event."""
         return b"data: %b\n\n" % msgspec.json.encode(openai_error(problem))
 
 
 async def _model_events(services: Services) -> AsyncIterator[bytes]:
-    """The state of all models, then every change, until the server stops."""
+    """Yield the state of all models, then every change, until the server stops."""
     yield b""
     statuses: dict[str, dict[str, Any]] = {}
     downloads: dict[str, dict[str, Any]] = {}
@@ -152,12 +152,13 @@ class PinChange(BaseModel):
     model_config = _STRICT
 
     pinned: bool = Field(
-        True, description="False: it may be unloaded to make room for another model."
+        True,
+        description="Whether the model stays loaded. If false, another model may evict it.",
     )
 
 
 class LimitsChange(BaseModel):
-    """The limits to change; omitted ones stay."""
+    """The limits to change. Omitted limits do not change."""
 
     model_config = _STRICT
 
@@ -168,7 +169,7 @@ class LimitsChange(BaseModel):
 
 
 class ModelLimits(Struct, frozen=True, kw_only=True):
-    """The limits in force. `step_tokens` is null until the worker has chosen it."""
+    """The limits that now apply. `step_tokens` is null until the worker has chosen it."""
 
     id: str
     max_running: int
@@ -185,7 +186,7 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
 async def change_limits(request: Request, services: Services) -> Response:
     """Change the scheduler's limits of a loaded model until the server stops.
 
-    No stream is lost: sequences above a lower limit wait and keep their state.
+    No stream is lost: sequences beyond a lowered limit wait and keep their state.
     """
     asked = await read_json(request, LimitsChange, services.limits)
     model = named_model(services, request.path_params["id"]).id
@@ -201,7 +202,7 @@ async def change_limits(request: Request, services: Services) -> Response:
 
 @operation("POST", "/admin/models/{id:path}/load", answers_of(ModelHealth), needs_admin=True)
 async def load_model(request: Request, services: Services) -> Response:
-    """Load a model, and respond when it is ready. It may evict other models, as a request does."""
+    """Load a model, and respond when it is ready. As with a request, other models may be evicted."""
     return await _done(request, services, services.control.load)
 
 
@@ -209,7 +210,7 @@ async def load_model(request: Request, services: Services) -> Response:
 async def unload_model(request: Request, services: Services) -> Response:
     """Unload a model when its requests have ended, and respond when it is unloaded.
 
-    Its cache on disk stays.
+    Its cache on disk is kept.
     """
     return await _done(request, services, services.control.unload)
 
@@ -222,7 +223,7 @@ async def unload_model(request: Request, services: Services) -> Response:
     needs_admin=True,
 )
 async def pin_model(request: Request, services: Services) -> Response:
-    """Load a model and keep it loaded, or unpin it."""
+    """Pin a model, which loads it and keeps it loaded, or unpin it."""
     asked = parse(
         PinChange, await read_body(request, limit_bytes=services.limits.max_body_bytes) or b"{}"
     )
@@ -232,7 +233,9 @@ async def pin_model(request: Request, services: Services) -> Response:
 async def _done(
     request: Request, services: Services, work: Callable[[str], Coroutine[Any, Any, None]]
 ) -> Response:
-    """The model's state after the work. Raises ClientDisconnect if the client leaves first."""
+    """Do the work, and respond with the model's state. Raises ClientDisconnect if the client leaves
+    first.
+    """
     model = named_model(services, request.path_params["id"]).id
     if not await unless_disconnected(request.receive, work(model)):
         raise ClientDisconnect
@@ -242,10 +245,10 @@ async def _done(
 class RunningRequest(Struct, frozen=True, kw_only=True):
     """A request in progress.
 
-    state: waiting (for its model, or to be accepted), reading (queued, or its prompt is prefilled),
-    writing, or abandoned (its client is gone and may come back for the answer). key: the name of
-    its API key, or empty. client: its address. prefilled_tokens: progress of a long prefill, 0
-    until it is reported. waits_for: as in /health; null if it does not wait.
+    state: waiting (for its model, or to be accepted), reading (queued, or in prefill), writing, or
+        abandoned (its client is gone, but may come back for the answer). key: the name of its API
+        key, or empty. client: its address. prefilled_tokens: progress of a long prefill; 0 until
+        progress is reported. waits_for: as in /health; null if the request does not wait.
     """
 
     id: str
@@ -269,7 +272,7 @@ class RunningRequests(Struct, frozen=True, kw_only=True):
 
 
 class CancelledRequest(Struct, frozen=True, kw_only=True):
-    """A cancelled request. Its client gets an error that says so."""
+    """A cancelled request. Its client gets an error that says that it was cancelled."""
 
     id: str
     cancelled: bool = True
@@ -283,9 +286,9 @@ class CancelledRequest(Struct, frozen=True, kw_only=True):
     needs_admin=True,
 )
 async def list_requests(request: Request, services: Services) -> Response:
-    """The requests in progress.
+    """List the requests in progress.
 
-    Needs an admin key, or, if no keys are set, a connection from this machine.
+    Requires an admin key or, if no keys are set, a connection from this machine.
     """
     models = {model.id: model for model in services.statuses()}
     shown = [_shown(active, models.get(active.record.model)) for active in services.active]
@@ -294,7 +297,9 @@ async def list_requests(request: Request, services: Services) -> Response:
 
 @operation("DELETE", REQUESTS_PATH + "/{id}", answers_of(CancelledRequest), needs_admin=True)
 async def cancel_request(request: Request, services: Services) -> Response:
-    """Cancel a request; its client gets an error that says so. What was prefilled stays cached."""
+    """Cancel a request. Its client gets an error that says so. The prefilled part of the prompt
+    stays cached.
+    """
     request_id: str = request.path_params["id"]
     if services.active.cancel(request_id) is None:
         raise RequestRefused(

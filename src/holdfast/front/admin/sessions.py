@@ -1,5 +1,5 @@
-"""/v1/sessions: named branches of the prefix cache, to open, list, fork, pin, close, export and
-import.
+"""/v1/sessions: opens, lists, forks, pins, closes, exports and imports sessions, which are named
+branches of the prefix cache.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _ID_LIMITS = {"minLength": 1, "maxLength": LONGEST_SESSION_ID, "pattern": "^[^/]
 _QUERY: Mapping[str, dict[str, Any]] = {  # parameters of the query, all optional
     "id": {"description": "A name for the session.", "schema": {"type": "string", **_ID_LIMITS}},
     "model": {
-        "description": "The model of the sessions; by default the first one served.",
+        "description": "The model of the sessions. Default: the first model.",
         "schema": {"type": "string"},
     },
     "limit": {
@@ -83,7 +83,7 @@ _YES = {"true": True, "1": True, "false": False, "0": False}
 def _session_id(text: str) -> str:
     if not is_session_id(text):
         raise ValueError(
-            f"a session's id has 1 to {LONGEST_SESSION_ID} printable characters, and no slash"
+            f"a session id must have 1 to {LONGEST_SESSION_ID} printable characters and no slash"
         )
     return text
 
@@ -106,39 +106,39 @@ Metadata = Annotated[
 
 
 class SessionTerms(BaseModel):
-    """How long a session is kept."""
+    """Settings that determine how long a session is kept."""
 
     model_config = _STRICT
 
     ttl_seconds: TtlSeconds | None = optional(
-        "Its lifetime after its last use; null: until it is closed."
+        "How many seconds the session is kept after its last use; null: until it is closed."
     )
     pinned: bool = Field(False, description="Whether to protect its cached tokens from eviction.")
 
 
 class SessionForking(SessionTerms):
-    """A session that continues from another one, and by default has its lifetime."""
+    """A request to fork a session. By default, the new session has the lifetime of the original."""
 
-    id: SessionId | None = optional("Its name; made up if not given.")
+    id: SessionId | None = optional("The name of the new session. Default: a generated name.")
 
 
 class SessionChange(SessionTerms):
-    """The changes to a session; omitted fields stay."""
+    """The changes to a session. Omitted fields do not change."""
 
     metadata: Metadata = Field({}, description="Up to 16 pairs of strings, for your own use.")
 
 
 class SessionOpening(SessionChange):
-    """A new session."""
+    """A request to open a new session."""
 
-    id: SessionId | None = optional("Its name; made up if not given.")
+    id: SessionId | None = optional("The name of the session. Default: a generated name.")
     model: Annotated[str, Field(min_length=1)] | None = optional(
-        "Id of the model whose session it is; the first of /v1/models if not given."
+        "Id of the session's model. Default: the first model of /v1/models."
     )
 
 
 class SessionObject(Struct, frozen=True, kw_only=True):
-    """A session. Times are seconds since the epoch; tokens are those of the last used branch."""
+    """A session. Times are seconds since the epoch; token counts are those of the branch used last."""
 
     id: str
     object: Literal["session"] = "session"
@@ -177,7 +177,7 @@ class SessionDeleted(Struct, frozen=True, kw_only=True):
 
 
 def session_object(info: SessionInfo, *, model: str) -> SessionObject:
-    """A session as clients see it."""
+    """Convert a session into the object that clients get."""
     shown = msgspec.to_builtins(info)
     shown["id"] = shown.pop("session_id")
     return msgspec.convert(
@@ -187,7 +187,7 @@ def session_object(info: SessionInfo, *, model: str) -> SessionObject:
 
 @contextlib.contextmanager
 def private_path() -> Iterator[Path]:
-    """A path for one file in a private folder, which is deleted at the end."""
+    """Yield a path for one file in a private folder, which is deleted at the end."""
     with tempfile.TemporaryDirectory(
         prefix="holdfast-session-", ignore_cleanup_errors=True
     ) as folder:
@@ -197,7 +197,8 @@ def private_path() -> Iterator[Path]:
 async def take_in(request: Request, path: Path, *, limit_bytes: int) -> None:
     """Write a request's body into a file.
 
-    Raises RequestRefused (413) beyond the limit, SessionRefused if the disk is full.
+    Raises RequestRefused (413) if the body exceeds the limit, and SessionRefused if the disk is
+    full.
     """
     try:
         with path.open("wb") as file:
@@ -211,7 +212,7 @@ async def take_in(request: Request, path: Path, *, limit_bytes: int) -> None:
 
 
 def sent(path: Path, *, name: str) -> StreamingResponse:
-    """A file as a response. It may be deleted as soon as this returns."""
+    """Create a response that sends a file. The file may be deleted as soon as this returns."""
     file = path.open("rb")
     safe = "".join(
         character if character.isascii() and (character.isalnum() or character in "._-") else "_"
@@ -235,7 +236,7 @@ _BODIES: dict[str, type[BaseModel]] = {
     "update": SessionChange,
     "fork": SessionForking,
 }
-# the command's field for the body's `id`, which is generated if omitted
+# the command's field that gets the body's `id`, which is generated if omitted
 _NAMED = {"open": "session_id", "fork": "new_session_id"}
 _ANSWERS: dict[str, type[Struct]] = {"list": SessionList, "close": SessionDeleted}
 
@@ -261,13 +262,13 @@ def _operation(operation: SessionOperation) -> Operation:
 
 
 def _shapes(operation: SessionOperation) -> Iterator[Shape]:
-    """The parts of its description in /openapi.json: query, body and answer."""
+    """The parts of an operation's description in /openapi.json: query, body and answer."""
     name, takes = operation.name, operation.takes
     if name == "export":
         yield response_of(_FILE)
     else:
         yield answers_of(_ANSWERS.get(name, SessionObject))
-    if name != "open":  # its body names the model
+    if name != "open":  # the body of `open` names the model
         own = (["id"] if name == "import" else []) + [
             field for field in ("limit", "forget") if field in takes
         ]
@@ -287,7 +288,7 @@ def _shapes(operation: SessionOperation) -> Iterator[Shape]:
 async def _command(
     operation: SessionOperation, request: Request, services: Services
 ) -> tuple[str, SessionCommand]:
-    """The model, and the command for its worker."""
+    """The model of a request, and the command for the model's worker."""
     query = request.query_params
     given = (
         await _from_body(operation, request, services)
@@ -314,10 +315,10 @@ async def _from_body(
 
 
 def _from_query(operation: SessionOperation, query: Mapping[str, str]) -> dict[str, Any]:
-    """The command's fields from the query."""
+    """The command's fields from the query parameters."""
     given: dict[str, Any] = {}
     if "limit" in operation.takes:
-        given["limit"] = _limit(query) + 1  # one more, to know whether there are more
+        given["limit"] = _limit(query) + 1  # one more, to find out whether there are more
     if "forget" in operation.takes:
         given["forget"] = _truth(query, "forget")
     if operation.name == "import" and "id" in query:
@@ -328,8 +329,9 @@ def _from_query(operation: SessionOperation, query: Mapping[str, str]) -> dict[s
 async def _objects(
     request: Request, services: Services, model: str, command: SessionCommand
 ) -> list[SessionObject]:
-    """The sessions that a command returns. Raises ClientDisconnect if the client leaves while the
-    model loads.
+    """Run a command, and return its sessions.
+
+    Raises ClientDisconnect if the client disconnects while the model loads.
     """
     found: tuple[SessionInfo, ...] = ()
 

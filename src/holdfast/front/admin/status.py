@@ -64,7 +64,7 @@ _PAGE = f"""<!doctype html>
 <title>Holdfast</title><style>{_STYLE}</style></head><body><pre>%s</pre></body></html>
 """
 _DOCUMENTS = "The documentation is in docs/ of the repository; start with README.md."
-_HIDDEN = "shown to clients that send the API key"
+_HIDDEN = "shown only to clients that send an API key"
 _OLLAMA = "Ollama is running"  # what Ollama's clients expect at this path
 
 
@@ -93,7 +93,7 @@ class StoreOverview(Struct, frozen=True, kw_only=True):
     needs_admin=True,
 )
 async def show_store(request: Request, services: Services) -> Response:
-    """The cached blocks on disk: their size, its limit, and their models."""
+    """Show the cached blocks on disk: their size, the size limit, and their models."""
     settings = services.store
     if not is_folder(settings):
         return json_response(StoreOverview())
@@ -114,9 +114,10 @@ def _figures(settings: StoreSettings) -> StoreOverview:
 class StoreHealth(Struct, frozen=True, kw_only=True):
     """The prefix cache of a model on disk.
 
-    `mode` is writing, or memory-only while the folder cannot be written or its volume is full.
-    `model` is the name in `holdfast store ls`. The sizes are those of the whole folder, and so is
-    `written_today_bytes` (since midnight UTC), which counts against `store.daily_write_bytes`.
+    `mode` is writing; it is memory-only while the folder cannot be written or its volume is full.
+    `model` is the model's name in `holdfast store ls`. The sizes are those of the whole folder. So
+    is `written_today_bytes`, which counts from midnight UTC and is limited by
+    `store.daily_write_bytes`.
     """
 
     model: str
@@ -128,10 +129,10 @@ class StoreHealth(Struct, frozen=True, kw_only=True):
 
 
 class MemoryHealth(Struct, frozen=True, kw_only=True):
-    """The prefix cache of a model. `store` is null if it is only in RAM.
+    """The prefix cache of a model. `store` is null if the cache is only in RAM.
 
-    `parked_sequences` have ended and keep their live state: `parked_bytes`, in addition to the
-    `ram_bytes` of blocks.
+    `parked_sequences` is the number of sequences that have ended but keep their live state. That
+    state takes `parked_bytes`, in addition to the `ram_bytes` of blocks.
     """
 
     kept_tokens: int
@@ -143,12 +144,12 @@ class MemoryHealth(Struct, frozen=True, kw_only=True):
 
 
 class WaitingRequest(Struct, frozen=True, kw_only=True):
-    """A request that waits.
+    """A waiting request, and what it waits for.
 
-    waits_for: place (memory of the machine for its model), load (its model is being loaded), disk
-    (cached blocks are being read), twin (another request prefills the same prefix), memory (a place
-    among the running sequences, and KV memory), or reader (its client does not read). `id` is null
-    unless an admin asks.
+    waits_for: place (memory on the machine for its model), load (its model is being loaded), disk
+        (cached blocks are being read), twin (another request prefills the same prefix), memory (KV
+        memory, and a slot among the running sequences), or reader (its client does not read). `id`
+        is null unless an admin sends the request for /health.
     """
 
     id: str | None
@@ -159,13 +160,13 @@ class WaitingRequest(Struct, frozen=True, kw_only=True):
 class ModelHealth(Struct, frozen=True, kw_only=True):
     """The state of one model.
 
-    `pid` is its worker process, or null. `leases` are the requests that use it. `idle_seconds_left`
-    is the time until it is unloaded for lack of requests; null: it is not. `footprint_bytes` is its
-    memory, 0 if it is not loaded. `failure` is why it could not be loaded. `memory` is null if it
-    has no prefix cache, or has not reported one yet. `dialect` is how it writes tool calls and
-    reasoning, as far as its chat template proves it. The last two fields are the memory of a
-    sequence, per token and fixed (for windows and recurrent states); null until the model is
-    loaded.
+    `pid` is its worker process, or null. `leases` is the number of requests that use the model.
+    `idle_seconds_left` is the time until the model is unloaded if no request comes; null: it is not
+    unloaded. `footprint_bytes` is the model's memory, 0 if it is not loaded. `failure` says why it
+    could not be loaded. `memory` is null if the model has no prefix cache, or has not reported one
+    yet. `dialect` describes how the model writes tool calls and reasoning, as far as its chat
+    template proves it. The last two fields are the memory of a sequence: per token, and a fixed
+    part (for windows and recurrent states). Both are null until the model is loaded.
     """
 
     id: str
@@ -203,7 +204,7 @@ class Health(Struct, frozen=True, kw_only=True):
     needs_key=False,
 )
 async def health(request: Request, services: Services) -> Response:
-    """The state of the server and its models. Needs no key."""
+    """Show the state of the server and its models. Requires no key."""
     statuses = services.statuses()
     status = _STOPPING if services.drain.is_on else _status(statuses)
     is_admin = caller_of(request).is_admin
@@ -215,8 +216,8 @@ async def health(request: Request, services: Services) -> Response:
 
 
 def _status(models: Sequence[ModelStatus]) -> str:
-    """`ok` as soon as requests are accepted, even if models are not loaded, but not while a model
-    loads that is required from the start.
+    """The status of the server. It is `ok` as soon as requests are accepted, even if no model is
+    loaded, but not while a model that is required from the start still loads.
     """
     if any(model.is_awaited and model.state == "loading" for model in models) or not models:
         return "loading"
@@ -225,7 +226,7 @@ def _status(models: Sequence[ModelStatus]) -> str:
 
 @operation("GET", "/metrics", response_of({"text/plain": _TEXT}), summary="metrics for Prometheus")
 async def metrics(request: Request, services: Services) -> Response:
-    """Metrics in Prometheus' text format."""
+    """Show the metrics in Prometheus' text format."""
     models = services.statuses()
     text = services.metrics.exposition(
         await services.statistics(),
@@ -241,7 +242,7 @@ async def metrics(request: Request, services: Services) -> Response:
 
 @operation("GET", "/openapi.json", summary="the schema of all paths")
 async def openapi_document(request: Request, services: Services) -> Response:
-    """This description."""
+    """Show this description of the API."""
     return JSONResponse(description(request.app.state.dialects, version=__version__))
 
 
@@ -252,7 +253,7 @@ def health_of(model_id: str, services: Services) -> ModelHealth:
 
 
 def wait_reason(record: RequestRecord, model: ModelStatus | None) -> WaitReason | None:
-    """What a request waits for, in the front or in its worker; None if it does not wait."""
+    """The reason why a request waits, in the front or in its worker; None if it does not wait."""
     if record.waits_for is not None or record.asked is None or model is None:
         return record.waits_for
     of_request = f"{record.asked.request_id}/"
@@ -297,15 +298,15 @@ def _health(model: ModelStatus, services: Services, *, shows_ids: bool) -> Model
 
 @operation("HEAD", "/", response_of({"text/plain": _TEXT}), needs_key=False)
 async def head_of_front_page(request: Request, services: Services) -> Response:
-    """Whether a server runs here; Ollama's clients ask this way."""
+    """Confirm that a server runs here. Ollama's clients check in this way."""
     return Response(media_type="text/plain", headers=_HEADERS)
 
 
 @operation("GET", "/", response_of({"text/html": _TEXT, "text/plain": _TEXT}), needs_key=False)
 async def front_page(request: Request, services: Services) -> Response:
-    """What this server is: a page for browsers, plain text for others.
+    """Describe this server: with a page for browsers, in plain text for other clients.
 
-    Needs no key, but lists models only to clients that have one.
+    Requires no key, but lists models only to clients that send one.
     """
     if _is_ollamas(request):
         return Response(_OLLAMA, media_type="text/plain", headers=_HEADERS)
@@ -344,15 +345,15 @@ def _models(request: Request, services: Services) -> list[str]:
 
 
 def _is_ollamas(request: Request) -> bool:
-    """Whether an Ollama client sent the request: by its name, or because it is a script in a
-    browser, which does not accept a page.
+    """Whether an Ollama client sent the request. Such a client names itself, or is a script in a
+    browser that does not accept a page.
     """
     agent, accepts = (request.headers.get(name, "").lower() for name in ("user-agent", "accept"))
     return "text/html" not in accepts and ("ollama" in agent or "mozilla" in agent)
 
 
 def _example(address: str, *, needs_key: bool) -> str:
-    """A command that works once the variable contains the key."""
+    """An example command, which works once the environment variable contains the key."""
     body = {"messages": [{"role": "user", "content": "Hello!"}]}
     key = ' -H "Authorization: Bearer $HOLDFAST_SERVER_API_KEY"' if needs_key else ""
     url = shlex.quote(f"{address}/v1/chat/completions")
@@ -363,7 +364,7 @@ def _example(address: str, *, needs_key: bool) -> str:
 
 
 def _address(request: Request) -> str:
-    """The address that the client used, so that the example works on its machine."""
+    """The address that the client used, so that the example works on the client's machine."""
     host = request.headers.get("host", "")
     if host_name(host) is None:
         place, port = request.scope.get("server") or ("127.0.0.1", 80)

@@ -65,7 +65,7 @@ BROKEN = 1  # exit code
 STOPPED_EARLY = "stopped before the model was ready"
 
 Progress: TypeAlias = Callable[[str, float], None]
-# reloads one thing, in the event loop, and logs the result in one line
+# reloads one thing (such as the API keys) in the event loop, and logs the result in one line
 Reload: TypeAlias = Callable[[], None]
 logger = logging.getLogger("holdfast.front.run")
 
@@ -73,8 +73,9 @@ logger = logging.getLogger("holdfast.front.run")
 def run(effective: EffectiveSettings, *, progress: Progress = lambda stage, fraction: None) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit code.
 
-    progress: called with stages and fractions of loading, at last with "ready". Raises
-    ModelLoadError or ConfigError (exit code 2) if the model or the address cannot be used.
+    progress: called with the stage of loading and the fraction done, in the end with "ready".
+        Raises ModelLoadError or ConfigError (exit code 2) if the model or the address cannot be
+        used.
     """
     started_at = time.monotonic()
     settings = effective.settings
@@ -93,7 +94,7 @@ def run(effective: EffectiveSettings, *, progress: Progress = lambda stage, frac
         if each.is_asked_for:
             logger.warning("model %s is left out (%s): %s", each.name, each.origin, each.reason)
     if catalog.at_start and not catalog.entries[0].is_pinned:
-        resolve_model(catalog.entries[0].model, progress=progress)  # the only or the named one
+        resolve_model(catalog.entries[0].model, progress=progress)  # the only or the named model
     try:
         with (
             run_folder(os.environ) as private,
@@ -117,7 +118,7 @@ def run(effective: EffectiveSettings, *, progress: Progress = lambda stage, frac
 
 
 class Front:
-    """One server from its start to its stop, on one asyncio loop of the main thread."""
+    """One server, from start to stop. It runs on one asyncio event loop in the main thread."""
 
     def __init__(
         self,
@@ -130,7 +131,9 @@ class Front:
         run_folder: Path,
         log_path: str,
     ) -> None:
-        """run_folder: gets a description of the server as soon as it listens."""
+        """run_folder: the folder to which a description of the server is written as soon as it
+        listens.
+        """
         self._settings = settings
         self._started_at = started_at
         self._certificate = certificate
@@ -151,7 +154,7 @@ class Front:
         """The files of a model. Thread-safe. Raises ModelLoadError."""
         folder = resolve_model(entry.model, progress=lambda stage, fraction: None)
         if len(self._residency.catalog.entries) == 1:
-            return ModelFiles(folder=folder)  # the size only matters among several models
+            return ModelFiles(folder=folder)  # the size matters only if there are several models
         return ModelFiles(folder=folder, weight_bytes=checked_tensor_bytes(folder))
 
     def _worker_of(
@@ -179,8 +182,9 @@ class Front:
     async def serve(self, on_begin: Callable[[], None]) -> None:
         """Start the worker, then everything else; serve until a signal; stop everything in order.
 
-        on_begin: called in the event loop. Raises ModelLoadError, ConfigError and
-        WorkerUnavailable if it cannot serve.
+        Raises ModelLoadError, ConfigError and WorkerUnavailable if the server cannot start.
+
+        on_begin: called in the event loop.
         """
         signals = _EarlySignals()
         on_begin()
@@ -204,7 +208,7 @@ class Front:
             app = build_application(self._settings, self._residency)
             self.reloads.append(partial(reload_keys, app.state.services.keys))
             self.reloads.append(app.state.reloaded_catalog.reload)
-            if signals.came:  # during the lines above, when there was nothing to stop yet
+            if signals.came:  # during the lines above, when nothing could be stopped yet
                 return
             listening = asyncio.Event()
             server = http.HttpServer(
@@ -212,7 +216,7 @@ class Front:
             )
             signals.disarm()
             serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
-            await asyncio.sleep(0)  # now it handles the signals
+            await asyncio.sleep(0)  # the HTTP server now handles the signals
             server.should_exit = signals.came
             host, port = listener.getsockname()[:2]
             url = http.url_of(listener, scheme=self._settings.server.scheme)
@@ -229,7 +233,7 @@ class Front:
             if (traces := app.state.services.traces) is not None:
                 await asyncio.to_thread(traces.close)
         if not loading.cancelled():
-            loading.result()  # raises if loading failed
+            loading.result()  # raises the error if loading failed
 
     def _describe(self, url: str, port: int) -> None:
         server = RunningServer(
@@ -257,10 +261,10 @@ class Front:
 
         first, *_ = statuses = self._residency.statuses()
         if first.state == "ready":
-            await app.state.bundles.read(first.id)  # raises if its tokenizer is broken
+            await app.state.bundles.read(first.id)  # raises an error if the tokenizer is broken
         figures = (await self._residency.statistics()).get(first.id)
         gc.collect()
-        gc.freeze()  # later collections, which delay tokens, skip what exists now
+        gc.freeze()  # later collections, which delay tokens, skip existing objects
         needs_key: bool = app.state.services.needs_key
         ready = ReadyServer(
             url=url,
@@ -291,7 +295,8 @@ class _EarlySignals:
         self._loop = asyncio.get_running_loop()
         self._armed, self._ends_at_next = True, False
         for number in (signal.SIGINT, signal.SIGTERM):
-            # not add_signal_handler: uvloop would keep calling it in addition to uvicorn's
+            # not add_signal_handler, because uvloop would keep calling that handler in addition to
+            # uvicorn's
             signal.signal(number, self._cancel)
 
     def disarm(self) -> None:
@@ -299,7 +304,9 @@ class _EarlySignals:
         self._armed = False
 
     def end_at_next(self) -> None:
-        """Exit at the next signal: only the workers are left, which flush and exit on their own."""
+        """Exit at the next signal, because only the workers are left, which flush and exit on their
+        own.
+        """
         self._armed, self._ends_at_next = False, True
 
     def _cancel(self, number: int, frame: FrameType | None) -> None:
@@ -312,20 +319,20 @@ class _EarlySignals:
             self._loop.call_soon_threadsafe(self._cut_short)
 
     def _cut_short(self) -> None:
-        # checked here: the signal may have arrived while the loop was busy
+        # checked here, because the signal may have arrived while the loop was busy
         if self._armed and self._task is not None:
             self._task.cancel()
 
 
 def _exit_at_once(number: int, frame: FrameType | None) -> None:
-    """SIGTERM before anything is running; an interrupted download resumes next time."""
+    """Handle SIGTERM before anything is running. An interrupted download resumes at the next start."""
     logger.info(STOPPED_EARLY)
     logging.shutdown()
     os._exit(0)
 
 
 def _log_file(settings: Settings) -> LogFile | None:
-    """The log file, if there is one. Raises ConfigError."""
+    """Open the log file; None if the settings ask for none. Raises ConfigError."""
     file = open_log_file(
         settings.log, folder=lambda: logs_folder(os.environ), name=f"server-{settings.server.port}"
     )
@@ -345,7 +352,7 @@ def _lan_urls(listens_on: str, url: str) -> tuple[str, ...]:
 
 
 def _certificate(settings: Settings) -> ServerCertificate | None:
-    """The certificate, if there is one. Raises ConfigError."""
+    """Load the TLS certificate; None if there is none. Raises ConfigError."""
     server = settings.server
     if not server.tls_cert:
         return None
@@ -362,17 +369,17 @@ def _allow_open_files(wanted: int) -> None:
 
 
 class ReloadedSettings:
-    """Reloads the settings. Only the log level can change; all others need a restart."""
+    """Reloads the settings. Only the log level can change; all other settings need a restart."""
 
     def __init__(
         self, effective: EffectiveSettings, *, on_level: Callable[[LogLevel], None]
     ) -> None:
-        """on_level: called with a changed log level."""
+        """on_level: called with the new log level when it has changed."""
         self._at_start = self._current = effective
         self._on_level = on_level
 
     def reload(self) -> None:
-        """Read the settings again; if they are invalid, nothing changes."""
+        """Read the settings again. If they are invalid, nothing changes."""
         try:
             read = self._at_start.read_again()
         except ConfigError as error:
@@ -392,13 +399,13 @@ class ReloadedSettings:
         ]
         if changed:
             pending = ", ".join(changed)
-            logger.warning("the log level is %s%s; after a restart: %s", level, change, pending)
+            logger.warning("the log level is %s%s; restart to apply %s", level, change, pending)
         else:
             logger.info("the log level is %s%s", level, change)
 
 
 def reload_keys(keys: KeyRing) -> None:
-    """Read the file of API keys again; if it is invalid, nothing changes."""
+    """Read the file of API keys again. If it is invalid, nothing changes."""
     try:
         logger.info("%s", keys.reload())
     except ConfigError as error:
@@ -406,7 +413,7 @@ def reload_keys(keys: KeyRing) -> None:
 
 
 class Hangups:
-    """What SIGHUP does: it reloads, or stops the server if its terminal was closed."""
+    """Handles SIGHUP: reloads the configuration, or stops the server if its terminal was closed."""
 
     def __init__(self) -> None:
         """If SIGHUP is ignored (nohup), the server outlives its terminal."""
@@ -415,7 +422,7 @@ class Hangups:
         )
 
     def reload_on(self, reloads: Sequence[Reload]) -> None:
-        """Make SIGHUP run these. Only call it in the main thread, while its event loop runs."""
+        """Make SIGHUP run these reloads. Main thread only, while its event loop runs."""
         loop = asyncio.get_running_loop()
 
         def hung_up(number: int, frame: FrameType | None) -> None:

@@ -1,10 +1,10 @@
-"""How a server announces that it runs: to people on the terminal, to other commands in its run
+"""Announces a running server: to people on the terminal, and to other commands by a file in its run
 folder.
 
-A server's run folder holds what it needs only while it runs: sockets, sessions in transfer,
-temporary files. It is among the user's caches, private, and removed at the end. The next server
-removes what a killed one left. A file in it describes the server; its lock tells whether the server
-lives.
+A server's run folder holds the files that the server needs only while it runs: sockets, sessions in
+transfer, temporary files. The folder is private, lies among the user's caches, and is removed at
+the end. The next server removes the folder of a killed one. A file in the folder describes the
+server; the folder's lock tells whether the server is alive.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ OPEN = (
 )
 _MAX_SHOWN_MODELS = 8
 _MAX_ADDRESSES = 4
-_DOCUMENTATION_ADDRESS = ("192.0.2.1", 9)  # RFC 5737: no real machine has it
+_DOCUMENTATION_ADDRESS = ("192.0.2.1", 9)  # RFC 5737: no real machine has this address
 
 
 class RunningServer(msgspec.Struct, frozen=True, kw_only=True):
-    """A listening server. A path is empty if there is none."""
+    """A listening server. A path is empty if the server has no such file."""
 
     pid: int
-    url: str  # for this machine
+    url: str  # as used on this machine
     port: int
     started_at: float  # Unix time
     version: str
     store_folder: str
     log_file: str
-    certificate: str  # file of the TLS certificate
+    certificate: str  # path of the TLS certificate
 
 
 def running_servers(environ: Mapping[str, str]) -> list[RunningServer]:
@@ -85,10 +85,10 @@ def write_server(server: RunningServer, folder: Path) -> None:
 
 @contextlib.contextmanager
 def run_folder(environ: Mapping[str, str]) -> Iterator[Path]:
-    """Create a folder for this process; all temporary files of it and its children go there.
+    """Create a folder for all temporary files of this process and its children.
 
-    It changes TMPDIR and `tempfile.tempdir`, so it is only for a process of our own. Raises
-    ConfigError if no folder can be created.
+    This changes TMPDIR and `tempfile.tempdir`, so it must be used only in a process of our own.
+    Raises ConfigError if no folder can be created.
     """
     try:
         claimed = _claimed(environ)
@@ -118,30 +118,33 @@ def _claimed(environ: Mapping[str, str]) -> Claim:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         sweep(place, prefix=CLAIM_PREFIX)
         return claim(place, prefix=CLAIM_PREFIX)
-    except (OSError, RuntimeError) as error:  # read-only, full, without locks; or no home
+    except (
+        OSError,
+        RuntimeError,
+    ) as error:  # read-only, full, no locks, or no home folder
         logger.info("temporary files are in %s: %s", shared, error)
         return claim(shared, prefix=CLAIM_PREFIX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyServer:
-    """What a user needs to know when the server is ready."""
+    """The facts that a user needs when the server is ready."""
 
     url: str
-    model: str  # the first one, for requests without a model
-    info: ModelInfo | None  # of the first model; None: not loaded yet
-    models: Mapping[str, str] = field(default_factory=dict)  # name → state
+    model: str  # the first model, for requests that name none
+    info: ModelInfo | None  # about the first model; None: not loaded yet
+    models: Mapping[str, str] = field(default_factory=dict)  # state by name
     ready_seconds: float
     needs_key: bool
     store_folder: str  # empty: the cache is in RAM only
     memory: CacheFigures | None  # None: this model's layout has no cache
     lan_urls: tuple[str, ...] = ()  # for other machines, if it listens on all addresses
-    log_file: str = ""  # empty: none
+    log_file: str = ""  # empty: there is none
     is_open: bool = False  # reachable from other machines without a key
 
 
 def announce(ready: ReadyServer, log: LogSettings) -> None:
-    """Print a short block for people; if the log is JSON or in a file, also log one line."""
+    """Print a summary for people. If the log is JSON or in a file, also log one line."""
     warnings = [OPEN] if ready.is_open else []
     if ready.info is not None:
         warnings += ready.info.warnings
@@ -170,7 +173,7 @@ def announce(ready: ReadyServer, log: LogSettings) -> None:
     for warning in warnings:
         console.print(f"[bold yellow]warning[/bold yellow]: {escape(warning)}", soft_wrap=True)
     console.print()
-    print(_example(ready), flush=True)  # noqa: T201 - not wrapped, to be copied
+    print(_example(ready), flush=True)  # noqa: T201 - not wrapped, so that it can be copied
 
 
 def _rows(ready: ReadyServer) -> list[tuple[str, str]]:
@@ -198,7 +201,7 @@ def _rows(ready: ReadyServer) -> list[tuple[str, str]]:
 
 
 def _names(ready: ReadyServer) -> str:
-    """The first models, with their state unless it is `unloaded`."""
+    """The names of the first models, each with its state unless that is `unloaded`."""
     shown = [
         name if state == "unloaded" else f"{name} ({state})"
         for name, state in list(ready.models.items())[:_MAX_SHOWN_MODELS]
@@ -209,7 +212,7 @@ def _names(ready: ReadyServer) -> str:
 
 
 def _store(ready: ReadyServer) -> str:
-    """Where the cache is, and whether it can be written."""
+    """The location of the cache, and whether it can be written."""
     if ready.info is None:
         return ready.store_folder or "off: the cache is in RAM until its model is unloaded"
     if ready.memory is None:
@@ -247,7 +250,7 @@ def lan_addresses(*, listens_on: str) -> tuple[str, ...]:
         for entry in entries:
             if name not in up or entry.family not in families:
                 continue
-            address = ipaddress.ip_address(entry.address.partition("%")[0])  # without its zone
+            address = ipaddress.ip_address(entry.address.partition("%")[0])  # without the zone
             if not (address.is_loopback or address.is_link_local):
                 reachable.append(address)
     usual = _usual_address()
@@ -257,10 +260,13 @@ def lan_addresses(*, listens_on: str) -> tuple[str, ...]:
 
 
 def _usual_address() -> str:
-    """The address that this machine uses itself; containers may add a dozen others. Else empty."""
+    """The address that this machine itself uses to reach others; empty if it cannot be found.
+
+    Containers may give a machine a dozen further addresses.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(_DOCUMENTATION_ADDRESS)  # sends nothing, as datagrams have no handshake
+            probe.connect(_DOCUMENTATION_ADDRESS)  # sends nothing: datagrams have no handshake
         except OSError:
             return ""
         return str(probe.getsockname()[0])

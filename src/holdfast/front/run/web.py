@@ -37,7 +37,8 @@ from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.traces import open_traces
 
 PROGRAM = "caffeinate"  # part of macOS
-# an agent's next request follows soon, so one program lasts for a whole conversation
+# how long to stay awake after a request: an agent's next request follows soon, so that one run of
+# the program lasts for a whole conversation
 LINGER_SECONDS = 5.0
 
 _log = logging.getLogger("holdfast.front.run")
@@ -46,7 +47,7 @@ _log = logging.getLogger("holdfast.front.run")
 class Awake:
     """Keeps macOS awake while requests run; does nothing elsewhere.
 
-    Only use it in the event loop's thread.
+    Event loop's thread only.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Awake:
         self._end: asyncio.TimerHandle | None = None
 
     def running(self, requests: int) -> None:
-        """Take the new number of running requests."""
+        """Note the new number of running requests."""
         if self._program is None:
             return
         if self._end is not None:
@@ -89,22 +90,22 @@ class Awake:
 
 
 class ReloadedCatalog:
-    """Reloads the catalog of models, on a thread, since it may search many folders."""
+    """Reloads the catalog of models. Reading runs on a thread, because it may search many folders."""
 
     def __init__(self, read: Callable[[], Catalog], residency: Residency) -> None:
-        """read: may raise ConfigError and ModelLoadError."""
+        """read: reads the catalog; may raise ConfigError and ModelLoadError."""
         self._read, self._residency = read, residency
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def reload(self) -> None:
-        """Start to read the catalog again; if it is invalid, nothing changes."""
+        """Start to read the catalog again. If it is invalid, nothing changes."""
         task = asyncio.create_task(self.take_in(), name="catalog read again")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def take_in(self) -> None:
-        """Read the catalog again and serve it. Calls run one after another."""
+        """Read the catalog again and serve it. Concurrent calls run one after another."""
         async with self._lock:
             try:
                 catalog = await asyncio.to_thread(self._read)
@@ -118,7 +119,7 @@ class ReloadedCatalog:
 def build_application(
     settings: Settings, residency: Residency, *, dialects: Sequence[Dialect] = DIALECTS
 ) -> Starlette:
-    """The application for the models of a residency.
+    """Build the application for the models of a residency.
 
     Raises ConfigError if an optional package is missing.
     """

@@ -171,8 +171,8 @@ class ForwardedAddresses:
     def _first_untrusted(self, hops: Sequence[str]) -> Address | None:
         """The last hop that is not a trusted proxy, or the first hop if all are trusted proxies.
 
-        Returns None if a hop on the way has no readable address. The hops are read from the end: each was written by the hop after it, so it is only as
-        reliable as that hop.
+        The hops are read from the end: each was written by the hop after it, so it is only as
+        reliable as that hop. Returns None if a hop on the way has no readable address.
         """
         found: Address | None = None
         for hop in reversed(hops[-_MOST_HOPS:]):
