@@ -80,23 +80,23 @@ class ServerSettings:
     host: str = _setting("127.0.0.1", "Address to listen on.", flag="--host")
     port: int = _setting(
         8321,
-        "Port to listen on; 0 takes a free one.",
+        "Port to listen on; 0 picks a free port.",
         flag="--port",
         short="-p",
         limits=Limits(at_least=0, at_most=65535),
     )
     api_key: str = _setting(
-        "", "Key that clients must send; empty: none is needed.", flag="--api-key", secret=True
+        "", "Key that clients must send; empty: no key is required.", flag="--api-key", secret=True
     )
     keys_file: str = _setting(
         "auto",
-        "File of named API keys, written by `holdfast keys`. `auto`: your own, if it exists; "
-        "`off`: none.",
+        "File of named API keys, written by `holdfast keys`. `auto`: the user's own file, if it"
+        " exists; `off`: no file.",
     )
     trusted_proxies: tuple[str, ...] = _setting(
         (),
         "Addresses or networks of proxies whose X-Forwarded-For and Forwarded headers are "
-        "trusted; empty: none.",
+        "trusted; empty: no proxy is trusted.",
     )
     allowed_hosts: tuple[str, ...] = _setting(
         (),
@@ -106,26 +106,28 @@ class ServerSettings:
     )
     model_aliases: tuple[str, ...] = _setting(
         ("claude-*",),
-        "Additional model names, which may contain `*`: `NAME` means the first model, `NAME=ID` "
-        "the one with that id.",
+        "Additional model names, which may contain `*`. `NAME` is an alias of the first model, "
+        "`NAME=ID` of the model with that id.",
     )
     codex_models: bool = _setting(
         False,
-        "List the models to Codex in its own form, with their context length; Codex then takes "
-        "short instructions from the list.",
+        "Whether to list the models to Codex in Codex's own format, with their context length; "
+        "Codex then takes short instructions from the list.",
     )
     cors_origins: tuple[str, ...] = _setting(
         (),
-        "Additional origins whose web pages may call the server; pages and apps on the caller's "
-        "own machine always may.",
+        "Additional origins whose web pages may call the server. Pages and apps on the caller's"
+        " own machine are always allowed.",
         flag="--cors",
     )
     tls_cert: str = _setting(
         "",
-        "File (PEM) with the certificate for HTTPS and its chain; empty: HTTP.",
+        "PEM file with the HTTPS certificate and its chain; empty: serve HTTP.",
         flag="--tls-cert",
     )
-    tls_key: str = _setting("", "File (PEM) with the certificate's key.", flag="--tls-key")
+    tls_key: str = _setting(
+        "", "PEM file with the private key of the certificate.", flag="--tls-key"
+    )
     shutdown_seconds: float = _setting(
         10.0,
         "How long running answers may continue when the server stops.",
@@ -138,19 +140,19 @@ class ServerSettings:
     )
     reconnect_seconds: float = _setting(
         60.0,
-        "How long to keep an answer whose connection was lost, for a retry of the same request; "
-        "0: cancel it at once.",
+        "How long to keep an answer whose connection was lost, so that a retry of the same "
+        "request gets it; 0: cancel the answer at once.",
         limits=NOT_NEGATIVE,
     )
     unattended_seconds: float = _setting(
         5.0,
-        "How long such an answer is generated further, unless another request needs the model; "
-        "then it pauses.",
+        "How long an answer is generated after its connection was lost, before it pauses; it "
+        "pauses earlier if another request needs the model.",
         limits=NOT_NEGATIVE,
     )
     head_seconds: float = _setting(
         10.0,
-        "How long a client may take to send the head of a request (its path and headers).",
+        "How long a client may take to send the head of a request (the path and headers).",
         limits=POSITIVE,
     )
     body_seconds: float = _setting(
@@ -161,13 +163,13 @@ class ServerSettings:
     )
     loop_tick_seconds: float = _setting(
         0.05,
-        "How often the event loop's lateness (`event_loop_lag_seconds`) is measured while "
-        "requests run; each takes 0.1 ms.",
+        "How often the lateness of the event loop (`event_loop_lag_seconds`) is measured while "
+        "requests run; each measurement takes 0.1 ms.",
         limits=Limits(at_least=0.001),
     )
     max_connections_per_address: int = _setting(
         1024,
-        "Maximum number of open connections per client address; one more gets a 429.",
+        "Maximum number of open connections per client address; further connections get a 429.",
         limits=AT_LEAST_ONE,
     )
 
@@ -189,7 +191,8 @@ class ModelSettings:
     )
     name: str = _setting(
         "",
-        "Id under which the model is served; empty: folder name, Hub id or `holdfast-demo`.",
+        "Id under which the model is served; empty: the folder name, the Hub id or "
+        "`holdfast-demo`.",
         flag="--name",
     )
     revision: str = _setting(
@@ -202,16 +205,17 @@ class ModelSettings:
         "auto", "Device to compute on; `auto`: the GPU if there is one."
     )
     dequantize: DequantizeChoice = _setting(
-        "auto", "Whether quantized weights are unpacked at load; `auto`: on a CPU."
+        "auto",
+        "Whether to unpack quantized weights when the model is loaded; `auto`: only on a CPU.",
     )
     layout: LayoutChoice = _setting(
         "auto",
-        "Layout of a batch; `auto`: the fastest one that computes correct results.",
+        "Layout of a batch; `auto`: the fastest layout that computes correct results.",
         flag="--layout",
     )
     context_tokens: int | None = _setting(
         None,
-        "Context: longest prompt and answer together, in tokens; `auto`: the model's own limit.",
+        "Maximum length of prompt and answer together, in tokens; `auto`: the model's own limit.",
         flag="--context",
         # less leaves no room for an answer after a chat template and one sentence
         limits=Limits(at_least=64),
@@ -225,32 +229,31 @@ class ModelSettings:
     )
     memory_bytes: int | None = _setting(
         None,
-        "Budget for the KV of running requests; `auto`: from the free memory.",
+        "Memory budget for the KV of running requests; `auto`: derived from the free memory.",
         flag="--memory",
         limits=NOT_NEGATIVE,
     )
     wired_bytes: int | None = _setting(
         None,
-        "On a Mac, memory to wire (never page out) while requests run; `auto`: the weights, if "
-        "they are a large part of what "
-        "the GPU may use.",
+        "On a Mac, how much memory to wire (never page out) while requests run; `auto`: the "
+        "size of the weights, if that is a large part of what the GPU may use.",
         limits=NOT_NEGATIVE,
     )
     keep_thoughts: bool = _setting(
         False,
-        "Whether the reasoning of earlier turns stays in the prompt, if the chat template has an "
-        "option for it.",
+        "Whether to keep the reasoning of earlier turns in the prompt, if the chat template has"
+        " an option for it.",
     )
     warm_ahead: WarmAheadChoice = _setting(
         "auto",
-        "Whether an idle server prefills conversations in advance, as their next turn will show "
-        "them; `auto`: if the chat "
-        "template rewrites earlier answers, for example without their reasoning.",
+        "Whether an idle server prefills the next turn of a conversation in advance, in the "
+        "form in which that turn will show the conversation; `auto`: if the chat template "
+        "rewrites earlier answers, for example without their reasoning.",
     )
     known_text_bytes: int = _setting(
         32 * _MIB,
         "Size of the cache of texts and their tokens, so that a conversation is tokenized only "
-        "once; 0: none.",
+        "once; 0: no cache.",
         limits=NOT_NEGATIVE,
     )
     startup_seconds: float = _setting(
@@ -289,9 +292,8 @@ class ResidencySettings:
     )
     idle_seconds: float | None = _setting(
         20 * 60.0 if sys.platform == "darwin" else None,
-        "How long a model of a catalog stays loaded without a request, unless `models.toml` sets "
-        "`idle`; 0: not at all. On a "
-        "Mac the default is 20 min.",
+        "How long a catalog model stays loaded without a request, unless `models.toml` sets "
+        "`idle`; 0: it is unloaded at once. On a Mac the default is 20 min.",
         limits=NOT_NEGATIVE,
     )
     max_loaded: int | None = _setting(
@@ -302,23 +304,23 @@ class ResidencySettings:
     memory_bytes: int | None = _setting(
         None,
         "Memory for all loaded models together, as measured; `auto`: three quarters of the "
-        "machine's or the GPU's.",
+        "memory of the machine or the GPU.",
         limits=NOT_NEGATIVE,
     )
     place_seconds: float = _setting(
         300.0,
-        "How long a request waits for other models to be unloaded.",
+        "How long a request waits for other models to be unloaded to make room for its model.",
         limits=NOT_NEGATIVE,
     )
     turn_seconds: float = _setting(
         30.0,
-        "How long a model in use stays loaded while another model is waiting for its place.",
+        "How long a model in use stays loaded while another model is waiting for its memory.",
         limits=NOT_NEGATIVE,
     )
     unread_bytes: int = _setting(
         256 << 10,
-        "How much of an answer may wait for a slow client; then generation pauses until half of "
-        "it is read.",
+        "How many bytes of an answer a slow client may leave unread before generation pauses; "
+        "it continues when at most half of that is left.",
         limits=Limits(at_least=1024),
     )
     heartbeat_seconds: float = _setting(
@@ -326,8 +328,8 @@ class ResidencySettings:
     )
     hang_seconds: float = _setting(
         7.0,
-        "A worker is replaced if it is silent for this long, or if a step takes this long and 20 "
-        "times longer than usual.",
+        "A worker is replaced if it is silent for this long, or if a step takes this long and "
+        "also 20 times longer than usual.",
         limits=POSITIVE,
     )
 
@@ -349,7 +351,7 @@ class SchedulerSettings:
     )
     stall_seconds: float = _setting(
         0.25,
-        "How much a prefill chunk may lengthen a step in which other sequences decode.",
+        "By how much a prefill chunk may lengthen a step in which other sequences decode.",
         limits=POSITIVE,
     )
     min_chunk_tokens: int = _setting(
@@ -357,8 +359,8 @@ class SchedulerSettings:
     )
     expected_output_tokens: int = _setting(
         1024,
-        "Tokens of the answer to reserve memory for at admission; longer answers reserve more as "
-        "they grow.",
+        "Number of answer tokens for which memory is reserved at admission; longer answers "
+        "reserve more as they grow.",
         limits=AT_LEAST_ONE,
     )
     aging_seconds: float = _setting(
@@ -374,15 +376,20 @@ class LimitsSettings:
 
     max_requests_per_key: int = _setting(
         0,
-        "Maximum number of running and waiting answers per API key; more get a 429. 0: no limit.",
+        "Maximum number of running and waiting answers per API key; further requests get a 429."
+        " 0: no limit.",
         limits=NOT_NEGATIVE,
     )
     max_requests_per_address: int = _setting(
-        0, "The same per client address, whatever its keys.", limits=NOT_NEGATIVE
+        0,
+        "Maximum number of running and waiting answers per client address, whatever the API "
+        "key. 0: no limit.",
+        limits=NOT_NEGATIVE,
     )
     request_seconds: float = _setting(
         0.0,
-        "How long a request may take, waiting included; clients may ask for less. 0: no limit.",
+        "How long a request may take, including waiting; clients may set a shorter limit. 0: no"
+        " limit.",
         limits=NOT_NEGATIVE,
     )
     max_choices: int = _setting(16, "Largest `n`.", limits=AT_LEAST_ONE)
@@ -390,8 +397,8 @@ class LimitsSettings:
     max_top_logprobs: int = _setting(20, "Largest `top_logprobs`.", limits=NOT_NEGATIVE)
     repeated_thought_tokens: int = _setting(
         2048,
-        "End reasoning if this many tokens repeat one piece of at most an eighth of that length; "
-        "0: never.",
+        "Reasoning is ended if this many tokens repeat one piece that is at most an eighth as "
+        "long; 0: never.",
         limits=NOT_NEGATIVE,
     )
     max_body_bytes: int = _setting(
@@ -406,7 +413,7 @@ class LimitsSettings:
         limits=AT_LEAST_ONE,
     )
     max_schema_depth: int = _setting(
-        32, "Maximum depth of such a schema.", limits=Limits(at_least=1, at_most=50)
+        32, "Maximum depth of an enforced JSON schema.", limits=Limits(at_least=1, at_most=50)
     )
     max_tools: int = _setting(512, "Maximum number of tools in a request.", limits=NOT_NEGATIVE)
     max_tool_parts: int = _setting(
@@ -421,8 +428,7 @@ class LimitsSettings:
     )
     max_inputs: int = _setting(
         2048,
-        "Maximum number of texts in an embeddings request, and of documents in a reranking "
-        "request.",
+        "Maximum number of texts in an embeddings request, or of documents in a reranking request.",
         limits=AT_LEAST_ONE,
     )
 
@@ -433,8 +439,8 @@ class ToolsSettings:
 
     constrain: ConstrainChoice = _setting(
         "strict",
-        "Which tools' calls a grammar enforces while the model may call: `strict`: those with "
-        "`strict: true`; `auto`: all.",
+        "Which tools' calls a grammar enforces while the model may call tools: `strict`: those "
+        "of tools with `strict: true`; `auto`: those of all tools.",
     )
 
 
@@ -447,21 +453,21 @@ class StoreSettings:
 
     folder: str = _setting(
         "auto",
-        "Folder of the prefix cache on disk. `auto`: in your user folder (the Python library: RAM "
-        "only); `off`: RAM only.",
+        "Folder of the prefix cache on disk. `auto`: in the user's folder (for the Python "
+        "library: RAM only); `off`: RAM only.",
         flag="--store",
     )
     ram_bytes: int | None = _setting(
         None,
-        "Budget in RAM for the KV of ended requests, as blocks and parked states; `auto`: a "
-        "quarter of the KV budget for "
-        "blocks, and what running requests leave for parked states; `off`: on disk only.",
+        "RAM budget for the KV of ended requests, as blocks and parked states; `auto`: a "
+        "quarter of the KV budget for blocks, and for parked states the part that running "
+        "requests leave free; `off`: on disk only.",
         limits=NOT_NEGATIVE,
         off=True,
     )
     disk_bytes: int | None = _setting(
         None,
-        "Budget on disk; `auto`: a fifth of the volume, never its last 2 GiB.",
+        "Disk budget of the prefix cache; `auto`: a fifth of the volume, but never its last 2 GiB.",
         limits=NOT_NEGATIVE,
     )
     daily_write_bytes: int | None = _setting(
@@ -472,7 +478,8 @@ class StoreSettings:
     )
     max_sessions: int = _setting(
         1000,
-        "Maximum number of sessions per model; one more closes the least recently used one.",
+        "Maximum number of sessions per model; opening one more closes the least recently used "
+        "session.",
         limits=AT_LEAST_ONE,
     )
     session_seconds: float = _setting(
@@ -482,9 +489,9 @@ class StoreSettings:
     )
     pinned_percent: int = _setting(
         50,
-        "Share of the budget on disk (in RAM without a disk) for pinned sessions and prefixes that "
-        "clients mark; an imported "
-        "file may not exceed it.",
+        "Percentage of the disk budget (of the RAM budget if there is no disk cache) that "
+        "pinned sessions and prefixes marked by clients may use; an imported file may not "
+        "exceed it.",
         limits=Limits(at_least=0, at_most=100),
     )
 
@@ -495,23 +502,25 @@ class ResponsesSettings:
 
     max_count: int = _setting(
         10_000,
-        "Maximum number of stored responses and conversations; the least recently used is deleted "
-        "first.",
+        "Maximum number of stored responses and conversations; the least recently used are "
+        "deleted first.",
         limits=AT_LEAST_ONE,
     )
     max_bytes: int = _setting(
         256 * _MIB,
-        "Maximum bytes that they take together; a larger one is not stored.",
+        "Maximum total size of stored responses and conversations; one that is larger by itself"
+        " is not stored.",
         limits=Limits(at_least=1 << 16),
     )
     keep_seconds: float = _setting(
         30 * 86400.0,
-        "How long one is stored after its last use, by itself or by a response that continues it.",
+        "How long a response or conversation is stored after its last use, whether it is used "
+        "directly or by a response that continues it.",
         limits=POSITIVE,
     )
     max_background: int = _setting(
         64,
-        "Maximum number of responses running in the background; one more gets a 429.",
+        "Maximum number of responses running in the background; further ones get a 429.",
         limits=NOT_NEGATIVE,
     )
 
@@ -523,24 +532,23 @@ DEFAULT_RESPONSES = ResponsesSettings()
 class LogSettings:
     """The log and traces."""
 
-    level: LogLevel = _setting("info", "Lowest level that is logged.", flag="--log-level")
+    level: LogLevel = _setting("info", "Lowest level of messages to log.", flag="--log-level")
     format: LogFormat = _setting(
-        "text", "Plain lines, or one JSON object per line.", flag="--log-format"
+        "text", "Format of the log: plain lines, or one JSON object per line.", flag="--log-format"
     )
     content: bool = _setting(False, "Whether to log prompts and answers.", flag="--log-content")
     file: str = _setting(
         "background",
-        "Also write the log to this file. `auto`: in Holdfast's state folder, where `holdfast "
-        "logs` looks; `off`: none; "
-        "`background` (default): like `auto`, but only when standard error is neither a terminal "
-        "nor a pipe.",
+        "File to which the log is also written. `auto`: a file in Holdfast's state folder, "
+        "where `holdfast logs` looks; `off`: no file; `background` (default): like `auto`, but "
+        "only if standard error is neither a terminal nor a pipe.",
         flag="--log-file",
     )
     file_bytes: int = _setting(
-        10 * _MIB, "Size at which that file is rotated.", limits=Limits(at_least=1 << 16)
+        10 * _MIB, "Size at which the log file is rotated.", limits=Limits(at_least=1 << 16)
     )
     old_files: int = _setting(
-        4, "How many rotated files to keep.", limits=Limits(at_least=1, at_most=100)
+        4, "How many rotated log files to keep.", limits=Limits(at_least=1, at_most=100)
     )
     traces: bool = _setting(
         False,
