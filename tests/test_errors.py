@@ -23,7 +23,7 @@ def test_a_too_long_prompt_is_refused_with_the_message_that_agents_look_for(
 
 def test_a_prompt_without_room_for_an_answer_is_refused_too() -> None:
     assert str(PromptTooLong(prompt_tokens=8, context_tokens=8)).endswith(
-        "An answer needs room for one token at least."
+        "An answer needs room for at least one token."
     )
 
 

@@ -43,7 +43,7 @@ _MIB = 1 << 20
 NOT_NEGATIVE = Limits(at_least=0)
 AT_LEAST_ONE = Limits(at_least=1)
 POSITIVE = Limits(above=0)
-LEAST_BEATS = 3  # that a worker must miss before it counts as hung
+LEAST_BEATS = 3  # how many heartbeats a worker must miss before it counts as hung
 
 
 def _setting(

@@ -1,4 +1,6 @@
-"""Reads settings from a TOML file, variables and flags; parses sizes, durations and the like."""
+"""Reads settings from a TOML file, environment variables and flags; parses sizes, durations and
+other values.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,11 @@ class Limits:
     above: float = -math.inf
 
     def hold(self, value: float) -> bool:
-        """Whether a number is in the range."""
+        """Whether the range contains a number."""
         return self.at_least <= value <= self.at_most and value > self.above
 
     def in_words(self) -> str:
-        """The range as the end of a sentence."""
+        """The range in words, as the end of a sentence."""
         if self.at_most < math.inf:
             return f" from {self.at_least:g} to {self.at_most:g}"
         if self.at_least > -math.inf:
@@ -58,13 +60,13 @@ class SettingSpec:
     kind: str  # text, choice, number, size, duration, switch, list
     default: Any
     doc: str
-    flag: str  # empty: only --set reaches it
+    flag: str  # empty: on the command line, only --set sets it
     short: str  # one-letter flag, or empty
     choices: tuple[str, ...]
     limits: Limits
-    auto: bool  # may be None, written auto or 0: Holdfast decides
-    off: bool  # "off" stands for 0
-    never: bool  # may be None, written never
+    auto: bool  # may be None (written auto or 0), which means that Holdfast decides
+    off: bool  # may be written off, which means 0
+    never: bool  # may be None (written never)
     secret: bool
 
     @property
@@ -74,7 +76,7 @@ class SettingSpec:
 
     @property
     def flag_origin(self) -> str:
-        """The origin of a value from the command line."""
+        """The origin to show for a value from the command line."""
         if self.flag and not self.flag.startswith("--"):
             return f"argument {self.flag}"
         return f"flag {self.flag or '--set ' + self.key}"
@@ -86,11 +88,11 @@ class Given:
 
     value: object
     origin: str
-    place: str = ""  # origin with the line of the file, for messages
+    place: str = ""  # the origin with the line in the file, for messages
 
 
 def spec_of(*, key: str, type_hint: Any, default: Any, metadata: Mapping[str, Any]) -> SettingSpec:
-    """The spec of a dataclass field."""
+    """Derive the spec of a setting from its dataclass field."""
     choices: tuple[str, ...] = get_args(type_hint) if get_origin(type_hint) is Literal else ()
     auto, never = type_hint == int | None, type_hint == float | None
     if choices:
@@ -111,7 +113,7 @@ def spec_of(*, key: str, type_hint: Any, default: Any, metadata: Mapping[str, An
 
 
 def parse_size(text: str) -> int:
-    """Bytes in a text such as `8 GiB`, `512MB`, `4g` or `1048576`.
+    """Parse a size such as `8 GiB`, `512MB`, `4g` or `1048576` into bytes.
 
     KB is 1,000 bytes, KiB and K are 1,024. Raises ValueError.
     """
@@ -120,7 +122,9 @@ def parse_size(text: str) -> int:
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds in a text such as `0.25`, `250 ms`, `10s`, `5 min` or `1h`. Raises ValueError."""
+    """Parse a duration such as `0.25`, `250 ms`, `10s`, `5 min` or `1h` into seconds. Raises
+    ValueError.
+    """
     number, unit = _number_and_unit(text, _SECOND_UNITS)
     seconds = float(number) * _SECOND_UNITS[unit]
     if not math.isfinite(seconds):
@@ -136,7 +140,7 @@ def _number_and_unit(text: str, units: Mapping[str, float]) -> tuple[Decimal, st
 
 
 def show_size(size: int) -> str:
-    """A number of bytes in the largest binary unit that divides it: 67108864 → `64 MiB`."""
+    """Format a number of bytes in the largest binary unit that divides it: 67108864 → `64 MiB`."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if size and size % 1024**power == 0:
             return f"{size // 1024**power} {unit}"
@@ -144,7 +148,7 @@ def show_size(size: int) -> str:
 
 
 def describe(spec: SettingSpec, value: Any) -> str:
-    """A value as a person would write it."""
+    """The value of a setting as a person would write it."""
     if spec.secret:
         return "(set)" if value else ""
     if value is None:
@@ -191,7 +195,7 @@ def allowed(spec: SettingSpec) -> str:
 
 
 def convert(spec: SettingSpec, given: Given) -> Any:
-    """The value in the setting's type, within its limits. Raises ConfigError."""
+    """Convert a value to the setting's type, and check its limits. Raises ConfigError."""
     if (spec.auto and given.value == "auto") or (spec.never and given.value == "never"):
         return None
     if spec.off and given.value == "off":
@@ -214,12 +218,15 @@ def convert(spec: SettingSpec, given: Given) -> Any:
 def _as_written(value: object) -> str:
     try:
         return json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError):  # TOML has dates and times too
+    except (TypeError, ValueError):  # TOML values may also be dates and times
         return str(value)
 
 
 def _converted(spec: SettingSpec, value: object) -> Any:
-    """The value in the setting's type. None, ValueError or TypeError: it has the wrong form."""
+    """Convert a value to the setting's type.
+
+    A result of None, ValueError or TypeError means that the value has the wrong form.
+    """
     match spec.kind:
         case "text":
             return value if isinstance(value, str) else None
@@ -284,7 +291,7 @@ def given_by_file(specs: Mapping[str, SettingSpec], file: Path) -> dict[str, Giv
             )
         if not isinstance(table, dict):
             raise ConfigError(
-                f"{section} is a section: write [{section}] and its settings beneath ({place})"
+                f"{section} is a section: write [{section}] and its settings below ({place})"
             )
         for name, value in table.items():
             key, place = f"{section}.{name}", _place(text, origin, section=section, name=name)
@@ -312,7 +319,10 @@ def given_by_variables(
 def given_by_flags(
     specs: Mapping[str, SettingSpec], flags: Mapping[str, object]
 ) -> dict[str, Given]:
-    """The values of flags: key → value, None if absent. Raises ConfigError for an unknown key."""
+    """The values of flags. Raises ConfigError for an unknown key.
+
+    flags: key → value; None for a flag that is absent.
+    """
     given = {}
     for key, value in flags.items():
         if value is None:
@@ -331,13 +341,13 @@ def _unknown(noun: str, name: str, place: str, known: Iterable[str]) -> ConfigEr
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The known name nearest to an unknown one, as the end of a sentence; else empty."""
+    """The known name nearest to an unknown one, as the end of a sentence; empty if none is similar."""
     near = nearest_names(name, known)
     return f"; did you mean {near[0]}?" if near else ""
 
 
 def _place(text: str, origin: str, *, section: str, name: str = "") -> str:
-    """The origin with the line of a section or setting, if a simple search finds it."""
+    """The origin, with the line of a section or setting if a simple search finds that line."""
     inside = False
     bare = re.escape(name)
     for number, line in enumerate(text.splitlines(), start=1):

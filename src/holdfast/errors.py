@@ -1,4 +1,4 @@
-"""The error types of all packages. `front/server/problem.py` alone turns them into status codes."""
+"""The error types of all packages. Only `front/server/problem.py` turns them into status codes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class SessionFailure(enum.Enum):
     NOT_FOUND = "not_found"
     EXISTS = "exists"
     OVER_QUOTA = "over_quota"
-    NOT_KEPT = "not_kept"  # none of its blocks are left to export
-    NO_ROOM = "no_room"  # it fits neither in RAM nor on disk
+    NOT_KEPT = "not_kept"  # none of the session's blocks are left to export
+    NO_ROOM = "no_room"  # the session fits neither in RAM nor on disk
     TOO_MANY = "too_many"
     BAD_FILE = "bad_file"
     OTHER_MODEL = "other_model"
@@ -34,11 +34,11 @@ class HoldfastError(Exception):
 
 
 class InvalidRequest(HoldfastError):
-    """The request can never be served: a 4xx.
+    """The request can never be served: status 4xx.
 
     field: the invalid field of the request, if there is one.
-    shown: the end of the message, which quotes the request. The log omits it, because it may
-        be part of a prompt.
+    shown: the end of the message, which quotes the request. The log omits this part, because it may
+        contain part of a prompt.
     """
 
     def __init__(self, message: str, *, field: str = "", shown: str = "") -> None:
@@ -48,7 +48,10 @@ class InvalidRequest(HoldfastError):
 
 
 class UnknownModel(InvalidRequest):
-    """The request names an unknown model: 404. available: names and aliases of the models."""
+    """The request names an unknown model: status 404.
+
+    available: names and aliases of the models.
+    """
 
     def __init__(self, *, model: str, available: tuple[str, ...]) -> None:
         shown = model if len(model) <= _LONGEST_SHOWN else model[:_LONGEST_SHOWN] + "…"
@@ -64,9 +67,9 @@ class UnknownModel(InvalidRequest):
 
 
 class PromptTooLong(InvalidRequest):
-    """The rendered prompt does not fit the model's context window, with one token for the answer.
+    """The rendered prompt plus one token for the answer does not fit the model's context window.
 
-    The message is OpenAI's: agents look for it to know that they have to compact.
+    The message is OpenAI's, because agents recognize by it that they must compact the conversation.
     """
 
     def __init__(self, *, prompt_tokens: int, context_tokens: int, field: str = "messages") -> None:
@@ -77,7 +80,7 @@ class PromptTooLong(InvalidRequest):
             f"tokens. Please reduce the length of the {noun}."
         )
         room = (
-            " An answer needs room for one token at least."
+            " An answer needs room for at least one token."
             if prompt_tokens <= context_tokens
             else ""
         )
@@ -87,21 +90,23 @@ class PromptTooLong(InvalidRequest):
 
 
 class NoEmbeddings(InvalidRequest):
-    """The hidden states of this model's architecture cannot be accessed."""
+    """The model gives no embeddings, because the hidden states of its architecture cannot be
+    accessed.
+    """
 
     def __init__(self) -> None:
         super().__init__(
-            "this model gives no embeddings: its hidden states cannot be reached here",
+            "this model gives no embeddings: its hidden states cannot be accessed",
             field="model",
         )
 
 
 class TooLargeForMemory(InvalidRequest):
-    """The request alone needs more KV memory than the budget: it could never be admitted."""
+    """The request alone needs more KV memory than the budget, so it could never be admitted."""
 
     def __init__(self, *, needed_bytes: int, budget_bytes: int) -> None:
         super().__init__(
-            f"the request needs {needed_bytes:,} bytes of KV memory, the budget is "
+            f"the request needs {needed_bytes:,} bytes of KV memory, but the budget is "
             f"{budget_bytes:,}",
             field="max_tokens",
         )
@@ -118,11 +123,11 @@ class SessionRefused(InvalidRequest):
 
 
 class QueueFull(HoldfastError):
-    """The queue is full: 503 with Retry-After."""
+    """The queue is full: status 503 with Retry-After."""
 
     def __init__(self, *, queued: int, limit: int, retry_after_seconds: float) -> None:
         super().__init__(
-            f"{queued} requests are waiting already (limit {limit}); try again in "
+            f"{queued} requests are already waiting (limit {limit}); try again in "
             f"{retry_after_seconds:.0f} s"
         )
         self.queued = queued
@@ -131,11 +136,11 @@ class QueueFull(HoldfastError):
 
 
 class ResponsesUnavailable(HoldfastError):
-    """The file of responses cannot be used now (its disk is full, or it is locked or gone): 503."""
+    """The file of responses cannot be used now (disk full, file locked or missing): status 503."""
 
 
 class WorkerUnavailable(HoldfastError):
-    """The worker process of the model is not ready, has died or is being restarted: 503."""
+    """The worker process of the model is not ready, has died or is being restarted: status 503."""
 
     def __init__(self, message: str, *, retry_after_seconds: float = 1.0) -> None:
         super().__init__(message)
@@ -143,7 +148,7 @@ class WorkerUnavailable(HoldfastError):
 
 
 class RenderingUnavailable(WorkerUnavailable):
-    """No process could render the chat template: 503 with Retry-After."""
+    """No process could render the chat template: status 503 with Retry-After."""
 
     def __init__(self, *, template: str, why: str) -> None:
         super().__init__(
@@ -153,23 +158,23 @@ class RenderingUnavailable(WorkerUnavailable):
 
 
 class ModelPinned(InvalidRequest):
-    """A pinned model cannot be unloaded: 409."""
+    """A pinned model cannot be unloaded: status 409."""
 
     def __init__(self, model: str) -> None:
         super().__init__(
-            f"model {model!r} is pinned, and stays loaded; unpin it first", field="model"
+            f"model {model!r} is pinned and therefore stays loaded; unpin it first", field="model"
         )
 
 
 class ModelInUse(InvalidRequest):
-    """A model in use cannot be removed: 409."""
+    """A model in use cannot be removed: status 409."""
 
     def __init__(self, model: str, why: str) -> None:
         super().__init__(f"model {model!r} {why}; try again later", field="model")
 
 
 class ServerStopping(WorkerUnavailable):
-    """The server is stopping and takes no new requests: 503 with Retry-After."""
+    """The server is stopping and takes no new requests: status 503 with Retry-After."""
 
     def __init__(self, *, retry_after_seconds: float) -> None:
         super().__init__(
@@ -180,7 +185,8 @@ class ServerStopping(WorkerUnavailable):
 
 
 class GenerationFailed(HoldfastError):
-    """An accepted request failed, such as by a crash: 500, or an error event in a stream.
+    """An accepted request failed, for example by a crash: status 500, or an error event in a
+    stream.
 
     is_deadly: the request crashed workers, so it must not be retried.
     """
@@ -191,9 +197,9 @@ class GenerationFailed(HoldfastError):
 
 
 class TemplateOverrun(HoldfastError):
-    """Rendering a model's chat template exceeded its time or memory limit: 500.
+    """Rendering a model's chat template exceeded the time or memory limit: status 500.
 
-    why: the predicate of the message's first sentence, such as "took more than 5 s".
+    why: the predicate of the message's first clause, such as "took more than 5 s".
     """
 
     def __init__(self, *, template: str, why: str) -> None:
@@ -214,7 +220,7 @@ class TimeLimitExceeded(HoldfastError):
 
 
 class ConfigError(HoldfastError):
-    """A setting is unknown or has an invalid value; ends the start with exit code 2."""
+    """A setting is unknown or has an invalid value. A server that starts exits with code 2."""
 
 
 class AddressInUse(ConfigError):
@@ -222,7 +228,7 @@ class AddressInUse(ConfigError):
 
     def __init__(self, *, host: str, port: int, url: str) -> None:
         super().__init__(
-            f"port {port} on {host} is taken by another program; stop it or choose another port "
+            f"port {port} on {host} is in use by another program; stop it or choose another port "
             "(--port)"
         )
         self.host = host
@@ -231,15 +237,17 @@ class AddressInUse(ConfigError):
 
 
 class ModelLoadError(HoldfastError):
-    """A model cannot be fetched or loaded; exit code 2."""
+    """A model cannot be fetched or loaded. The program exits with code 2."""
 
 
 class NoSuchModel(ModelLoadError):
-    """The model is not on the Hub, or not in its cache."""
+    """The model is not on the Hub, or not in the Hub's local cache."""
 
 
 def nearest_names(name: str, known: Iterable[str]) -> tuple[str, ...]:
-    """Known names similar to a name, the nearest first: ignores case and what stands before a /."""
+    """Known names that are similar to a name, the nearest first. Ignores case and the part before a
+    /.
+    """
     wanted = name.lower()
     scored = []
     for other in known:
@@ -255,9 +263,9 @@ def _last(name: str) -> str:
 
 
 def _likeness(wanted: str, other: str) -> float:
-    """0 to 1, plus 0.3 if one name is a part of the other."""
+    """The likeness of two names: 0 to 1, plus 0.3 if one name is a part of the other."""
     is_part = bool(other and wanted) and (other in wanted or wanted in other)
     matcher = SequenceMatcher(a=other, b=wanted)
-    if not is_part and matcher.quick_ratio() < _MIN_LIKENESS:  # cheap upper bound of the ratio
+    if not is_part and matcher.quick_ratio() < _MIN_LIKENESS:  # a cheap upper bound of the ratio
         return 0.0
     return matcher.ratio() + 0.3 * is_part

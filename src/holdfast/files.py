@@ -1,8 +1,8 @@
 """Files and folders: the user's folders, atomic writes, and folders claimed by a process.
 
-A claimed folder belongs to one process for as long as that lives, even if it ends with `kill -9`:
-the process holds a lock (flock) on a file in the folder. The kernel releases it with the process,
-it needs no process ids, and other programs do not inherit it.
+A claimed folder belongs to one process for as long as the process lives: the process holds a lock
+(flock) on a file in the folder. The kernel releases the lock when the process ends, even by `kill
+-9`. The lock needs no process ids, and child programs do not inherit it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from typing import IO
 
 from holdfast.errors import ConfigError
 
-CLAIM_PREFIX = "holdfast."  # of claimed folders; short, because paths of sockets are limited
+CLAIM_PREFIX = "holdfast."  # of claimed folders; short, because socket paths have a limit
 LOCK = "lock"
 _CLAIM_ATTEMPTS = 100
 _NO_FULL_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOTTY}
-_MAX_NAME_CHARACTERS = 60  # of up to 4 bytes; file systems allow 255 bytes
+_MAX_NAME_CHARACTERS = 60  # each of up to 4 bytes; file systems allow 255 bytes
 
 
 def expanded(path: str | Path) -> Path:
     """An absolute path, with `~` and `~user` replaced by the home folder.
 
-    Raises ConfigError if that user has none.
+    Raises ConfigError if that user has no home folder.
     """
     found = os.path.expanduser(path)
     if str(found).startswith("~"):
@@ -47,7 +47,7 @@ def expanded(path: str | Path) -> Path:
 def caches_folder(environ: Mapping[str, str]) -> Path:
     """Holdfast's folder among the user's caches. Raises RuntimeError if the user has no home.
 
-    Like all folders here, it may not exist yet.
+    Like all folders that this module returns, it may not exist yet.
     """
     if environ.get("XDG_CACHE_HOME"):
         return Path(environ["XDG_CACHE_HOME"]).absolute() / "holdfast"
@@ -55,7 +55,10 @@ def caches_folder(environ: Mapping[str, str]) -> Path:
 
 
 def state_folder(environ: Mapping[str, str]) -> Path:
-    """Holdfast's folder for state that is no cache, such as logs. Raises RuntimeError as above."""
+    """Holdfast's folder for state other than caches, such as logs.
+
+    Raises RuntimeError if the user has no home.
+    """
     if environ.get("XDG_STATE_HOME"):
         return Path(environ["XDG_STATE_HOME"]).absolute() / "holdfast"
     on_mac = sys.platform == "darwin"
@@ -63,9 +66,9 @@ def state_folder(environ: Mapping[str, str]) -> Path:
 
 
 def store_folder(environ: Mapping[str, str]) -> Path:
-    """The default folder of the store. Raises RuntimeError as above.
+    """The default folder of the store. Raises RuntimeError if the user has no home.
 
-    macOS may empty ~/Library/Caches when the disk is full, so there it is in
+    macOS may empty ~/Library/Caches when the disk is full, so on macOS the store is in
     ~/Library/Application Support.
     """
     if sys.platform == "darwin" and not environ.get("XDG_CACHE_HOME"):
@@ -74,7 +77,7 @@ def store_folder(environ: Mapping[str, str]) -> Path:
 
 
 def logs_folder(environ: Mapping[str, str]) -> Path:
-    """The folder for log files. Raises RuntimeError as above."""
+    """The folder for log files. Raises RuntimeError if the user has no home."""
     return state_folder(environ) / "logs"
 
 
@@ -87,7 +90,7 @@ def crash_reports_folder(environ: Mapping[str, str]) -> str:
 
 
 def configuration_folder(environ: Mapping[str, str]) -> Path:
-    """Holdfast's folder among the user's settings. Raises RuntimeError as above."""
+    """Holdfast's folder among the user's settings. Raises RuntimeError if the user has no home."""
     if environ.get("XDG_CONFIG_HOME"):
         return Path(environ["XDG_CONFIG_HOME"]).absolute() / "holdfast"
     return (Path(environ["HOME"]) if environ.get("HOME") else Path.home()) / ".config" / "holdfast"
@@ -111,10 +114,11 @@ def _in_caches(environ: Mapping[str, str], *names: str) -> str:
 
 
 def sync_to_drive(file: int) -> None:
-    """Make an open file, and all that was synced before, survive a power cut.
+    """Make an open file, and all data synced before, survive a power cut.
 
-    On macOS fsync leaves data in the drive's cache; only F_FULLFSYNC flushes it, and takes longer.
-    Some volumes, mostly network ones, do not support it. Source: Apple's fsync(2) and fcntl(2).
+    On macOS, fsync leaves data in the drive's cache; only F_FULLFSYNC flushes that cache, which
+    takes longer. Some volumes, mostly network volumes, do not support F_FULLFSYNC. Source: Apple's
+    fsync(2) and fcntl(2).
     """
     full_sync = getattr(fcntl, "F_FULLFSYNC", None)
     if full_sync is not None:
@@ -129,9 +133,9 @@ def sync_to_drive(file: int) -> None:
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write, readable by its owner only. It replaces `path` when the block succeeds.
+    """Open a new file, readable only by its owner, that replaces `path` when the block succeeds.
 
-    To survive a power cut it has to be synced inside the block.
+    To survive a power cut, the file must be synced inside the block.
     """
     with _written_beside(path, place=os.replace) as file:
         yield file
@@ -139,7 +143,9 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def atomic_create(path: Path) -> Iterator[IO[bytes]]:
-    """Like `atomic_write`, but keeps an existing file: concurrent writers all get the same one."""
+    """Like `atomic_write`, but an existing file is kept, so that concurrent writers all end with
+    the same file.
+    """
     with _written_beside(path, place=_place_if_first) as file:
         yield file
 
@@ -188,7 +194,7 @@ def claim(parent: Path, *, prefix: str) -> Claim:
         folder = parent / f"{prefix}{secrets.token_hex(6)}"
         folder.mkdir(mode=0o700)
         file = lock_file(folder)
-        if file is None:  # another process took the unlocked folder for an abandoned one
+        if file is None:  # another process mistook the not yet locked folder for an abandoned one
             continue
         try:
             if try_lock(file) and folder.is_dir():
@@ -203,7 +209,8 @@ def claim(parent: Path, *, prefix: str) -> Claim:
 
 @contextlib.contextmanager
 def abandoned(folders: Iterable[Path]) -> Iterator[list[Path]]:
-    """Those folders whose owners are dead. Nobody else gets them before the context ends.
+    """Yield those folders whose owners are dead. No other process gets them before the context
+    ends.
 
     Raises OSError.
     """
@@ -212,7 +219,7 @@ def abandoned(folders: Iterable[Path]) -> Iterator[list[Path]]:
     try:
         for folder in folders:
             file = lock_file(folder)
-            if file is None:  # its owner has just removed it
+            if file is None:  # the owner has just removed the folder
                 continue
             files.append(file)
             if try_lock(file):
@@ -231,7 +238,7 @@ def sweep(parent: Path, *, prefix: str) -> None:
 
 
 def living(parent: Path, *, prefix: str) -> list[Path]:
-    """The folders in `parent` whose owners, processes of this user, live. Raises OSError."""
+    """The folders in `parent` whose owners, processes of this user, are alive. Raises OSError."""
     found = []
     for folder in _own_folders(parent, prefix):
         with contextlib.suppress(FileNotFoundError):
@@ -253,7 +260,7 @@ def lock_file(folder: Path) -> int | None:
 
 
 def try_lock(file: int) -> bool:
-    """Lock an open file; False if another process has the lock.
+    """Lock an open file. Returns False if another process holds the lock.
 
     Raises OSError if the file system has no locks.
     """
@@ -265,7 +272,7 @@ def try_lock(file: int) -> bool:
 
 
 def _own_folders(parent: Path, prefix: str) -> list[Path]:
-    """Folders with that prefix that belong to this user; `parent` may be shared with others."""
+    """The folders with this prefix that belong to this user. Other users may also use `parent`."""
     found = []
     with os.scandir(parent) as entries:
         for entry in entries:

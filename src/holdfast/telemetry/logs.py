@@ -1,6 +1,6 @@
 """Logging: lines for people or as JSON, on standard error and in a rotating file.
 
-Only one server at a time writes a log file; it holds a lock on it.
+Only one server at a time writes a log file: it holds a lock on the file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast.errors import ConfigError
 from holdfast.files import expanded
 from holdfast.telemetry.request_log import RequestRecord, escaped
 
-LOG_SUFFIX = ".log"  # rotated files have a number after it: server-8321.log.1
+LOG_SUFFIX = ".log"  # in rotated files, a number follows: server-8321.log.1
 AUTO, OFF, BACKGROUND = "auto", "off", "background"
 _MAX_FILES_PER_NAME = 100
 _DIM, _RED, _GREEN, _YELLOW = "2", "31", "32", "33"
@@ -42,7 +42,9 @@ class LogFile(logging.handlers.RotatingFileHandler):
     """A rotating log file that only its owner can read and only this process writes."""
 
     def __init__(self, path: Path, settings: LogSettings) -> None:
-        """Raises OSError, and BlockingIOError if another process writes that file."""
+        """Open the file at `path`. Raises OSError, and BlockingIOError if another process writes
+        the file.
+        """
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock_file = os.open(
             path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
@@ -58,11 +60,11 @@ class LogFile(logging.handlers.RotatingFileHandler):
 
     @property
     def path(self) -> Path:
-        """The current file."""
+        """The path of the current file."""
         return Path(self.baseFilename)
 
     def close(self) -> None:
-        """Close it, so that another process can write it."""
+        """Close the file, so that another process can write it."""
         super().close()
         if self._lock_file >= 0:
             os.close(self._lock_file)
@@ -78,9 +80,9 @@ class LogFile(logging.handlers.RotatingFileHandler):
 def open_log_file(
     settings: LogSettings, *, folder: Callable[[], Path], name: str
 ) -> LogFile | None:
-    """The log file that the settings ask for; None if they ask for none.
+    """Open the log file that the settings ask for. Returns None if they ask for none.
 
-    folder, name: where `auto` puts the file, and its name. Raises ConfigError.
+    folder, name: the folder and the name of the file if the setting is `auto`. Raises ConfigError.
     """
     if settings.file in ("", OFF) or (settings.file == BACKGROUND and _is_read(sys.stderr)):
         return None
@@ -106,7 +108,7 @@ def _is_read(stream: TextIO | None) -> bool:
     """Whether the stream is a terminal, a pipe or a socket, where somebody may read it."""
     try:
         mode = os.fstat(stream.fileno()).st_mode if stream is not None else 0
-    except (OSError, ValueError):  # it is closed
+    except (OSError, ValueError):  # the stream is closed
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or (stream is not None and stream.isatty())
 
@@ -123,7 +125,7 @@ def _opened(path: Path, settings: LogSettings) -> LogFile:
 
 
 def log_uncaught() -> None:
-    """Also log an uncaught exception, because nobody may be reading standard error."""
+    """Make Python also log uncaught exceptions, because nobody may be reading standard error."""
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -141,7 +143,7 @@ class JsonLines(logging.Formatter):
     """One JSON object per line: time (UTC), level, logger, message, request fields, traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as a line."""
+        """Format the record as one line."""
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line = {
             "time": f"{seconds}.{int(record.msecs):03d}Z",
@@ -157,14 +159,16 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """Lines for people: time, level, logger (not for requests) and message; coloured or not."""
+    """Lines for people: time, level, logger (omitted for requests) and message, optionally
+    coloured.
+    """
 
     def __init__(self, *, coloured: bool, dated: bool = False) -> None:
         super().__init__(datefmt="%Y-%m-%d %H:%M:%S" if dated else "%H:%M:%S")
         self._coloured = coloured
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as a line, with further lines indented."""
+        """Format the record as a line. Further lines of the message are indented."""
         time_of_day = self._painted(self.formatTime(record, self.datefmt), _DIM)
         level = self._painted(f"{record.levelname:7}", _LEVEL_COLOURS.get(record.levelno, ""))
         line = f"{time_of_day} {level} {self._message(record)}"
@@ -191,7 +195,7 @@ class TextLines(logging.Formatter):
 
 
 def configure_logging(settings: LogSettings, *, file: LogFile | None = None) -> None:
-    """Send all logs to standard error and to a file; replaces earlier handlers.
+    """Send all logs to standard error and to a file. Replaces earlier handlers.
 
     Text is coloured on a terminal, unless NO_COLOR is set or TERM is dumb.
     """

@@ -1,6 +1,6 @@
-"""The metrics of /metrics: what the front counts itself, and the statistics of the workers.
+"""The metrics for /metrics: those that the front counts itself, and the statistics of the workers.
 
-A worker's figures become families of metrics by tables of (field, documentation).
+Tables of (field, documentation) turn a worker's figures into metric families.
 """
 
 from __future__ import annotations
@@ -33,22 +33,25 @@ from holdfast.wire.events import (
 )
 from holdfast.wire.events import Histogram as HistogramFigures
 
-# the second is the old name, until the next release
+# the second name is the old one, which stays until the next release
 _PREFIXES = ("holdfast_prefix_cache_", "holdfast_memory_")
 _CACHE_GAUGES = (
     ("kept_tokens", "Cached tokens, in RAM or on disk."),
     ("tenants", "Tenants with cached blocks."),
     ("ram_bytes", "RAM used by cached blocks."),
     ("ram_budget_bytes", "RAM budget for cached blocks."),
-    ("parked_sequences", "Finished sequences whose live state is kept for a continuation."),
+    (
+        "parked_sequences",
+        "Finished sequences whose live state is kept to be continued.",
+    ),
     ("parked_bytes", "RAM used by parked sequences; shared state counts once."),
-    ("waiting", "Requests that wait until another one has prefilled the same prefix."),
+    ("waiting", "Requests that wait until another request has prefilled the same prefix."),
 )
 _CACHE_COUNTERS = (
     ("ram_evicted_blocks", "Blocks evicted from RAM."),
     ("read_ahead_tokens", "Tokens prefilled for next turns while the worker was idle."),
-    ("used_ahead_tokens", "Tokens of these that a next turn used."),
-    ("waits", "Requests that waited for another one's prefill."),
+    ("used_ahead_tokens", "Tokens prefilled for next turns that a next turn used."),
+    ("waits", "Requests that waited for the prefill of another request."),
 )
 _CACHE_SECONDS = (
     ("lookup_seconds", "Lookups of prompts in the cache."),
@@ -57,7 +60,7 @@ _CACHE_SECONDS = (
 _STORE_GAUGES = (
     ("blocks", "Blocks in the store's folder, of all models."),
     ("stored_bytes", "Size of the store's folder."),
-    ("allowed_bytes", "Limit of that size."),
+    ("allowed_bytes", "Limit of the size of the store's folder."),
     ("queued_blocks", "Blocks queued for writing."),
     ("queued_bytes", "RAM used by queued blocks."),
     ("written_today_bytes", "Bytes written today (UTC), by all processes."),
@@ -66,8 +69,8 @@ _STORE_COUNTERS = (
     ("written_bytes", "Bytes written."),
     ("read_bytes", "Bytes read."),
     ("evicted_blocks", "Blocks evicted from disk."),
-    ("bad_blocks", "Blocks with a damaged file; none was used."),
-    ("missing_blocks", "Blocks with a missing file."),
+    ("bad_blocks", "Blocks whose file was damaged; none was used."),
+    ("missing_blocks", "Blocks whose file was missing."),
     ("outages", "How often the folder became unwritable."),
 )
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
@@ -96,7 +99,7 @@ _GAUGES = (
     ("running", "Running sequences."),
     ("queued", "Sequences queued in the worker."),
     ("kv_reserved_bytes", "KV memory reserved for running sequences."),
-    ("kv_budget_bytes", "Budget for that memory."),
+    ("kv_budget_bytes", "KV memory budget for running sequences."),
     ("resident_bytes", "Resident memory of the worker process."),
 )
 _COUNTERS = (
@@ -113,7 +116,7 @@ _COUNTERS = (
 _CONSTRAINED = (
     ("sequences", "Sequences with a grammar or a reasoning budget."),
     ("masks", "Token masks of grammars, one per sampled token."),
-    ("mask_seconds", "Time to fill masks."),
+    ("mask_seconds", "Time spent filling masks, in seconds."),
     ("failures", "Sequences that ended because their grammar allowed no token."),
 )
 _RESIDENT = (
@@ -123,23 +126,23 @@ _RESIDENT = (
     ("footprint_bytes", "Memory of the model."),
 )
 _SECONDS = (("step_seconds", "Duration of the engine's steps."),)
-# (field, which is also the end of the metric's name; documentation)
+# pairs of a field, whose name also ends the metric's name, and its documentation
 Table: TypeAlias = Iterable[tuple[str, str]]
 Label = TypeVar("Label", bound=str)
 
 
 @dataclass(slots=True, kw_only=True)
 class Lag:
-    """Lag of the event loop, in seconds."""
+    """The lag of the event loop, in seconds."""
 
-    late: float = 0.0  # longest delay of a tick
-    busy: float = 0.0  # most CPU time of the loop's thread between two ticks
+    late: float = 0.0  # the longest delay of a tick
+    busy: float = 0.0  # the largest CPU time of the loop's thread between two ticks
 
 
 class LoopLag:
-    """The lag since the last `take`, with a resolution of `tick_seconds`.
+    """Measures the event loop's lag since the last `take`, every `tick_seconds`.
 
-    Only use it in the event loop's thread.
+    Event loop's thread only.
     """
 
     def __init__(self, tick_seconds: float) -> None:
@@ -159,7 +162,7 @@ class LoopLag:
             self._served -= 1
 
     def take(self) -> Lag:
-        """Return the lag and start again."""
+        """Return the lag since the last call, and start measuring again."""
         lag, self._lag = self._lag, Lag()
         return lag
 
@@ -177,12 +180,12 @@ class LoopLag:
 
 
 class Metrics(Collector):
-    """The front's own metrics, and those of the workers at the time of the request."""
+    """The front's own metrics, and those that the workers report when /metrics is requested."""
 
     def __init__(self, *, loop_tick_seconds: float = 0.05) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
-        self._families: list[Metric] = []  # of models and workers, for the next `collect`
+        self._families: list[Metric] = []  # metrics of models and workers, for the next `collect`
         self.loop_lag = LoopLag(loop_tick_seconds)
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
@@ -201,7 +204,7 @@ class Metrics(Collector):
         )
         self.put_back_tokens = self._counter(
             "request_put_back_tokens",
-            "Tokens of earlier answers that are in prompts as they were generated.",
+            "Tokens of earlier answers that prompts contain as they were generated.",
             "model",
         )
         self.dropped_tokens = self._counter(
@@ -217,23 +220,27 @@ class Metrics(Collector):
             "tool_call_repairs", "Repairs of malformed tool calls.", "model", "repair"
         )
         self.accept_seconds = self._histogram(
-            "accept_seconds", "Checking, tokenizing and submitting a request.", _SHORT
+            "accept_seconds", "Time to check, tokenize and submit a request.", _SHORT
         )
         self.queue_seconds = self._histogram(
-            "queue_seconds", "Waiting in the worker before prefill.", _LONG
+            "queue_seconds", "Time that a request waits in the worker before prefill.", _LONG
         )
         self.prefill_seconds = self._histogram(
-            "prefill_seconds", "Admission to first token.", _LONG
+            "prefill_seconds", "Time from admission to the first token.", _LONG
         )
-        self.decode_seconds = self._histogram("decode_seconds", "First token to last.", _LONG)
+        self.decode_seconds = self._histogram(
+            "decode_seconds", "Time from the first token to the last.", _LONG
+        )
         self.first_token_seconds = self._histogram(
-            "first_token_seconds", "Request to first text, including all waiting.", _LONG
+            "first_token_seconds",
+            "Time from the request to the first text, including all waiting.",
+            _LONG,
         )
         self.inter_token_seconds = self._histogram(
-            "inter_token_seconds", "Between two pieces of text of one choice.", _SHORT
+            "inter_token_seconds", "Time between two pieces of text of one choice.", _SHORT
         )
         self.request_seconds = self._histogram(
-            "request_seconds", "Request to the end of the answer.", _LONG
+            "request_seconds", "Time from the request to the end of the answer.", _LONG
         )
 
     def exposition(
@@ -247,7 +254,8 @@ class Metrics(Collector):
     ) -> bytes:
         """All metrics in Prometheus' text format. All mappings are by model id.
 
-        restarts: of the workers, by cause. resumed: streams continued by another worker.
+        restarts: number of worker restarts by cause.
+        resumed: number of streams that another worker continued.
         """
         lag = self.loop_lag.take()
         self._families = [
@@ -258,7 +266,7 @@ class Metrics(Collector):
             ),
             GaugeMetricFamily(
                 "holdfast_event_loop_busy_seconds",
-                "Most CPU time of one round of the event loop, since the last scrape.",
+                "Largest CPU time of one event loop round, since the last scrape.",
                 value=lag.busy,
             ),
             _by_model(
@@ -279,7 +287,7 @@ class Metrics(Collector):
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
-        """The families of the last `exposition`."""
+        """Yield the metric families of the last `exposition`."""
         yield from self._families
 
     def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
@@ -292,11 +300,11 @@ class Metrics(Collector):
 
 
 def _residency_families(residency: Mapping[str, ResidencyFigures]) -> Iterator[Metric]:
-    """Which models are loaded, and what requests waited for."""
+    """Yield metrics about which models are loaded and what requests waited for."""
     yield from _plain(GaugeMetricFamily, "holdfast_model_", _RESIDENT, residency)
     yield _labelled(
         "holdfast_model_changes",
-        "Loads, loads that failed, and unloads by their reason.",
+        "Loads, failed loads, and unloads by reason.",
         "change",
         {model: figures.changes for model, figures in residency.items()},
     )
@@ -309,7 +317,7 @@ def _residency_families(residency: Mapping[str, ResidencyFigures]) -> Iterator[M
 
 
 def _worker_families(statistics: Mapping[str, WorkerStatistics]) -> Iterator[Metric]:
-    """The figures of all workers: engine and scheduler, prefix cache, store."""
+    """Yield the metrics of all workers: engine and scheduler, prefix cache, store."""
     yield from _plain(GaugeMetricFamily, "holdfast_worker_", _GAUGES, statistics)
     yield from _plain(CounterMetricFamily, "holdfast_worker_", _COUNTERS, statistics)
     constraints = {model: numbers.constraints for model, numbers in statistics.items()}
@@ -346,7 +354,10 @@ def _cache_families(prefix: str, caches: Mapping[str, CacheFigures]) -> Iterator
         ways,
     )
     yield _labelled(
-        f"{prefix}lookups", "Requests, by the reason why no more was reused.", "outcome", lookups
+        f"{prefix}lookups",
+        "Requests, by the reason why no more tokens were reused.",
+        "outcome",
+        lookups,
     )
     yield from _plain(CounterMetricFamily, prefix, _CACHE_COUNTERS, caches)
     yield from _histograms(prefix, _CACHE_SECONDS, caches)
@@ -356,11 +367,13 @@ def _store_families(stores: Mapping[str, StoreFigures]) -> Iterator[Metric]:
     yield _by_model(
         GaugeMetricFamily,
         "holdfast_store_writing",
-        "1: blocks are written; 0: only kept in RAM for now.",
+        "1: blocks are written to disk; 0: for now, they are only kept in RAM.",
         {model: float(store.mode == "writing") for model, store in stores.items()},
     )
     dropped = {model: store.dropped_blocks for model, store in stores.items()}
-    yield _labelled("holdfast_store_dropped_blocks", "Blocks not written.", "reason", dropped)
+    yield _labelled(
+        "holdfast_store_dropped_blocks", "Blocks that were not written to disk.", "reason", dropped
+    )
     yield from _plain(GaugeMetricFamily, "holdfast_store_", _STORE_GAUGES, stores)
     yield from _plain(CounterMetricFamily, "holdfast_store_", _STORE_COUNTERS, stores)
 
@@ -371,7 +384,10 @@ def _plain(
     table: Table,
     figures: Mapping[str, object],
 ) -> Iterator[Metric]:
-    """A gauge or a counter for each field of the table. figures: by model id."""
+    """Yield a gauge or a counter for each field of the table.
+
+    figures: by model id.
+    """
     for name, documentation in table:
         values = {model: getattr(numbers, name) for model, numbers in figures.items()}
         yield _by_model(kind, prefix + name, documentation, values)
@@ -383,7 +399,10 @@ def _by_model(
     documentation: str,
     values: Mapping[str, float] | None,
 ) -> Metric:
-    """A gauge or a counter with the label model. values: by model id."""
+    """A gauge or a counter with the label `model`.
+
+    values: by model id.
+    """
     family = kind(name, documentation, labels=["model"])
     for model, value in (values or {}).items():
         family.add_metric([model], value)
@@ -393,7 +412,10 @@ def _by_model(
 def _labelled(
     name: str, documentation: str, label: str, counts: Mapping[str, Mapping[Label, float]]
 ) -> Metric:
-    """A counter with a label in addition to the model. counts: model id → label value → count."""
+    """A counter with another label in addition to `model`.
+
+    counts: model id → label value → count.
+    """
     counter = CounterMetricFamily(name, documentation, labels=["model", label])
     for model, by_value in counts.items():
         for value, count in sorted(by_value.items()):
@@ -402,7 +424,7 @@ def _labelled(
 
 
 def _histograms(prefix: str, table: Table, figures: Mapping[str, object]) -> Iterator[Metric]:
-    """A histogram for each field of the table, for the models that have one."""
+    """Yield a histogram for each field of the table, for the models that report one."""
     for name, documentation in table:
         family = HistogramMetricFamily(prefix + name, documentation, labels=["model"])
         for model, numbers in figures.items():
@@ -413,7 +435,9 @@ def _histograms(prefix: str, table: Table, figures: Mapping[str, object]) -> Ite
 
 
 def cumulative(histogram: HistogramFigures) -> Iterator[tuple[str, float]]:
-    """The buckets: each bound as text, with the number of observations up to it."""
+    """Yield the buckets: each upper bound as text, with the number of observations up to that
+    bound.
+    """
     for bound, count in zip(
         (*histogram.bounds, float("inf")), accumulate(histogram.counts), strict=True
     ):

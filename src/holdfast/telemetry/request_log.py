@@ -1,6 +1,6 @@
-"""Records each request and its answer: for the metrics, the traces, and one log line per request.
+"""Records each request and its answer, for the metrics, the traces, and one log line per request.
 
-The log line contains no prompt or answer, unless the settings ask for contents.
+The log line contains no prompt or answer, unless the setting `log.content` is on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from holdfast.wire.output import (
 )
 from holdfast.wire.requests import GenerationRequest
 
-if TYPE_CHECKING:  # workers log, too, but only the front has prometheus_client
+if TYPE_CHECKING:  # workers import this module, too, but only the front has prometheus_client
     from prometheus_client import Histogram
 
     from holdfast.telemetry.metrics import Metrics
@@ -35,15 +35,15 @@ RECORD = "holdfast.record"  # key of the RequestRecord in an ASGI scope
 CLIENT_GONE = 499  # the client disconnected before the response began
 _LEAST_WAIT_SECONDS = 0.05  # shorter waits are not logged
 UNKNOWN_ROUTE = "other"  # the route of unknown paths
-# estimated duration from which a prefill is logged
+# the progress of a prefill is logged if its estimated duration is at least this long
 LONG_PREFILL_SECONDS = 5.0
-PROGRESS_LINE_SECONDS = 5.0  # between two lines of a prefill
+PROGRESS_LINE_SECONDS = 5.0  # between two log lines about a prefill
 QUIET_PATHS = frozenset({"/", "/health", "/metrics", "/admin/requests"})  # polled by programs
 _LONGEST_PATH = 200
 _LONGEST_ERROR = 160
 _LONGEST_CONTENT = 20_000  # characters of a prompt or an answer in the log
 _MIN_SPEED_SECONDS = 0.01  # an answer that arrived at once has no meaningful speed
-_FIGURES = (  # fields in the text of a log line
+_FIGURES = (  # fields that appear in the text of a log line
     ("prompt_tokens", "prompt {}"),
     ("cached_tokens", "({} cached)"),
     ("answer_tokens", "answer {}"),
@@ -59,27 +59,27 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
-    """What is known of one request; every part of the front adds to it.
+    """Everything known about one request. Every part of the front adds to this record.
 
-    Only use it in the event loop's thread. At the end it is the message of the request's log line:
-    text for people, fields for machines.
+    Event loop's thread only. In the end, the record is the message of the request's log line: text
+    for people, fields for machines.
     """
 
     method: str
     path: str
     client: str
     request_id: str = ""
-    key: str = ""  # name of its API key
+    key: str = ""  # name of the request's API key
     status: int = CLIENT_GONE
     model: str = ""
     error_code: str = ""
     error_message: str = ""
-    is_aborted: bool = False  # by the client
+    is_aborted: bool = False  # aborted by the client
     rejoined: str = ""  # id of the earlier request whose answer it received
-    asked: GenerationRequest | None = None  # if a model generates: the first prompt
-    answer: AnswerRecord | None = None  # set when a model has accepted it
-    waits_for: WaitReason | None = None  # now, in the front
-    waited: dict[WaitReason, float] = field(default_factory=dict)  # seconds, in the front
+    asked: GenerationRequest | None = None  # the first prompt, if a model generates
+    answer: AnswerRecord | None = None  # set when a model has accepted the request
+    waits_for: WaitReason | None = None  # what the request waits for now, in the front
+    waited: dict[WaitReason, float] = field(default_factory=dict)  # seconds in the front, by reason
     clock: Callable[[], float] = field(default=perf_counter, repr=False)
     began: float = field(init=False)
     ended: float | None = field(init=False, default=None)
@@ -93,13 +93,15 @@ class RequestRecord:
         return self.status != CLIENT_GONE
 
     def fail(self, *, code: str, message: str) -> None:
-        """Note why it was refused or failed."""
+        """Note why the request was refused or failed."""
         self.error_code, self.error_message = code, message
 
     @property
     def waits(self) -> dict[str, float]:
-        """Seconds that it waited, by reason, in the front and in the worker; of several sequences,
-        the longest. Known at the end.
+        """Seconds that the request waited in the front and in the worker, by reason; known at the
+        end.
+
+        If there are several sequences, the longest wait counts.
         """
         waited = dict(self.waited)
         for end, _ in () if self.answer is None else self.answer.ends:
@@ -113,7 +115,7 @@ class RequestRecord:
 
     @property
     def seconds(self) -> float:
-        """Its duration so far, or in total if it has ended."""
+        """The duration of the request: so far, or in total if it has ended."""
         return (self.clock() if self.ended is None else self.ended) - self.began
 
     def __str__(self) -> str:
@@ -132,7 +134,7 @@ class RequestRecord:
 
     @property
     def head(self) -> str:
-        """Client, method and path."""
+        """The beginning of the log line: client, method and path."""
         return (
             f"{printable(self.client)} {printable(self.method)} "
             f"{printable(self.path, longest=_LONGEST_PATH)}"
@@ -140,7 +142,7 @@ class RequestRecord:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """All known values by name."""
+        """All known values of the request, by name."""
         named = {
             "client": self.client,
             "key": self.key,
@@ -195,7 +197,7 @@ _current: ContextVar[RequestRecord | None] = ContextVar("holdfast_record", defau
 
 @contextmanager
 def current_record(record: RequestRecord) -> Iterator[None]:
-    """The current task, and the tasks that it creates, serve this request."""
+    """Within the block, the current task and the tasks that it creates serve this request."""
     token = _current.set(record)
     try:
         yield
@@ -205,7 +207,7 @@ def current_record(record: RequestRecord) -> Iterator[None]:
 
 @contextmanager
 def waiting_for(reason: WaitReason) -> Iterator[None]:
-    """The request that the current task serves, if any, waits for `reason`."""
+    """Within the block, the request that the current task serves, if any, waits for `reason`."""
     record = _current.get()
     if record is None:
         yield
@@ -220,7 +222,9 @@ def waiting_for(reason: WaitReason) -> Iterator[None]:
 
 
 def write_line(record: RequestRecord) -> None:
-    """Log the line of a finished request: at level info, or debug for paths that programs poll."""
+    """Log the line of a finished request, at level info, or at level debug for paths that programs
+    poll.
+    """
     record.ended = record.clock()
     level = logging.DEBUG if record.path in QUIET_PATHS and record.has_status else logging.INFO
     if _log.isEnabledFor(level):
@@ -255,22 +259,24 @@ def write_progress(record: RequestRecord, progress: PromptProgress) -> None:
 
 
 class AnswerRecord:
-    """Records the events of one answer. Its clock starts when it is created, with the request."""
+    """Records the events of one answer. Its clock starts when this object is created, together with
+    the request.
+    """
 
     def __init__(self, metrics: Metrics, *, clock: Callable[[], float] = perf_counter) -> None:
         self._metrics, self._clock = metrics, clock
-        self.ends: list[tuple[ChoiceFinished, float]] = []  # with the time of each
+        self.ends: list[tuple[ChoiceFinished, float]] = []  # with their times
         self.began = clock()
         self.prompt = ""  # empty unless contents are logged
         self.accept_seconds = 0.0
         self.prompt_tokens = self.put_back_tokens = self.dropped_tokens = 0
-        self.texts: dict[int, str] = {}  # by choice
-        # by choice, the latest; only long prefills report it
+        self.texts: dict[int, str] = {}  # generated texts by choice
+        # the latest progress of each choice; only long prefills report progress
         self.progress: dict[int, PromptProgress] = {}
         self.progress_logged_at: float | None = None
         self._model = ""
         self._choices_per_prompt = 1
-        self._tokens: dict[int, int] = {}  # by choice
+        self._tokens: dict[int, int] = {}  # number of tokens by choice
         self._first_text: dict[int, float] = {}
         self._latest_text: dict[int, float] = {}
         self._gaps: Histogram | None = None
@@ -285,11 +291,12 @@ class AnswerRecord:
         choices_per_prompt: int = 1,
         prompt: str = "",
     ) -> None:
-        """The request is in the worker's queue.
+        """Note that the request is in the worker's queue.
 
         Metrics start here, where the model is known to exist.
 
-        prompt: empty unless contents are logged; then the texts of the answers are kept, too.
+        prompt: empty unless contents are logged. If it is set, the texts of the answers are
+            recorded, too.
         """
         self._model = model
         self.prompt = prompt
@@ -314,7 +321,7 @@ class AnswerRecord:
             self._observe_news(event, now)
 
     def has_read(self, model: str, prompts: Sequence[TextRead]) -> None:
-        """Record prompts that were prefilled without generating, such as for embeddings."""
+        """Record prompts that were only prefilled, for example for embeddings."""
         self._model = model
         self.prompt_tokens = sum(prompt.prompt_tokens for prompt in prompts)
         for index, prompt in enumerate(prompts):
@@ -329,7 +336,7 @@ class AnswerRecord:
             self._observe_end(end, self._clock())
 
     def close(self) -> None:
-        """The answer has ended, complete or not."""
+        """Note that the answer has ended, whether it is complete or not."""
         if self._model:
             self._metrics.request_seconds.labels(self._model).observe(self._clock() - self.began)
 
@@ -337,7 +344,7 @@ class AnswerRecord:
     def cached_tokens(self) -> int | None:
         """Prompt tokens that needed no prefill; None until a choice has ended.
 
-        All choices of a prompt share its prefill: only the first one counts.
+        All choices of a prompt share one prefill, so only the first choice of each prompt counts.
         """
         cached = [
             end.cached_tokens for end, _ in self.ends if end.index % self._choices_per_prompt == 0
@@ -346,7 +353,9 @@ class AnswerRecord:
 
     @property
     def finish_reason(self) -> str:
-        """The reasons of all choices that have ended, each once; empty if none has."""
+        """The finish reasons of all choices that have ended, each reason once; empty if none has
+        ended.
+        """
         return ",".join(dict.fromkeys(end.reason.value for end, _ in self.ends))
 
     @property
@@ -356,24 +365,26 @@ class AnswerRecord:
 
     @property
     def thought_ended_by(self) -> ThoughtEnder | None:
-        """What ended the reasoning of a choice before the model did."""
+        """What ended the reasoning of a choice before the model did; None if nothing did."""
         return next(
             (end.thought_ended_by for end, _ in self.ends if end.thought_ended_by is not None), None
         )
 
     @property
     def reasoning_tokens(self) -> int:
-        """Reasoning tokens of all choices that have ended."""
+        """Number of reasoning tokens in all choices that have ended."""
         return sum(end.reasoning_tokens for end, _ in self.ends)
 
     @property
     def tokens(self) -> int:
-        """Tokens of all choices so far."""
+        """Number of tokens in all choices so far."""
         return sum(self._tokens.values())
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Speed of all choices together after the first text; None if there is too little to tell."""
+        """Speed of all choices together after the first text; None if there are too few tokens to
+        measure.
+        """
         following, first_text_at = self.tokens - len(self._tokens), self.first_text_at
         if first_text_at is None or following < 1:
             return None
@@ -382,7 +393,7 @@ class AnswerRecord:
 
     @property
     def prefilled_tokens(self) -> int:
-        """Reported progress of the prompts."""
+        """Number of prompt tokens that are prefilled, as last reported."""
         return sum(progress.read_tokens for progress in self.progress.values())
 
     @property
@@ -433,13 +444,13 @@ class AnswerRecord:
 
 
 def printable(text: str, *, longest: int = 100) -> str:
-    """A client's text, escaped for a terminal and cut if it is long."""
+    """A client's text, escaped so that a terminal can show it, and truncated if it is long."""
     shown = escaped(text[:longest])
     return shown if len(text) <= longest else f"{shown}… ({len(text) - longest} more characters)"
 
 
 def escaped(text: str) -> str:
-    """The text with its unprintable characters (such as control characters) as Python escapes."""
+    """The text with unprintable characters (such as control characters) written as Python escapes."""
     if text.isprintable():
         return text
     return "".join(

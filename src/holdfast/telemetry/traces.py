@@ -1,10 +1,11 @@
 """OpenTelemetry traces: a span per request, with child spans for intake, queue, prefill and decode.
 
-They need `log.traces` and the extra `otel`. Spans are created when a request has finished, from
-times that are measured anyway; so the span of the request is made here, too, and not by
-OpenTelemetry's ASGI middleware. A thread of the SDK exports them and drops what a slow collector
-does not accept in time. The variables OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_SERVICE_NAME,
-OTEL_TRACES_SAMPLER and OTEL_BSP_… configure the export. Spans contain no prompts or answers.
+They require the setting `log.traces` and the package extra `otel`. Spans are created when a request
+has finished, from times that are measured anyway. So the span of the request is also created here,
+and not by OpenTelemetry's ASGI middleware. A thread of the SDK exports the spans, and drops those
+that a slow collector does not accept in time. The variables OTEL_EXPORTER_OTLP_ENDPOINT,
+OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER and OTEL_BSP_… configure the export. Spans contain no prompts
+or answers.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ if TYPE_CHECKING:
     from holdfast.telemetry.request_log import AnswerRecord
 
 _EXPORT_ERROR_SECONDS = 600.0  # between two log lines about a failing collector
-CLOSE_SECONDS = 2.0  # for the last export
+CLOSE_SECONDS = 2.0  # time for the last export
 _PARENT_HEADERS = frozenset({b"traceparent", b"tracestate", b"baggage"})
 
 
 class Traces:
-    """Makes the spans of finished requests. Event loop's thread; the provider's thread exports."""
+    """Creates the spans of finished requests. Event loop's thread only; a thread of the provider
+    exports.
+    """
 
     def __init__(self, provider: TracerProvider) -> None:
         from opentelemetry import propagate, trace
@@ -46,9 +49,9 @@ class Traces:
     def book(
         self, record: RequestRecord, *, route: str, headers: Iterable[tuple[bytes, bytes]]
     ) -> None:
-        """Make the spans of a finished request, under the client's traceparent.
+        """Create the spans of a finished request, as children of the client's traceparent.
 
-        Paths that programs poll get none.
+        Requests to paths that programs poll get no spans.
         """
         if record.path in QUIET_PATHS:
             return
@@ -102,7 +105,7 @@ class Traces:
             )
             read_tokens = {"holdfast.read_tokens": event.prompt_tokens - event.cached_tokens}
             self._span("prefill", beneath, wall, (admitted_at, read_at), choice | read_tokens)
-            if event.completion_tokens:  # otherwise it was only read, or failed
+            if event.completion_tokens:  # otherwise: only prefilled, or failed
                 written_tokens = {"gen_ai.usage.output_tokens": event.completion_tokens}
                 self._span("decode", beneath, wall, (read_at, done_at), choice | written_tokens)
 
@@ -124,7 +127,7 @@ class Traces:
 class _WallClock:
     """Converts seconds of the performance counter to nanoseconds since the epoch.
 
-    No time is later than the end of the request.
+    The result is never later than the end of the request.
     """
 
     def __init__(self, *, latest: float) -> None:
@@ -150,7 +153,9 @@ class _Seldom(logging.Filter):
 
 
 def open_traces(version: str) -> Traces:
-    """Traces configured by the environment. Raises ConfigError if the extra is not installed."""
+    """Create the traces, configured by environment variables. Raises ConfigError if the extra is
+    not installed.
+    """
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -158,7 +163,7 @@ def open_traces(version: str) -> Traces:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise ConfigError(
-            "log.traces needs OpenTelemetry, which is an extra: pip install 'holdfast-mlx[otel]'"
+            "log.traces requires OpenTelemetry, a package extra: pip install 'holdfast-mlx[otel]'"
         ) from error
     attributes = {"service.version": version}
     if not os.environ.get("OTEL_SERVICE_NAME") and "service.name=" not in os.environ.get(

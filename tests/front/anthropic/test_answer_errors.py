@@ -151,7 +151,7 @@ async def test_the_official_client_raises_what_belongs_to_each() -> None:
     ):
         with pytest.raises(anthropic.NotFoundError) as unknown:
             await client.messages.create(model="other", max_tokens=1, messages=HELLO)  # type: ignore[arg-type]
-        with pytest.raises(anthropic.APIStatusError, match="requests are waiting") as full:
+        with pytest.raises(anthropic.APIStatusError, match="requests are already waiting") as full:
             await client.messages.create(model="demo/tiny", max_tokens=1, messages=HELLO)  # type: ignore[arg-type]
     assert (unknown.value.request_id or "").startswith("req_")
     assert full.value.status_code == 529

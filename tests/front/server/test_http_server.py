@@ -45,7 +45,7 @@ def test_a_taken_port_is_one_clear_line() -> None:
             listen(ServerSettings(port=port))
     assert (
         str(refusal.value)
-        == f"port {port} on 127.0.0.1 is taken by another program; stop it or choose another port (--port)"
+        == f"port {port} on 127.0.0.1 is in use by another program; stop it or choose another port (--port)"
     )
 
 
