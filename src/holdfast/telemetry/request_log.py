@@ -450,7 +450,7 @@ def printable(text: str, *, longest: int = 100) -> str:
 
 
 def escaped(text: str) -> str:
-    """The text with unprintable characters (such as control characters) written as Python escapes."""
+    """The text with unprintable characters, such as control codes, written as Python escapes."""
     if text.isprintable():
         return text
     return "".join(

@@ -202,7 +202,7 @@ async def change_limits(request: Request, services: Services) -> Response:
 
 @operation("POST", "/admin/models/{id:path}/load", answers_of(ModelHealth), needs_admin=True)
 async def load_model(request: Request, services: Services) -> Response:
-    """Load a model, and respond when it is ready. As with a request, other models may be evicted."""
+    """Load a model, and respond when it is ready. Like a request, this may evict other models."""
     return await _done(request, services, services.control.load)
 
 

@@ -138,7 +138,7 @@ class SessionOpening(SessionChange):
 
 
 class SessionObject(Struct, frozen=True, kw_only=True):
-    """A session. Times are seconds since the epoch; token counts are those of the branch used last."""
+    """A session. Times are in Unix seconds; token counts are those of the branch used last."""
 
     id: str
     object: Literal["session"] = "session"

@@ -359,7 +359,7 @@ def _answers(request: RankRequest, bundle: TokenizerBundle) -> AnswerTokens | No
         return AnswerTokens(yes=yes, no=no)
     if own.no is None:
         reason = (
-            "this model was trained to judge by the logit of one token only, which is not supported; "
+            "this model was trained to judge by the logit of one token, which is not supported; "
             "ask for likelihood"
         )
         raise InvalidRequest(reason, field="method")

@@ -272,7 +272,7 @@ def _digest(parts: object, size: int) -> bytes:
 
 
 def meaning(reasoning: str, content: str, calls: Iterable[tuple[str, Any]]) -> AnswerMeaning:
-    """The meaning of an answer that consists of these parts. Arguments may be JSON text or objects."""
+    """The meaning of an answer with these parts. Call arguments may be JSON text or objects."""
     settled = tuple((name, canonical_arguments(arguments)) for name, arguments in calls)
     return AnswerMeaning(reasoning.strip(), content.strip(), settled)
 

@@ -268,7 +268,7 @@ class ChatTemplate:
         return _PROBE in self._try([{"role": "user", "content": content}])
 
     def _shows_call(self, arguments: Any, *, spoiled: str) -> bool:
-        """Whether the rendered text contains the arguments of a call, and not in the spoiled form."""
+        """Whether the rendered text contains a call's arguments, and not in the spoiled form."""
         function = {"name": "name", "arguments": arguments}
         call = {"type": "function", "id": "call00001", "function": function}
         messages = [

@@ -350,7 +350,7 @@ _KEEPING: Final[Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkingSwitch:
-    """The template options that switch thinking, by effort. If empty, the template has no switch."""
+    """The template options for each thinking effort. If empty, the template has no switch."""
 
     options: Mapping[ThinkingEffort, Options] = field(default_factory=dict)
     budget_option: str = ""  # name of the option that takes a number of tokens

@@ -53,7 +53,7 @@ OUTCOMES: tuple[Outcome, ...] = ("text", "refused", "broken", "memory")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderTask:
-    """A template to render with these variables. Without variables, the template is only compiled."""
+    """A template to render with these variables. Without variables, it is only compiled."""
 
     source: str
     variables: Mapping[str, Any] | None  # "tools" may be packed

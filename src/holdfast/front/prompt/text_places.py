@@ -298,7 +298,7 @@ def _after_parts(
 def _marked_places(
     shown: ChatPrompt, text: str, spots: Sequence[_Spot | None], template: ChatTemplate
 ) -> dict[int, int]:
-    """The positions of marks in the rendered text, by number; empty if the marks change the text."""
+    """The positions of marks in the rendered text, by number; empty if marks change the text."""
     messages = list(shown.messages)
     marks = [(spot, number) for number, spot in enumerate(spots) if spot is not None]
     for spot, number in sorted(marks, key=lambda mark: mark[0], reverse=True):

@@ -244,7 +244,7 @@ class _Piece:
 
 
 class RememberedText:
-    """A text assembled from remembered pieces. Only the positions requested in advance are known."""
+    """A text assembled from remembered pieces. Only positions requested in advance are known."""
 
     def __init__(self, texts: Sequence[str], pieces: Mapping[str, _Piece]) -> None:
         self._pieces = [pieces[text] for text in texts]

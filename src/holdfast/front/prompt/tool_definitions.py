@@ -170,7 +170,7 @@ def _complete_schema(schema: Any, fallback: str, level: int) -> dict[str, Any]:
 
 
 def _type(schema: Mapping[str, Any]) -> str:
-    """The type that a schema names; of several, the first that is not null. Empty if it names none."""
+    """The type that a schema names; of several, the first that is not null; empty if none."""
     given = schema.get("type")
     kinds = list(given) if isinstance(given, list) else [given]
     for word in ("anyOf", "oneOf", "allOf"):

@@ -325,7 +325,7 @@ class _EarlySignals:
 
 
 def _exit_at_once(number: int, frame: FrameType | None) -> None:
-    """Handle SIGTERM before anything is running. An interrupted download resumes at the next start."""
+    """Handle SIGTERM before anything runs. An interrupted download resumes at the next start."""
     logger.info(STOPPED_EARLY)
     logging.shutdown()
     os._exit(0)

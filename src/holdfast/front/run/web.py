@@ -90,7 +90,7 @@ class Awake:
 
 
 class ReloadedCatalog:
-    """Reloads the catalog of models. Reading runs on a thread, because it may search many folders."""
+    """Reloads the catalog of models, on a thread, because it may search many folders."""
 
     def __init__(self, read: Callable[[], Catalog], residency: Residency) -> None:
         """read: reads the catalog; may raise ConfigError and ModelLoadError."""

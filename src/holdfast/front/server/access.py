@@ -67,7 +67,7 @@ _log = logging.getLogger(__name__)
 
 
 class ApiKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A named key. The tenant depends on the name, so a new key with the same name keeps the cache."""
+    """A named key. Its name determines the tenant: a new key with that name keeps the cache."""
 
     name: Annotated[str, Meta(pattern=_NAME)]
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]  # of the key
@@ -200,7 +200,7 @@ class KeyRing:
     """The named keys that a running server knows. Only use it in the event loop's thread."""
 
     def __init__(self, setting: str = "", environ: Mapping[str, str] | None = None) -> None:
-        """setting: the value of `server.keys_file`. Raises ConfigError if the file cannot be used."""
+        """setting: value of `server.keys_file`. Raises ConfigError if the file cannot be used."""
         self._setting, self._environ = setting, environ or {}
         self._path: Path | None = None
         self._by_hash: dict[str, ApiKey] = {}

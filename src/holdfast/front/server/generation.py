@@ -111,7 +111,7 @@ class GenerationResponse(Response):
         *,
         identity: RequestIdentity | None = None,
     ) -> None:
-        """identity: identifies retries of the request. If None, no other request gets this answer."""
+        """identity: identifies retries of the request; None: no other request gets this answer."""
         super().__init__()
         self._services = services
         self._plan = plan

@@ -443,7 +443,7 @@ class HeldAnswers:
             await asyncio.wait(self.tasks)
 
     def check_invariants(self) -> None:
-        """Assert that counts are correct and within limits, and that lost answers have no client."""
+        """Assert that counts are correct and within limits, and lost answers have no client."""
         assert sum(answer.held_bytes for answer in self._answers) == self.held_bytes, (
             "the total differs from the sum over all answers"
         )

@@ -406,7 +406,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes from the client. Invalid bytes get a 400, and at most one log line a minute."""
+        """Parse bytes from the client. Invalid bytes get a 400 and at most one log line a minute."""
         if self._is_refused:
             return
         self._unset_keepalive_if_required()
