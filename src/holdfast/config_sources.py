@@ -122,8 +122,9 @@ def parse_size(text: str) -> int:
 
 
 def parse_seconds(text: str) -> float:
-    """Parse a duration such as `0.25`, `250 ms`, `10s`, `5 min` or `1h` into seconds. Raises
-    ValueError.
+    """Parse a duration such as `0.25`, `250 ms`, `10s`, `5 min` or `1h` into seconds.
+
+    Raises ValueError.
     """
     number, unit = _number_and_unit(text, _SECOND_UNITS)
     seconds = float(number) * _SECOND_UNITS[unit]

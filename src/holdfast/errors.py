@@ -245,8 +245,9 @@ class NoSuchModel(ModelLoadError):
 
 
 def nearest_names(name: str, known: Iterable[str]) -> tuple[str, ...]:
-    """Known names that are similar to a name, the nearest first. Ignores case and the part before a
-    /.
+    """Known names that are similar to a name, the nearest first.
+
+    Ignores case and the part before a /.
     """
     wanted = name.lower()
     scored = []

@@ -209,8 +209,9 @@ def claim(parent: Path, *, prefix: str) -> Claim:
 
 @contextlib.contextmanager
 def abandoned(folders: Iterable[Path]) -> Iterator[list[Path]]:
-    """Yield those folders whose owners are dead. No other process gets them before the context
-    ends.
+    """Yield those folders whose owners are dead.
+
+    No other process gets them before the context ends.
 
     Raises OSError.
     """

@@ -42,8 +42,9 @@ class LogFile(logging.handlers.RotatingFileHandler):
     """A rotating log file that only its owner can read and only this process writes."""
 
     def __init__(self, path: Path, settings: LogSettings) -> None:
-        """Open the file at `path`. Raises OSError, and BlockingIOError if another process writes
-        the file.
+        """Open the file at `path`.
+
+        Raises OSError, and BlockingIOError if another process writes the file.
         """
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock_file = os.open(

@@ -259,8 +259,9 @@ def write_progress(record: RequestRecord, progress: PromptProgress) -> None:
 
 
 class AnswerRecord:
-    """Records the events of one answer. Its clock starts when this object is created, together with
-    the request.
+    """Records the events of one answer.
+
+    Its clock starts when this object is created, together with the request.
     """
 
     def __init__(self, metrics: Metrics, *, clock: Callable[[], float] = perf_counter) -> None:

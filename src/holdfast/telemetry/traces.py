@@ -36,8 +36,9 @@ _PARENT_HEADERS = frozenset({b"traceparent", b"tracestate", b"baggage"})
 
 
 class Traces:
-    """Creates the spans of finished requests. Event loop's thread only; a thread of the provider
-    exports.
+    """Creates the spans of finished requests.
+
+    Event loop's thread only; a thread of the provider exports.
     """
 
     def __init__(self, provider: TracerProvider) -> None:
@@ -153,8 +154,9 @@ class _Seldom(logging.Filter):
 
 
 def open_traces(version: str) -> Traces:
-    """Create the traces, configured by environment variables. Raises ConfigError if the extra is
-    not installed.
+    """Create the traces, configured by environment variables.
+
+    Raises ConfigError if the extra is not installed.
     """
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

@@ -233,8 +233,9 @@ async def pin_model(request: Request, services: Services) -> Response:
 async def _done(
     request: Request, services: Services, work: Callable[[str], Coroutine[Any, Any, None]]
 ) -> Response:
-    """Do the work, and respond with the model's state. Raises ClientDisconnect if the client leaves
-    first.
+    """Do the work, and respond with the model's state.
+
+    Raises ClientDisconnect if the client leaves first.
     """
     model = named_model(services, request.path_params["id"]).id
     if not await unless_disconnected(request.receive, work(model)):
@@ -297,8 +298,9 @@ async def list_requests(request: Request, services: Services) -> Response:
 
 @operation("DELETE", REQUESTS_PATH + "/{id}", answers_of(CancelledRequest), needs_admin=True)
 async def cancel_request(request: Request, services: Services) -> Response:
-    """Cancel a request. Its client gets an error that says so. The prefilled part of the prompt
-    stays cached.
+    """Cancel a request.
+
+    Its client gets an error that says so. The prefilled part of the prompt stays cached.
     """
     request_id: str = request.path_params["id"]
     if services.active.cancel(request_id) is None:

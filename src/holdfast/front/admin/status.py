@@ -216,8 +216,10 @@ async def health(request: Request, services: Services) -> Response:
 
 
 def _status(models: Sequence[ModelStatus]) -> str:
-    """The status of the server. It is `ok` as soon as requests are accepted, even if no model is
-    loaded, but not while a model that is required from the start still loads.
+    """The status of the server.
+
+    It is `ok` as soon as requests are accepted, even if no model is loaded, but not while a model
+    that is required from the start still loads.
     """
     if any(model.is_awaited and model.state == "loading" for model in models) or not models:
         return "loading"
@@ -345,8 +347,9 @@ def _models(request: Request, services: Services) -> list[str]:
 
 
 def _is_ollamas(request: Request) -> bool:
-    """Whether an Ollama client sent the request. Such a client names itself, or is a script in a
-    browser that does not accept a page.
+    """Whether an Ollama client sent the request.
+
+    Such a client names itself, or is a script in a browser that does not accept a page.
     """
     agent, accepts = (request.headers.get(name, "").lower() for name in ("user-agent", "accept"))
     return "text/html" not in accepts and ("ollama" in agent or "mozilla" in agent)

@@ -276,8 +276,9 @@ class _CallingTurn:
 
 
 def with_habits(messages: Iterable[Message], habits: ToolHabits) -> list[Message]:
-    """Bring calls and results into the form that the template requires. May change the given
-    messages.
+    """Bring calls and results into the form that the template requires.
+
+    May change the given messages.
     """
     ready: list[Message] = []
     numbers = count()

@@ -90,8 +90,9 @@ class ReadPrompt:
 
 
 class PromptReader:
-    """Collects the events of one sequence. Raises the error for the client if the sequence is
-    refused or fails.
+    """Collects the events of one sequence.
+
+    Raises the error for the client if the sequence is refused or fails.
     """
 
     def __init__(self) -> None:
@@ -214,8 +215,9 @@ def embedding_sequences(
 
 
 def embedding_of(finished: Finished, *, dimensions: int | None) -> Embedding:
-    """The vector of an input. If `dimensions` is given, the vector is truncated and normalized
-    again.
+    """The vector of an input.
+
+    If `dimensions` is given, the vector is truncated and normalized again.
     """
     vector = finished.embedding
     if dimensions is not None:
@@ -279,8 +281,9 @@ class Ranking:
     first: SequenceRequest | None = None  # prefills the common prefix before the others, if any
 
     def relevances(self, read: Sequence[ReadPrompt]) -> tuple[Relevance, ...]:
-        """The scores of all documents, given the results of the sequences. Raises what `relevance`
-        raises.
+        """The scores of all documents, given the results of the sequences.
+
+        Raises what `relevance` raises.
         """
         found = [self.relevance(each) for each in read]
         return tuple(

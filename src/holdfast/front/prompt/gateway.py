@@ -158,8 +158,9 @@ class Gateway:
         )
 
     async def rank(self, request: RankRequest) -> tuple[Relevance, ...]:
-        """Rate the relevance of each document to the query, in the order of the documents. Raises
-        what `embed` raises.
+        """Rate the relevance of each document to the query, in the order of the documents.
+
+        Raises what `embed` raises.
         """
         async with AsyncExitStack() as lease:
             client, bundle = await self._model(request.model, 1, lease)

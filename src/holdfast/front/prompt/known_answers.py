@@ -139,8 +139,9 @@ class KnownAnswers:
         is_as_tokenized: bool = False,
         tenant: str = "",
     ) -> None:
-        """Remember the tokens of an answer. An answer with the same meaning and call ids is
-        replaced.
+        """Remember the tokens of an answer.
+
+        An answer with the same meaning and call ids is replaced.
         """
         secret = self._secret(said, tenant)
         tag = _digest((said.reasoning, tuple(call_ids)), _TAG_BYTES)

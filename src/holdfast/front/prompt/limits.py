@@ -152,8 +152,9 @@ def tenant_of(*, api_key: str, name: str, cache_salt: str) -> str:
 
 
 def tenant_of_key(key_name: str, *, name: str, cache_salt: str) -> str:
-    """An opaque name as from `tenant_of`, but for a named key. A new key with the same name uses
-    the same cache.
+    """An opaque name as from `tenant_of`, but for a named key.
+
+    A new key with the same name uses the same cache.
     """
     return _digest((key_name, name, cache_salt), person=b"holdfast key")
 

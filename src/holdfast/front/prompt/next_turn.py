@@ -230,8 +230,9 @@ class WarmAhead:
 async def _prefill(
     make: Callable[[], SequenceRequest | None], client: EngineClient, threads: Executor
 ) -> None:
-    """Create the request and submit it. Failures are only logged, because nothing depends on the
-    request.
+    """Create the request and submit it.
+
+    Failures are only logged, because nothing depends on the request.
     """
     try:
         sequence = await asyncio.get_running_loop().run_in_executor(threads, make)

@@ -190,8 +190,9 @@ def _rendered(
 def conversation_tokens(
     request: GenerationRequest, prompt: ChatPrompt, bundle: TokenizerBundle
 ) -> TokenIds:
-    """The tokens that the prompt of a request with this conversation would have. Updates no
-    counters.
+    """The tokens that the prompt of a request with this conversation would have.
+
+    Updates no counters.
 
     Returns no tokens if the model has no chat template. Raises InvalidRequest.
     """

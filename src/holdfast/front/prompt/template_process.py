@@ -57,8 +57,9 @@ class SandboxedTemplate:
     """A chat template that is rendered in another process. Thread-safe; may block for seconds."""
 
     def __init__(self, name: str, source: str) -> None:
-        """Compile the template. Raises TemplateSyntaxError, TemplateOverrun and
-        RenderingUnavailable.
+        """Compile the template.
+
+        Raises TemplateSyntaxError, TemplateOverrun and RenderingUnavailable.
         """
         self._name = name
         self._source = source
@@ -111,8 +112,9 @@ _TOO_MUCH_MEMORY = (
 
 
 class _Overrun(Exception):
-    """A template used too much time or memory. The message is the predicate of a sentence about the
-    template.
+    """A template used too much time or memory.
+
+    The message is the predicate of a sentence about the template.
     """
 
 

@@ -241,8 +241,9 @@ class Bundles:
         task.add_done_callback(lambda task: self._note(model, task))
 
     def forget(self, model: str) -> None:
-        """Forget a bundle, so that it is read again when it is next needed. Requests that hold it
-        keep it.
+        """Forget a bundle, so that it is read again when it is next needed.
+
+        Requests that hold it keep it.
         """
         self._tasks.pop(model, None)
         self.dialects.pop(model, None)

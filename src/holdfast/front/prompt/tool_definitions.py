@@ -52,8 +52,9 @@ _MARSHAL_VERSION = 2  # without references: equal content always gives equal byt
 
 
 class KeptTool(dict[str, Any]):
-    """A tool definition in OpenAI's format that must not be changed. Copies of it are plain
-    dictionaries.
+    """A tool definition in OpenAI's format that must not be changed.
+
+    Copies of it are plain dictionaries.
     """
 
     __slots__ = ("_derived",)
@@ -83,8 +84,9 @@ def packed_tool(tool: KeptTool) -> bytes:
 
 @functools.lru_cache(maxsize=_MAX_UNPACKED)
 def unpacked_tool(packed: bytes) -> KeptTool:
-    """The definition in these bytes. Equal bytes give the same object, so values are derived only
-    once in this process, too.
+    """The definition in these bytes.
+
+    Equal bytes give the same object, so values are derived only once in this process, too.
     """
     return KeptTool(pickle.loads(packed))
 

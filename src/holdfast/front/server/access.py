@@ -475,8 +475,9 @@ class Seal:
         return hashlib.blake2b(body, key=key, digest_size=_MARK_BYTES, person=purpose).digest()
 
     def _masked(self, body: bytes, mark: bytes) -> bytes:
-        """Encrypt the bytes with a key stream derived from key and mark. Applying it twice restores
-        the bytes.
+        """Encrypt the bytes with a key stream derived from key and mark.
+
+        Applying it twice restores the bytes.
         """
         stream = hashlib.shake_256(self._key() + mark).digest(len(body))
         return (int.from_bytes(body) ^ int.from_bytes(stream)).to_bytes(len(body))

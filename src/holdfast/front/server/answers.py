@@ -295,8 +295,9 @@ class AnswerFormat(StreamFormat):
     """
 
     def sampled_by(self, sampling: SamplingParams) -> None:
-        """Note the parameters with which the worker accepted the request. Only the Responses API
-        shows them.
+        """Note the parameters with which the worker accepted the request.
+
+        Only the Responses API shows them.
         """
 
     def opening(self, *, prompt_tokens: int) -> bytes:

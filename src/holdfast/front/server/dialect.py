@@ -109,8 +109,9 @@ class ModelShapes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """A protocol that clients can use. Each has its own folder and a line in the table of
-    `application.py`.
+    """A protocol that clients can use.
+
+    Each has its own folder and a line in the table of `application.py`.
     """
 
     name: str
@@ -145,8 +146,9 @@ class DialectTable:
         self._endings = sorted(endings, key=len, reverse=True)
 
     def dialect_of(self, path: str, headers: Mapping[str, str]) -> Dialect:
-        """The protocol of a served path. For other paths, the protocol that the client seems to
-        use.
+        """The protocol of a served path.
+
+        For other paths, the protocol that the client seems to use.
         """
         _, first, second = (*path.split("/", 3), "", "")[:3]
         return (

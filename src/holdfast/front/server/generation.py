@@ -206,8 +206,9 @@ class GenerationResponse(Response):
             self._answer.close()
 
     async def _submit(self, record: RequestRecord) -> OutputStream:
-        """Submit the request and wait until the worker accepts it. Its model may have to be loaded
-        first.
+        """Submit the request and wait until the worker accepts it.
+
+        Its model may have to be loaded first.
 
         Answers that lost their client make room for the request, in the queue and in memory.
         """

@@ -103,8 +103,9 @@ def identity_of(request: Request, body: bytes, settings: ServerSettings) -> Requ
 
 
 class NumberedEvent(NamedTuple):
-    """The bytes of an event, and its number. To resume, a client names the number of the last event
-    that it read.
+    """The bytes of an event, and its number.
+
+    To resume, a client names the number of the last event that it read.
     """
 
     number: int
@@ -372,8 +373,9 @@ class HeldAnswers:
         has_all: bool,
         is_stopping: bool = False,
     ) -> bool:
-        """Note that a client of the answer is gone. Returns whether a client may still want the
-        answer.
+        """Note that a client of the answer is gone.
+
+        Returns whether a client may still want the answer.
 
         has_all: whether the client received the whole answer.
         is_stopping: whether the server takes no new requests, so that no retry can come.
@@ -427,8 +429,9 @@ class HeldAnswers:
         answer.add(NumberedEvent(answer.next_place, frame))
 
     def keep_unwritten(self, name: RecordKey, log: EventLog) -> None:
-        """Keep an answer whose end could not be stored. If there are too many, the oldest such
-        answer is dropped.
+        """Keep an answer whose end could not be stored.
+
+        If there are too many, the oldest such answer is dropped.
         """
         if len(self._unwritten) == _MOST_UNWRITTEN:
             self.named.pop(self._unwritten.popleft(), None)
@@ -508,8 +511,9 @@ class HeldAnswers:
         yield from [answer for answer in self._lost if answer.has_ended]
 
     def _keep_unread(self, answer: HeldAnswer) -> None:
-        """Free the events that all followers have read. From now on, no other request can get the
-        answer.
+        """Free the events that all followers have read.
+
+        From now on, no other request can get the answer.
         """
         if answer.clients == 0:
             self._give_up(answer)

@@ -180,8 +180,9 @@ def _answers(tasks: Collection[asyncio.Task[None]]) -> str:
 
 
 def listen(settings: ServerSettings) -> socket.socket:
-    """Bind a socket. Raises ConfigError if the address is in use or does not belong to this
-    machine.
+    """Bind a socket.
+
+    Raises ConfigError if the address is in use or does not belong to this machine.
     """
     host, port = settings.host.strip("[]"), settings.port
     try:
@@ -228,8 +229,9 @@ class ServerCertificate:
     """The TLS certificate. Only use it in the event loop's thread."""
 
     def __init__(self, *, certificate: str, key: str) -> None:
-        """certificate, key: paths of PEM files, the certificate's with its chain. Raises
-        ConfigError.
+        """certificate, key: paths of PEM files, the certificate's with its chain.
+
+        Raises ConfigError.
         """
         self._certificate, self._key = certificate, key
         self._current = self._read()
@@ -239,8 +241,9 @@ class ServerCertificate:
         self.context.sni_callback = self._hand_over  # called even if the client names no host
 
     def reload(self) -> None:
-        """Read the files again and use them for new connections. If the files are invalid, nothing
-        changes.
+        """Read the files again and use them for new connections.
+
+        If the files are invalid, nothing changes.
         """
         try:
             self._current = self._read()
@@ -406,7 +409,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes from the client. Invalid bytes get a 400 and at most one log line a minute."""
+        """Parse bytes from the client.
+
+        Invalid bytes get a 400 and at most one log line a minute.
+        """
         if self._is_refused:
             return
         self._unset_keepalive_if_required()
@@ -430,8 +436,9 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Add a header. Trailers of a chunked body are ignored, because they would bypass all
-        checks.
+        """Add a header.
+
+        Trailers of a chunked body are ignored, because they would bypass all checks.
         """
         if not self._in_body:
             super().on_header(name, value)
@@ -532,8 +539,9 @@ class BoundedProtocol(HttpToolsProtocol):
             )
 
     def _refuse(self, status: int, code: str, why: str) -> None:
-        """Close the connection. An error is sent first, unless an answer has begun or others are
-        still to be sent.
+        """Close the connection.
+
+        An error is sent first, unless an answer has begun or others are still to be sent.
         """
         self._is_refused = True
         self._stop_timer()

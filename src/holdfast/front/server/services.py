@@ -461,8 +461,9 @@ class MergedStream:
 
 
 class TimeLimit:
-    """A deadline, this many seconds from now; 0 means none. The part prefilled by then stays
-    cached.
+    """A deadline, this many seconds from now; 0 means none.
+
+    The part prefilled by then stays cached.
     """
 
     def __init__(self, seconds: float) -> None:
