@@ -342,7 +342,7 @@ def _unknown(noun: str, name: str, place: str, known: Iterable[str]) -> ConfigEr
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The known name nearest to an unknown one, as the end of a sentence; empty if there is none."""
+    """The known name nearest to an unknown one, as the end of a sentence; empty if none is near."""
     near = nearest_names(name, known)
     return f"; did you mean {near[0]}?" if near else ""
 

@@ -90,9 +90,7 @@ class PromptTooLong(InvalidRequest):
 
 
 class NoEmbeddings(InvalidRequest):
-    """The model gives no embeddings, because the hidden states of its architecture cannot be
-    accessed.
-    """
+    """The model gives no embeddings, because its hidden states cannot be accessed."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -185,8 +183,9 @@ class ServerStopping(WorkerUnavailable):
 
 
 class GenerationFailed(HoldfastError):
-    """An accepted request failed, for example by a crash: status 500, or an error event in a
-    stream.
+    """An accepted request failed, for example by a crash.
+
+    It gets status 500, or an error event in a stream.
 
     is_deadly: the request crashed workers, so it must not be retried.
     """

@@ -1,8 +1,8 @@
 """Files and folders: the user's folders, atomic writes, and folders claimed by a process.
 
 A claimed folder belongs to one process for as long as the process lives: the process holds a lock
-(flock) on a file in the folder. The kernel releases the lock when the process ends, even by `kill
--9`. The lock needs no process ids, and child programs do not inherit it.
+(flock) on a file in the folder. The kernel releases the lock when the process ends, even if it is
+killed. The lock needs no process ids, and child programs do not inherit it.
 """
 
 from __future__ import annotations
@@ -143,8 +143,9 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def atomic_create(path: Path) -> Iterator[IO[bytes]]:
-    """Like `atomic_write`, but an existing file is kept, so that concurrent writers all end with
-    the same file.
+    """Like `atomic_write`, but an existing file is kept.
+
+    So concurrent writers all end with the same file.
     """
     with _written_beside(path, place=_place_if_first) as file:
         yield file

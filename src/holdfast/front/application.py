@@ -53,8 +53,7 @@ _WELL_FORMED_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
 def _model_operations(speakers: Sequence[Dialect]) -> tuple[Operation, ...]:
-    """The operations that list the models and show one model, in the format of the client's
-    protocol.
+    """The operations that list the models and show one, in the format of the client's protocol.
 
     speakers: the protocols that define their own format; clients of other protocols get the format
         of the first.

@@ -160,9 +160,7 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """Lines for people: time, level, logger (omitted for requests) and message, optionally
-    coloured.
-    """
+    """Lines for people: time, level, logger (not for requests) and message, optionally coloured."""
 
     def __init__(self, *, coloured: bool, dated: bool = False) -> None:
         super().__init__(datefmt="%Y-%m-%d %H:%M:%S" if dated else "%H:%M:%S")

@@ -435,9 +435,7 @@ def _histograms(prefix: str, table: Table, figures: Mapping[str, object]) -> Ite
 
 
 def cumulative(histogram: HistogramFigures) -> Iterator[tuple[str, float]]:
-    """Yield the buckets: each upper bound as text, with the number of observations up to that
-    bound.
-    """
+    """Yield the buckets: each upper bound as text, and the number of observations up to it."""
     for bound, count in zip(
         (*histogram.bounds, float("inf")), accumulate(histogram.counts), strict=True
     ):

@@ -98,8 +98,7 @@ class RequestRecord:
 
     @property
     def waits(self) -> dict[str, float]:
-        """Seconds that the request waited in the front and in the worker, by reason; known at the
-        end.
+        """Seconds that the request waited in front and worker, by reason; known at the end.
 
         If there are several sequences, the longest wait counts.
         """
@@ -222,8 +221,9 @@ def waiting_for(reason: WaitReason) -> Iterator[None]:
 
 
 def write_line(record: RequestRecord) -> None:
-    """Log the line of a finished request, at level info, or at level debug for paths that programs
-    poll.
+    """Log the line of a finished request.
+
+    The level is info, or debug for paths that programs poll.
     """
     record.ended = record.clock()
     level = logging.DEBUG if record.path in QUIET_PATHS and record.has_status else logging.INFO
@@ -354,9 +354,7 @@ class AnswerRecord:
 
     @property
     def finish_reason(self) -> str:
-        """The finish reasons of all choices that have ended, each reason once; empty if none has
-        ended.
-        """
+        """The finish reasons of all ended choices, each reason once; empty if none has ended."""
         return ",".join(dict.fromkeys(end.reason.value for end, _ in self.ends))
 
     @property
@@ -383,8 +381,9 @@ class AnswerRecord:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Speed of all choices together after the first text; None if there are too few tokens to
-        measure.
+        """Speed of all choices together after the first text.
+
+        None if there are too few tokens, or too little time, to measure.
         """
         following, first_text_at = self.tokens - len(self._tokens), self.first_text_at
         if first_text_at is None or following < 1:

@@ -247,9 +247,11 @@ class RunningRequest(Struct, frozen=True, kw_only=True):
     """A request in progress.
 
     state: waiting (for its model, or to be accepted), reading (queued, or in prefill), writing, or
-        abandoned (its client is gone, but may come back for the answer). key: the name of its API
-        key, or empty. client: its address. prefilled_tokens: progress of a long prefill; 0 until
-        progress is reported. waits_for: as in /health; null if the request does not wait.
+        abandoned (its client is gone, but may come back for the answer).
+    key: the name of the request's API key, or empty.
+    client: the client's address.
+    prefilled_tokens: progress of a long prefill; 0 until progress is reported.
+    waits_for: as in /health; null if the request does not wait.
     """
 
     id: str

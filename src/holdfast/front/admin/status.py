@@ -148,8 +148,8 @@ class WaitingRequest(Struct, frozen=True, kw_only=True):
 
     waits_for: place (memory on the machine for its model), load (its model is being loaded), disk
         (cached blocks are being read), twin (another request prefills the same prefix), memory (KV
-        memory, and a slot among the running sequences), or reader (its client does not read). `id`
-        is null unless an admin sends the request for /health.
+        memory, and a slot among the running sequences), or reader (its client does not read).
+    id: null unless an admin sends the request for /health.
     """
 
     id: str | None
@@ -160,7 +160,7 @@ class WaitingRequest(Struct, frozen=True, kw_only=True):
 class ModelHealth(Struct, frozen=True, kw_only=True):
     """The state of one model.
 
-    `pid` is its worker process, or null. `leases` is the number of requests that use the model.
+    `pid` is the worker process, or null. `leases` is the number of requests that use the model.
     `idle_seconds_left` is the time until the model is unloaded if no request comes; null: it is not
     unloaded. `footprint_bytes` is the model's memory, 0 if it is not loaded. `failure` says why it
     could not be loaded. `memory` is null if the model has no prefix cache, or has not reported one

@@ -69,8 +69,9 @@ class FirstForms:
         return cast(KeptTool, first)
 
     def arguments(self, arguments: str, *, call_id: str, tenant: str = "") -> str:
-        """The arguments of a call (JSON text): in their first form, or as sent if their content is
-        new.
+        """The arguments of a call (JSON text) in their first form.
+
+        Arguments whose content is new are returned as sent.
         """
         exact = _key(tenant, "call as it came", call_id, arguments)
         known = self._known(exact)
@@ -94,9 +95,7 @@ class FirstForms:
         return text
 
     def _known(self, exact: bytes) -> Any:
-        """The first form of a part that was sent before in exactly this form; None if it is
-        unknown.
-        """
+        """The first form of a part that was sent before exactly like this; None if unknown."""
         key = self._forms.get(exact)
         return None if key is None else self._forms.get(key)
 

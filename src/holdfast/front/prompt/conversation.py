@@ -467,8 +467,9 @@ def _text(content: Any) -> str:
 
 
 def _like(content: Any, text: str) -> Any:
-    """The text as content of the same kind (string or parts), because some templates accept only
-    one.
+    """The text as content of the same kind (string or parts).
+
+    Some templates accept only one of the two kinds.
     """
     return [_text_part(text)] if isinstance(content, list) else text
 

@@ -106,7 +106,8 @@ class DialectReport(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""  # why the call syntax of the family could not be proven
     # whether the template writes past calls; otherwise they are written into the text of answers
     calls_kept: bool = False
-    # whether it accepts several calls in one answer; otherwise they become pairs of call and result
+    # whether the template accepts several calls in one answer; otherwise they become pairs of call
+    # and result
     parallel: bool = False
     ids: str = ""  # the form of call ids
     thinking: ThinkingReport | None = None
@@ -194,8 +195,9 @@ class _Search:
         self.shows_tools = shows_tools(template)
 
     def by_family(self, names: Iterable[str]) -> tuple[_Candidate | None, str]:
-        """The best proven candidate, or None, and the reason why there is none or why tools are
-        described in text.
+        """The best proven candidate, or None, and a reason.
+
+        The reason says why there is no candidate, or why tools are described in text.
         """
         failure = "no known model family writes calls like this"
         best: _Candidate | None = None
@@ -225,9 +227,7 @@ class _Search:
         return self._candidate(_IN_TEXT, calls, habits, read_too=tuple(own[:1]))
 
     def _tried(self, name: str, calls: CallFormat) -> _Candidate:
-        """The family with the first habits that could be proven, or else with the habits tried
-        first.
-        """
+        """The family with the first habits that could be proven, or else with those tried first."""
         prompt = self._template.try_render(_ASKED)
         opened = next((opener for opener in calls.openers if prompt.endswith(opener)), "")
         habits = ToolHabits(id_form=calls.id_form, left_to_model=opened)
@@ -299,10 +299,10 @@ def _dialect(
 
 
 def _is_in(token: AddedToken, marks: Iterable[str]) -> bool:
-    """Whether a token matters to readers: it is a mark, the beginning of one, or a special token
-    within one.
+    """Whether a token matters to readers.
 
-    Special tokens are not shown as text, so readers must know them.
+    It does if it is a mark, the beginning of a mark, or a special token within a mark. Special
+    tokens are not shown as text, so readers must know them.
     """
     content = token.content
     if len(content.strip()) < _MIN_MARKER:
@@ -345,8 +345,9 @@ def prompt_opens_thought(
 
 
 def _reasoning_for(source: str, tokens: Collection[str], *, shown: str) -> ReasoningFormat | None:
-    """The markers of thoughts that the template names or writes, or else a pair of tokens; None if
-    none is found.
+    """The markers of thoughts that the template names or writes, or else a pair of tokens.
+
+    Returns None if no markers are found.
 
     shown: a rendered conversation up to the answer, needed because some templates build their
         markers from parts.
@@ -371,8 +372,9 @@ def _is_written(reasoning: ReasoningFormat, shown: str) -> bool:
 
 
 def _frame_for(source: str, tokens: Collection[str]) -> tuple[str, str]:
-    """The text that the template names and that surrounds every answer, unless it consists of
-    tokens; otherwise two empty strings.
+    """The text that the template puts around every answer.
+
+    Returns two empty strings if the template names none, or if it consists of tokens.
     """
     for frame in _FRAMES:
         if all(mark in source and mark not in tokens for mark in frame):

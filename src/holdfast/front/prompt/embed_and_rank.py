@@ -233,8 +233,7 @@ def embedding_of(finished: Finished, *, dimensions: int | None) -> Embedding:
 
 
 def _pooling(request: EmbeddingRequest, bundle: TokenizerBundle) -> Pooling:
-    """The pooling that the request asks for, or else the model names, or else its tokenizer
-    suggests.
+    """The pooling that the request, or else the model, or else its tokenizer asks for.
 
     A tokenizer that appends a token to every text lets the model gather the text's meaning at that
     token.

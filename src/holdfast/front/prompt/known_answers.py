@@ -44,8 +44,9 @@ _MAX_EXACT = 2**53  # larger integers do not survive clients that compute in dou
 
 
 class AnswerMeaning(NamedTuple):
-    """An answer without the parts that clients change: outer white space and the spelling of
-    arguments.
+    """The parts of an answer that clients do not change.
+
+    Clients may change outer white space and the spelling of arguments.
     """
 
     reasoning: str = ""
@@ -352,16 +353,16 @@ def canonical_arguments(arguments: Any) -> str:
 
 
 def _number(spelled: str) -> int | float:
-    """The normalized number: 1, 1.0 and 1e0 are equal, as are all numbers that round to the same
-    double.
+    """The number in normal form.
+
+    1, 1.0 and 1e0 are equal, as are all numbers that round to the same double.
     """
     value = float(spelled)
     return int(value) if value.is_integer() and abs(value) <= _MAX_EXACT else value
 
 
 class ReadTexts:
-    """Remembers the meanings of texts, so that a long conversation is not parsed again on every
-    turn.
+    """Remembers the meanings of texts, so that old turns of a conversation are not parsed again.
 
     Forgets the least recently used texts. Thread-safe.
     """

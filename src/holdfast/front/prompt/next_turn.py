@@ -58,8 +58,7 @@ _PROBES = ("Next", "\n\n1. next")
 
 
 def observer(request: GenerationRequest, bundle: TokenizerBundle, prepared: Prepared) -> Observe:
-    """Return a function that records the answers to a request and must be called with all their
-    events.
+    """Return a function that records the answers to a request. It must see all of their events.
 
     A continued message is not recorded, because the client sends back more text than this request
     generates.
@@ -174,11 +173,10 @@ class WarmAhead:
         threads: Executor,
         observe: Observe,
     ) -> Observe:
-        """Return a function that must be called with all events of the answer; it first passes each
-        event to `observe`.
+        """Return a function that must be called with all events of the answer.
 
-        If the request has several choices, nothing is prefilled, because it is unknown which one
-        the conversation continues.
+        It first passes each event to `observe`. If the request has several choices, nothing is
+        prefilled, because it is unknown which one the conversation continues.
 
         threads: the pool that renders the next turn.
         """

@@ -182,8 +182,9 @@ class ChatTemplate:
         return after if shown else ""
 
     def _shared(self, prompt: ChatPrompt, text: str, *, upto: str = "") -> int:
-        """The length of the rendered conversation, cut before `upto`, if a text begins with it;
-        else 0.
+        """The length of the rendered conversation if a text begins with it; else 0.
+
+        upto: where to cut the rendered conversation; empty: not at all.
         """
         other = self.render_history(prompt)
         if upto:
@@ -327,8 +328,9 @@ def load_template(folder: Path) -> ChatTemplate | None:
 
 
 def _named_templates(value: Any) -> dict[str, str]:
-    """The templates by name; `chat_template` is one template or a list of {"name": …, "template":
-    …}.
+    """The templates by name.
+
+    `value` (`chat_template`) is one template, or a list of {"name": …, "template": …}.
     """
     if isinstance(value, str) and value:
         return {"default": value}

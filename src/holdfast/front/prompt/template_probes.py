@@ -130,8 +130,7 @@ def takes_text_and_thought(template: ChatTemplate) -> bool:
 def prove(
     template: ChatTemplate, dialect: ModelDialect, tokenizer: Tokenizer, *, parallel: bool = True
 ) -> Proof:
-    """Let the template write two calls, and read them back from the text between question and
-    result.
+    """Let the template write two calls, and read them back from its text.
 
     End-of-answer tokens end the text here, too.
 
@@ -188,8 +187,9 @@ def _result(place: int) -> Message:
 
 
 def _answer(template: ChatTemplate, whole: str, *, after: int, dialect: ModelDialect) -> _Answer:
-    """The text that the model would generate after this number of results, and the text that
-    follows, up to the next answer.
+    """The text that the model would generate after this number of results.
+
+    Also returns the text that follows, up to the next answer.
 
     whole: the rendered conversation with all results.
     """
@@ -275,9 +275,7 @@ def _is_same(text: str, arguments: Mapping[str, Any]) -> bool:
 
 
 def next_messages(calls: Iterable[ToolCall], content: str) -> tuple[Message, ...]:
-    """The messages that follow an answer, with this content: one result per call, or a user
-    message.
-    """
+    """The messages after an answer: one result per call, or a user message, with this content."""
     results = tuple({"role": "tool", "tool_call_id": call.id, "content": content} for call in calls)
     return results or ({"role": "user", "content": content},)
 

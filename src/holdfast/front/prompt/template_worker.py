@@ -123,8 +123,9 @@ def jinja_environment() -> ImmutableSandboxedEnvironment:
 
 
 class _GenerationBlock(Extension):
-    """Renders {% generation %}…{% endgeneration %}, which marks answers for training, as its
-    content.
+    """Renders {% generation %}…{% endgeneration %} as its content.
+
+    The block marks answers for training.
     """
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
@@ -161,8 +162,9 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """The filter `tojson`, which, unlike jinja2's own, escapes nothing for HTML and keeps the order
-    of keys.
+    """The filter `tojson`.
+
+    Unlike jinja2's own, it escapes nothing for HTML and keeps the order of keys.
     """
 
     def written() -> str:

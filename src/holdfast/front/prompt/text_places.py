@@ -132,8 +132,9 @@ def find_frame(
 
 
 def _written_ends(template: ChatTemplate) -> Iterator[str]:
-    """The texts that the template writes after an answer or before the next message, up to white
-    space.
+    """The first word that the template writes after an answer or call.
+
+    If it writes nothing there, the first word before the next message.
     """
     answer = {"role": "assistant", "content": _ANSWER}
     follow_up = {"role": "user", "content": _PROBE}
@@ -284,8 +285,9 @@ def _spot(
 def _after_parts(
     at: CacheBreakpoint, parts: Sequence[str], content: str, guard: Guard
 ) -> _Spot | None:
-    """The position after the given parts; the content contains them in order, with any text in
-    between.
+    """The position after the given parts of a content.
+
+    The content contains the parts in order, with any text in between.
     """
     end = len(content) - len(content.lstrip())
     for part in map(guard, parts[: at.parts]):

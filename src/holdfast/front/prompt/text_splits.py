@@ -94,8 +94,9 @@ class TextSplits:
 
 
 def find_splits(backend: Backend) -> TextSplits:
-    """The cuts that can be proved safe for a tokenizer; no cuts if one of the tokenizer's parts is
-    unknown.
+    """The cuts that can be proved safe for a tokenizer.
+
+    There are none if one of the tokenizer's parts is unknown.
     """
     added = list(backend.get_added_tokens_decoder().values())
     if (
@@ -118,11 +119,11 @@ def find_splits(backend: Backend) -> TextSplits:
 
 
 def _independent(tokens: Iterable[AddedToken]) -> set[str]:
-    """The tokens that match wherever their text occurs, because no token that starts earlier
-    overlaps them.
+    """The tokens that match wherever their text occurs.
 
-    The library takes the leftmost match, and the longest of several. Only tokens in brackets are
-    considered, because they are found quickly.
+    They do so because no token that starts earlier overlaps them. The library takes the leftmost
+    match, and the longest of several. Only tokens in brackets are considered, because they are
+    found quickly.
     """
     contents = {token.content: token for token in tokens}
     found = {

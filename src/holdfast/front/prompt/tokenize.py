@@ -108,9 +108,7 @@ class Tokenizer:
         return [encoding.ids for encoding in self._encodings(texts)]
 
     def encode_in_place(self, texts: Sequence[str]) -> list[EncodedText]:
-        """Encode several texts, without special tokens, and keep the position of each token in its
-        text.
-        """
+        """Encode texts without special tokens, and keep the position of each token in its text."""
         encodings = self._encodings(texts, with_places=True)
         return [
             EncodedText(each, characters=len(text))
@@ -202,8 +200,9 @@ class EncodedText:
         self.token_ids = TokenIds.of(encoding.ids)  # `ids` is a new list on every access
 
     def place(self, character: int) -> TokenPlace:
-        """The position of a character among the tokens; the index `characters` means the end of the
-        text.
+        """The position of a character among the tokens.
+
+        The index `characters` means the end of the text.
         """
         before = self.tokens_before(character)
         if before == len(self.token_ids):
@@ -221,8 +220,9 @@ class EncodedText:
         return bisect_right(self._spans, character, key=lambda span: span[1])
 
     def span(self, start: int, end: int) -> tuple[int, int] | None:
-        """The range of tokens between two characters; None if there are none, or if a token spans
-        an end.
+        """The range of tokens between two characters.
+
+        Returns None if there are no tokens, or if a token spans an end.
         """
         return _span(self.place(start), self.place(end))
 
@@ -257,8 +257,9 @@ class RememberedText:
         return self._place(character).before
 
     def span(self, start: int, end: int) -> tuple[int, int] | None:
-        """The range of tokens between two characters; None if there are none, or if a token spans
-        an end.
+        """The range of tokens between two characters.
+
+        Returns None if there are no tokens, or if a token spans an end.
         """
         return _span(self._place(start), self._place(end))
 
@@ -271,8 +272,7 @@ class RememberedText:
 
 
 class TokenMemory:
-    """Remembers the pieces of tokenized texts, so that a growing conversation is tokenized only
-    once.
+    """Remembers tokenized pieces of texts, so that a growing conversation is tokenized only once.
 
     Forgets the least recently used pieces. Each tenant has pieces of its own: so not even the
     duration of a request reveals whether another tenant sent the same text. Thread-safe.

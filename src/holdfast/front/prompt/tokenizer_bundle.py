@@ -185,11 +185,10 @@ def frame_of(
 def _turn_ends(
     template: ChatTemplate | None, tokenizer: Tokenizer, *, family: str
 ) -> tuple[int, ...]:
-    """The tokens that end an answer but are not known as end tokens: those of the family and of the
-    template.
+    """The tokens that end an answer, but are not declared as end tokens.
 
-    Many converted models declare only an end-of-text token, and would otherwise continue with the
-    next turns themselves.
+    They come from the family and the template. Many converted models declare only an end-of-text
+    token, and would otherwise continue with the next turns themselves.
     """
     if template is None:
         return ()

@@ -131,9 +131,7 @@ class Front:
         run_folder: Path,
         log_path: str,
     ) -> None:
-        """run_folder: the folder to which a description of the server is written as soon as it
-        listens.
-        """
+        """run_folder: where a description of the server is written as soon as it listens."""
         self._settings = settings
         self._started_at = started_at
         self._certificate = certificate
@@ -304,8 +302,9 @@ class _EarlySignals:
         self._armed = False
 
     def end_at_next(self) -> None:
-        """Exit at the next signal, because only the workers are left, which flush and exit on their
-        own.
+        """Exit at the next signal.
+
+        Only the workers are left then, which flush and exit on their own.
         """
         self._armed, self._ends_at_next = False, True
 

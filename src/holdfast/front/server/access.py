@@ -118,9 +118,7 @@ def key_file_of(setting: str, environ: Mapping[str, str]) -> Path | None:
 
 
 def own_key_file(environ: Mapping[str, str]) -> Path | None:
-    """The path of the user's own key file, which may not exist; None if the user has no home
-    directory.
-    """
+    """The path of the user's own key file, which may not exist; None if the user has no home."""
     try:
         return configuration_folder(environ) / "keys.json"
     except RuntimeError:
@@ -275,9 +273,7 @@ class Caller:
 
     @property
     def key_name(self) -> str:
-        """The name of the caller's key; empty if there is no key or it is the one of
-        `server.api_key`.
-        """
+        """The name of the caller's key; empty if it has none or uses `server.api_key`."""
         return self.key.name if self.key is not None else ""
 
 

@@ -275,8 +275,9 @@ class StreamFormat(abc.ABC):
     stream_type: ClassVar[str] = "text/event-stream; charset=utf-8"
 
     def keep_alive(self) -> bytes:
-        """The bytes that keep a silent connection open, even before the opening; empty if the
-        protocol has none.
+        """The bytes that keep a silent connection open; empty if the protocol has none.
+
+        They may be sent before the opening, too.
         """
         return KEEP_ALIVE_COMMENT
 
@@ -290,8 +291,9 @@ class StreamFormat(abc.ABC):
 
 
 class AnswerFormat(StreamFormat):
-    """The format of one answer: the events of a stream, each framed completely as the protocol
-    requires, or the whole answer as JSON.
+    """The format of one answer: the events of a stream, or the whole answer as JSON.
+
+    Events are framed completely, as the protocol requires.
     """
 
     def sampled_by(self, sampling: SamplingParams) -> None:
@@ -306,13 +308,12 @@ class AnswerFormat(StreamFormat):
 
     @abc.abstractmethod
     def delta(self, event: OutputDelta) -> bytes:
-        """The bytes for new text, reasoning or calls of a choice; empty if the protocol has no
-        event for them.
-        """
+        """The bytes for new text, reasoning or calls; empty if the protocol has no such event."""
 
     def progress(self, event: PromptProgress) -> bytes:
-        """The bytes for the progress of prefill; empty unless the client asked for it and the
-        protocol has an event for it.
+        """The bytes for the progress of prefill.
+
+        Empty unless the client asked for progress and the protocol has an event for it.
         """
         return b""
 
@@ -322,8 +323,9 @@ class AnswerFormat(StreamFormat):
 
     @abc.abstractmethod
     def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
-        """The bytes that end a stream: the token counts and the explanation, if the client asked
-        for them, and the end mark.
+        """The bytes that end a stream, with its end mark.
+
+        Token counts and explanation are included if the client asked for them.
         """
 
     @abc.abstractmethod
@@ -362,7 +364,8 @@ class EventWriter:
         request_id: str = "",
         keep_alive: Callable[[], bytes] | None = None,
     ) -> None:
-        """events: the events to write; the first one is the answer's opening, which may be empty.
+        """Write `events`, the first of which is the answer's opening, which may be empty.
+
         request_id: appears in an error event.
         keep_alive: used instead of the format's keep-alive.
         """
@@ -390,9 +393,7 @@ class EventWriter:
         return self._has_read_all and not self._ready and not self._is_sending
 
     def detach(self) -> None:
-        """Call this when the client is gone: the remaining events are read, but nothing more is
-        written.
-        """
+        """Note that the client is gone: read the remaining events, but write nothing more."""
         self._is_detached = True
         self._ready.clear()
         self._ready_bytes = 0

@@ -63,8 +63,9 @@ class Operation:
 
 
 def _services_of(request: Request) -> Services:
-    """The services, with the seal of the request's tenant: no other tenant can open texts that it
-    closes.
+    """The services, with the seal of the request's tenant.
+
+    No other tenant can open texts that this seal closes.
     """
     services: Services = request.app.state.services
     tenant = tenant_in(request, cache_salt="")
@@ -163,8 +164,7 @@ class DialectTable:
         return next(found, self.dialects[0])
 
     def served_path(self, path: str) -> str:
-        """The path without repeated slashes, and with exactly one /v1 where the served path has
-        one.
+        """The path without repeated slashes, and with exactly one /v1 if the served path has one.
 
         Base URLs are configured with and without /v1 and a final slash, so clients call
         /chat/completions and /v1/v1/models. In an unknown path, only the slashes are normalized.
@@ -274,9 +274,7 @@ def answers_of(
     chunk_type: str = "text/event-stream",
     statuses: Sequence[str] = ("200",),
 ) -> Shape:
-    """The shape of an operation, given its JSON answer (one of several types) and the events of its
-    stream.
-    """
+    """The shape of an operation, given the types of its JSON answer and of its stream's events."""
     schemas = {"application/json": wholes[0] if len(wholes) == 1 else {"anyOf": wholes}}
     return response_of(
         schemas if chunk is None else {**schemas, chunk_type: chunk}, statuses=statuses

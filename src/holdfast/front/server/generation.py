@@ -317,9 +317,7 @@ def _piece_of(form: AnswerFormat, event: OutputEvent) -> bytes:
 
 
 def _refuse_broken_end(event: ChoiceFinished) -> None:
-    """Raise an error if a choice was cancelled or failed, because that must never look like an
-    answer.
-    """
+    """Raise an error if a choice was cancelled or failed: this must never look like an answer."""
     if event.reason is FinishReason.CANCELLED:
         raise WorkerUnavailable(
             "the server cancelled the request before it was complete; please try again"
@@ -401,8 +399,9 @@ class FollowingResponse(Response):
 
 
 class RejoiningResponse(FollowingResponse):
-    """Sends the answer to an earlier request, from its first event, to a client that repeats the
-    request.
+    """Sends the answer to an earlier request to a client that repeats the request.
+
+    The answer is sent from its first event.
     """
 
     def __init__(self, services: Services, answer: HeldAnswer, request: Request) -> None:
@@ -473,9 +472,7 @@ class _WatchedSend:
 def rejoined(
     identity: RequestIdentity | None, request: Request, services: Services
 ) -> Response | None:
-    """The answer to the earlier request that this one repeats; None if it repeats none and needs
-    its own answer.
-    """
+    """The answer to the earlier request that this one repeats; None if it repeats none."""
     answer = None if identity is None else services.held.take(identity)
     return None if answer is None else RejoiningResponse(services, answer, request)
 

@@ -153,11 +153,11 @@ class ForwardedAddresses:
         await self._app(scope, receive, send)
 
     def _origin(self, headers: Iterable[tuple[bytes, bytes]]) -> Address | None:
-        """The address of the client of the outermost trusted proxy; None if it is missing or
-        ambiguous.
+        """The client's address as seen by the outermost trusted proxy.
 
-        A proxy writes one of the two headers (Forwarded and X-Forwarded-For) and passes the other
-        one on unchanged. If they disagree, one of them is forged, and we cannot tell which.
+        Returns None if it is missing or ambiguous. A proxy writes one of the two headers (Forwarded
+        and X-Forwarded-For) and passes the other one on unchanged. If they disagree, one of them is
+        forged, and we cannot tell which.
         """
         values: dict[bytes, list[str]] = {b"x-forwarded-for": [], b"forwarded": []}
         for name, value in headers:
@@ -243,8 +243,9 @@ class Guard:
             await answer_of(refusal, scope)(scope, receive, send)
 
     def _refusal(self, path: str, scope: Scope) -> RequestRefused | None:
-        """The error for a request that is refused; None if it is accepted, and then its caller is
-        in the scope.
+        """The error for a request that is refused; None if the request is accepted.
+
+        The caller of an accepted request is put into the scope.
         """
         headers: dict[bytes, bytes] = {}
         sent: Iterable[tuple[bytes, bytes]] = scope["headers"]
@@ -297,9 +298,7 @@ class Guard:
         return self._any_host or name in self._hosts or (self._any_address and is_address(name))
 
     def _is_own_page(self, headers: dict[bytes, bytes]) -> bool:
-        """Whether a request comes from a program, from a page of this server, or from an origin
-        that the settings allow.
-        """
+        """Whether a request comes from a program, a page of this server, or an allowed origin."""
         origin, host = (
             headers.get(name, b"").decode("latin-1").lower() for name in (b"origin", b"host")
         )
@@ -311,8 +310,9 @@ class Guard:
         )
 
     def _is_at_the_machine(self, headers: dict[bytes, bytes]) -> bool:
-        """Whether a local request comes from a program or a trusted page, not from a container, an
-        app or another page.
+        """Whether a local request comes from a program or a trusted page.
+
+        Containers, apps and other pages are not trusted.
         """
         host = host_name(headers.get(b"host", b"").decode("latin-1"))
         return self._is_own_page(headers) and (host in self._hosts or host not in _CONTAINERS_HOST)

@@ -50,9 +50,7 @@ _SHAPING_HEADERS = ("anthropic-", "x-holdfast-", "user-agent", IDEMPOTENCY_HEADE
 
 @dataclass(frozen=True, slots=True)
 class RequestIdentity:
-    """The identity of a request, which is equal for its retries: the attempt number is not
-    compared.
-    """
+    """The identity of a request and its retries; the attempt number is not compared."""
 
     digest: bytes
     sender: str = ""  # the sender's key or address
@@ -181,9 +179,7 @@ class EventLog:
         self.events.clear()
 
     def after(self, number: int) -> AsyncIterator[bytes]:
-        """Yield an empty opening, then all events with higher numbers, including future ones, until
-        the end.
-        """
+        """Yield an empty opening, then all events with higher numbers, until the log ends."""
         cursor = LogCursor()
         self._cursors.add(cursor)
         return self._read(cursor, number)
@@ -259,9 +255,7 @@ class HeldAnswer(EventLog):
         return self._stream is not None
 
     def accepted(self, stream: Generating) -> None:
-        """Note that the model has accepted the request and generates the answer through this
-        stream.
-        """
+        """Note that the model has accepted the request and generates the answer in this stream."""
         self._stream = stream
         self._is_repeatable = self._is_repeatable or stream.sampling.temperature == 0
         numbers_attempts = self.identity.attempt is not None

@@ -292,9 +292,7 @@ def _unusable(error: Exception) -> str:
 
 
 class Addresses:
-    """Counts the connections of each client address, and logs at most one line per address and
-    minute.
-    """
+    """Counts connections by client address, and logs at most one line per address and minute."""
 
     def __init__(
         self,
@@ -303,7 +301,8 @@ class Addresses:
         trusted: Sequence[Network] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """most: maximum number of connections per address.
+        """Limit each address to `most` connections.
+
         trusted: proxies, which are not limited, because they connect for many clients.
         """
         self._most, self._trusted, self._clock = most, trusted, clock
@@ -325,8 +324,9 @@ class Addresses:
             del self._open[address]
 
     def log(self, address: str, why: str) -> None:
-        """Log why a connection was closed, unless the last line about this address is less than a
-        minute old.
+        """Log why a connection was closed.
+
+        Nothing is logged if the last line about this address is less than a minute old.
         """
         now = self._clock()
         if now - self._logged.get(address, -_LOG_SECONDS) < _LOG_SECONDS:

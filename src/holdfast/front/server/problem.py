@@ -115,8 +115,9 @@ class Problem:
 
     @property
     def message_with_field(self) -> str:
-        """The message with the name of the field, for formats that have no separate place for the
-        field.
+        """The message with the name of the field.
+
+        For formats that have no separate place for the field.
         """
         if self.field and self.field not in self.message:
             return f"`{self.field}`: {self.message}"

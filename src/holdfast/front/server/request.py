@@ -256,10 +256,9 @@ def service_in(request: Request, *, can_wait: bool = False) -> ServiceClass:
 
 
 def time_limit_in(headers: Mapping[str, str], *, limits: LimitsSettings) -> float:
-    """The time limit of a request in seconds: the client's, but at most the server's. 0 means no
-    limit.
+    """The time limit of a request in seconds; 0: no limit.
 
-    Raises RequestRefused.
+    It is the client's limit, but at most the server's. Raises RequestRefused.
     """
     text = headers.get(TIME_LIMIT_HEADER)
     if text is None:

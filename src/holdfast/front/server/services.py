@@ -144,8 +144,9 @@ class ActiveRequest:
         return "reading" if self.record.answer.first_text_at is None else "writing"
 
     def ended_by(self) -> HoldfastError:
-        """The error for the client of a request whose task was cancelled, either by an
-        administrator or because the server stops.
+        """The error for the client of a request whose task was cancelled.
+
+        The task is cancelled by an administrator, or because the server stops.
         """
         if self.is_cancelled:
             return RequestRefused(
@@ -255,8 +256,9 @@ class Services:
 
 
 def salted(services: Services, cache_salt: str | None) -> Services:
-    """The services with the seal of this salt, which cannot open texts that another salt's seal
-    closed.
+    """The services with the seal of this salt.
+
+    It cannot open texts that another salt's seal closed.
     """
     return replace(services, seal=services.seal.of(cache_salt)) if cache_salt else services
 
