@@ -266,7 +266,7 @@ class AnswerRecord:
 
     def __init__(self, metrics: Metrics, *, clock: Callable[[], float] = perf_counter) -> None:
         self._metrics, self._clock = metrics, clock
-        self.ends: list[tuple[ChoiceFinished, float]] = []  # with their times
+        self.ends: list[tuple[ChoiceFinished, float]] = []  # each with its time
         self.began = clock()
         self.prompt = ""  # empty unless contents are logged
         self.accept_seconds = 0.0

@@ -33,7 +33,7 @@ _ACCOUNTING = re.compile(rf"^{_ACCOUNTING_NAME}[^\n]*(?:\n+|\Z)", re.MULTILINE)
 # how clients join the parts of a system prompt; the first separator is the one we use
 _SEPARATORS = ("\n", "\n\n", "", " ")
 _ENTRY_BYTES = 256  # overhead of an entry, on top of its text
-_FORMS_OF_TOOL = 3  # as sent, with control tokens broken, as JSON
+_FORMS_OF_TOOL = 3  # a tool is stored as sent, with control tokens broken up, and as JSON
 _REFERENCE = "tool_reference"
 _TEXT_KINDS = frozenset({"text", "input_text", "output_text"})
 _SYSTEM = frozenset({"system", "developer"})

@@ -26,7 +26,7 @@ class Nesting(NamedTuple):
     """The size of a JSON value."""
 
     parts: int  # objects, lists and their elements
-    levels: int  # of nesting, at the deepest point
+    levels: int  # the deepest level of nesting
 
 
 def nesting_of(value: Any, *, most_parts: int) -> Nesting:

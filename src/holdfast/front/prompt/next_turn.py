@@ -144,7 +144,7 @@ class _Recorder:
         )
 
     def _meaning(self, text: str, end: ChoiceFinished) -> AnswerMeaning:
-        """What a text means when all of its calls are read."""
+        """The meaning of a text if all of its calls are read."""
         return meaning_of_text(
             self.bundle.dialect.markers.encode(text),
             self.bundle.answer_reader(self.tools),

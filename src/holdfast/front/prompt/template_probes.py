@@ -242,7 +242,7 @@ def _likeness(answer: _Answer, calls: Sequence[_ProbeCall], dialect: ModelDialec
 def _misread(
     answer: _Answer, calls: Sequence[_ProbeCall], dialect: ModelDialect, ends: Sequence[str]
 ) -> str:
-    """What is wrong with the calls that are read from an answer; empty if nothing is."""
+    """The error in the calls that are read from an answer; empty if there is none."""
     text = answer.text
     for mark in ends:
         text = text.partition(mark)[0]
@@ -328,7 +328,7 @@ _RANK: Final[Mapping[str, int]] = {  # ranks the words of all templates on one s
     "xhigh": 9,
     "max": 10,
 }
-_USUAL: Final = ("low", "medium", "high")  # for templates that print any value they are given
+_USUAL: Final = ("low", "medium", "high")  # words to use for templates that print any value
 _BUDGETS: Final[Mapping[ThinkingEffort, int]] = {
     "off": 0,
     "on": -1,

@@ -41,7 +41,7 @@ from holdfast.front.prompt.template_worker import (
 )
 from holdfast.front.prompt.tool_definitions import KeptTool, packed_tool
 
-RENDER_SECONDS: Final = 5  # of processor time; a long conversation takes a hundredth of that
+RENDER_SECONDS: Final = 5  # limit of processor time; a long conversation takes a hundredth of it
 MAX_PROCESSES: Final = 8
 MAX_PER_TEMPLATE: Final = 2
 # how many processes templates may share; the others are reserved for templates that have none yet
@@ -145,7 +145,7 @@ class RenderProcesses:
             with self._changed:
                 process = self._idle.pop() if self._idle else None
             if process is not None:
-                with contextlib.suppress(_ProcessGone):  # it may have been killed while idle
+                with contextlib.suppress(_ProcessGone):  # the idle process may have been killed
                     return self._run_in(process, task)
             try:
                 return self._run_in(_RenderProcess(), task)

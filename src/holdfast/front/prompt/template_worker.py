@@ -57,7 +57,7 @@ class RenderTask:
 
     source: str
     variables: Mapping[str, Any] | None  # "tools" may be packed
-    seconds: int  # of processor time
+    seconds: int  # limit of processor time
 
 
 def main() -> None:

@@ -68,7 +68,7 @@ class AnswerFrame:
             yield tuple(AnswerSpan(start, end) for end in reversed(ends))
 
     def opening(self, text: str) -> str | None:
-        """What a prompt contains after the header of the new answer; None if that is unknown."""
+        """The text of a prompt after the header of the new answer; None if it is unknown."""
         start = -1
         for header in self.headers:
             at = text.rfind(header)

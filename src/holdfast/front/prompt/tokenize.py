@@ -57,7 +57,7 @@ _BREAK: Final = "\ufdd5"  # a Unicode noncharacter, which no text contains
 _SHORT_CHARACTERS = 4096  # takes about 1 ms to tokenize
 _ENTRY_BYTES = 400  # overhead per remembered piece, on top of its text: key, record, table entries
 _PLACE_BYTES = 200
-_SHOWN_TOKENS = 16  # in error messages
+_SHOWN_TOKENS = 16  # maximum number of tokens shown in an error message
 
 
 class Tokenizer:
@@ -274,7 +274,7 @@ class RememberedText:
 class TokenMemory:
     """Remembers tokenized pieces of texts, so that a growing conversation is tokenized only once.
 
-    Forgets the least recently used pieces. Each tenant has pieces of its own: so not even the
+    Forgets the least recently used pieces. Each tenant has separate pieces, so that not even the
     duration of a request reveals whether another tenant sent the same text. Thread-safe.
     """
 

@@ -48,7 +48,7 @@ AUTO, OFF = "auto", "off"
 _PREFIX = "sk-holdfast-"  # some clients require the first three characters
 _SECRET_BYTES = 32
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}\Z"
-KEY_HEADER_NAMES = ("x-api-key", "api-key")  # in addition to Authorization
+KEY_HEADER_NAMES = ("x-api-key", "api-key")  # headers that may carry a key, besides Authorization
 KEY_HEADERS = (b"authorization", *(name.encode() for name in KEY_HEADER_NAMES))
 CALLER = "holdfast.caller"  # key of a request's Caller in its ASGI scope
 _LONGEST_RETRY_SECONDS = 60  # clients do not wait longer
@@ -70,7 +70,7 @@ class ApiKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A named key. Its name determines the tenant: a new key with that name keeps the cache."""
 
     name: Annotated[str, Meta(pattern=_NAME)]
-    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]  # of the key
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]  # the hash of the key
     is_admin: bool = False
     priority: Priority = "interactive"  # the highest priority that its requests can have
     # maximum of running and waiting answers; None: `limits.max_requests_per_key`
@@ -386,7 +386,7 @@ class Drain:
 
     @property
     def seconds_left(self) -> float:
-        """How long running answers may continue; 0 before the drain begins."""
+        """How many more seconds running answers may continue; 0 before the drain begins."""
         return 0.0 if self._ends_at is None else max(0.0, self._ends_at - self._clock())
 
     def begin(self, limit_seconds: float) -> None:

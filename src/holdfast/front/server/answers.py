@@ -64,7 +64,7 @@ class SecondsSpent(Struct, frozen=True, kw_only=True):
     `prefill`.
     """
 
-    accept: float  # until the worker accepted the request: checks, template, tokenization
+    accept: float  # arrival to acceptance by the worker: checks, template, tokenization
     queue: float
     lookup: float
     waited_for_another: float
@@ -85,8 +85,8 @@ class Explanation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     index: int
     prompt_tokens: int
     ram_tokens: int
-    moved_tokens: int  # in the live state of the previous answer, which this answer continues
-    shared_tokens: int  # in buffers that other sequences use too
+    moved_tokens: int  # reused live state of the previous answer, which this one continues
+    shared_tokens: int  # in buffers that are shared with other sequences
     disk_tokens: int
     read_tokens: int  # prefilled
     read_ahead_tokens: int  # those of ram_tokens and disk_tokens that were prefilled in advance

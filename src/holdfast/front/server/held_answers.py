@@ -41,7 +41,7 @@ from holdfast.wire.requests import SamplingParams
 IDEMPOTENCY_HEADER = "idempotency-key"
 # the number of the attempt, from 0, which OpenAI's and Anthropic's SDKs send every time
 RETRY_HEADER = "x-stainless-retry-count"
-MOST_BYTES = 32 << 20  # of all answers together, as sent
+MOST_BYTES = 32 << 20  # limit for all held answers together
 MOST_LOST = 16  # maximum number of lost answers per sender
 _MOST_UNWRITTEN = 16  # maximum number of complete answers that the store could not write
 _EVENT_BYTES = 150  # Python's overhead per event

@@ -238,9 +238,9 @@ class Services:
     log: LogSettings = LogSettings()
     traces: Traces | None = None
     seal: Seal = field(default_factory=Seal)
-    # by model id, for models whose tokenizer has been loaded
+    # dialects by model id, for models whose tokenizer has been loaded
     dialects: Mapping[str, DialectReport] = field(default_factory=dict)
-    # of the Responses API
+    # the stored responses of the Responses API
     responses: ResponseStore = field(default_factory=ResponseStore)
     held: HeldAnswers = field(default_factory=HeldAnswers)
     active: ActiveRequests = field(default_factory=ActiveRequests)
