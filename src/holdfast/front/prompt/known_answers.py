@@ -212,8 +212,8 @@ class KnownAnswers:
     ) -> tuple[_Key, KnownAnswer] | None:
         """The answer with this meaning; None if there is none.
 
-        Of several, the latest one with the same call ids and the same thought, as far as any
-        matches.
+        If there are several, prefers those with the same call ids, then those with the same
+        thought, then the latest.
         """
         secret = self._secret(said, tenant)
         with self._lock:

@@ -192,9 +192,7 @@ def conversation_tokens(
 ) -> TokenIds:
     """The tokens that the prompt of a request with this conversation would have.
 
-    Updates no counters.
-
-    Returns no tokens if the model has no chat template. Raises InvalidRequest.
+    Updates no counters. Returns no tokens if the model has no chat template. Raises InvalidRequest.
     """
     if bundle.template is None:
         return TokenIds()

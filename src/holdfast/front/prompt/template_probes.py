@@ -96,8 +96,7 @@ class Proof:
     """The result of `prove`. `failure` is empty if names and arguments were read back unchanged."""
 
     failure: str = ""
-    # how much of the text that the family's own format writes is also in the template's text, 0 to
-    # 1
+    # share of the text in the family's own format that is also in the template's text, 0 to 1
     likeness: float = 0.0
 
 

@@ -136,8 +136,9 @@ class _GenerationBlock(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The environment of `transformers`, except that templates may change lists with `append` and
-    `pop`, as some repaired templates do.
+    """The environment of `transformers`, except that templates may change lists.
+
+    Some repaired templates use `append` and `pop`.
     """
 
     def getattr(self, obj: Any, attribute: str) -> Any:

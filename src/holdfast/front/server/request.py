@@ -234,10 +234,12 @@ def tenant_in(request: Request, *, cache_salt: str) -> str:
 def service_in(request: Request, *, can_wait: bool = False) -> ServiceClass:
     """The priority of a request, and its flow. The scheduler shares the model fairly among flows.
 
-    can_wait: whether the body asks for batch priority. Key, header and body can each lower the
-        priority, but not raise it. The flow is named after the API key, or else the tenant header,
-        or else the client's address. It ignores salts, because otherwise a client with a new salt
-        for each request would get many shares. Raises RequestRefused.
+    Key, header and body can each lower the priority, but not raise it. The flow is named after the
+    API key, or else the tenant header, or else the client's address. It ignores salts, because
+    otherwise a client with a new salt for each request would get many shares. Raises
+    RequestRefused.
+
+    can_wait: whether the body asks for batch priority.
     """
     caller = caller_of(request)
     header = request.headers.get(PRIORITY_HEADER, "interactive").strip().lower()

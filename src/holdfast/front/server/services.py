@@ -221,8 +221,8 @@ class Services:
     encode: EncodeCall
     embed: EmbedCall
     rank: RankCall
-    # returns the tokenizer of a model id; raises UnknownModel, and WorkerUnavailable if it is
-    # broken
+    # returns the tokenizer of a model id; raises UnknownModel, and WorkerUnavailable if
+    # the tokenizer is broken
     tokenizer_of: Callable[[str], Awaitable[Tokenizer]]
     sessions: SessionsCall
     catalog: Callable[[], Catalog]  # returns the current catalog, which a reload replaces
