@@ -101,7 +101,7 @@ class RerankBody(SaltField):
     user: str | None = optional("Accepted and ignored.")
 
     def plan(self, services: Services) -> RankPlan:
-        """Convert the body into what to rank and how to answer.
+        """Convert the body into a plan: what to rank, and how to answer.
 
         Raises RequestRefused naming the field at fault.
         """

@@ -1,6 +1,6 @@
 """POST /tokenize, /detokenize and /apply-template, with the fields of vLLM and of llama.cpp.
 
-They do not need the model to be loaded.
+These endpoints do not need the model to be loaded.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class TokenizeBody(ChatCompletionRequest):
     def text(self) -> str | None:
         """The text to tokenize; None if a conversation was sent.
 
-        Raises RequestRefused unless exactly one is given.
+        Raises RequestRefused unless exactly one of the inputs is given.
         """
         given = {
             name: value

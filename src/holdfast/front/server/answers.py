@@ -174,7 +174,7 @@ _SENTENCES = {
     CacheOutcome.NEW_TOKENS: "The whole cached prefix was used; the rest of the prompt is new.",
     CacheOutcome.NOTHING_STORED: (
         "Nothing is cached for this model and tenant. Other weights, another number format or "
-        "codec, another API key, X-Holdfast-Tenant or cache_salt have caches of their own."
+        "codec, another API key, X-Holdfast-Tenant or cache_salt use separate caches."
     ),
     CacheOutcome.SCORED: (
         "The request needs a result for every token of the prompt (log-probabilities, a mean), so "
