@@ -73,9 +73,9 @@ logger = logging.getLogger("holdfast.front.run")
 def run(effective: EffectiveSettings, *, progress: Progress = lambda stage, fraction: None) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit code.
 
+    Raises ModelLoadError or ConfigError (exit code 2) if the model or the address cannot be used.
+
     progress: called with the stage of loading and the fraction done, in the end with "ready".
-        Raises ModelLoadError or ConfigError (exit code 2) if the model or the address cannot be
-        used.
     """
     started_at = time.monotonic()
     settings = effective.settings
