@@ -19,7 +19,7 @@ from tests.fakes.tiny_models import TINY, VOCAB_SIZE, make_tiny  # noqa: E402
 HEADER = """# Architectures
 
 Holdfast runs unmodified mlx-lm models in one of three layouts. When it loads a model, it tries the layouts from left to
-right and takes the first one that computes correct results, so a model that is not in this table works too.
+right and uses the first one that computes correct results. Models that are not in this table therefore work too.
 `holdfast doctor MODEL` shows the layout of a model; `model.layout` forces one.
 
 | layout | meaning |
@@ -29,8 +29,8 @@ right and takes the first one that computes correct results, so a model that is 
 | `solo` | one forward pass per sequence, without prefix cache; the slowest |
 
 `make architectures` generates the table below with mlx {mlx} and mlx-lm {mlx_lm} on tiny random models (float32, CPU).
-A number is the largest error of any logit, relative to the effect of one changed token of the context; a layout is
-correct up to 1e-3. A word is the error with which a layout was rejected.
+A number is the largest error of any logit, relative to the effect of one changed token of the context; a layout counts
+as correct up to 1e-3. A word is the name of the exception because of which a layout was rejected.
 
 | architecture | layout | rows | split, seam | split, gathered | split, gathered, grouped masks | solo |
 |---|---|---|---|---|---|---|
