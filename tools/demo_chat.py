@@ -69,12 +69,12 @@ TURNS = (
 
 HEAD = """# Talk with the bundled model
 
-Forty turns of one conversation with `holdfast-demo`, without a system prompt and at temperature 0. `make demo-chat`
-generates this page; a test checks every answer.
+This page shows forty turns of one conversation with `holdfast-demo`, without a system prompt and at temperature 0.
+`make demo-chat` generates this page; a test checks every answer.
 
-The model has three million parameters. It lets you try the server without a download: it knows only what you tell it,
-and says so. It reasons before sums and counts, between `<think>` marks.
-[Its card](../../src/holdfast/models/bundled/holdfast-demo/README.md) has the measured quality.
+With this model of three million parameters, you can try the server without a download. The model knows only what you
+tell it, and says so if it does not know an answer. Before sums and counts, it reasons between `<think>` marks.
+[The model card](../../src/holdfast/models/bundled/holdfast-demo/README.md) lists measurements of its quality.
 """
 
 
