@@ -86,7 +86,7 @@ def test_the_form_says_what_is_copied_out() -> None:
         ),
         (
             [FullKV(), Composite((RecurrentState(2), FullKV()))],
-            "the checkpoint has 2 layers, the model 1",
+            "the checkpoint has 2 layers, the model has 1",
         ),
         (
             [FullKV(), FullKV(), WindowKV(5), ForeignState(object())],
@@ -106,8 +106,8 @@ def test_blocks_that_do_not_adjoin_and_boundaries_elsewhere_are_refused() -> Non
     read(state)
     blocks, checkpoint = snapshots(state)
     for wrong, where, message in (
-        (blocks[1:], checkpoint, "begins at token 6, the one before it ends at 0"),
-        (blocks[:1], checkpoint, "the checkpoint is at token 12, the keys and values end at 6"),
+        (blocks[1:], checkpoint, "begins at token 6, but the one before it ends at 0"),
+        (blocks[:1], checkpoint, "the checkpoint is at token 12, but the keys and values end at 6"),
         (blocks, None, "only be resumed at a checkpoint"),
     ):
         with pytest.raises(SnapshotMismatch, match=message):

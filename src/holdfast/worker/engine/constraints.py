@@ -1,8 +1,8 @@
-"""Which tokens a sequence may draw next: grammars, matched by llguidance, and thinking budgets.
+"""Limits the next token of a sequence: by grammars, which llguidance matches, and thinking budgets.
 
-Plain Python, no MLX. A matcher follows the tokens of one answer on the host and says, as one bit
-per token of the vocabulary, what may follow. After a preemption, a failure or a restart it is built
-again from the tokens that were generated.
+Plain Python, no MLX. A matcher follows the tokens of one answer on the host and computes a mask of
+the tokens that may follow, with one bit per token of the vocabulary. After a preemption, a failure
+or a restart, the matcher is rebuilt from the tokens that were generated.
 """
 
 from __future__ import annotations
@@ -36,15 +36,17 @@ if TYPE_CHECKING:  # imported on first use: 30 ms and 6 MB
 # bit i % 32 of word i // 32 is set where token i is allowed
 Words: TypeAlias = npt.NDArray[np.int32]
 
-KEPT_GRAMMARS = 32  # compiled
-# larger tokenizers take longer than a step to build (0.3 s with 131,000 tokens)
+KEPT_GRAMMARS = 32  # how many compiled grammars are cached
+# building the tokenizer of a larger file takes longer than a step (0.3 s with 131,000 tokens)
 LARGE_FILE_BYTES = 1 << 20
 _LONGEST_REASON = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarVocabulary:
-    """What grammars need of a tokenizer: the text of tokenizer.json, and all ids that end an answer."""
+    """The parts of a tokenizer that grammars need: the text of tokenizer.json, and all end token
+    ids.
+    """
 
     tokenizer_json: str
     end_token_ids: tuple[int, ...]
@@ -73,8 +75,8 @@ class GrammarMatcher:
         end_token_id: int,
         own_end_token_ids: tuple[int, ...],
     ) -> None:
-        """end_token_id: one that the grammar knows. own_end_token_ids: those of the request that it
-        does not know, which end the answer just as well.
+        """end_token_id: an end token that the grammar knows. own_end_token_ids: end tokens of the
+        request that the grammar does not know; they are treated like `end_token_id`.
         """
         self._matcher = matcher
         self._tokenizer = tokenizer
@@ -83,7 +85,7 @@ class GrammarMatcher:
 
     @property
     def error(self) -> str:
-        """Why the grammar cannot continue, in one line; empty while it can."""
+        """Why the grammar cannot continue, in one line; empty if it can."""
         return first_line(self._matcher.get_error()) if self._matcher.is_error() else ""
 
     def take(self, token_id: int) -> bool:
@@ -97,7 +99,7 @@ class GrammarMatcher:
         return bool(self._matcher.validate_tokens(list(token_ids)) == len(token_ids))
 
     def fill(self, words: Words) -> bool:
-        """Write the bits of the tokens that may follow into one row; returns whether any may."""
+        """Write the mask of the tokens that may follow into one row; returns whether any may."""
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if np.count_nonzero(words) == 1:
             self._cut_marker(words)
@@ -122,13 +124,15 @@ class GrammarMatcher:
 
 
 class Grammars:
-    """Makes matchers, which are copies of compiled grammars.
+    """Creates matchers, which are copies of compiled grammars.
 
     The tokenizer is built for the first grammar, or by the thread that `prepare` starts.
     """
 
     def __init__(self, source: Path | GrammarVocabulary, *, vocab_size: int) -> None:
-        """source: a model's folder, or what would be read there. vocab_size: columns of the logits."""
+        """source: a model's folder, or the vocabulary that would be read from it. vocab_size:
+        columns of the logits.
+        """
         self._source = source
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
@@ -136,7 +140,7 @@ class Grammars:
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def prepare(self) -> None:
-        """Start to build the tokenizer if that takes long; does not wait."""
+        """Start building the tokenizer in a thread if it is large; does not wait."""
         if (
             isinstance(self._source, Path)
             and _file_bytes(self._source / "tokenizer.json") >= LARGE_FILE_BYTES
@@ -146,8 +150,9 @@ class Grammars:
     def matcher(self, grammar: str, *, stop_token_ids: Iterable[int] = ()) -> GrammarMatcher:
         """A matcher at the start of a grammar.
 
-        stop_token_ids: end this answer, in addition to those of the tokenizer. Raises InvalidRequest
-        if the grammar is invalid, or the model's tokenizer cannot be used for grammars.
+        stop_token_ids: tokens that end this answer, in addition to those of the tokenizer. Raises
+        InvalidRequest if the grammar is invalid, or if the model's tokenizer cannot be used for
+        grammars.
         """
         compiled = self._compiled.pop(grammar, None) or self._compile(grammar)
         self._compiled[grammar] = compiled
@@ -202,7 +207,7 @@ class Grammars:
 
 
 def first_line(text: str) -> str:
-    """The first line of the library's message; it dumps its state after that."""
+    """The first line of a message of llguidance; the lines after it are a dump of its state."""
     line = text.strip().splitlines()[0] if text.strip() else "no reason given"
     return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 1] + "…"
 
@@ -216,7 +221,7 @@ def _file_bytes(path: Path) -> int:
 
 
 class ThoughtMeter:
-    """Counts the tokens of thoughts in one answer.
+    """Counts the thinking tokens of one answer.
 
     All thoughts share one budget. Once it is spent, a thought has to end as soon as it begins.
     """
@@ -226,7 +231,7 @@ class ThoughtMeter:
         self._end = budget.end_token_ids
         self._left = budget.tokens
         self._thinks = not budget.start_token_ids
-        # the last tokens since the thought began or ended, at most as many as a marker has
+        # the last tokens since the thought began or ended, at most as many as the marker has
         self._since: list[int] = []
 
     def take(self, token_id: int) -> None:
@@ -240,7 +245,9 @@ class ThoughtMeter:
 
     @property
     def due(self) -> tuple[int, ...]:
-        """The tokens that must follow: the rest of the end marker. Empty if anything may follow."""
+        """The tokens that must follow, which are the rest of the end marker. Empty if any token
+        may.
+        """
         if not self._thinks or self._left > 0:
             return ()
         return self._end[_begun(self._end, self._since) :]
@@ -256,7 +263,9 @@ class Constraints:
     """The constraints of one model's sequences. Device thread only."""
 
     def __init__(self, grammars: Grammars | None, *, vocab_size: int) -> None:
-        """grammars: None refuses requests with a grammar. vocab_size: columns of the logits."""
+        """grammars: if None, requests with a grammar are refused. vocab_size: columns of the
+        logits.
+        """
         self.figures = ConstraintFigures()
         self.words_per_row = -(-vocab_size // 32)
         self._grammars = grammars
@@ -264,9 +273,10 @@ class Constraints:
     def of(
         self, request: SequenceRequest, *, generated: Sequence[int] = ()
     ) -> SequenceConstraint | None:
-        """The constraint of a sequence after `generated`; None if nothing limits its draws.
+        """The constraint of a sequence after the tokens in `generated`; None if its tokens are not
+        limited.
 
-        Raises InvalidRequest if its grammar is invalid or does not allow what was generated.
+        Raises InvalidRequest if the grammar is invalid or does not allow the generated tokens.
         """
         budget = request.thinking_budget
         if not request.grammar and budget is None:
@@ -290,7 +300,9 @@ class Constraints:
         *,
         generated: Sequence[int],
     ) -> SequenceConstraint:
-        """The constraint of a sequence that gets another thinking budget after `generated`."""
+        """The constraint of a sequence that gets a new thinking budget after the tokens in
+        `generated`.
+        """
         if constraint is None:
             self.figures.sequences += 1
             constraint = SequenceConstraint(matcher=None, meter=None, figures=self.figures)
@@ -307,32 +319,33 @@ class Constraints:
 
 @dataclass(slots=True, eq=False)
 class SequenceConstraint:
-    """What one sequence may draw next, given the tokens that it has drawn."""
+    """Limits the next token of one sequence, given the tokens that it has generated."""
 
     matcher: GrammarMatcher | None
     meter: ThoughtMeter | None
     figures: ConstraintFigures
-    failure: str = field(default="", init=False)  # why nothing can be drawn any more
+    failure: str = field(default="", init=False)  # why no token can be generated any more
 
     def take(self, token_id: int) -> None:
-        """Add a token that the sequence has drawn."""
+        """Add a token that the sequence has generated."""
         if self.meter is not None:
             self.meter.take(token_id)
         if self.matcher is not None and not self.failure and not self.matcher.take(token_id):
             self._fail(f"the grammar does not allow token {token_id}: {self.matcher.error}")
 
     def forced_token(self) -> int | None:
-        """The only token that may follow, because a thought has to end; None without one."""
+        """The token that must follow because a thought has to end; None if no token is forced."""
         due = () if self.meter is None else self.meter.due
         if not due or (self.matcher is not None and not self.matcher.allows(due)):
-            # The grammar has precedence: within a character, the thought continues for a token.
+            # The grammar has precedence: within a character, the thought goes on for a token.
             return None
         return due[0]
 
     def fill(self, words: Words) -> bool:
-        """Write what may follow into `words`, one row; returns False if the row is not limited.
+        """Write the mask of allowed tokens into `words`, one row; returns False if the row has no
+        mask.
 
-        Sets `failure` if nothing may follow.
+        Sets `failure` if no token may follow.
         """
         if self.matcher is None or self.failure:
             return False

@@ -1,16 +1,16 @@
-"""Executes step plans: one forward pass, as the layout has it, and one vectorized draw.
+"""Executes step plans: the forward passes of the layout, and sampling for all rows at once.
 
 Device thread only.
 
-Steps can be pipelined. `dispatch` lays a step out lazily, with the tokens that the previous step is
-still drawing, and launches it when that one has ended. So building the graph of the next step
-overlaps with computing this one, and nothing holds the KV buffers of a running step when the next
-one starts: they are updated in place. (Launching earlier copies every KV buffer once per step on
-the CPU: measured 3.5 ms against 0.3 ms at 134 MB.)
+Steps can be pipelined. `dispatch` builds the graph of a step lazily, with tokens that the previous
+step is still sampling, and the step is launched when the previous one has ended. So building the
+graph of the next step overlaps with computing this one. Since nothing holds the KV buffers of a
+finished step when the next one starts, these buffers are updated in place. (Launching earlier would
+copy every KV buffer once per step on the CPU: 3.5 ms instead of 0.3 ms, measured with 134 MB.)
 
-What a constrained sequence may draw depends on its previous token, which the host has to know. Then
-the forward pass is laid out and launched as usual, and while it runs, the host takes the token,
-fills the mask and lays out the draw.
+The mask of a constrained sequence depends on its previous token, which the host has to know. For
+such a sequence, the forward pass is laid out and launched as usual, and while it runs, the host
+reads the token, fills the mask and lays out the sampling.
 """
 
 from __future__ import annotations
@@ -44,34 +44,34 @@ from holdfast.worker.engine.sequence import (
 from holdfast.worker.engine.views import StepContext
 from holdfast.worker.kv.live import LiveState, ModelForm
 
-NOT_A_NUMBER = "the model's output is not a number at this position, or nothing is left to draw"
+NOT_A_NUMBER = "the model's output is not a number at this position, or no token is left to sample"
 NOTHING_ALLOWED = "the grammar allows only tokens here that the request bans"
-# of float32 logits that exist at a time; half as much more if the model computes in 16 bits
+# bytes of float32 logits that exist at a time; 50 % more if the model computes in 16 bits
 PIECE_BYTES = 32 << 20
 
 
 @dataclass(slots=True)
 class PendingStep:
-    """A step that was laid out and not yet collected."""
+    """A step that was laid out but is not collected yet."""
 
     spans: list[SequenceSpan]
     drawing: list[SequenceSpan]  # the span of each row in `drawn`
-    undrawn: mx.array | None  # logits that wait for the tokens of the previous step
+    undrawn: mx.array | None  # logits to sample from once the previous step's tokens are known
     drawn: DrawnRows | None
-    scored: Mapping[RequestId, LaterLogits]  # of prompts
-    pooled: dict[RequestId, mx.array]  # of prompts that end in this step: float32 [hidden]
+    scored: Mapping[RequestId, LaterLogits]  # logits that score prompts
+    pooled: dict[RequestId, mx.array]  # embeddings of prompts that end in this step: fp32 [hidden]
     kept: list[Kept]  # snapshots that the step makes
-    outputs: list[mx.array]  # what has to be computed, with the live state; emptied at launch
+    outputs: list[mx.array]  # arrays to compute, including live state; emptied at launch
 
     def launch(self) -> None:
-        """Start what the step has to compute; does not wait."""
+        """Start computing the step; does not wait."""
         mx.async_eval(self.outputs)  # type: ignore[no-untyped-call]
         self.outputs = []  # so that nothing holds the KV buffers when the next step starts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCosts:
-    """Bytes of a sequence's live state, and the form of its snapshots; None without one."""
+    """Bytes of a sequence's live state, and the form of its snapshots (None if it has none)."""
 
     bytes_per_token: int
     fixed_bytes: int
@@ -96,14 +96,14 @@ class Engine:
     def runs_ahead(self) -> bool:
         """Whether to dispatch a step before the previous one is collected.
 
-        It does not pay on a CPU: launching takes almost as long as the step itself, because MLX
-        lets only a few tasks wait.
+        Running ahead does not pay on a CPU: there, launching takes almost as long as the step
+        itself, because MLX queues only a few tasks.
         """
         return mx.default_device() != mx.Device(mx.cpu)
 
     @property
     def embedding_dimensions(self) -> int:
-        """The size of a pooled prompt; 0 if the model's hidden states cannot be reached."""
+        """The size of an embedding; 0 if the model's hidden states cannot be reached."""
         return self._runner.hidden_size
 
     @property
@@ -120,12 +120,12 @@ class Engine:
         prefix: Prefix | None = None,
         keep: KeepPolicy | None = None,
     ) -> LiveState:
-        """Open a sequence, or open it again after a preemption with the tokens it had generated.
+        """Open a sequence, or reopen it after a preemption with the tokens that it had generated.
 
-        prefix: what to start from; the tokens that the returned state holds need no prefill. keep:
-        what to copy out while it runs. Raises SnapshotMismatch if the prefix does not fit the
-        model, InvalidRequest if the grammar is invalid or the model cannot embed; the sequence is
-        not open then.
+        prefix: cached state to start from; the tokens that the returned state holds need no
+        prefill. keep: what to copy out while the sequence runs. Raises SnapshotMismatch if the
+        prefix does not fit the model, and InvalidRequest if the grammar is invalid or the model
+        cannot embed; then the sequence is not open.
         """
         assert request.request_id not in self._sequences, f"sequence {request.request_id} is open"
         if request.pooling is not None and not self.embedding_dimensions:
@@ -135,7 +135,8 @@ class Engine:
             request, live=live, vocab_size=self._vocab_size, generated=generated
         )
         sequence.constraint = self._constraints.of(request, generated=generated)
-        # Last, because a base that is moved is lost if the request is refused after it.
+        # Last, because a live state that is moved here would be lost if the request were refused
+        # later.
         if prefix is not None:
             sequence.start_from(prefix)
         sequence.live.reserve(capacity_tokens)
@@ -144,15 +145,15 @@ class Engine:
         return sequence.live
 
     def grow(self, request_id: RequestId, capacity_tokens: int) -> None:
-        """Reserve more room for a sequence."""
+        """Reserve capacity for this many tokens of a sequence."""
         self._sequences[request_id].live.reserve(capacity_tokens)
 
     def limit_thoughts(
         self, request_id: RequestId, budget: ThinkingBudget, *, generated: Sequence[int]
     ) -> None:
-        """Give an open sequence another thinking budget. It must not be in a pending step.
+        """Give an open sequence a new thinking budget. It must not be in a pending step.
 
-        generated: all tokens that it has drawn.
+        generated: all tokens that the sequence has generated.
         """
         sequence = self._sequences[request_id]
         sequence.constraint = self._constraints.with_budget(
@@ -160,16 +161,16 @@ class Engine:
         )
 
     def close(self, request_id: RequestId) -> None:
-        """Drop a sequence. Ignore its results in steps that are still pending."""
+        """Drop a sequence. The caller must ignore its results in steps that are still pending."""
         del self._sequences[request_id]
 
     def dispatch(self, plan: StepPlan) -> PendingStep:
-        """Lay out a step, and launch it if no other is under way; does not wait.
+        """Lay out a step, and launch it if no other step is under way; does not wait.
 
-        No step can be laid out after one that waits to be drawn, since its tokens are unknown.
+        Must not be called after a step whose tokens are not sampled yet: they are unknown.
         """
         assert all(ahead.undrawn is None for ahead in self._under_way), (
-            "the previous step is not drawn yet"
+            "the tokens of the previous step are not sampled yet"
         )
         spans = [SequenceSpan(self._sequences[span.request_id], span) for span in plan.spans]
         logits = self._runner.forward(spans, StepContext())
@@ -204,15 +205,15 @@ class Engine:
         return results
 
     def take_kept(self, pending: PendingStep) -> list[Kept]:
-        """The snapshots that a collected step has made, evaluated."""
+        """Return the evaluated snapshots that a collected step has made, once."""
         kept = pending.kept
         pending.kept = []
         return kept
 
     def keep_rest(self, request_id: RequestId) -> Kept | None:
-        """Copy out what is not saved yet of a sequence that is about to be closed; does not wait.
+        """Copy out the unsaved rest of a sequence that is about to be closed; does not wait.
 
-        None if its layers have no snapshot form.
+        Returns None if the sequence is empty or its layers have no snapshot form.
         """
         sequence = self._sequences[request_id]
         if sequence.live.tokens == 0 or sequence.live.is_foreign:
@@ -222,10 +223,12 @@ class Engine:
         return kept
 
     def check_device(self) -> None:
-        """Compute something known. Raises what the device raises; RuntimeError if it is wrong."""
+        """Check a computation with a known result. Raises the device's error, or RuntimeError if
+        the result is wrong.
+        """
         ones = mx.ones((16, 16))
         if (ones @ ones).sum().item() != 16**3:
-            raise RuntimeError("the device does not compute any more")
+            raise RuntimeError("the device no longer computes correctly")
 
     def abandon_pending(self) -> None:
         """Forget steps that cannot be collected because one of them failed."""
@@ -234,7 +237,7 @@ class Engine:
     # -- measurements
 
     def measure_costs(self) -> KVCosts:
-        """The costs of one sequence, measured on a short one."""
+        """Measure the memory of one sequence, with a short one."""
         self._read_once("costs", tokens=3)
         live = self._sequences["costs"].live
         costs = KVCosts(
@@ -246,10 +249,10 @@ class Engine:
         return costs
 
     def measure_step(self, tokens: int) -> tuple[int, int]:
-        """Memory of a step that reads this many tokens, beside weights and KV: bytes at its peak,
-        and bytes that MLX caches for the next one.
+        """Measure a step that reads this many tokens: its peak memory in addition to weights and
+        KV, and the memory that MLX caches for the next step, in bytes.
 
-        Compiles the kernels for prefill, too.
+        Also compiles the kernels for prefill.
         """
         mx.clear_cache()
         mx.reset_peak_memory()
@@ -259,7 +262,7 @@ class Engine:
         return max(0, mx.get_peak_memory() - before), mx.get_cache_memory()
 
     def _read_once(self, request_id: RequestId, *, tokens: int) -> None:
-        """Open a sequence with a prompt of arbitrary tokens, and read it in one step."""
+        """Open a sequence with a prompt of arbitrary tokens, and prefill it in one step."""
         request = SequenceRequest(
             request_id=request_id,
             prompt_token_ids=TokenIds.of(tuple(1 + index % 3 for index in range(tokens))),
@@ -293,7 +296,7 @@ class Engine:
         return pending
 
     def _draw_late(self, pending: PendingStep) -> None:
-        """Draw in a launched step whose constraints have waited for the previous tokens."""
+        """Sample in a launched step whose constraints had to wait for the previous tokens."""
         if pending.undrawn is not None:
             logits = pending.undrawn
             pending.undrawn = None
@@ -333,7 +336,9 @@ class Engine:
             pending.outputs.extend(kept.arrays())
 
     def _trim_the_others(self, pending: PendingStep) -> None:
-        """Trim sequences that pause: their states may be rows of a stack that others have left."""
+        """Trim paused sequences: their states may be rows of a stack that the others no
+        longer use.
+        """
         busy = {id(each.sequence) for each in pending.spans}
         for sequence in self._sequences.values():
             if not sequence.is_trimmed and id(sequence) not in busy:
@@ -343,7 +348,8 @@ class Engine:
     def _wait(self, pending: PendingStep) -> dict[RequestId, tuple[TokenLogprob, ...]]:
         """Wait for a step; returns the log-probabilities of prompts.
 
-        These are computed here, before the next step is launched, so that they do not wait for it.
+        The log-probabilities are computed here, before the next step is launched, so that they do
+        not wait for that step.
         """
         if pending.outputs:
             pending.launch()
@@ -396,7 +402,7 @@ def _embedded(request_id: RequestId, pooled: mx.array) -> SpanResult:
 
 
 def _draws(pending: PendingStep) -> dict[RequestId, SpanResult]:
-    """The tokens that spans have drawn, read back from the device."""
+    """The tokens that were sampled for the spans, read back from the device."""
     drawn = pending.drawn
     if drawn is None:
         return {}
@@ -446,8 +452,7 @@ def prompt_logprobs(
 ) -> tuple[TokenLogprob, ...]:
     """The log-probabilities of prompt tokens, from the logits of the positions before them.
 
-    Computed in pieces, so that no more logits exist at a time than fit in `piece_bytes`, or one
-    row.
+    Computed in pieces, so that at any time the logits fit in `piece_bytes`, or are one row.
     """
     rows = max(1, piece_bytes // (4 * vocab_size))
     found: list[TokenLogprob] = []
@@ -463,7 +468,7 @@ def prompt_logprobs(
 
 
 def _logprobs(scores: Scores, token_ids: Sequence[int]) -> list[TokenLogprob]:
-    """Scores as they are sent. With as many rivals for each token as any row wants."""
+    """Scores as they are sent, each with as many top tokens as the row that wants the most."""
     chosen: list[float] = scores.chosen.tolist()  # type: ignore[assignment]
     tops: list[tuple[tuple[int, float], ...]] = [()] * len(chosen)
     if scores.top is not None:

@@ -1,6 +1,7 @@
 """The fingerprint of a model: a hash of everything that its cached KV depends on.
 
-That is its weights, configuration, tokenizer and templates, and the code that computes with them.
+The hash covers the weights, configuration, tokenizer and templates, and the code that computes with
+them.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from holdfast.errors import ModelLoadError
 from holdfast.models.file_hashing import ModelChanged
 from holdfast.models.model_folder import WEIGHT_FILES, read_json
 
-_FORMAT = 4  # of what is hashed
+_FORMAT = 4  # version of the hashed data's format
 
 _CONFIG = "config.json"
-# Adapters are not loaded by this version; these are the names that mlx-lm and others use.
+# Adapters are included although this version does not load them: these are the names that mlx-lm
+# and others use.
 _FILES_OF_A_MODEL = (
     WEIGHT_FILES, "adapter*.safetensors", "adapter_config.json", _CONFIG, "hf_quant_config.json",
     "tokenizer*", "*.tiktoken", "spiece.model", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json",
@@ -45,10 +47,10 @@ _OWN_CODE = (
 
 
 def files_of_identity(folder: Path, *, runs_own_code: bool) -> dict[str, Path]:
-    """Every file that affects the states of the model in `folder`, by name: its own and code.
+    """Every file that affects the states of the model in `folder`, by name: model files and code.
 
-    runs_own_code: Python files of the folder are executed. Then all files of the folder count,
-    because the code may read them.
+    runs_own_code: whether Python files of the folder are executed. If so, all files of the folder
+    count, because that code may read them.
     """
     files = dict(_everything(folder) if runs_own_code else _matching(folder, _FILES_OF_A_MODEL))
     return {f"model/{name}": path for name, path in files.items()} | _code()
@@ -58,7 +60,7 @@ def runs_own_code(folder: Path, *, trust_remote_code: bool) -> bool:
     """Whether the model is built by Python files in its folder."""
     try:
         return trust_remote_code and read_json(folder / _CONFIG).get("model_file") is not None
-    except ModelLoadError:  # loading reports it
+    except ModelLoadError:  # loading reports the error
         return False
 
 
@@ -68,9 +70,10 @@ def model_fingerprint(
     """A hash of everything that affects the states of the model in `folder`.
 
     Paths and dates do not count: a copy of a model finds the cache of the original, and new weights
-    under an old path do not. hashes: of `files_of_identity`, by name. computed_as: the compute
-    format (dtype, packed or dequantized weights, codec), since each rounds differently. versions:
-    of the packages that compute. Raises ModelChanged.
+    under an old path do not. hashes: the hashes of `files_of_identity`, by name. computed_as: the
+    compute format (dtype, packed or dequantized weights, codec), since each rounds differently.
+    versions: versions of the packages that compute. Raises ModelChanged if the configuration was
+    changed after it was hashed.
     """
     digest = hashlib.blake2b(digest_size=32)
     _add(digest, f"holdfast {_FORMAT}", computed_as, *versions)
@@ -104,12 +107,12 @@ def _matching(root: Path, patterns: Iterable[str]) -> dict[str, Path]:
 
 
 def _everything(folder: Path) -> dict[str, Path]:
-    """All files of a folder except hidden ones, which belong to tools (.git, .cache)."""
+    """All files of a folder except hidden ones, which are files of tools (.git, .cache)."""
     found = {}
     seen: set[str] = set()
     for place, folders, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(place)
-        if real in seen:  # a link that leads back
+        if real in seen:  # a symbolic link to a parent folder
             folders.clear()
             continue
         seen.add(real)

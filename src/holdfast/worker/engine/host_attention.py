@@ -1,10 +1,10 @@
-"""Attention by numpy on all cores, for Linux without a GPU: MLX has no fused kernel there, and its
+"""Attention in numpy on all cores, for Linux without a GPU, where MLX has no fused kernel and its
 softmax uses one core.
 
 Most of the prefill time of a long prompt goes into exponentials, which MLX computes one at a time.
 numpy uses vector instructions and releases the interpreter lock, so the heads of all spans are
-distributed over threads, in blocks that fit a core's cache. Measured against mx.fast on 4 cores: 7
-to 15 times as fast, see docs/lab-log.md.
+distributed over threads, in blocks that fit a core's cache. This is 7 to 15 times as fast as
+mx.fast on 4 cores (docs/lab-log.md).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import numpy.typing as npt
 from holdfast.machine.blas import blas_of_numpy, current_blas, usable_cores
 
 _BLOCK_SCORES = 1 << 18  # 1 MiB of float32: a core's share of the cache
-_MIN_ROWS = 64  # of a block: keys are read once for this many queries
-_SMALL_PRODUCT = 1_000_000  # multiplications up to which OpenBLAS does not pack
-_LEAST_STEP = 200  # columns; with fewer, calling numpy costs too much
-_FEW_ROWS = 32  # with more, packing pays
-SCORES_WORTH_IT = 1 << 15  # with fewer, waiting for MLX and waking threads costs what it saves
+_MIN_ROWS = 64  # rows of a block: keys are read once for this many queries
+_SMALL_PRODUCT = 1_000_000  # up to this many multiplications, OpenBLAS does not pack matrices
+_LEAST_STEP = 200  # columns; with fewer, the overhead of numpy calls is too large
+_FEW_ROWS = 32  # with more rows, packing pays
+SCORES_WORTH_IT = 1 << 15  # with fewer, waiting for MLX and waking threads costs the time saved
 
 _Array: TypeAlias = npt.NDArray[np.float32]
 _Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -38,12 +38,12 @@ _Mask: TypeAlias = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpan:
-    """The queries of one sequence's span, and everything that the last of them sees."""
+    """The queries of one sequence's span, and all keys and values that its last query sees."""
 
     queries: mx.array  # scaled, [1, heads, tokens, head_dim]
     # adjoining: keys [1, kv_heads, tokens, head_dim], values […, value_dim]
     parts: Sequence[tuple[mx.array, mx.array]]
-    window: int | None  # how many positions a query sees, including its own; None: all
+    window: int | None  # how many positions a query sees, with its own; None: all
 
     @property
     def tokens(self) -> int:
@@ -57,14 +57,15 @@ class AttentionSpan:
 
     @property
     def scores(self) -> int:
-        """Products of a query with a key, over all heads."""
+        """The number of attention scores (products of a query and a key) over all heads."""
         return self.queries.shape[1] * self.tokens * self.seen
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Queries [rows, head_dim], adjoining parts of keys and values [columns, …], and the result's
-    place [rows, value_dim]; of all heads of a span, with heads as an additional first dimension.
+    """Queries [rows, head_dim], adjoining parts of keys and values [columns, …], and an array for
+    the result [rows, value_dim]. A block of several heads has heads as an additional first
+    dimension.
     """
 
     queries: _Array
@@ -90,9 +91,11 @@ class _Block:
 
 
 def pays(spans: Sequence[AttentionSpan], *, host_scores: int) -> bool:
-    """Whether `attend` is faster than MLX: in prefill. Decoding waits for memory, not exponentials.
+    """Whether `attend` is faster than MLX. It is in prefill, but decoding waits for memory, not
+    exponentials.
 
-    host_scores: the number of scores from which on it is; SCORES_WORTH_IT except in probes.
+    host_scores: the number of scores from which `attend` is faster; SCORES_WORTH_IT except in
+    probes.
     """
     if sys.platform != "linux" or all(span.tokens == 1 for span in spans):
         return False
@@ -102,9 +105,10 @@ def pays(spans: Sequence[AttentionSpan], *, host_scores: int) -> bool:
 def attend(spans: Sequence[AttentionSpan], *, sinks: mx.array | None) -> list[mx.array]:
     """Causal attention of each span over its own keys, computed in float32.
 
-    Returns [1, heads, tokens, value_dim] each, in the type of the queries. Evaluates the spans.
-    sinks: [heads], a score per head that takes weight and has no value. A query's result depends on
-    its own keys only, up to rounding: products of other numbers of rows add in another order.
+    Returns [1, heads, tokens, value_dim] for each span, in the type of the queries. Evaluates the
+    spans. sinks: [heads], a score per head that takes weight and has no value. A query's result
+    depends only on its own keys, except for rounding: products with another number of rows add in
+    another order.
     """
     lazy = [
         [_as_float32(array) for array in (span.queries, *itertools.chain(*span.parts))]
@@ -115,7 +119,7 @@ def attend(spans: Sequence[AttentionSpan], *, sinks: mx.array | None) -> list[mx
     results: list[_Array] = []
     work: list[Callable[[], None]] = []
     for span, arrays in zip(spans, lazy, strict=True):
-        # views, which are gone before the next append
+        # views, which are released before the next append
         queries, *pairs = (np.array(array, copy=False)[0] for array in arrays)
         parts = list(zip(pairs[::2], pairs[1::2], strict=True))
         results.append(np.empty((*queries.shape[:2], pairs[1].shape[2]), np.float32))
@@ -134,8 +138,8 @@ def _as_float32(array: mx.array) -> mx.array:
 def _pieces(
     heads: _Block, *, window: int | None, sinks: _Array | None
 ) -> Iterator[Callable[[], None]]:
-    """Pieces of work that write separate parts of the result: rows of one head, or the few rows of
-    several heads that share keys.
+    """Split the work into pieces that write separate parts of the result: some rows of one head, or
+    the few rows of several heads that share keys.
     """
     tokens = heads.queries.shape[1]
     held = heads.columns
@@ -155,7 +159,7 @@ def _pieces(
         )
         queries = heads.queries[group, asking]
         result = heads.result[group, asking]
-        # several heads have all of their tokens here, so that the reshaped result is a view
+        # if there are several heads, all of their tokens are here, so the reshaped result is a view
         queries = queries.reshape(-1, queries.shape[2]) if together > 1 else queries[0]
         result = result.reshape(-1, result.shape[2]) if together > 1 else result[0]
         block = _Block(queries, heads.of_head(first // shared, seen), result)
@@ -170,7 +174,9 @@ def _pieces(
 
 @lru_cache(maxsize=8)
 def _hidden(rows: int, columns: int, window: int | None) -> _Mask | None:
-    """Which of the last columns each row must not see, [rows, columns]; None: each sees all."""
+    """The mask of what each row must not see in the last columns, [rows, columns]; None if each row
+    sees all.
+    """
     if window is not None and columns > window:
         position = np.arange(columns - rows, columns)[:, None]
         column = np.arange(columns)[None]
@@ -179,7 +185,7 @@ def _hidden(rows: int, columns: int, window: int | None) -> _Mask | None:
 
 
 def _attend(block: _Block, *, hidden: _Mask | None, sinks: _Array | None) -> None:
-    """Write the result of one block. hidden: for the rows of each head. sinks: [rows, 1]."""
+    """Write the result of one block. hidden: the mask of each head's rows. sinks: [rows, 1]."""
     scores = _room(len(block.queries), block.columns)
     ends = list(itertools.accumulate(len(keys) for keys, _ in block.parts))
     step = _step(block.queries)
@@ -204,10 +210,10 @@ def _attend(block: _Block, *, hidden: _Mask | None, sinks: _Array | None) -> Non
 
 
 def _step(queries: _Array) -> int:
-    """With how many keys at a time products are fastest; 0: all at once.
+    """The number of keys per product that is fastest; 0: all at once.
 
-    For AVX-512, OpenBLAS has kernels for small products that do not pack. With few rows, packing is
-    most of the work.
+    For AVX-512, OpenBLAS has kernels for small products, which do not pack the matrices. With few
+    rows, packing is most of the work.
     """
     if len(queries) > _FEW_ROWS or not _has_small_products():
         return 0
@@ -226,7 +232,7 @@ def _score(queries: _Array, keys: _Array, *, out: _Array, step: int) -> None:
 
 
 def _weighted(weights: _Array, values: _Array, *, step: int) -> _Array:
-    """Sums of values by their weights, [rows, value_dim]."""
+    """Weighted sums of values, [rows, value_dim]."""
     cuts = range(0, len(values), step or len(values))
     total = weights[:, : cuts.step] @ values[: cuts.step]
     for start in cuts[1:]:
@@ -254,19 +260,19 @@ def _has_small_products() -> bool:
     )
 
 
-# two models of one process would restore each other's number of threads
+# otherwise two models in one process would restore each other's number of threads
 _one_at_a_time = threading.Lock()
 
 
 @cache
 def _threads() -> int:
-    """As many threads as MLX's products use."""
+    """The number of threads that MLX uses for products."""
     return current_blas().threads or usable_cores()
 
 
 @cache
 def _helpers() -> ThreadPoolExecutor | None:
-    """The threads beside the calling one; None with one core."""
+    """The threads in addition to the calling one; None if there is only one core."""
     if _threads() == 1:
         return None
     return ThreadPoolExecutor(_threads() - 1, thread_name_prefix="attention")
@@ -274,9 +280,11 @@ def _helpers() -> ThreadPoolExecutor | None:
 
 @contextmanager
 def _products_on_one_thread() -> Iterator[None]:
-    """Our threads already use all cores: products on several threads would wait for each other.
+    """Limit numpy's products to one thread each within the block.
 
-    Set and undone each time, in a microsecond: in a library's process, others may use numpy.
+    Our threads already use all cores: products on several threads would wait for each other. The
+    limit is set and undone each time, which takes a microsecond: when Holdfast is used as a
+    library, other code in the process may use numpy.
     """
     before = [(library, library.get()) for library in _libraries()]
     try:
@@ -289,11 +297,11 @@ def _products_on_one_thread() -> Iterator[None]:
 
 
 def _run_all(work: Sequence[Callable[[], None]]) -> None:
-    """Do all pieces of work on all threads. Raises what a piece raised."""
-    left = iter(work)  # gives each piece to one thread
+    """Do all pieces of work on all threads. Raises the error of a piece that failed."""
+    left = iter(work)  # shared by the threads: each takes the next piece
 
     def take() -> None:
-        with np.errstate(all="ignore"):  # NaN is found in the logits
+        with np.errstate(all="ignore"):  # NaN is detected in the logits
             for piece in left:
                 piece()
 

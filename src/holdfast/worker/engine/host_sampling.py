@@ -1,11 +1,12 @@
-"""Draw and score tokens by numpy: on a CPU, where the logits are in host memory anyway, for large
-vocabularies without top-k.
+"""Samples and scores tokens in numpy: for large vocabularies without top-k, on a CPU, where the
+logits are in host memory anyway.
 
-MLX computes exponentials one at a time there, 13 ns each, and a nucleus takes 21 passes over the
-vocabulary. Here the largest entries of groups of tokens bound what the rest can weigh. If these
-bounds decide which tokens are in the nucleus, only its candidates get an exponential; otherwise all
-tokens do (0.5 ns each, with vector instructions), but few are sorted. The drawn token is the one
-that `sampling_draw` draws, up to rounding: the random numbers are the same.
+On a CPU, MLX computes exponentials one at a time, 13 ns each, and top-p takes 21 passes over the
+vocabulary. Here the largest entry of each group of tokens bounds the weight of the others in it. If
+these bounds decide which tokens are in the nucleus, exponentials are computed for its candidates
+only; otherwise for all tokens (0.5 ns each, with vector instructions), but few tokens are sorted.
+The sampled token is the same as that of `sampling_draw`, except for rounding: the random numbers
+are the same.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ Ids: TypeAlias = npt.NDArray[np.intp]
 
 # from this size on, numpy is faster than MLX on a CPU for any number of rows
 LARGE_VOCABULARY = 8192
-_GROUP = 32  # tokens that one maximum stands for
-# the same for top-p
+_GROUP = 32  # tokens per maximum
+# as LARGE_VOCABULARY, with top-p
 _SMALLEST_FOR_NUCLEUS = 1024
-_ALLOWANCE = 1 / 4  # of 1 - top_p: what tokens that are not examined may weigh
-_FEW_GROUPS = 1 / 16  # of all; if more matter, all weights are computed
-# if more matter, the edge is not searched among the largest tokens
+_ALLOWANCE = 1 / 4  # share of 1 - top_p that tokens may weigh together without being examined
+_FEW_GROUPS = 1 / 16  # share of all groups; if more matter, all weights are computed
+# share of all groups; if more matter, the edge is not searched among the largest tokens
 _MANY_GROUPS = 1 / 2
-_SORTED_AT_ONCE = 4096  # weights, which takes 30 µs
-_ROUNDING_NATS = 1e-3  # more than sums and logarithms of one block can be off
+_SORTED_AT_ONCE = 4096  # weights; sorting this many takes 30 µs
+_ROUNDING_NATS = 1e-3  # above the largest rounding error of one block's sums and logarithms
 
 _Doubles: TypeAlias = npt.NDArray[np.float64]
 _Words: TypeAlias = npt.NDArray[np.uint32]
@@ -49,7 +50,9 @@ def rows_of(logits: mx.array) -> Floats:
 
 
 class GroupedRow:
-    """A row in groups. Group g has the tokens g, g + n, g + 2n, …: maxima are taken of vectors."""
+    """A row of logits in n groups. Group g has the tokens g, g + n, g + 2n, …, so that maxima are
+    computed on vectors.
+    """
 
     __slots__ = ("_count", "_rest", "maxima", "row", "size")
 
@@ -57,23 +60,23 @@ class GroupedRow:
         self.row = row
         self._count = max(row.size // _GROUP, 1)
         grouped = row[: row.size - row.size % self._count].reshape(-1, self._count)
-        self._rest = np.arange(grouped.size, row.size)  # belong to no group
-        self.size = len(grouped)  # tokens of a group
+        self._rest = np.arange(grouped.size, row.size)  # tokens outside all groups
+        self.size = len(grouped)  # tokens per group
         self.maxima: Floats = grouped.max(axis=0)  # one per group
 
     def tokens(self, groups: Ids) -> Ids:
-        """The tokens of these groups and of no group, unordered."""
+        """The tokens of these groups, and those outside all groups, unordered."""
         ids = (groups + np.arange(self.size)[:, None] * self._count).ravel()
         return np.concatenate([ids, self._rest])
 
     def largest(self, count: int) -> Ids:
-        """The tokens with the `count` largest entries, largest first, equal ones by rising id.
+        """The tokens with the `count` largest entries, largest first, ties by rising id.
 
         No entry may be NaN.
         """
         if count * 4 > self._count:
             return np.argsort(-self.row, kind="stable")[:count]
-        # the groups with the largest maxima have an entry of at least `least` each
+        # each of the groups with the largest maxima has an entry of at least `least`
         least = np.partition(self.maxima, -count)[-count]
         ids = self.tokens(np.flatnonzero(self.maxima >= least))
         values = self.row[ids]
@@ -87,8 +90,8 @@ class GroupedRow:
 class Scores:
     """Log-probabilities of given tokens.
 
-    chosen: fp32 [n]. top: ids, uint32 [n, k], and log-probabilities, fp32 [n, k], of the most likely
-    tokens, the likeliest first; None when k is 0.
+    chosen: fp32 [n]. top: ids, uint32 [n, k], and log-probabilities, fp32 [n, k], of the most
+    likely tokens, the likeliest first; None if k is 0.
     """
 
     chosen: mx.array
@@ -105,10 +108,11 @@ def scoring_pays(*, vocab_size: int) -> bool:
 
 
 def score_on_host(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -> Scores:
-    """Log-probabilities of one given token per row, and of each row's `top_logprobs` most likely.
+    """Log-probabilities of one given token per row, and of each row's `top_logprobs` likeliest
+    tokens.
 
-    logits: fp32 [n, vocab]; token_ids: int [n]; both are evaluated. NaN for rows without a finite
-    maximum. Needs the memory of one more row.
+    logits: fp32 [n, vocab]; token_ids: int [n]; both are evaluated. Rows without a finite maximum
+    get NaN. Needs memory for one more row.
     """
     mx.eval(logits, token_ids)
     rows = rows_of(logits)
@@ -135,8 +139,8 @@ def score_on_host(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -
 
 
 def drawing_pays(kind: DrawKind, *, vocab_size: int) -> bool:
-    """Whether numpy draws faster than MLX here; the same for all rows of a kind, so that no draw
-    depends on the batch.
+    """Whether numpy samples faster than MLX here; the same for all rows of a kind, so that no
+    sampled token depends on the batch.
     """
     if kind.greedy or kind.candidates or not on_host():
         return False
@@ -146,10 +150,10 @@ def drawing_pays(kind: DrawKind, *, vocab_size: int) -> bool:
 def draw_on_host(
     logits: mx.array, *, params: Sequence[SamplingParams], keys: Sequence[tuple[int, int]]
 ) -> mx.array:
-    """Draw one token per row, uint32 [rows]. Evaluates `logits`, fp32 [rows, vocab].
+    """Sample one token per row, uint32 [rows]. Evaluates `logits`, fp32 [rows, vocab].
 
-    No row is greedy or has top-k. Equal tokens at the edge of top-p all pass. A row without a
-    finite maximum gets token 0.
+    No row may be greedy or have top-k. If several tokens at the edge of top-p are equally likely,
+    all of them pass. A row without a finite maximum gets token 0.
     """
     with np.errstate(all="ignore"):
         tokens = [
@@ -161,14 +165,14 @@ def draw_on_host(
 
 @dataclass(frozen=True, slots=True)
 class FewKept:
-    """Tokens that pass the filters, by rising id, and their weights."""
+    """The tokens that pass the filters, by rising id, and their weights."""
 
     ids: Ids
     weights: Floats
     columns: int
 
     def draw(self, key: tuple[int, int]) -> int:
-        """Gumbel-max over the blocks with a token left, then over the tokens of one of them."""
+        """Sample by Gumbel-max: a block that has tokens left, then a token of that block."""
         block = self.ids // BLOCK
         starts = np.flatnonzero(np.diff(block, prepend=-1))
         sums = np.add.reduceat(self.weights, starts)
@@ -186,7 +190,7 @@ class ManyKept:
     weights: Floats
 
     def draw(self, key: tuple[int, int]) -> int:
-        """As `FewKept.draw`."""
+        """Sample as `FewKept.draw` does."""
         blocks = _blocks(self.weights.size)
         whole = self.weights.size // BLOCK
         sums = self.weights[: whole * BLOCK].reshape(whole, BLOCK).sum(axis=1)
@@ -227,19 +231,23 @@ class WeighedRow:
         return self.weights(self.groups.maxima)
 
     def at_least(self, weight: float) -> tuple[Ids, Floats]:
-        """The tokens of groups with one of at least this weight, and their weights, unordered."""
+        """The tokens, with their weights, of all groups that have a token of at least this weight;
+        unordered.
+        """
         ids = self.groups.tokens(np.flatnonzero(self.tops >= np.float32(weight)))
         return ids, self.weights(self.row[ids])
 
     def few(self, ids: Ids, weights: Floats, *, threshold: float) -> FewKept:
-        """Keep the tokens of at least this weight."""
+        """Select the tokens of at least this weight from `ids`."""
         kept = np.flatnonzero(weights >= np.float32(threshold))
         order = kept[np.argsort(ids[kept])]
         return FewKept(ids[order], weights[order], self.row.size)
 
 
 def kept_tokens(row: WeighedRow, params: SamplingParams) -> FewKept | ManyKept:
-    """The tokens that pass top-p and min-p, of which at least one is on; the maximum is finite."""
+    """The tokens that pass top-p and min-p. At least one of the two must be on, and the row's
+    maximum finite.
+    """
     floor = min(params.min_p, 1.0)
     if params.top_p < 1.0:
         if row.row.size <= _SORTED_AT_ONCE:
@@ -269,9 +277,9 @@ def _many(weights: Floats, *, threshold: float) -> ManyKept:
 
 
 def _nucleus(row: WeighedRow, *, top_p: float, floor: float) -> FewKept | ManyKept:
-    """The tokens that complete `top_p`: by bounds on what most tokens weigh, or by their weights."""
+    """The tokens of the nucleus, found by bounds on most tokens' weights, or by all weights."""
     rising = np.sort(row.tops)
-    # by the number of groups left out
+    # indexed by the number of groups left out
     unseen_at_most = np.append(0.0, np.cumsum(rising, dtype=np.float64)) * row.groups.size
     left_out = _groups_within(
         unseen_at_most, _ALLOWANCE * (1.0 - top_p) * unseen_at_most[-1] / row.groups.size
@@ -288,7 +296,7 @@ def _nucleus(row: WeighedRow, *, top_p: float, floor: float) -> FewKept | ManyKe
 
 
 def _certain_edge(weights: Floats, *, top_p: float, unseen_at_most: float) -> float | None:
-    """The weight at the edge of the nucleus; None if it depends on tokens that are not given."""
+    """The weight at the edge of the nucleus; None if tokens that are not given may change it."""
     falling, cumulated = _falling(weights)
     least, most = (
         int(np.searchsorted(cumulated, top_p * (cumulated[-1] + unseen)))
@@ -298,7 +306,7 @@ def _certain_edge(weights: Floats, *, top_p: float, unseen_at_most: float) -> fl
 
 
 def _groups_within(unseen_at_most: _Doubles, limit: float) -> int:
-    """How many groups weigh so little that they can be left out; at least one stays."""
+    """How many groups weigh so little that they can be left out; at least one is never left out."""
     return min(
         int(np.searchsorted(unseen_at_most, limit, side="right")) - 1, len(unseen_at_most) - 2
     )
@@ -322,9 +330,9 @@ def _edge(weights: Floats, *, top_p: float) -> float:
 
 
 def _edge_by_histogram(weights: Floats, *, top_p: float) -> float:
-    """The same by bins of nearly equal weights: only the bin at the edge is sorted.
+    """As `_edge`, by a histogram of the weights: only the bin at the edge is sorted.
 
-    Positive floats have the order of their bits.
+    The bins come from the floats' bits, which have the same order as positive floats.
     """
     bins = weights.view(np.uint32) >> np.uint32(16)
     masses = np.bincount(bins, weights=weights)[::-1]
@@ -337,7 +345,9 @@ def _edge_by_histogram(weights: Floats, *, top_p: float) -> float:
 
 
 def _draw_unfiltered(weighed: WeighedRow, key: tuple[int, int]) -> int:
-    """Draw over the whole vocabulary; sums only blocks that can win by their maximum and noise."""
+    """Sample from the whole vocabulary. Sums only the blocks that their maximum and noise allow to
+    win.
+    """
     row = weighed.row
     whole = row.size // BLOCK
     maxima = row[: whole * BLOCK].reshape(whole, BLOCK).max(axis=1)

@@ -1,7 +1,7 @@
 """The three ways to lay out the spans of a step as forward passes. The probe chooses one.
 
-A runner returns the logits of the spans that draw, in the order of the spans. Logits that score a
-prompt are computed later.
+A runner returns the logits of the spans that need a sampled token, in the order of the spans.
+Logits that score a prompt are computed later.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Runner(ABC):
     """One layout of one model.
 
     mixes_chunks: whether prefill chunks and decoding rows share one forward pass.
-    variant: the name, and how it works if there are several ways.
-    reason: why the probe chose it.
+    variant: the name, and how the layout works if there are several ways.
+    reason: why the probe chose this layout.
     attends_to_parts: whether attention takes keys and values in several buffers.
     shares: whether running sequences share frozen parts (`choose_sharing`); otherwise each has one
         buffer.
@@ -57,7 +57,9 @@ class Runner(ABC):
         return 0 if self._head is None else self._head.hidden_size
 
     def fresh_layers(self) -> list[Layer]:
-        """Empty layers for a new sequence. Raises LayoutError if one cannot be laid out."""
+        """Empty layers for a new sequence. Raises LayoutError if a layer does not support this
+        layout.
+        """
         layers = own_kinds(self._model)
         for layer in layers:
             for leaf in layer.leaves():
@@ -74,8 +76,8 @@ class Runner(ABC):
 class RowsRunner(Runner):
     """Every token of every span is a row of one (tokens, 1) batch.
 
-    A span that is alone in its step keeps its shape, (1, tokens): with one position instead of one
-    per row, the model runs fewer operations.
+    A span that is alone in its step keeps its shape, (1, tokens): with one position offset instead
+    of one per row, the model runs fewer operations.
     """
 
     name = variant = "rows"
@@ -106,8 +108,8 @@ class RowsRunner(Runner):
 class SplitRunner(Runner):
     """Decoding rows share one (sequences, 1) forward pass; every other span has its own.
 
-    Recurrent states are stacked for the decoding rows. Attention over their keys and values goes
-    through the seam if the model's does; otherwise they are gathered into padded copies.
+    Recurrent states are stacked for the decoding rows. Their attention goes through the seam if the
+    model's attention does; otherwise their keys and values are gathered into padded copies.
     """
 
     name = "split"
@@ -164,7 +166,9 @@ class SplitRunner(Runner):
 
 
 class SoloRunner(Runner):
-    """Each span is a forward pass over mlx-lm's own caches: slow, but right for all of its models."""
+    """Each span is a forward pass over mlx-lm's own caches: slow, but correct for all its
+    models.
+    """
 
     name = variant = "solo"
     mixes_chunks = False
@@ -189,7 +193,7 @@ def own_caches(model: Any) -> list[Any]:
 
 
 def own_kinds(model: Any) -> list[Layer]:
-    """The empty layers that stand for mlx-lm's caches, whether or not a layout can use them."""
+    """The empty layers that replace mlx-lm's caches, whether or not a layout can use them."""
     return [fresh_layer(cache) for cache in own_caches(model)]
 
 
@@ -228,7 +232,7 @@ def _project(
     caches: list[Any],
     spans: Sequence[SequenceSpan],
 ) -> StepLogits:
-    """Run the model for these spans, one after the other in `ids`."""
+    """Run the model once for these spans, which are concatenated in `ids`."""
     ends = list(itertools.accumulate(each.span.tokens for each in spans))
     starts = [end - each.span.tokens for end, each in zip(ends, spans, strict=True)]
     drawn = [
@@ -240,7 +244,7 @@ def _project(
     sets_aside = head is not None and head.projects_later and bool(put_aside)
     assert sets_aside or not pooled_rows, "the hidden states of this model cannot be reached"
     everything = len(drawn) == ids.size
-    # If rows cannot be set aside, those that are scored come out of this pass with all others.
+    # If rows cannot be set aside, this pass projects all rows, including those to be scored.
     selects = bool(drawn) and not everything and (sets_aside or not scored_rows)
     rows = mx.array(drawn) if drawn else None
     if head is None:
@@ -265,13 +269,13 @@ def _project(
         parts = _parted(set_aside, put_aside)
         hidden = {each: parts[each] for each in pooled_rows}
         scored = {each: LaterLogits(parts[each], head.project) for each in scored_rows}
-    if rows is None:  # the state is evaluated, the logits of this pass may never be
+    if rows is None:  # the state is evaluated; the logits of this pass may never be
         return StepLogits(scored=scored, hidden=hidden)
     return StepLogits(drawn=flat if is_selected else flat[rows], scored=scored, hidden=hidden)
 
 
 def _parted(rows: mx.array, places: Mapping[RequestId, range]) -> dict[RequestId, mx.array]:
-    """Split rows that were set aside for these places by request."""
+    """Split rows that were set aside by request. places: each request's rows in the pass."""
     parts = {}
     first = 0
     for request_id, at in places.items():
@@ -281,7 +285,9 @@ def _parted(rows: mx.array, places: Mapping[RequestId, range]) -> dict[RequestId
 
 
 def _places(starts: Sequence[int], wanted: Mapping[RequestId, range]) -> dict[RequestId, range]:
-    """The wanted rows of each span as rows of the pass, in which the spans begin at `starts`."""
+    """Convert the wanted rows of each span to rows of the pass. starts: the first row of each
+    span.
+    """
     places = zip(starts, wanted.items(), strict=True)
     return {
         request_id: range(start + rows.start, start + rows.stop)
@@ -291,9 +297,9 @@ def _places(starts: Sequence[int], wanted: Mapping[RequestId, range]) -> dict[Re
 
 
 def choose_sharing(runner: Runner, *, composes_attention: bool | None = None) -> None:
-    """Decide whether the runner's layers share frozen parts, and add why to its reason.
+    """Decide whether the runner's layers share frozen parts, and append why to the runner's reason.
 
-    composes_attention: whether attention takes several parts; None: as on this device.
+    composes_attention: whether attention takes several buffers; None: as on this device.
     """
     if composes_attention is None:
         composes_attention = StepContext().composes_attention

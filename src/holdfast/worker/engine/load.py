@@ -1,4 +1,4 @@
-"""Loads a model from a local folder: checked, read lazily, converted module by module."""
+"""Loads a model from a local folder: checks it, maps its weights, and converts them by module."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from holdfast.worker.engine.seams import HEAD_NAMES
 
 Progress = Callable[[str, float], None]
 _LONGEST_REASON = 300
-# what code of a model raises, besides ValueError and OSError, if configuration or weights do not fit
+# what a model's code raises, besides ValueError and OSError, if configuration or weights misfit
 _MISFITS = (
     ArithmeticError,
     AssertionError,
@@ -43,7 +43,7 @@ _MISFITS = (
 
 
 def vocabulary_size(model: Module, config: Mapping[str, Any]) -> int:
-    """The number of logits: rows of the head or embedding, or as the configuration says."""
+    """The number of logits: the rows of the head or embedding, or else the configured number."""
     heads = []
     embeddings = []
     modules: list[tuple[str, Any]] = cast("Any", model).named_modules()
@@ -58,7 +58,7 @@ def vocabulary_size(model: Module, config: Mapping[str, Any]) -> int:
         (value for part in parts_of(config) if isinstance(value := part.get("vocab_size"), int)), 0
     )
     rows = heads or embeddings
-    # of several (auxiliary heads, embeddings per layer) the one in the configuration, or the largest
+    # if several (auxiliary heads, embeddings per layer): the configured number, or the largest
     return said if said in rows else max(rows, default=said)
 
 
@@ -74,14 +74,15 @@ class LoadedModel:
     context_tokens: int
     vocab_size: int
     platform: platform.PlatformReport
-    note: str = ""  # why the weights are not in the preferred format
+    note: str = ""  # why the weights are not in the preferred format; empty if they are
 
 
 def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> LoadedModel:
     """Load the model in `folder`. Device thread only; blocks until the weights are read.
 
-    progress: called with the stage ("checking", "building", "reading") and the fraction done of
-    everything. Raises ModelLoadError, in one line, whatever is wrong with the model.
+    progress: called with the stage ("checking", "building", "reading") and the fraction of the
+    whole load that is done. Raises ModelLoadError, with a message of one line, whatever is wrong
+    with the model.
     """
     progress("checking", 0.0)
     stored_config = checked_config(folder)
@@ -158,7 +159,7 @@ def _check_architecture(config: dict[str, Any], utils: Any) -> None:
         try:
             importlib.import_module(module_name)
         except (ImportError, SystemExit) as error:
-            # some modules call exit() if a package of theirs is missing
+            # some modules call exit() if a package that they need is missing
             is_exit = isinstance(error, SystemExit)
             reason = "it needs a package that is not installed" if is_exit else str(error)
             raise ModelLoadError(

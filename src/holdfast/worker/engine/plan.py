@@ -1,4 +1,4 @@
-"""A step is a list of spans. Pure data without MLX, so that the scheduler can write plans."""
+"""Step plans: a step is a list of spans. Data without MLX, so that the scheduler can use it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from holdfast.wire.events import TokenLogprob
 from holdfast.wire.requests import RequestId
 
-BLOCK_TOKENS = 256  # of a KV block in the prefix cache
+BLOCK_TOKENS = 256  # tokens per KV block in the prefix cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """The next `tokens` tokens of one sequence, from position `start` on.
+    """The next `tokens` tokens of one sequence, starting at position `start`.
 
-    A span in the prompt has known tokens. A decoding span (tokens == 1, start >= prompt length)
-    reads the token that the previous span drew: the engine keeps it on the device, so that the next
-    step can be laid out before the host knows it.
+    The tokens of a span in the prompt are known. A decoding span (tokens == 1, start >= prompt
+    length) reads the token that was sampled for the previous span. That token stays on the device,
+    so that the next step can be laid out before the host knows it.
     """
 
     request_id: RequestId
     start: int
     tokens: int
-    draws: bool  # a token is drawn from the last position: it is the end of what is known
+    draws: bool  # whether to sample a token at the last position, which ends the known tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,25 +34,25 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanResult:
-    """The result of a span."""
+    """The result of one span."""
 
     request_id: RequestId
-    token_ids: tuple[int, ...] = ()  # empty for a span that does not draw, and on failure
+    token_ids: tuple[int, ...] = ()  # empty if the span does not sample, and on failure
     logprobs: tuple[TokenLogprob, ...] = ()
-    # of the tokens after each position of this chunk, if wanted
+    # the log-probability of the token after each position of this chunk, if requested
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    # of a prompt that is to be embedded, with its last chunk: float32, normalized to length 1
+    # set with the last chunk of a prompt to be embedded: float32, normalized to length 1
     embedding: bytes = b""
-    # why the computation failed: only this sequence has to end, or to be prefilled again
+    # why the computation failed; only this sequence has to end or to be prefilled again
     failure: str = ""
-    # why nothing can be drawn although the computation is right: only this sequence has to end
+    # why no token can be sampled although the computation is right; only this sequence has to end
     refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepPolicy:
-    """When state is copied out: every `block_tokens` tokens of what grows, and everything at each
-    boundary.
+    """When state is copied out: layers that grow after every `block_tokens` tokens, and all layers
+    at each boundary.
     """
 
     block_tokens: int = BLOCK_TOKENS

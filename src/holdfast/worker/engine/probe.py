@@ -1,28 +1,28 @@
-"""Runs a loaded model in every layout and takes the fastest one whose logits are right, and checks
+"""Tries a loaded model in the layouts, chooses the fastest one whose logits are right, and checks
 the attention kernels that only long contexts use.
 
-**Layouts.** Three sequences of different lengths, prefill chunks and decoding rows mixed, joining
-one after the other, are compared with one-by-one evaluation through mlx-lm's own caches. Every error
-is relative to the effect of one changed token of the context.
+**Layouts.** Three sequences of different lengths join one after the other, so that prefill chunks
+and decoding rows are mixed. Their logits are compared with evaluating the sequences one by one
+through mlx-lm's own caches. Every error is relative to the effect of changing one token of the
+context.
 
-A layout whose largest error of any logit is within rounding is right. One that is not may still be
-right: kernels that add in another order make a mixture of experts take another expert if two are
-almost equal, and then many logits change. So it is tried with several prompts. An expert changes for
-some prompts and not for others; a wrong mask, position or KV is wrong at its place in the step for
-all of them. At every place the median over the prompts counts, of the KL divergence of the two
-distributions of the next token, and the worst place decides. The bounds are measured:
-docs/lab-log.md.
+A layout is right if the largest error of any logit is within rounding. A layout with larger errors
+may still be right: kernels that add in another order can make a mixture of experts choose another
+expert if two are almost equal, and then many logits change. So such a layout is tried with several
+prompts. An expert changes for some prompts and not for others, but a wrong mask, position or KV is
+wrong at the same position of the step for all of them. At each position, the KL divergence of the
+two distributions of the next token is computed for every prompt, and the median over the prompts
+counts; the worst position decides. The bounds are measured (docs/lab-log.md).
 
-**Long contexts.** The layouts are compared over some 30 tokens. From 1,024 or 4,096 keys on, and for
-chunks of many queries, a GPU runs other kernels, and some versions of MLX were silently wrong
-exactly there (ml-explore/mlx#3586, #3797). So the model's own shapes of attention are tried once over
-random keys, and a few queries are computed again in float32 by plain products. Each of these attends
-mostly to one key, and these keys are spread over the whole context, including the boundaries of
-kernels: a key that is left out or confused with another shows as an error of the size of a value.
-
-Cost for 32 heads of 128 and 8 key heads, in bf16: 70 MB for a moment and 110 GFLOP, some 10 to 50 ms
-on a GPU (calculated). If MLX has no fused kernel for a head dimension, the scores take 330 MB more.
-Layers of the same shape are tried once.
+**Long contexts.** The layouts are compared over some 30 tokens. With 1,024 or 4,096 keys or more,
+and for chunks of many queries, a GPU runs other kernels, and some versions of MLX were silently
+wrong exactly there (ml-explore/mlx#3586, #3797). So the attention shapes of the model are tried
+over random keys, once per shape, and a few queries are computed again in float32 by plain products.
+Each of these queries attends mostly to one key, and these keys are spread over the whole context,
+including the boundaries between kernels: if a key is left out or confused with another, the error
+is as large as a value. For 32 heads of dimension 128 and 8 key heads in bf16, this takes 70 MB for
+a moment and 110 GFLOP, some 10 to 50 ms on a GPU (calculated). If MLX has no fused kernel for a
+head dimension, the scores take 330 MB more.
 """
 
 from __future__ import annotations
@@ -61,24 +61,24 @@ KEYS = (1_500, 5_000)  # beyond 1,024 and 4,096
 QUERIES = (1, 1_024)  # a decoding step, a chunk of a prompt
 BOUNDARIES = (0, 1_023, 1_024, 4_095, 4_096)
 COMPARED_QUERIES = 4
-# of the largest value, by the bytes of a number; TF32 shows in float32
+# share of the largest value, by the bytes of a number; TF32 is visible in float32
 ALLOWED_ERROR = {2: 0.05, 4: 0.01}
-# relative to the effect of one changed context token; wrong layouts are off by 0.1 and more
+# relative to the effect of one changed context token; wrong layouts are off by 0.1 or more
 RIGHT_RELATIVE_ERROR = 1e-3
-ROUNDINGS = 8.0  # steps of the logits' precision that are no error
-# of each length, if the first does not decide: two may take another expert without changing the median
+ROUNDINGS = 8.0  # rounding steps of the logits' precision that do not count as an error
+# per length, if the first prompt does not decide: two may change experts and keep the median
 PROMPTS = 5
-# Roots of KL divergences relative to that of one changed token, by the bytes of a logit (TF32 shows
-# in fp32, too).
-DECIDES_AT_ONCE = {2: 0.05, 4: 0.01}  # with the first prompt alone
-RIGHT_DIVERGENCE = {2: 0.1, 4: 0.02}  # median of the prompts at the worst place
-LARGEST_DIVERGENCE = {2: 0.2, 4: 0.04}  # if mlx-lm's own ways diverge by half of that themselves
+# Square roots of KL divergences, relative to that of one changed token, by the bytes of a logit
+# (TF32 is visible in fp32, too).
+DECIDES_AT_ONCE = {2: 0.05, 4: 0.01}  # up to this, the first prompt is enough
+RIGHT_DIVERGENCE = {2: 0.1, 4: 0.02}  # median of the prompts at the worst position
+LARGEST_DIVERGENCE = {2: 0.2, 4: 0.04}  # allowed if mlx-lm's own results diverge by half of that
 NOISE_FACTOR = 2.0
-LEAST_AGREEMENT = 0.75  # of the most probable tokens, over all places and prompts
+LEAST_AGREEMENT = 0.75  # share of equal most probable tokens, over all positions and prompts
 DECODED_TOKENS = 3
 LONGEST_WINDOW_PROBED = 128
 
-# what mlx-lm models raise when a layout does not fit: wrong shapes, missing attributes, scalar offsets
+# mlx-lm models raise these if a layout does not fit: bad shapes, missing attributes, scalar offsets
 _MISFITS = (
     LayoutError,
     ArithmeticError,
@@ -96,10 +96,10 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """The result of one layout."""
+    """The result of trying one layout."""
 
     variant: str
-    relative_error: float | None  # None: it raised an error
+    relative_error: float | None  # None: the layout raised an error
     note: str
     is_right: bool = False
 
@@ -113,8 +113,8 @@ class _Case:
 def choose_layout(model: Any, *, vocab_size: int, wanted: str = "auto") -> Runner:
     """Probe the layouts in order of speed and return the first right one. Device thread only.
 
-    wanted: "auto", or the name of a layout. Raises ModelLoadError if no layout, or not the wanted
-    one, is right.
+    wanted: "auto", or the name of a layout. Raises ModelLoadError if no layout is right, or if the
+    named one is not.
     """
     trials: list[Trial] = []
     judge = _judge_of(model, vocab_size)
@@ -136,7 +136,7 @@ def choose_layout(model: Any, *, vocab_size: int, wanted: str = "auto") -> Runne
         and solo_error is not None
         and math.isfinite(solo_error)
     ):
-        # mlx-lm's own code and caches: in 16 bits, a near tie between experts can look like an error
+        # Solo is mlx-lm's own code: in 16 bits, a near tie between experts can look like an error.
         solo = SoloRunner(model, None)
         solo.reason = f"the last resort, because nothing is within the tolerance: {_reason(trials)}"
         return solo
@@ -147,7 +147,7 @@ def choose_layout(model: Any, *, vocab_size: int, wanted: str = "auto") -> Runne
 
 
 def warnings_about(runner: Runner) -> tuple[str, ...]:
-    """Warnings about the cost of the layout, with its reason and what to do."""
+    """Warnings if the layout is slow: why it was chosen, and what to do. Otherwise empty."""
     if runner.name != "solo":
         return ()
     return (
@@ -204,7 +204,9 @@ def _reason(trials: Sequence[Trial]) -> str:
 
 
 def _cases(model: Any, vocab_size: int, *, prompt: int) -> tuple[_Case, ...]:
-    """The sequences that a layout is tried with; each `prompt` has other tokens."""
+    """The sequences that a layout is tried with. prompt: a number; each one gives different
+    tokens.
+    """
     windows = [
         leaf.window
         for layer in own_kinds(model)
@@ -223,7 +225,9 @@ def _cases(model: Any, vocab_size: int, *, prompt: int) -> tuple[_Case, ...]:
 
 
 class _Judge:
-    """Decides whether a layout is right: by one prompt of each length, or by several if in doubt."""
+    """Decides whether a layout is right, by one prompt of each length, or by several if in
+    doubt.
+    """
 
     def __init__(self, model: Any, vocab_size: int) -> None:
         self._model = model
@@ -231,7 +235,7 @@ class _Judge:
         self.first = _Reference(model, _cases(model, vocab_size, prompt=0))
 
     def trial_of(self, runner: Runner) -> Trial:
-        """Try a layout. Raises what the model raises in it."""
+        """Try a layout. Raises what the model raises in this layout."""
         got = _staggered(runner, self.first.cases)
         error = self.first.relative_error(got)
         note = f"relative error {error:.1e}"
@@ -247,19 +251,19 @@ class _Judge:
         return Trial(variant=runner.variant, relative_error=error, note=note, is_right=is_right)
 
     def _by_several(self, runner: Runner, first: list[mx.array]) -> tuple[bool, str]:
-        """Whether the layout is right, and its figures."""
+        """Whether the layout is right, and the measured figures as text."""
         others = [_staggered(runner, reference.cases) for reference in self._references[1:]]
         divergence, agreement = self._compared([first, *others])
         is_right = divergence <= self._allowed and agreement >= LEAST_AGREEMENT
         figures = (
-            f"divergence {divergence:.2f} (median of {PROMPTS} prompts at the worst place; allowed "
-            f"{self._allowed:.2f})"
+            f"divergence {divergence:.2f} (median of {PROMPTS} prompts at the worst position; "
+            f"allowed {self._allowed:.2f})"
         )
         return is_right, f"{figures}, the most probable token agrees in {agreement:.0%}"
 
     def _compared(self, got: list[list[mx.array]]) -> tuple[float, float]:
-        """The median divergence at the worst place, relative to the effect of a changed token, and
-        the share of top tokens that agree.
+        """The median divergence at the worst position, relative to the effect of a changed token,
+        and the share of most probable tokens that agree.
         """
         pairs = list(zip(self._references, got, strict=True))
         at_places = np.stack([reference.divergences(each) for reference, each in pairs])
@@ -277,7 +281,9 @@ class _Judge:
 
     @cached_property
     def _allowed(self) -> float:
-        """More than usual if mlx-lm disagrees with itself: a prompt at once and in chunks."""
+        """The allowed divergence: larger than usual if mlx-lm's results differ between a prompt
+        read at once and the same prompt read in chunks.
+        """
         own_way = SoloRunner(self._model, None)
         noise, _ = self._compared(
             [_staggered(own_way, reference.cases) for reference in self._references]
@@ -289,7 +295,9 @@ class _Judge:
 
 
 class _Reference:
-    """Logits of one-by-one evaluation, and the scale to judge others by."""
+    """Logits of one-by-one evaluation, and the scale of errors when others are compared with
+    them.
+    """
 
     def __init__(self, model: Any, cases: tuple[_Case, ...]) -> None:
         self.cases = cases
@@ -322,11 +330,13 @@ class _Reference:
 
     @property
     def rounding(self) -> float:
-        """A relative error that comes from the precision of the logits."""
+        """The relative error that the precision of the logits explains."""
         return ROUNDINGS * float(mx.finfo(self._expected[0].dtype).eps)
 
     def hidden_size_of(self, head: HeadSeam) -> int:
-        """The size of rows set aside; 0 unless projecting them later gives the model's logits."""
+        """The size of rows that are set aside; 0 unless projecting them later gives the model's
+        logits.
+        """
         ids = mx.array([self.cases[1].tokens])
         with head.selecting(None, aside=mx.arange(ids.size)):
             at_once = self._model(ids, cache=own_caches(self._model))[0]
@@ -346,19 +356,19 @@ class _Reference:
         return max(_distance(a, b) for a, b in zip(self._expected, got, strict=True)) / self._effect
 
     def divergences(self, got: list[mx.array]) -> Numbers:
-        """Root of the KL divergence from the expected distribution of the next token. [cases,
-        draws]
+        """Square root of the KL divergence from the expected distribution of the next token:
+        [cases, sampled tokens].
         """
         return np.stack([_divergence(a, b) for a, b in zip(self._expected, got, strict=True)])
 
     def agreements(self, got: list[mx.array]) -> NDArray[np.bool_]:
-        """Whether the most probable token is the same. [cases, draws]"""
+        """Whether the most probable token is the same: [cases, sampled tokens]."""
         pairs = zip(self._expected, got, strict=True)
         return np.stack([np.array(a.argmax(axis=-1) == b.argmax(axis=-1)) for a, b in pairs])
 
 
 def _divergence(expected: mx.array, got: mx.array) -> Numbers:
-    """Root of the KL divergence of each row; NaN if a logit is not a number."""
+    """Square root of the KL divergence of each row; NaN if a logit is not a number."""
     p = _log_probabilities(expected)
     q = _log_probabilities(got)
     # -inf in both: no difference
@@ -377,9 +387,9 @@ def _log_probabilities(logits: mx.array) -> Numbers:
 
 
 def _distance(a: mx.array, b: mx.array) -> float:
-    """Largest difference.
+    """The largest absolute difference.
 
-    Infinities that agree do not differ: some models mask tokens out with them.
+    Equal infinities do not differ: some models mask tokens with them.
     """
     a = a.astype(mx.float32)
     b = b.astype(mx.float32)
@@ -388,8 +398,8 @@ def _distance(a: mx.array, b: mx.array) -> float:
 
 
 def _one_by_one(model: Any, tokens: tuple[int, ...], prompt: int) -> mx.array:
-    """Logits after the prompt and after each later token, through mlx-lm's own caches. [1 + later
-    tokens, vocabulary]
+    """Logits after the prompt and after each later token, computed through mlx-lm's own caches: [1
+    + later tokens, vocabulary].
     """
     caches = own_caches(model)
     after_prompt = model(mx.array([tokens[:prompt]]), cache=caches)[0, -1:]
@@ -399,7 +409,7 @@ def _one_by_one(model: Any, tokens: tuple[int, ...], prompt: int) -> mx.array:
 
 
 def _staggered(runner: Runner, cases: tuple[_Case, ...]) -> list[mx.array]:
-    """Play the cases as the scheduler would; logits as `_one_by_one` gives them, per case."""
+    """Run the cases as the scheduler would. Returns logits as `_one_by_one` does, per case."""
     live = [_sequence(case, runner.fresh_layers(), index) for index, case in enumerate(cases)]
     queues = [_spans(case, str(index)) for index, case in enumerate(cases)]
     got: list[list[mx.array]] = [[] for _ in cases]
@@ -410,7 +420,7 @@ def _staggered(runner: Runner, cases: tuple[_Case, ...]) -> list[mx.array]:
         spans = [SequenceSpan(live[index], queues[index].pop(0)) for index in active]
         for index, each in zip(active, spans, strict=True):
             live[index].drawn = mx.array([cases[index].tokens[each.span.start]])
-        # On a CPU, numpy attends in real prompts, but not in ones this short: give it every other step.
+        # On a CPU, numpy computes attention for long prompts only: use it here in every other step.
         context = StepContext(host_scores=0) if step % 2 == 0 else StepContext()
         logits = runner.forward(spans, context).drawn
         mx.eval(logits, [list(each.sequence.live.arrays()) for each in spans])
@@ -461,7 +471,7 @@ def _spans(case: _Case, request_id: str) -> list[Span]:
 def warnings_about_kernels(model: Any, *, force: bool = False) -> tuple[str, ...]:
     """Warnings about this model's attention over long contexts; empty if it is right.
 
-    Device thread only. force: on a CPU, too, which has no separate kernels for long contexts.
+    Device thread only. force: check even on a CPU, which has no separate kernels for long contexts.
     """
     if mx.default_device() == mx.Device(mx.cpu) and not force:
         return ()
@@ -497,7 +507,9 @@ def _faults(shape: AttentionShape, keys: int, queries: int) -> list[str]:
 
 
 def attention_error(shape: AttentionShape, *, keys: int, queries: int) -> float:
-    """Largest error of the fused kernel against float32, relative to the largest exact value."""
+    """The largest error of the fused kernel compared with float32, relative to the largest exact
+    value.
+    """
     dtype = mx.bfloat16 if shape.dtype_bytes == 2 else mx.float32
     size = (1, shape.kv_heads, keys, shape.head_dimension)
     held = mx.random.normal(size, key=mx.random.key(0)).astype(dtype)
@@ -520,7 +532,9 @@ def attention_error(shape: AttentionShape, *, keys: int, queries: int) -> float:
 
 
 def _wanted_keys(at_once: int, *, seen: int) -> list[int]:
-    """The key that each query attends to: at boundaries, the last one, and as many spread over all."""
+    """The key that each query attends to: keys at boundaries, the last key, and as many spread
+    evenly.
+    """
     special = [key for key in (*BOUNDARIES, seen - 1) if key < seen]
     count = -(-2 * len(special) // at_once) * at_once
     spread = [at * seen // count for at in range(count)]
@@ -528,7 +542,7 @@ def _wanted_keys(at_once: int, *, seen: int) -> list[int]:
 
 
 def _queries(shape: AttentionShape, held: mx.array, wanted: list[int]) -> mx.array:
-    """Queries that each give about half of their attention to one key. [1, heads, queries, head_dim]"""
+    """Queries that each give half of their attention to one key: [1, heads, queries, head_dim]."""
     compared = len(wanted) // shape.heads
     group = shape.heads // shape.kv_heads
     heads = mx.array([at // compared // group for at in range(len(wanted))])
@@ -539,12 +553,14 @@ def _queries(shape: AttentionShape, held: mx.array, wanted: list[int]) -> mx.arr
 
 
 def _exact(queries: mx.array, keys: mx.array, values: mx.array, *, scale: float) -> mx.array:
-    """Attention by plain products in float32; the queries are the last of a causal chunk."""
+    """Compute attention by plain products in float32. The queries are the last ones of a causal
+    chunk.
+    """
     _, heads, count, size = queries.shape
     _, kv_heads, tokens, _ = keys.shape
     grouped = queries.astype(mx.float32).reshape(1, kv_heads, -1, size)
     ends = mx.tile(mx.arange(tokens - count, tokens), heads // kv_heads)[:, None]
-    with mx.stream(mx.cpu):  # not by the products of the GPU
+    with mx.stream(mx.cpu):  # not on the GPU that is checked
         scores = (grouped * scale) @ keys.astype(mx.float32).swapaxes(-1, -2)
         seen = mx.where(mx.arange(tokens) <= ends, scores, -mx.inf)
         attended = mx.softmax(seen, axis=-1) @ values.astype(mx.float32)

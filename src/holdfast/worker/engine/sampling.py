@@ -1,11 +1,11 @@
-"""Sample one token for each row of a step's logits, on the device, with any mix of parameters.
+"""Samples one token for each row of a step's logits, on the device, with any mix of parameters.
 
-Nothing is read back from a GPU. On a CPU, rows of large vocabularies go to numpy (`host_sampling`),
-which waits for them.
+Nothing is read back from a GPU. On a CPU, numpy samples rows of large vocabularies
+(`host_sampling`), which waits until their logits are computed.
 
-Order: logit bias; repetition, presence and frequency penalties; then log-probabilities are taken;
-then the grammar's mask, temperature, top-k, top-p, min-p and the draw. A row's token depends only
-on its logits, parameters, mask, seed and position. Device thread only.
+Order: logit bias; repetition, presence and frequency penalties; computing the log-probabilities;
+the grammar's mask; temperature, top-k, top-p, min-p; choosing the token. A row's token depends only
+on the row's logits, parameters, mask, seed and position. Device thread only.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _ANY_TOKEN = np.int32(-1)  # a word with all bits set
 class RowEdits:
     """The logit bias and penalties of one sequence, on the device.
 
-    Sparse: the work depends on the number of ids, not on the vocabulary. Immutable: a drawn token
-    makes new edits.
+    Sparse: the work depends on the number of ids, not on the vocabulary. Immutable: each sampled
+    token creates new edits.
 
     bias_ids: int32 [entries]. bias_values: fp32 [entries], -inf for banned tokens.
     prompt_ids: int32 [n], the distinct ids of the prompt; empty without a repetition penalty.
-    generated_ids: int32 [m], as generated, with repeats; empty without penalties. May be lazy.
+    generated_ids: int32 [m], in order, with repeats; empty without penalties. May be lazy.
     """
 
     params: SamplingParams
@@ -68,9 +68,9 @@ class RowEdits:
         generated_ids: Sequence[int],
         vocab_size: int,
     ) -> RowEdits | None:
-        """The edits after `generated_ids`; None if there are none.
+        """The edits after these generated tokens; None if there is no bias and no penalty.
 
-        Raises InvalidRequest for ids that the model does not have.
+        Raises InvalidRequest if the bias has ids that the model does not have.
         """
         if not params.logit_bias and not _penalises(params):
             return None
@@ -99,7 +99,7 @@ class RowEdits:
         )
 
     def with_token(self, token: mx.array) -> RowEdits:
-        """The edits after one more generated token. token: any int dtype, [1], may be lazy."""
+        """The edits after one more generated token. token: [1], any int dtype, may be lazy."""
         if not _penalises(self.params):
             return self
         return replace(
@@ -148,7 +148,9 @@ def _penalise_repetition(
     rows, ids = _places(seen)
     penalty = mx.array([edit.params.repetition_penalty for edit in edits], dtype=mx.float32)[rows]
     before = logits[rows, ids]
-    edited = mx.array(logits)  # a second handle: assignment leaves the caller's array alone
+    edited = mx.array(
+        logits
+    )  # a second handle: assigning to it leaves the caller's array unchanged
     # an id that occurs twice is written twice with the same value
     edited[rows, ids] = _penalised(before, penalty)
     return edited
@@ -190,10 +192,10 @@ def _places(lists: Sequence[tuple[int, mx.array]]) -> tuple[mx.array, mx.array]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowLimits:
-    """Which tokens rows may draw.
+    """The tokens that may be sampled for each row.
 
-    words: int32 [rows, at least vocab / 32]; None if no row is masked. forced: row → its token,
-    whatever the logits are.
+    words: masks, int32 [rows, at least vocab / 32]; None if no row is masked. forced: maps a row to
+    the token that it gets whatever its logits are.
     """
 
     words: Words | None
@@ -204,9 +206,9 @@ NO_LIMITS = RowLimits(words=None, forced={})
 
 
 def limits_of(constraints: Sequence[SequenceConstraint | None], *, words_per_row: int) -> RowLimits:
-    """The limits of rows, from one constraint or None for each.
+    """The masks and forced tokens of rows. constraints: one per row; None: the row is not limited.
 
-    A constraint that allows nothing sets its `failure`.
+    If a constraint allows no token, its `failure` is set.
     """
     if not any(constraints):
         return NO_LIMITS
@@ -225,7 +227,9 @@ def limits_of(constraints: Sequence[SequenceConstraint | None], *, words_per_row
 
 
 def with_masks(logits: mx.array, limits: RowLimits) -> mx.array:
-    """Set logits of masked tokens to -inf; NaN stays. Lazy. logits: any float dtype [rows, vocab]."""
+    """Set logits of masked tokens to -inf; NaN stays NaN. Lazy. logits: [rows, vocab], any float
+    dtype.
+    """
     if limits.words is None:
         return logits
     rows, columns = logits.shape
@@ -234,7 +238,9 @@ def with_masks(logits: mx.array, limits: RowLimits) -> mx.array:
 
 
 def with_forced(tokens: mx.array, limits: RowLimits) -> mx.array:
-    """Replace drawn tokens of rows with a forced one. Lazy. tokens: uint32 [rows]."""
+    """Replace the sampled token of each row that has a forced token. Lazy. tokens: uint32
+    [rows].
+    """
     if not limits.forced:
         return tokens
     forced = np.full(tokens.shape, -1, np.int32)
@@ -245,7 +251,7 @@ def with_forced(tokens: mx.array, limits: RowLimits) -> mx.array:
 
 @cache
 def _additions(dtype: mx.Dtype) -> mx.array:
-    """[256, 8]: what a byte of a mask adds to the logits of its eight tokens."""
+    """For each byte of a mask, what it adds to the logits of its eight tokens: [256, 8]."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     table = mx.array(np.where(bits, np.float32(0), np.float32(-np.inf))).astype(dtype)
     mx.eval(table)
@@ -254,12 +260,12 @@ def _additions(dtype: mx.Dtype) -> mx.array:
 
 @dataclass(slots=True, kw_only=True)
 class RowState:
-    """What sampling keeps per sequence. `advance` updates position and edits after each draw."""
+    """The sampling state of one sequence. `advance` updates position and edits after each token."""
 
     params: SamplingParams
     kind: DrawKind
     seed: int
-    position: int  # of the token to draw, from the beginning of the prompt
+    position: int  # of the next token to sample, counted from the beginning of the prompt
     want_logprobs: bool = False
     top_logprobs: int = 0
     edits: RowEdits | None = None
@@ -269,10 +275,10 @@ class RowState:
 class DrawnRows:
     """The result of `sample` for R rows. Lazy.
 
-    tokens: uint32 [R]. ok: bool [R], False if the logits contain NaN or inf, or nothing is left to
-    draw: the token is then meaningless (but a valid id). empty: bool [R], whether nothing is left;
-    None if no row is masked. scores: of R rows with the largest k that any row wants, meaningless
-    for rows that want none; None if no row does.
+    tokens: uint32 [R]. ok: bool [R], False if the logits contain NaN or inf, or no token is left to
+    sample; then the token is meaningless (but a valid id). empty: bool [R], whether no token is
+    left; None if no row is masked. scores: of all R rows, with the largest k that any row wants,
+    and meaningless for rows that want none; None if no row wants any.
     """
 
     tokens: mx.array
@@ -293,9 +299,10 @@ class DrawnRows:
 def row_state(
     request: SequenceRequest, *, generated: Sequence[int] = (), vocab_size: int
 ) -> RowState:
-    """The state of a sequence after `generated`. vocab_size: columns of the logits.
+    """The sampling state of a sequence after the tokens in `generated`. vocab_size: columns of the
+    logits.
 
-    Raises InvalidRequest if the logit bias names tokens that the model does not have.
+    Raises InvalidRequest if the logit bias has tokens that the model does not have.
     """
     params = request.sampling
     return RowState(
@@ -315,7 +322,7 @@ def row_state(
 
 
 def advance(rows: Sequence[RowState], tokens: mx.array) -> None:
-    """Update the rows after a draw. tokens: int [R], may be lazy."""
+    """Update the rows' states with their sampled tokens. tokens: int [R], may be lazy."""
     for index, row in enumerate(rows):
         row.position += 1
         if row.edits is not None:
@@ -323,7 +330,7 @@ def advance(rows: Sequence[RowState], tokens: mx.array) -> None:
 
 
 def sample(logits: mx.array, rows: Sequence[RowState], limits: RowLimits = NO_LIMITS) -> DrawnRows:
-    """Draw a token for each row. Lazy, unless numpy draws; changes neither `logits` nor `rows`.
+    """Sample a token for each row. Lazy, unless numpy samples; changes neither `logits` nor `rows`.
 
     logits: any float dtype [R, vocab], R = len(rows) ≥ 1.
     """
@@ -343,9 +350,10 @@ def sample(logits: mx.array, rows: Sequence[RowState], limits: RowLimits = NO_LI
 
 
 def score_tokens(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -> Scores:
-    """Log-probabilities of one given token per row, and of each row's `top_logprobs` most likely.
+    """Log-probabilities of one given token per row, and of each row's `top_logprobs` likeliest
+    tokens.
 
-    Lazy, unless numpy computes them. logits: any float dtype [n, vocab]. token_ids: int [n], the
+    Lazy, unless numpy computes them. logits: [n, vocab], any float dtype. token_ids: int [n], the
     token that follows each row's position.
     """
     logits = logits.astype(mx.float32)

@@ -1,9 +1,9 @@
-"""How a token is drawn from a row of logits: temperature, top-k, top-p, min-p, and random numbers
-that depend on (seed, position) only.
+"""Samples a token from a row of logits: temperature, top-k, top-p, min-p, and random numbers that
+depend only on (seed, position).
 
-Rows with top-k are drawn among their k candidates, others over the whole vocabulary, where filters
-are one threshold per row. Scaled logits are (logit - max) / temperature, weights are their
-exponentials: the likeliest token weighs 1.
+With top-k, the token is sampled from k candidates. Without top-k, it is sampled from the whole
+vocabulary, and the filters are one threshold per row. Scaled logits are (logit - max) /
+temperature, and weights are their exponentials: the likeliest token has weight 1.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import mlx.core as mx
 from holdfast.wire.requests import SamplingParams
 
 GREEDY_BELOW = 1e-5  # temperatures under this differ from greedy by less than fp32 can show
-HOTTEST = 1e30  # hotter changes nothing, and 1 / temperature must not underflow: -inf * 0 is NaN
-BLOCK = 128  # tokens whose weights are summed before the draw
-SEARCH_BLOCK = 32  # tokens whose maximum is taken before the largest entries are searched
+HOTTEST = 1e30  # more changes nothing, and 1 / temperature must not underflow: -inf * 0 is NaN
+BLOCK = 128  # tokens per block, whose weights are summed before sampling
+SEARCH_BLOCK = 32  # tokens per block, whose maximum is computed before searching largest entries
 _WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -47,7 +47,9 @@ def fused_on_gpus(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
 @dataclass(frozen=True, slots=True)
 class DrawKind:
-    """How a row is drawn. Rows of one kind are drawn together, always by the same operations."""
+    """How a row is sampled. Rows of one kind are sampled together, always by the same
+    operations.
+    """
 
     greedy: bool = False
     candidates: int = 0  # at least the row's top-k; 0: no top-k
@@ -68,7 +70,9 @@ def draw_kind(params: SamplingParams, *, vocab_size: int) -> DrawKind:
 
 
 def draw_key(*, seed: int, position: int) -> tuple[int, int]:
-    """The two words of the random key of a draw: a 64-bit mix of any int seed and the position."""
+    """The two words of the random key of a sampled token: a 64-bit mix of the seed (any int) and
+    the position.
+    """
     mixed = _mix((_mix(seed & _WORD) + position * _GOLDEN) & _WORD)
     return mixed >> 32, mixed & 0xFFFFFFFF
 
@@ -81,10 +85,11 @@ def draw(
     keys: Sequence[tuple[int, int]],
     peaks: mx.array,
 ) -> mx.array:
-    """Draw one token per row, all of `kind`: uint32 [rows]. Lazy.
+    """Sample one token per row: uint32 [rows]. All rows are of this kind. Lazy.
 
-    logits: fp32 [rows, vocab]. peaks: fp32 [rows], their maxima. Exactly k tokens pass top-k, of
-    equal ones those with the lowest ids. Without top-k, equal tokens at the edge of top-p all pass.
+    logits: fp32 [rows, vocab]. peaks: fp32 [rows], the rows' maxima. Exactly k tokens pass top-k;
+    of equally likely tokens, those with the lowest ids. Without top-k, all equally likely tokens at
+    the edge of top-p pass.
     """
     if kind.greedy:
         return mx.argmax(logits, axis=-1)
@@ -103,11 +108,11 @@ def draw(
 
 
 def largest(values: mx.array, *, count: int) -> tuple[mx.array, mx.array]:
-    """The `count` largest entries of each row, largest first, equal ones by rising column. Lazy.
+    """The `count` largest entries of each row, largest first, ties by rising column. Lazy.
 
     values: fp32 [rows, columns], count ≤ columns. Returns the entries, fp32, and their columns,
-    uint32, [rows, count]. They are in the `count` blocks with the largest maxima: if that is a
-    small part of the row, only those are searched.
+    uint32, both [rows, count]. The entries are in the `count` blocks with the largest maxima: if
+    these are a small part of the row, only they are searched.
     """
     if count * SEARCH_BLOCK * 2 > values.shape[-1]:
         return _largest_of(values, count=count)
@@ -147,9 +152,9 @@ def _column(values: Sequence[float]) -> mx.array:
 def _draw_candidate(
     scaled: mx.array, *, ids: mx.array, params: Sequence[SamplingParams], keys: mx.array
 ) -> mx.array:
-    # Top-p is relative to what top-k leaves, as when one is applied after the other. A candidate's
-    # random number goes with its id, not its rank: rounding that swaps two nearly equal candidates
-    # then does not change which of them wins.
+    # Top-p is relative to the candidates that top-k leaves, as if one is applied after the other. A
+    # candidate's random number depends on its id, not its rank: then rounding that swaps two nearly
+    # equal candidates does not change which of them wins.
     candidates = ids.shape[-1]
     rank = mx.arange(candidates, dtype=mx.int32)[None, :]
     kept = rank < mx.array([[min(p.top_k, candidates)] for p in params], dtype=mx.int32)
@@ -177,14 +182,14 @@ def _threshold(
 
 
 def nucleus_threshold(weights: mx.array, *, top_p: mx.array) -> mx.array:
-    """The least weight of a token in the nucleus, float32 [rows, 1]. Lazy.
+    """The smallest weight of a token in the nucleus, float32 [rows, 1]. Lazy.
 
     weights: float32 [rows, vocabulary], exp of the logits minus their maximum. top_p: float32
     [rows, 1].
     """
-    # The edge is the last token, by rising weight, from which on tokens weigh enough together.
-    # Bisecting for it is twice as fast on a CPU, but takes 150 operations, and large vocabularies
-    # go to numpy there.
+    # The edge is the heaviest token that, together with all heavier tokens, weighs enough.
+    # Bisecting for the edge is twice as fast on a CPU, but takes 150 operations, and numpy handles
+    # large vocabularies there.
     rising = mx.sort(weights, axis=-1)
     with_heavier = mx.cumsum(rising, axis=-1, reverse=True)
     return mx.max(
@@ -257,9 +262,9 @@ def _in_blocks(values: mx.array, *, size: int, fill: float) -> mx.array:
 
 
 def _draw_weighted(weights: mx.array, *, keys: mx.array) -> mx.array:
-    # Gumbel-max twice: a block by its summed weight, then a token in it. Same distribution as over
-    # the whole vocabulary, but with vocab / 128 + 128 random numbers instead of vocab. A weight of
-    # 0 is -inf in both, so no filtered token can win.
+    # Gumbel-max twice: choose a block by its summed weight, then a token in it. The distribution is
+    # the same as over the whole vocabulary, but takes vocab / 128 + 128 random numbers instead of
+    # vocab. A weight of 0 becomes -inf in both, so no filtered token can win.
     rows = weights.shape[0]
     blocks = _in_blocks(weights, size=BLOCK, fill=0.0)
     count = blocks.shape[1]
@@ -271,8 +276,8 @@ def _draw_weighted(weights: mx.array, *, keys: mx.array) -> mx.array:
 
 
 def _gumbel(keys: mx.array, *, numbers: mx.array) -> mx.array:
-    # A hash instead of mx.random: it costs only for the numbers asked for, and seeds keep their
-    # meaning over MLX's versions.
+    # A hash instead of mx.random: only the required numbers are computed, and a seed gives the same
+    # numbers with every version of MLX.
     return _gumbel_of(keys[:, :1], keys[:, 1:], numbers)
 
 
@@ -280,14 +285,14 @@ def _gumbel(keys: mx.array, *, numbers: mx.array) -> mx.array:
 def _gumbel_of(first_words: mx.array, second_words: mx.array, numbers: mx.array) -> mx.array:
     hashed = _scramble((numbers * mx.array(0x9E3779B1, dtype=mx.uint32)) ^ first_words)
     hashed = _scramble(hashed ^ second_words)
-    # log1p keeps the resolution of small numbers, and those decide. 0 would give inf (NaN at a
-    # filtered token's -inf), 1 -inf.
+    # log1p keeps the resolution of small numbers, which decide the result. 0 would give inf (NaN
+    # for a filtered token, which has -inf), and 1 would give -inf.
     uniform = mx.clip(hashed.astype(mx.float32) * 2.0**-32, 1e-10, 1.0 - 2.0**-24)
     return -mx.log(-mx.log1p(-uniform))
 
 
 def _scramble(words: mx.array) -> mx.array:
-    # The finalizer of MurmurHash3 (Appleby): every bit of the input moves every bit of the output.
+    # The finalizer of MurmurHash3 (Appleby): every input bit affects every output bit.
     words = (words ^ (words >> 16)) * mx.array(0x85EBCA6B, dtype=mx.uint32)
     words = (words ^ (words >> 13)) * mx.array(0xC2B2AE35, dtype=mx.uint32)
     return words ^ (words >> 16)

@@ -1,22 +1,23 @@
-"""Where Holdfast hooks into unmodified mlx-lm: its import, attention, and the vocabulary projection.
+"""Hooks of Holdfast into unmodified mlx-lm: import, attention, and the vocabulary projection.
 
-**Import.** `import mlx_lm` brings transformers (60 MB, 1 s) for tokenizers and a command line;
-`mlx_lm.utils` brings huggingface_hub (20 MB). Models and loading need neither. So a stand-in
+**Import.** `import mlx_lm` imports transformers (60 MB, 1 s) for tokenizers and a command line;
+`mlx_lm.utils` imports huggingface_hub (20 MB). Models and loading need neither. So a stand-in
 package, whose `__path__` is the real folder, is registered before the first import, and light
-stand-ins take the place of the two heavy modules while `mlx_lm.utils` is imported. Each becomes the
-real one when somebody in the process uses it. If mlx-lm was imported before, it is used as it is.
+stand-ins replace the two heavy modules while `mlx_lm.utils` is imported. When code in the process
+uses a stand-in, it becomes the real module. If mlx-lm was imported before, it is not changed.
 
 **Attention.** Models bind `scaled_dot_product_attention` by name when their module is imported, so
-the seam has to be in `mlx_lm.models.base` before that. Modules that were imported earlier (by users
-of the library) are patched.
+the seam must be installed in `mlx_lm.models.base` before that. Modules that were imported earlier
+(by users of the library) are patched.
 
 **Projection.** A prefill chunk needs at most the logits of its last position, but a model's
-`__call__` ends with the vocabulary projection of all positions. The projection's module gets a
-subclass that first selects the wanted rows; parameters and their names stay as they are. Rows can
-also be set aside and projected later, some at a time: the logits of 2,048 positions over 152,000
-tokens are 1.2 GB. A model may change logits after its projection (scale, cap), so then its
-`__call__` is run again, on one dummy token, and the rows take its place at the seam; since MLX is
-lazy, no layer is computed for it.
+`__call__` ends with the vocabulary projection of all positions. The class of the projection's
+module is replaced by a subclass that first selects the wanted rows; parameters and their names do
+not change. Rows can also be set aside and projected later, some at a time: the logits of 2,048
+positions over 152,000 tokens take 1.2 GB. Since a model may change logits after its projection
+(scale, cap), its `__call__` is then run again on one dummy token, and the seam replaces that
+token's row by the rows that were set aside; since MLX is lazy, no layer is computed for the dummy
+token.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _HUB = "huggingface_hub"
 
 
 class AttentionShape(NamedTuple):
-    """The shape of a call; keys and values have the same head dimension."""
+    """The shape of an attention call; keys and values have the same head dimension."""
 
     heads: int
     kv_heads: int
@@ -61,7 +62,9 @@ _heard: set[AttentionShape] | None = None
 
 @contextmanager
 def heard_shapes() -> Iterator[set[AttentionShape]]:
-    """Collects the shapes of all calls with plain keys and values within the block."""
+    """Collect the shapes of all attention calls within the block that have plain keys and
+    values.
+    """
     global _heard
     _heard = heard = set[AttentionShape]()
     try:
@@ -71,7 +74,9 @@ def heard_shapes() -> Iterator[set[AttentionShape]]:
 
 
 def _seam(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """A cache view that computes attention itself returns an object with `attend` as keys."""
+    """Wrap mlx-lm's attention. A cache view that computes attention itself passes an object with
+    `attend` as the keys.
+    """
 
     def scaled_dot_product_attention(
         queries: mx.array,
@@ -116,7 +121,7 @@ class HeadSeam:
         self._rows: mx.array | None = None
         self._aside: mx.array | None = None
         self._instead: mx.array | None = None
-        self.used = False  # whether the last pass went through the seam
+        self.used = False  # whether the last forward pass used the seam
         self._set_aside: mx.array | None = None
         # set by the probe once `project` is proven to give the model's logits
         self.projects_later = False
@@ -160,7 +165,7 @@ class HeadSeam:
         return x if self._rows is None else flat[self._rows][:, None]
 
     def remove(self) -> None:
-        """Give the modules their own classes back."""
+        """Restore the modules' own classes."""
         for part, plain_class in reversed(self._plain_classes):
             part.__class__ = plain_class
         self._plain_classes.clear()
@@ -171,7 +176,7 @@ class HeadSeam:
     ) -> Iterator[HeadSeam]:
         """Within the block, project only these rows of the flattened positions, as (rows, 1).
 
-        rows: None for all. aside: rows that `take_aside` returns afterwards. `.used` says whether
+        rows: None for all. aside: rows that `take_aside` returns afterwards. `.used` tells whether
         the model's projection went through the seam.
         """
         self._rows = rows
@@ -184,13 +189,17 @@ class HeadSeam:
             self._rows = self._aside = None
 
     def take_aside(self) -> mx.array | None:
-        """The rows set aside, [rows, hidden], once; None if the projection was not reached."""
+        """Return the rows that were set aside, [rows, hidden], once; None if the projection did not
+        run.
+        """
         taken = self._set_aside
         self._set_aside = None
         return taken
 
     def project(self, rows: mx.array) -> mx.array:
-        """The logits of rows that were set aside, [rows, vocabulary]. Lazy. If `projects_later`."""
+        """The logits of rows that were set aside, [rows, vocabulary]. Lazy. Requires
+        `projects_later`.
+        """
         self._instead = rows
         self.used = False
         try:
@@ -206,7 +215,7 @@ def _as_they_are(logits: mx.array) -> mx.array:
 
 @dataclass(frozen=True, slots=True)
 class LaterLogits:
-    """Logits of consecutive positions that are computed on demand.
+    """Logits of consecutive positions, computed on demand.
 
     source: [positions, …], which `project` turns into logits, [positions, vocabulary].
     """
@@ -215,16 +224,17 @@ class LaterLogits:
     project: Callable[[mx.array], mx.array] = _as_they_are
 
     def of(self, start: int, stop: int) -> mx.array:
-        """Logits of some of the positions, lazily."""
+        """The logits of positions `start` to `stop` (exclusive). Lazy."""
         return self.project(self.source[start:stop])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLogits:
-    """What a forward pass returns.
+    """The result of a forward pass.
 
-    drawn: [spans that draw, vocabulary], in the order of the spans; None if none draws. scored: of
-    prompts to be scored. hidden: [rows, hidden], of prompts to be pooled.
+    drawn: logits to sample from, [spans that sample, vocabulary], in the order of the spans; None
+    if no span samples. scored: logits of prompts to be scored. hidden: hidden states of prompts to
+    be embedded, [rows, hidden] each.
     """
 
     drawn: mx.array | None = None
@@ -233,7 +243,9 @@ class StepLogits:
 
 
 def prepare() -> None:
-    """Make `mlx_lm.models.*` importable at little cost, with the attention seam. Idempotent."""
+    """Make `mlx_lm.models.*` importable without heavy modules, with the attention seam.
+    Idempotent.
+    """
     if _PACKAGE not in sys.modules:
         _register_stand_in()
     with _open_files_limit_kept():
@@ -300,7 +312,7 @@ def _real_snapshot_download(*args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def _standing_in(*modules: ModuleType) -> Iterator[None]:
-    """Register stand-ins for modules that are not imported yet, and remove them afterwards."""
+    """Register stand-ins for modules that are not imported yet; remove them after the block."""
     registered = [module for module in modules if module.__name__ not in sys.modules]
     sys.modules.update({module.__name__: module for module in registered})
     try:
@@ -313,7 +325,7 @@ def _standing_in(*modules: ModuleType) -> Iterator[None]:
 
 @contextmanager
 def _open_files_limit_kept() -> Iterator[None]:
-    """mlx-lm lowers the limits of open files at import, the hard limit to 4,096: prevent that."""
+    """Keep the limits of open files: mlx-lm lowers them at import, the hard limit to 4,096."""
     real = resource.setrlimit
     resource.setrlimit = lambda *_: None
     try:

@@ -1,4 +1,4 @@
-"""One sequence in the engine: its tokens, its live state, what it drew last, what is saved of it.
+"""One sequence in the engine: its tokens, live state, last sampled token, and saved part.
 
 Device thread only.
 """
@@ -29,9 +29,10 @@ from holdfast.worker.kv.live import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix:
-    """What a sequence starts from: a live state, then adjoining blocks, then the state at their end.
+    """The cached prefix that a sequence starts from: a live state, adjoining blocks, and the state
+    after them.
 
-    kept_tokens: how many of its tokens need not be copied out again; None: all.
+    kept_tokens: how many tokens of the prefix need not be copied out again; None: all.
     """
 
     base: LiveBase | None = None
@@ -42,21 +43,21 @@ class Prefix:
 
 @dataclass(slots=True)
 class EngineSequence:
-    """A sequence. `known` are its tokens that are on the host: the prompt, and what was generated
-    before a preemption.
+    """A sequence. known: its tokens that are on the host: the prompt, and the tokens that were
+    generated before a preemption.
     """
 
     request: SequenceRequest
     known: mx.array  # int32 [tokens]
     live: LiveState
     sampler: RowState
-    constraint: SequenceConstraint | None = None  # limits its draws
-    drawn: mx.array | None = None  # int32 [rows] of the step that drew last
+    constraint: SequenceConstraint | None = None  # limits its next token
+    drawn: mx.array | None = None  # int32 [rows], tokens of the last step that sampled
     drawn_row: int = 0
     kept: int = 0  # tokens whose keys and values were copied out, or came from a snapshot
     keep: KeepPolicy | None = None
     is_trimmed: bool = True
-    # float32 [hidden]: the sum of the prompt's hidden states so far, or the last of them
+    # float32 [hidden]: the sum of the prompt's hidden states so far, or the last hidden state
     pooled: mx.array | None = None
 
     @staticmethod
@@ -67,14 +68,16 @@ class EngineSequence:
         vocab_size: int,
         generated: tuple[int, ...] = (),
     ) -> EngineSequence:
-        """A sequence that knows its prompt and what it had generated. Raises as `row_state`."""
+        """Create a sequence with its prompt and generated tokens. Raises the errors of
+        `row_state`.
+        """
         packed = (request.prompt_token_ids + TokenIds.of(generated)).packed
         known = mx.array(np.frombuffer(packed, dtype="<i4"))
         sampler = row_state(request, generated=generated, vocab_size=vocab_size)
         return EngineSequence(request=request, known=known, live=live, sampler=sampler)
 
     def start_from(self, prefix: Prefix) -> None:
-        """Restore what is cached. Lazy. Raises SnapshotMismatch if it does not fit the model."""
+        """Restore a cached prefix. Lazy. Raises SnapshotMismatch if it does not fit the model."""
         if prefix.base is not None:
             self.live = start_from(
                 prefix.base, self.live.layers, is_restored=prefix.state is not None
@@ -107,19 +110,21 @@ class EngineSequence:
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpan:
-    """A span of the plan with its sequence. Each of its tokens is a row, in order."""
+    """A span of the plan with its sequence. Each token of the span is a row, in order."""
 
     sequence: EngineSequence
     span: Span
 
     @property
     def is_decoding(self) -> bool:
-        """Whether the span's tokens were drawn by the sequence; the host may not know them yet."""
+        """Whether the span's tokens were generated; the host may not know them yet."""
         return self.span.start >= self.sequence.known.size
 
     @property
     def is_row(self) -> bool:
-        """Whether the span is one drawn token: those of several sequences can share a pass."""
+        """Whether the span is one generated token: such spans of several sequences can share a
+        pass.
+        """
         return self.is_decoding and self.span.tokens == 1
 
     @property
@@ -130,12 +135,14 @@ class SequenceSpan:
 
     @property
     def wanted_rows(self) -> range:
-        """The rows whose logits a token is drawn from: the last one if the span draws."""
+        """The rows to sample from: the last row if the span samples, otherwise none."""
         return self._last_row_if(self.span.draws)
 
     @property
     def scored_rows(self) -> range:
-        """The rows whose logits score the following tokens of the prompt, if that is wanted."""
+        """The rows whose logits score the following tokens of the prompt; empty if not
+        requested.
+        """
         request = self.sequence.request
         start = self.span.start
         if not request.want_prompt_logprobs:
@@ -176,7 +183,7 @@ def token_ids_of(spans: Sequence[SequenceSpan]) -> mx.array:
             pieces.append(sequence.known[span.start : span.start + span.tokens])
             index += 1
             continue
-        assert sequence.drawn is not None, "a decoding span has no drawn token"
+        assert sequence.drawn is not None, "a decoding span has no sampled token"
         rows = _rows_drawn_together(spans[index:])
         whole = rows == list(range(sequence.drawn.shape[0]))
         pieces.append(sequence.drawn if whole else sequence.drawn[mx.array(rows)])
@@ -185,7 +192,9 @@ def token_ids_of(spans: Sequence[SequenceSpan]) -> mx.array:
 
 
 def _rows_drawn_together(spans: Sequence[SequenceSpan]) -> list[int]:
-    """The rows that the first of these spans, and those right after it, drew in the same step."""
+    """The rows of the first span's token and of the tokens right after it that the same step
+    sampled.
+    """
     drawn = spans[0].sequence.drawn
     together = itertools.takewhile(
         lambda each: each.is_decoding and each.sequence.drawn is drawn, spans
@@ -195,7 +204,7 @@ def _rows_drawn_together(spans: Sequence[SequenceSpan]) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """Snapshots of one sequence that a step has made. The blocks adjoin what was saved before."""
+    """Snapshots of one sequence that a step has made. The blocks continue what was saved before."""
 
     request_id: RequestId
     blocks: tuple[KVBlock, ...]
@@ -207,11 +216,13 @@ class Kept:
 
     @property
     def is_finite(self) -> bool:
-        """Whether it contains neither NaN nor infinity; otherwise it must not be cached."""
+        """Whether the snapshots contain neither NaN nor infinity; otherwise they must not be
+        cached.
+        """
         return bool(self.finite.item())
 
     def arrays(self) -> Iterator[mx.array]:
-        """What has to be evaluated."""
+        """The arrays that have to be evaluated."""
         yield from self._snapshots()
         yield self.finite
 
@@ -223,7 +234,7 @@ class Kept:
 
 
 def keep_due(sequence: EngineSequence, policy: KeepPolicy) -> Kept | None:
-    """Copy out what is due after the tokens that were appended last; None if nothing is. Lazy."""
+    """Copy out what the policy requires after the last appended tokens; None if nothing. Lazy."""
     blocks = list(_full_blocks(sequence, policy.block_tokens))
     if sequence.live.tokens in policy.boundaries:
         return _kept_up_to_now(sequence, blocks)
@@ -231,8 +242,8 @@ def keep_due(sequence: EngineSequence, policy: KeepPolicy) -> Kept | None:
 
 
 def keep_everything(sequence: EngineSequence) -> Kept:
-    """Copy out everything that is not saved yet, and the state as it is. Lazy."""
-    # without a policy, nothing was saved on the way
+    """Copy out all tokens that are not saved yet, and the current state. Lazy."""
+    # without a policy, nothing has been saved yet
     block_tokens = (sequence.keep or KeepPolicy()).block_tokens
     return _kept_up_to_now(sequence, list(_full_blocks(sequence, block_tokens)))
 

@@ -1,4 +1,4 @@
-"""The size of a sequence of a model, from its config.json alone, without computing anything.
+"""The memory of a model's sequence, from config.json alone, without computing anything.
 
 MLX is lazy: a model without weights has shapes, and so do its caches after a forward pass that is
 never evaluated. Callers must not import MLX, so `sequence_size_of` measures in another process
@@ -19,23 +19,23 @@ import msgspec
 from holdfast.errors import ModelLoadError
 
 _LONGEST_SECONDS = 120.0
-_MOST_BYTES = 8 << 30  # of the process, which should compute nothing
+_MOST_BYTES = 8 << 30  # memory limit of the process, which should compute nothing
 _TOKENS = [[1, 2, 3]]
 
 
 class SequenceSize(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of a sequence's live state, and the device that it is for."""
+    """Bytes of a sequence's live state, and the device that computes it."""
 
     bytes_per_token: int  # keys and values of layers that keep every token
     fixed_bytes: int  # windows at their full size, and recurrent states
     is_on_cpu: bool
-    working_set_bytes: int  # of a GPU: what it recommends to use, or has; 0 on a CPU
+    working_set_bytes: int  # memory of a GPU: recommended, or else total; 0 on a CPU
 
 
 def sequence_size_of(config: Mapping[str, Any]) -> SequenceSize:
     """Measure a model with this config.json in another process. Takes about 2 s.
 
-    Raises ModelLoadError if mlx-lm has no such model, or its size cannot be known without
+    Raises ModelLoadError if mlx-lm has no such model, or if the size cannot be determined without
     computing.
     """
     command = [sys.executable, "-P", "-m", "holdfast.worker.engine.sequence_size"]
@@ -66,7 +66,7 @@ def _measured(config: dict[str, Any]) -> SequenceSize:
     model_class, arguments = utils._get_classes(config=config)
     model = model_class(arguments.from_dict(config))
     working_set_bytes = platform.working_set_bytes()
-    # as it would be stored; on a CPU everything becomes float32, which a new model is
+    # the stored format; on a CPU everything becomes float32, which a new model already is
     if working_set_bytes:
         model.set_dtype(mx.bfloat16)
     cache = importlib.import_module("mlx_lm.models.cache").make_prompt_cache(model)

@@ -1,4 +1,4 @@
-"""What a model gets as its cache in one forward pass: views of the live states of its sequences.
+"""Views of the live states of several sequences, which a model gets as its cache in a forward pass.
 
 A view implements the part of mlx-lm's cache protocol that models use: `offset`, `make_mask`,
 `update_and_fetch`, indexing. Views live for one step. None defines `__len__`: an empty view would
@@ -24,7 +24,9 @@ _PIECES_AT_ONCE = 10
 
 @dataclass(frozen=True, slots=True)
 class WindowMask:
-    """The parameters of a mask; the array is made where it is used, since every span has its own."""
+    """The parameters of a mask; the array is created where it is used, since it depends on the
+    span.
+    """
 
     window: int | None
 
@@ -37,8 +39,8 @@ def attend_one(queries: mx.array, parts: Sequence[tuple[mx.array, mx.array]]) ->
 
     The heads that share a key head are the rows of one product, so that BLAS packs the keys once:
     1.4 to 2.2 times as fast on the CPU as mx.fast, which packs them for every head. As exact as
-    mx.fast: a softmax in bf16 alone moves logits by 2 % of what a changed token of the context
-    does.
+    mx.fast: a softmax in bf16 would change logits by 2 % of the effect of one changed context
+    token.
     """
     heads = queries.shape[1]
     kv_heads = parts[0][0].shape[1]
@@ -58,10 +60,10 @@ def attend_one(queries: mx.array, parts: Sequence[tuple[mx.array, mx.array]]) ->
 
 @dataclass(slots=True)
 class StepContext:
-    """What the layers of one step share: how attention is computed, and causal masks.
+    """Data that the layers of one step share: how attention is computed, and causal masks.
 
-    composes_attention: there is no fused kernel. host_scores: numpy computes attention from this
-    many scores on, then.
+    composes_attention: attention is composed of products because there is no fused kernel.
+    host_scores: if so, numpy computes attention when there are at least this many scores.
     """
 
     composes_attention: bool = field(
@@ -71,8 +73,8 @@ class StepContext:
     _masks: dict[tuple[int, int, int | None], mx.array] = field(default_factory=dict)
 
     def causal(self, tokens: int, *, held: int, window: int | None) -> mx.array:
-        """bool [tokens, held]: the last `tokens` of `held` positions each see themselves and the
-        window - 1 positions before.
+        """A causal mask, bool [tokens, held]: each of the last `tokens` of `held` positions sees
+        itself and the window - 1 positions before it.
         """
         key = (tokens, held, window)
         if key not in self._masks:
@@ -89,7 +91,9 @@ def _narrower(*windows: int | None) -> int | None:
 
 
 def _attention_span(layer: LayerKV, queries: mx.array, asked: int | None) -> AttentionSpan:
-    """queries: [1, heads, tokens, head_dim], of the tokens appended last. asked: the model's window."""
+    """queries: [1, heads, tokens, head_dim], of the last appended tokens. asked: the model's
+    window.
+    """
     tokens = queries.shape[2]
     window = _narrower(asked, layer.window)
     parts = layer.parts(layer.held() if window is None else min(layer.held(), window + tokens - 1))
@@ -99,7 +103,9 @@ def _attention_span(layer: LayerKV, queries: mx.array, asked: int | None) -> Att
 def _attend(
     spans: Sequence[AttentionSpan], *, scale: float, sinks: mx.array | None, context: StepContext
 ) -> list[mx.array]:
-    """Attention of each span over its own sequence. scale: not applied to the queries yet."""
+    """Attention of each span over its own sequence. scale: of the queries, not applied to
+    them yet.
+    """
     if context.composes_attention and host_attention.pays(spans, host_scores=context.host_scores):
         return host_attention.attend(spans, sinks=sinks)
     return [_attend_alone(span, scale, sinks, context) for span in spans]
@@ -124,8 +130,8 @@ def _attend_alone(
 class RowsView:
     """One layer in the rows layout: every token is a row; the rows of a span are consecutive.
 
-    The model calls attention through the seam, which comes back here: it is computed span by span,
-    each over its own sequence.
+    The model calls attention through the seam, which calls `attend` here: attention is computed
+    span by span, each over its own sequence.
     """
 
     def __init__(
@@ -144,7 +150,7 @@ class RowsView:
     def make_mask(
         self, tokens: int, return_array: bool = False, window_size: int | None = None
     ) -> WindowMask:
-        """The window that the model asks for; the mask itself is made per span."""
+        """Return the window that the model asks for; the mask itself is created per span."""
         return WindowMask(window_size)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RowsView, RowsView]:
@@ -153,7 +159,7 @@ class RowsView:
         keys, values: [rows, kv_heads, 1, head_dim].
         """
         if len(self._layers) > 1 and are_alike(keys, values):
-            # joined once for all rows: one write per sequence instead of two
+            # joined once for all rows, so that each sequence needs one write instead of two
             both = mx.concatenate([keys, values], axis=1)
             for layer, new in zip(self._layers, self._split(both), strict=True):
                 layer.append_stored(new)
@@ -167,7 +173,7 @@ class RowsView:
     def attend(
         self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None
     ) -> mx.array:
-        """queries: [rows, heads, 1, head_dim]; the same shape comes back."""
+        """Compute attention. queries: [rows, heads, 1, head_dim]; returns the same shape."""
         asked = mask.window if isinstance(mask, WindowMask) else None
         if self._context.composes_attention:
             queries = queries * scale  # once for all rows
@@ -177,7 +183,7 @@ class RowsView:
             for layer, part in zip(self._layers, self._split(queries), strict=True)
         ]
         parts = _attend(spans, scale=scale, sinks=sinks, context=self._context)
-        # turned before they are joined: then the model's reshape copies nothing
+        # transposed before they are joined, so that the model's reshape copies nothing
         rows = [_turned(part, tokens) for part, tokens in zip(parts, self._tokens, strict=True)]
         return rows[0] if len(rows) == 1 else mx.concatenate(rows, axis=0)
 
@@ -188,13 +194,13 @@ class RowsView:
 
 
 def _turned(span: mx.array, tokens: int) -> mx.array:
-    """Turn tokens of one sequence into rows of a batch, or back; one token is both."""
+    """Transpose tokens of one sequence into rows of a batch, or back; one token needs no change."""
     return span if tokens == 1 else span.swapaxes(0, 2)
 
 
 def _cut_up(rows: mx.array, tokens: Sequence[int]) -> list[mx.array]:
-    """Cut the rows into spans, ten at a time: MLX splits up to ten pieces in one operation of its
-    graph, more in one operation each.
+    """Cut the rows into spans, ten at a time: MLX splits up to ten pieces in one graph operation,
+    but needs one operation per piece if there are more.
     """
     if len(tokens) == 1:
         return [rows]
@@ -210,7 +216,9 @@ def _cut_up(rows: mx.array, tokens: Sequence[int]) -> list[mx.array]:
 
 
 class GatherView:
-    """One layer of decoding sequences as padded copies with a mask, for attention outside the seam."""
+    """One layer of decoding sequences as padded copies and a mask, for attention outside the
+    seam.
+    """
 
     def __init__(self, layers: Sequence[LayerKV], *, mask_dimensions: int) -> None:
         self._layers = layers
@@ -255,8 +263,8 @@ def _padded(array: mx.array, tokens: int) -> mx.array:
 class SpanView:
     """One layer of one sequence whose span has its own forward pass.
 
-    The model gets plain arrays and masks, as from mlx-lm; if attention is composed, it comes back
-    here through the seam.
+    The model gets plain arrays and masks, as from mlx-lm. If attention is composed, the seam calls
+    `attend` here instead.
     """
 
     def __init__(self, layer: LayerKV, *, context: StepContext) -> None:
@@ -267,7 +275,9 @@ class SpanView:
     def make_mask(
         self, tokens: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | WindowMask | None:
-        """The mask for what `update_and_fetch` will return; composed: the window that is asked for."""
+        """The mask for what `update_and_fetch` will return; if attention is composed, the model's
+        window.
+        """
         if self._context.composes_attention:
             return WindowMask(window_size)
         window = _narrower(window_size, self._layer.window)
@@ -288,7 +298,7 @@ class SpanView:
     def attend(
         self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None
     ) -> mx.array:
-        """queries: [1, heads, tokens, head_dim]; the same shape comes back."""
+        """Compute attention. queries: [1, heads, tokens, head_dim]; returns the same shape."""
         asked = mask.window if isinstance(mask, WindowMask) else None
         span = _attention_span(self._layer, queries * scale, asked)
         (attended,) = _attend([span], scale=1.0, sinks=sinks, context=self._context)
@@ -296,8 +306,8 @@ class SpanView:
 
 
 class StateView:
-    """One recurrent layer of several decoding sequences: reading stacks their states, writing makes
-    each a row of the new stack.
+    """One recurrent layer of several decoding sequences. Reading stacks their states; writing makes
+    each state a row of the new stack.
     """
 
     lengths = None
@@ -311,7 +321,7 @@ class StateView:
         if stack is None:
             return None
         if first == 0 and stack.shape[0] == len(self._states) and self._is_whole(index, stack):
-            return stack  # of exactly these sequences
+            return stack  # has the states of exactly these sequences
         rows = [state[index] for state in self._states]
         return mx.concatenate([row for row in rows if row is not None])
 

@@ -1,8 +1,8 @@
-"""Which number format a model computes in, and whether quantized weights are dequantized at load.
+"""Chooses the number format of a model, and whether quantized weights are dequantized at load.
 
-On a CPU matrix products are fast in float32 only (bf16 products are 20 times slower, quantized ones
-with many rows as well, and experts in bf16 are refused), so everything becomes float32 there as far
-as memory allows. Elsewhere a model stays as it is stored.
+On a CPU, matrix products are fast in float32 only: bf16 products and quantized products with many
+rows are 20 times slower, and MLX refuses experts in bf16. So everything becomes float32 there as
+far as memory allows. On other devices, a model keeps its stored format.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from holdfast.errors import ModelLoadError
 from holdfast.worker.engine import seams
 
-# of the available memory, for dequantized weights; the rest is for KV and activations
+# share of the available memory for dequantized weights; the rest is for KV and activations
 _FLOAT32_SHARE = 0.75
 _GIB = 1 << 30
 _DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
@@ -35,7 +35,7 @@ _PLAIN_EXPERTS = "SwitchLinear"
 def _plain_counterparts() -> dict[type[Module], Callable[[], Module]]:
     """Packed (quantized) modules and their plain counterparts.
 
-    By exact type: a subclass may do more in its call than the plain counterpart.
+    Matched by exact type: a subclass may do more in its call than the plain counterpart.
     """
     seams.prepare()
     from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
@@ -56,7 +56,7 @@ class WeightFormat:
     dtype: mx.Dtype | None
     unpack: bool
     unpack_experts: bool
-    note: str = ""  # why it is not the preferred format
+    note: str = ""  # why this is not the preferred format; empty if it is
 
     def unpacks(self, module: Module) -> bool:
         """Whether this module's packed weight is unpacked."""
@@ -83,17 +83,17 @@ def choose_format(
         wishes = [wish for wish in wishes if _cpu_computes(wish, {kind.__name__ for kind in kinds})]
         if not wishes:
             raise ModelLoadError(
-                f"this model's experts can be computed in float32 only on a CPU, not in {dtype}"
+                f"on a CPU, this model's experts can be computed only in float32, not in {dtype}"
             )
     needs = [format_bytes(model, wish) for wish in wishes]
     for wish, need in zip(wishes, needs, strict=True):
-        # The last one is what was asked for, or the smallest: it may take all memory.
+        # The last wish is the requested format, or the smallest: it may take all memory.
         share = _FLOAT32_SHARE if wish is not wishes[-1] else 1.0
         if need > available_bytes * share:
             continue
         if wish is wishes[0]:
             return wish
-        kept = "the experts stay packed" if wish.unpack else "the weights stay as they are stored"
+        kept = "the experts stay packed" if wish.unpack else "the weights keep their stored format"
         note = (
             f"{kept}: in the preferred format they would need {_gib(needs[0])}, "
             f"{_gib(available_bytes)} are available"
@@ -126,24 +126,24 @@ def _cpu_computes(wish: WeightFormat, kinds: set[str]) -> bool:
 
 
 def format_bytes(model: Module, wish: WeightFormat) -> int:
-    """Bytes of the model's weights in that format. Nothing is evaluated."""
+    """Bytes of the model's weights in this format. Nothing is evaluated."""
     total = 0
     for module, array, numbers in _weights(model, wish.unpacks):
         dtype = _target(array, wish.dtype)
-        if numbers != array.size:  # it is dequantized
+        if numbers != array.size:  # the array is dequantized
             dtype = wish.dtype or module.scales.dtype
         total += numbers * dtype.size
     return total
 
 
 def parameter_count(model: Module) -> int:
-    """The number of weights; packed ones count one by one, their scales do not."""
+    """The number of weights. Packed weights count one by one; their scales do not count."""
     weights = _weights(model, lambda module: hasattr(module, "bits") and "scales" in module)
     return sum(numbers for _, _, numbers in weights)
 
 
 def _weights(model: Module, unpacks: Callable[[Any], bool]) -> Iterator[tuple[Any, mx.array, int]]:
-    """(module, its array, numbers in it). Modules that `unpacks` count as dequantized."""
+    """Yields (module, one of its arrays, count of numbers); dequantized where `unpacks` is true."""
     for module in _modules(model):
         is_unpacked = unpacks(module)
         for name, array in _own_arrays(module):
@@ -156,11 +156,11 @@ def _weights(model: Module, unpacks: Callable[[Any], bool]) -> Iterator[tuple[An
 def convert(model: Module, wish: WeightFormat, *, read: Callable[[int], None]) -> None:
     """Read and convert the weights in place, module by module. Device thread only.
 
-    Memory never holds more than the result and one module. read: called with the bytes of stored
-    weights of each module.
+    Memory never holds more than the result and one module. read: called with the stored bytes of
+    each module's weights.
     """
     waiting = _named_modules(model)[::-1]
-    while waiting:  # a for loop would keep the packed modules alive to the end
+    while waiting:  # a for loop would keep the packed modules in memory to the end
         path, module = waiting.pop()
         arrays = dict(_own_arrays(module))
         stored_bytes = sum(array.nbytes for array in arrays.values())
@@ -181,7 +181,7 @@ def convert(model: Module, wish: WeightFormat, *, read: Callable[[int], None]) -
 
 
 def compute_dtype(model: Module) -> mx.Dtype:
-    """The format of most floating weights (or their scales)."""
+    """The number format of most floating-point weights (or scales)."""
     sizes: dict[mx.Dtype, int] = {}
     for array in (array for module in _modules(model) for _, array in _own_arrays(module)):
         if mx.issubdtype(array.dtype, mx.floating):
@@ -201,7 +201,8 @@ def give_back_freed_memory() -> None:
 def _unpacked(module: Any, dtype: mx.Dtype | None) -> Any:
     """The plain counterpart of a packed module.
 
-    Scales are widened first: rounding each product to their format would change answers.
+    Scales are converted to the wider format first: rounding each product to the format of the
+    scales would change answers.
     """
     is_floating = mx.issubdtype(module.scales.dtype, mx.floating)
     target = dtype or (module.scales.dtype if is_floating else mx.bfloat16)
@@ -250,7 +251,7 @@ def _modules(model: Module) -> Iterator[Any]:
 
 
 def _own_arrays(module: Any) -> Iterator[tuple[str, mx.array]]:
-    """The module's own parameters, also in its lists and dicts, but not those of inner modules."""
+    """The module's own parameters, including those in lists and dicts, but not in inner modules."""
     for key, value in module.items():
         if not key.startswith("_"):  # in MLX, such names are not parameters
             yield from _arrays_in(value, key)

@@ -1,10 +1,11 @@
-"""Keys and values of every token: frozen parts, which other sequences may hold, too, and a tail that
-only this sequence writes to.
+"""Keys and values of every token: frozen parts, which other sequences may also hold, and a tail
+that only this sequence writes to.
 
-`freeze` turns the tail into a frozen part, and the next token begins a new tail. Parts are merged as
-in a log-structured merge tree: a sequence has logarithmically many, and copies each token that often
-at most. When neighbouring parts are merged, all their holders get the merged part; parts are left
-alone where a holder continues differently in between.
+`freeze` turns the tail into a frozen part, and the next token begins a new tail. Parts are merged
+as in a log-structured merge tree: the number of parts, and the number of times that a token is
+copied, grow only with the logarithm of the sequence's length. When neighbouring parts are merged,
+all their holders get the merged part. Parts are not merged if a holder continues differently
+between them.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from holdfast.worker.kv.layer import (
 
 _SHORT_PART = 512  # tokens; copying is cheaper than attending to such a part separately
 _MANY_PARTS = 4  # with more, parts are merged without waiting for `freeze`
-# Shrink parts when the unused capacity of those that only this sequence holds exceeds 1/16 of its
-# tokens in them; …
+# Shrink the parts that only this sequence holds when their unused capacity exceeds 1/16 of the
+# sequence's tokens in them; …
 _UNUSED_SHARE = 16
-# … a part of several holders above 1/64 of its capacity, since their own short tails add to it; …
+# … a part of several holders when it exceeds 1/64 of its capacity, since they have own tails too; …
 _UNUSED_SHARE_OF_MANY = 64
-# … and a single buffer above 1/8: the next token copies it.
+# … and a single buffer when it exceeds 1/8, since the next token copies this buffer.
 _UNUSED_SHARE_WHOLE = 8
 
 
 class FrozenPart:
-    """Keys and values of a run of tokens. Nobody writes to them.
+    """Keys and values of a run of tokens, which never change.
 
-    Each holder has the first of them, as many as `held_of` says. A holder that is garbage collected
-    no longer counts.
+    Each holder has the first `held_of` tokens of the run. A holder that is garbage collected no
+    longer counts.
     """
 
     def __init__(self, arrays: Sequence[mx.array]) -> None:
@@ -52,23 +53,25 @@ class FrozenPart:
         self._first: tuple[mx.array, mx.array] | None = None
 
     def first(self, tokens: int) -> tuple[mx.array, mx.array]:
-        """Keys and values of the first tokens; remembered, because every step asks for the same."""
+        """Keys and values of the first tokens; cached, because every step asks for the same
+        ones.
+        """
         if self._first is None or self._first[0].shape[2] != tokens:
             self._first = pair_of(self.arrays, end=tokens)
         return self._first
 
     @property
     def capacity(self) -> int:
-        """Tokens that the buffers have room for."""
+        """The number of tokens that the buffers have room for."""
         return self.arrays[0].shape[2]
 
     @property
     def unused(self) -> int:
-        """Tokens of the capacity that no holder has."""
+        """The capacity, in tokens, that no holder uses."""
         return self.capacity - self._used
 
     def shrink(self) -> None:
-        """Copy what is held to buffers of exactly that size, for all holders. Lazy."""
+        """Copy the held tokens to buffers of exactly their size, for all holders. Lazy."""
         used = self._used
         self.arrays = tuple(copied(array[:, :, :used]) for array in self.arrays)
         self._first = None
@@ -114,7 +117,7 @@ class FullKV(LayerKV):
                 and self._end > _SHORT_PART
                 and self._unused * _UNUSED_SHARE <= self._end
             ):
-                self._freeze_tail()  # instead of copying it to a longer buffer
+                self._freeze_tail()  # instead of copying the tail to a longer buffer
                 if len(self._frozen) > _MANY_PARTS:
                     self._merge()
             capacity -= self._frozen_tokens
@@ -164,7 +167,7 @@ class FullKV(LayerKV):
         self._hold(parts)
 
     def held_of(self, part: FrozenPart) -> int:
-        """How many tokens of a part this sequence holds."""
+        """The number of tokens of a part that this sequence holds."""
         return max((tokens for each, tokens in self._frozen if each is part), default=0)
 
     def take_merged(self, parts: Sequence[FrozenPart], merged: FrozenPart) -> None:
@@ -228,7 +231,9 @@ class FullKV(LayerKV):
         return self._buffers or next((part.arrays for part, _ in self._frozen), ())
 
     def _runs(self, start: int, end: int) -> Iterator[tuple[FrozenPart | None, int, int]]:
-        """Where tokens start to end are: part (None: the tail), start and end within it."""
+        """Yield where tokens `start` to `end` are stored: part (None: the tail), and start and end
+        within it.
+        """
         first = 0
         for part, tokens in self._frozen:
             low = max(start - first, 0)
@@ -250,7 +255,7 @@ class FullKV(LayerKV):
         return self._buffers if part is None else part.arrays
 
     def _copied(self, start: int, end: int, *, capacity: int = 0) -> tuple[mx.array, ...]:
-        """Tokens start to end in new buffers, with room for `capacity` tokens."""
+        """Copy tokens `start` to `end` to new buffers with room for `capacity` tokens."""
         runs = [
             tuple(array[:, :, low:high] for array in self._stored_in(part))
             for part, low, high in self._runs(start, end)
@@ -272,7 +277,9 @@ class FullKV(LayerKV):
         self._end = 0
 
     def _thaw(self) -> None:
-        """Put all tokens into one buffer: for a fused kernel, parts would be copied every step."""
+        """Move all tokens to one buffer: for a fused kernel, parts would be copied in every
+        step.
+        """
         part, held = self._frozen[0]
         if held == self.tokens and len(part.holders) == 1:
             arrays = part.arrays
@@ -291,8 +298,8 @@ class FullKV(LayerKV):
         self._frozen_tokens = _length(parts)
 
     def _merge(self) -> None:
-        """Merge neighbours for all their holders if the earlier one is short, or the later one at
-        least half as long.
+        """Merge neighbouring parts for all their holders if the earlier part is short, or if the
+        later part is at least half as long as the earlier one.
         """
         groups: list[list[tuple[FrozenPart, int]]] = []
         for each in self._frozen:
@@ -329,7 +336,7 @@ def _holders(parts: Sequence[tuple[FrozenPart, int]]) -> set[FullKV]:
 
 
 def _holds_beginning(holder: FullKV, parts: Sequence[tuple[FrozenPart, int]]) -> bool:
-    """Whether a holder has a prefix of the tokens of these adjacent parts, or all of them."""
+    """Whether a holder has all tokens of these adjacent parts, or a prefix of them."""
     is_whole = True
     for part, tokens in parts:
         held = holder.held_of(part)

@@ -1,5 +1,5 @@
-"""Which kind stands for which of mlx-lm's cache classes, and the two that only combine or wrap:
-`Composite` and `ForeignState`.
+"""Maps the cache classes of mlx-lm to kinds of live state, and defines the two kinds that only
+combine or wrap others: `Composite` and `ForeignState`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.worker.kv.window import WindowKV
 
 
 class Composite(Layer):
-    """Several states in one layer: pairs of KV, KV beside a recurrent state, MLA latents with their
+    """Several states in one layer: two KV states, KV and a recurrent state, MLA latents and their
     index.
     """
 
@@ -31,7 +31,7 @@ class Composite(Layer):
         return Composite(tuple(part.with_leaves(leaves) for part in self.parts))
 
     def view(self, layers: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:
-        """Indexable by part, as mlx-lm's `CacheList`."""
+        """A view that is indexable by part, like mlx-lm's `CacheList`."""
         parts = zip(*(layer.parts for layer in layers), strict=True)
         return tuple(
             same[0].view(same, for_kv=for_kv, for_recurrent=for_recurrent) for same in parts
@@ -39,7 +39,7 @@ class Composite(Layer):
 
 
 class ForeignState(LayerState):
-    """A cache object of mlx-lm that no kind stands for. Only the layout `solo` can use it."""
+    """A cache object of mlx-lm that no other kind supports. Only the layout `solo` can use it."""
 
     kind = "foreign"
     is_foreign = True
@@ -48,7 +48,7 @@ class ForeignState(LayerState):
         self.cache = cache
 
     def view(self, layers: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:
-        """mlx-lm's object, for one sequence. Raises TypeError for several."""
+        """mlx-lm's cache object, for one sequence. Raises TypeError for several sequences."""
         if len(layers) > 1:
             raise TypeError(f"{type(self.cache).__name__} cannot be laid out for several sequences")
         return self.cache
@@ -57,7 +57,7 @@ class ForeignState(LayerState):
         return _arrays_within(self.cache.state)
 
     def bytes_per_token(self) -> int:
-        """Bytes per token of keys and values without a largest size."""
+        """Bytes per token of keys and values that have no largest size."""
         return sum(
             _bytes_per_token(part) for part in _parts_of(self.cache) if not _largest_size(part)
         )
@@ -101,7 +101,7 @@ def _arrays_within(state: Any) -> Iterator[mx.array]:
             yield from _arrays_within(part)
 
 
-# By class name, so that nothing of mlx-lm is imported here. Other code may add kinds of its own.
+# By class name, so that mlx-lm is not imported here. Other code may add its own kinds.
 KINDS: dict[str, Callable[[Any], Layer]] = {
     "KVCache": lambda cache: FullKV(),
     "RotatingKVCache": lambda cache: (
@@ -114,5 +114,5 @@ KINDS: dict[str, Callable[[Any], Layer]] = {
 
 
 def fresh_layer(cache: Any) -> Layer:
-    """The empty layer that stands for a new cache object of mlx-lm."""
+    """The empty layer that replaces a new cache object of mlx-lm."""
     return KINDS.get(type(cache).__name__, ForeignState)(cache)

@@ -1,8 +1,9 @@
-"""The live state of one sequence in one layer: what every kind implements, and the arrays it is
-made of.
+"""The live state of one sequence in one layer: the interface of every kind, and the arrays that
+states consist of.
 
-To read a kind, read its file and this one. A live object belongs to one sequence: other sequences
-may hold what it has frozen, but nobody else writes to it. Device thread only, except the forms.
+To understand a kind, read its file and this one. A live object is used by one sequence: other
+sequences may hold its frozen arrays, but no other sequence writes to it. Device thread only, except
+the forms.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Self, TypeAlias
 import mlx.core as mx
 import msgspec
 
-ShowStates: TypeAlias = Callable[[Sequence[Any]], Any]  # how a layout shows the states of one kind
+ShowStates: TypeAlias = Callable[[Sequence[Any]], Any]  # builds a layout's view of states
 
 DTYPES: dict[str, mx.Dtype] = {
     name: getattr(mx, name)
@@ -29,10 +30,12 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class SnapshotMismatch(Exception):
-    """A snapshot does not fit the model's layers: a cache miss. The message is the reason."""
+    """A snapshot does not fit the model's layers, which counts as a cache miss. The message is the
+    reason.
+    """
 
 
-# -- what the arrays of a snapshot look like; any thread
+# -- types and shapes of the arrays of a snapshot; any thread
 
 
 class ArrayForm(msgspec.Struct, frozen=True, array_like=True):
@@ -55,13 +58,13 @@ class ArrayForm(msgspec.Struct, frozen=True, array_like=True):
         return math.prod(self.shape) * DTYPES[self.dtype].size
 
     def of(self, tokens: int) -> ArrayForm:
-        """The form after this many tokens: always the same."""
+        """The form after this many tokens, which is always the same."""
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class HeadsForm:
-    """Keys, or values, of a layer: [1, heads, tokens, dimension].
+    """The form of keys, or of values, of a layer: [1, heads, tokens, dimension].
 
     most_tokens: a window keeps at most this many; None: the layer keeps all.
     """
@@ -87,9 +90,9 @@ SnapshotForm: TypeAlias = HeadsForm | ArrayForm
 
 @dataclass(frozen=True, slots=True)
 class CheckpointLayout:
-    """Which arrays the checkpoint of one layer consists of.
+    """The arrays that the checkpoint of one layer consists of.
 
-    slots, filled: of a recurrent layer, how many slots it has and which of them have an array.
+    slots, filled: the number of slots of a recurrent layer, and the indices of those with an array.
     """
 
     kind: str
@@ -101,8 +104,8 @@ class CheckpointLayout:
 #
 # Keys and values of equal shape and type are stored in one buffer, [1, 2 * kv_heads, capacity,
 # head_dim], the heads of the keys first: a step then needs one write per sequence instead of two.
-# Others (most of MLA) have a buffer each. "Stored" arrays are a tuple of one or two buffers, a pair
-# is always keys and values.
+# Otherwise (most of MLA) keys and values have a buffer each. "Stored" arrays are a tuple of one or
+# two buffers; a "pair" is always keys and values.
 
 
 def are_alike(keys: mx.array, values: mx.array) -> bool:
@@ -113,9 +116,9 @@ def are_alike(keys: mx.array, values: mx.array) -> bool:
 def moved(
     old: Sequence[mx.array], like: Sequence[mx.array], *, capacity: int, start: int, end: int
 ) -> tuple[mx.array, ...]:
-    """New buffers for `capacity` tokens that begin with tokens start to end of the old ones.
+    """New buffers for `capacity` tokens that begin with tokens `start` to `end` of the old buffers.
 
-    like: stored arrays or a pair, for the shapes of the new buffers.
+    like: stored arrays or a pair, which determine the shapes of the new buffers.
     """
     halves = 2 if len(like) == 2 and are_alike(*like) else 1
     buffers = tuple(
@@ -129,7 +132,7 @@ def moved(
 
 
 def write(buffers: Sequence[mx.array], arrays: Sequence[mx.array], *, start: int) -> None:
-    """Write tokens into buffers from token `start` on, in place. arrays: stored or a pair."""
+    """Write tokens into buffers, in place, beginning at token `start`. arrays: stored or a pair."""
     end = start + arrays[0].shape[2]
     if len(arrays) == len(buffers):
         for buffer, array in zip(buffers, arrays, strict=True):
@@ -145,7 +148,7 @@ def write(buffers: Sequence[mx.array], arrays: Sequence[mx.array], *, start: int
 def pair_of(
     stored: Sequence[mx.array], *, start: int = 0, end: int | None = None
 ) -> tuple[mx.array, mx.array]:
-    """Keys and values of tokens start to end; copies nothing."""
+    """Keys and values of tokens `start` to `end`; copies nothing."""
     if len(stored) == 2:
         keys, values = stored
         return keys[:, :, start:end], values[:, :, start:end]
@@ -155,7 +158,7 @@ def pair_of(
 
 
 def joined(runs: Sequence[Sequence[mx.array]], *, capacity: int = 0) -> tuple[mx.array, ...]:
-    """Concatenate runs of tokens, stored arrays or pairs, padded with zeros up to `capacity`."""
+    """Concatenate runs of tokens (stored arrays or pairs), padded with zeros up to `capacity`."""
     unused = capacity - sum(run[0].shape[2] for run in runs)
     whole = []
     for same in zip(*runs, strict=True):
@@ -191,17 +194,18 @@ class Layer(ABC):
 
     @abstractmethod
     def view(self, layers: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:
-        """What a model gets as its cache for this layer of several sequences in one forward pass.
+        """The object that a model gets as its cache for this layer of several sequences in one
+        forward pass.
 
         layers: this layer of each sequence, including self; all of the same kind. for_kv,
-        for_recurrent: make the view of `LayerKV`s and of `RecurrentState`s.
+        for_recurrent: create the view of `LayerKV`s and of `RecurrentState`s.
         """
 
 
 class LayerState(Layer):
     """Live state of one sequence in one layer.
 
-    kind: the name that checkpoints are stored under.
+    kind: the name of this kind in stored checkpoints.
     grows: the layer keeps the keys and values of every token, so any span can be copied out.
         Other layers can only be saved as a checkpoint of their current state.
     is_foreign: only mlx-lm understands the state, so it cannot be batched or saved.
@@ -234,7 +238,7 @@ class LayerState(Layer):
         """Bytes that do not grow with the sequence."""
         return 0
 
-    # Going back. Kinds that cannot inherit this: only a checkpoint leads back.
+    # Going back. Kinds that cannot go back inherit this; they need a checkpoint.
 
     def can_rewind(self, tokens: int) -> bool:
         """Whether the last `tokens` tokens can be dropped."""
@@ -251,21 +255,22 @@ class LayerState(Layer):
         raise self._no_snapshot()
 
     def layout(self) -> CheckpointLayout:
-        """Which arrays a checkpoint consists of."""
+        """The arrays that a checkpoint of this layer consists of."""
         return CheckpointLayout(self.kind)
 
     def copy_out(self, start: int, end: int) -> tuple[mx.array, ...]:
         """Lazy copies with their own buffers.
 
-        Layers that grow copy tokens start to end, tokens on axis 2. Others copy their current
-        state, which is the one after token `end`.
+        Layers that grow copy tokens `start` to `end`, with tokens on axis 2. Others copy their
+        current state, which must be the state after token `end`.
         """
         raise self._no_snapshot()
 
     def restore(self, arrays: Iterator[mx.array], layout: CheckpointLayout, *, end: int) -> None:
-        """Take what `copy_out` returned from `arrays`; the layer is then at token `end`. Lazy.
+        """Take the arrays that `copy_out` returned from `arrays`; then the layer is at token `end`.
+        Lazy.
 
-        A layer that grows appends one span after the other; others must be empty. Raises
+        A layer that grows appends one span after another; other layers must be empty. Raises
         SnapshotMismatch.
         """
         raise self._no_snapshot()
@@ -276,13 +281,15 @@ class LayerState(Layer):
     # Optional: a kind without spare buffers or frozen tokens inherits these no-ops.
 
     def reserve(self, tokens: int) -> None:
-        """Make room for this many tokens in all; never shrinks."""
+        """Make room for this many tokens in total; never shrinks."""
 
     def trim(self) -> None:
-        """Release what only the last forward pass needed, once it is laid out."""
+        """Release the data that only the last forward pass needed, once that pass is laid out."""
 
     def freeze(self) -> None:
-        """Never write again to what is held now, and release unused capacity. Lazy."""
+        """Freeze the tokens held now, which are never written to again, and release unused
+        capacity. Lazy.
+        """
 
     @property
     def frozen_tokens(self) -> int:
@@ -290,20 +297,20 @@ class LayerState(Layer):
         return 0
 
     def frozen_arrays(self) -> Iterator[mx.array]:
-        """The arrays that are frozen, which other sequences may hold, too."""
+        """The frozen arrays, which other sequences may also hold."""
         return iter(())
 
     def fork(self, tokens: int) -> Self:
-        """State for another sequence that holds the first `tokens` tokens in the same buffers.
+        """Create a state for another sequence, with the first `tokens` tokens in the same buffers.
 
-        Only if `can_share`, and for at most `frozen_tokens`.
+        Requires `can_share`, and `tokens` must be at most `frozen_tokens`.
         """
         raise TypeError(f"{type(self).__name__} cannot be shared")
 
     def share_prefix(self, other: LayerState, tokens: int) -> None:
-        """Replace the first tokens by the equal, frozen ones of another state. Lazy.
+        """Replace the first tokens by the equal, frozen tokens of another state. Lazy.
 
-        Only in layers that grow.
+        Only for layers that grow.
         """
         raise TypeError(f"{type(self).__name__} cannot be shared")
 
@@ -312,8 +319,8 @@ class LayerKV(LayerState):
     """A kind with keys and values, [1, kv_heads, tokens, head_dim], after rotary embedding.
 
     This class stores them in `_buffers`, up to token `_end`; a kind may store them otherwise.
-    Updates happen in place as long as nobody else holds the buffer: do not keep what `last`
-    returns.
+    Updates happen in place as long as no other reference to the buffer exists: do not hold on to
+    the arrays that `last` returns.
     """
 
     def __init__(self) -> None:
@@ -326,11 +333,11 @@ class LayerKV(LayerState):
         """Add the keys and values of the next tokens."""
 
     def append_stored(self, both: mx.array) -> None:
-        """Add keys and values that are alike, as one array [1, 2 * kv_heads, tokens, head_dim]."""
+        """Add keys and values of equal shape, as one array [1, 2 * kv_heads, tokens, head_dim]."""
         self.append(*pair_of([both]))
 
     def held(self) -> int:
-        """How many of the last tokens can be attended to."""
+        """The number of last tokens that can be attended to."""
         return self._end
 
     def last(self, count: int) -> tuple[mx.array, mx.array]:
@@ -338,7 +345,7 @@ class LayerKV(LayerState):
         return pair_of(self._buffers, start=self._end - count, end=self._end)
 
     def parts(self, count: int) -> tuple[tuple[mx.array, mx.array], ...]:
-        """The same as one pair per buffer; copies nothing."""
+        """As `last`, but one pair of keys and values per buffer; copies nothing."""
         return (self.last(count),)
 
     def view(self, layers: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:

@@ -1,14 +1,14 @@
-"""The live state of one sequence, all layers together, and its snapshots.
+"""The live state of one sequence in all layers, and its snapshots.
 
-A live state outlives the request that made it, and later requests start from it. While no sequence
-runs on it, it is parked. A sequence that continues at its end takes it over; one that continues
-earlier, or beside a running sequence, shares the frozen prefix, or copies it if a layer cannot be
-shared.
+A live state outlives the request that created it, and later requests start from it. While no
+sequence runs on a live state, it is parked. A sequence that continues at the end of a parked state
+takes that state over. A sequence that continues at an earlier token, or from a state that is
+running, shares the frozen prefix, or copies it if a layer cannot be shared.
 
 Snapshots are immutable and share no buffer with live state. What grows with the sequence (full KV)
 is cut into blocks of tokens; the rest (windows, recurrent states) is saved as a whole, as a
-checkpoint at one position. They are evaluated with the step that makes them, and restored into
-empty layers. Device thread only.
+checkpoint at one position. Snapshots are evaluated with the step that creates them, and restored
+into empty layers. Device thread only.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ Codec: TypeAlias = Literal["native", "q8", "q4"]  # how KV blocks are stored, se
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVBlock:
-    """Keys and values of a run of tokens, of all layers that grow.
+    """Keys and values of a run of tokens, in all layers that grow.
 
-    arrays: of each such layer (usually keys and values), tokens on axis 2, in the order of the
-        layers. Quantized by a codec, each becomes three: codes uint32, scales, biases.
-    dtype: of the keys and values before they were quantized.
+    arrays: the arrays of each such layer (usually keys and values), tokens on axis 2, in the order
+    of the layers. A codec that quantizes replaces each array by three: codes (uint32), scales,
+    biases.     dtype: the type of the keys and values before they were quantized.
     """
 
     start: int
@@ -52,7 +52,9 @@ class KVBlock:
         return sum(array.nbytes for array in self.arrays)
 
     def cut(self, tokens: int, *, offset: int = 0) -> KVBlock:
-        """`tokens` tokens of the block from its token `offset` on; lazy, sharing its buffers."""
+        """The block's `tokens` tokens beginning at its token `offset`. Lazy; shares the block's
+        buffers.
+        """
         if (offset, tokens) == (0, self.tokens):
             return self
         arrays = tuple(array[:, :, offset : offset + tokens] for array in self.arrays)
@@ -78,10 +80,10 @@ class StateCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelForm:
-    """What the snapshots of one model look like.
+    """The types and shapes of the snapshots of one model.
 
-    block: the arrays of a KV block. layers, checkpoint: those of a checkpoint; empty if every layer
-        grows.
+    block: the arrays of a KV block. layers, checkpoint: the layers and arrays of a checkpoint;
+    empty if every layer grows.
     """
 
     block: tuple[SnapshotForm, ...]
@@ -96,9 +98,10 @@ class ModelForm:
 
 @dataclass(slots=True, eq=False)
 class LiveState:
-    """Layers, and how many tokens they have read, including those of dispatched steps.
+    """The layers of one sequence, and the number of tokens that they have read or that dispatched
+    steps will have read.
 
-    leaves: the states of all layers, composites taken apart.
+    leaves: the states of all layers; a composite contributes each of its states.
     """
 
     layers: list[Layer]
@@ -115,7 +118,7 @@ class LiveState:
 
     @property
     def fixed(self) -> list[LayerState]:
-        """The leaves that do not."""
+        """The leaves that do not keep every token."""
         return [leaf for leaf in self.leaves if not leaf.grows]
 
     def arrays(self) -> Iterator[mx.array]:
@@ -124,21 +127,21 @@ class LiveState:
             yield from leaf.arrays()
 
     def reserve(self, tokens: int) -> None:
-        """Make room for this many tokens in all."""
+        """Make room for this many tokens in total."""
         for leaf in self.leaves:
             leaf.reserve(tokens)
 
     def trim(self) -> None:
-        """Release what only the last forward pass needed, once it is laid out."""
+        """Release the data that only the last forward pass needed, once that pass is laid out."""
         for leaf in self.leaves:
             leaf.trim()
 
     def can_rewind(self, tokens: int) -> bool:
-        """Whether it can go back to its first `tokens` tokens without a checkpoint."""
+        """Whether the state can go back to its first `tokens` tokens without a checkpoint."""
         return all(leaf.can_rewind(self.tokens - tokens) for leaf in self.leaves)
 
     def rewind(self, tokens: int) -> None:
-        """Drop the last `tokens` tokens. Only if it can."""
+        """Drop the last `tokens` tokens. Requires `can_rewind`."""
         for leaf in self.leaves:
             leaf.rewind(tokens)
         self.tokens -= tokens
@@ -147,7 +150,7 @@ class LiveState:
 
     @property
     def can_share(self) -> bool:
-        """Whether several running sequences can hold the prefix of what grows."""
+        """Whether several running sequences can hold the same prefix of the layers that grow."""
         return all(leaf.can_share for leaf in self.growing)
 
     @property
@@ -156,20 +159,24 @@ class LiveState:
         return min((leaf.frozen_tokens for leaf in self.growing), default=0)
 
     def freeze(self) -> None:
-        """Never write again to what is held now, and release unused capacity. Does not wait."""
+        """Freeze the tokens held now, which are never written to again, and release unused
+        capacity. Does not wait.
+        """
         for leaf in self.leaves:
             leaf.freeze()
         self._start()
 
     def share_prefix(self, other: LiveState, tokens: int) -> None:
-        """Hold the first tokens, which are equal, in the buffers of another parked state."""
+        """Hold the first tokens in the buffers of another parked state that has the same tokens."""
         for own, others in zip(self.leaves, other.leaves, strict=True):
             if own.grows:
                 own.share_prefix(others, tokens)
         self._start()
 
     def park(self) -> None:
-        """No sequence runs on it for now: release and freeze what it holds. Does not wait."""
+        """Release unused memory and freeze all tokens, because no sequence runs now. Does not
+        wait.
+        """
         self.trim()
         self.freeze()
 
@@ -184,7 +191,9 @@ class LiveState:
         return any(leaf.is_foreign for leaf in self.leaves)
 
     def form(self) -> ModelForm | None:
-        """What snapshots look like; None without a snapshot form. Call it after the first token."""
+        """The form of the snapshots; None if a layer has no snapshot form. Call it after the first
+        token.
+        """
         if self.is_foreign:
             return None
         return ModelForm(
@@ -213,7 +222,8 @@ class LiveState:
         assert block.codec == "native", "a block is dequantized before it is restored"
         if block.start != self.tokens:
             raise SnapshotMismatch(
-                f"a block begins at token {block.start}, the one before it ends at {self.tokens}"
+                f"a block begins at token {block.start}, but the one before it ends at "
+                f"{self.tokens}"
             )
         self.tokens += block.tokens
         layouts = [leaf.layout() for leaf in self.growing]
@@ -233,7 +243,7 @@ class LiveState:
             raise SnapshotMismatch("this model can only be resumed at a checkpoint")
         if self.growing and checkpoint.position != self.tokens:
             raise SnapshotMismatch(
-                f"the checkpoint is at token {checkpoint.position}, the keys and values end at "
+                f"the checkpoint is at token {checkpoint.position}, but the keys and values end at "
                 f"{self.tokens}"
             )
         self.tokens = checkpoint.position
@@ -247,10 +257,12 @@ def _restore(
     *,
     end: int,
 ) -> None:
-    """Give each layer its arrays; none may be left."""
+    """Give each layer its arrays. Raises SnapshotMismatch if arrays are missing or left over."""
     left = iter(arrays)
     if len(layouts) != len(leaves):
-        raise SnapshotMismatch(f"the checkpoint has {len(layouts)} layers, the model {len(leaves)}")
+        raise SnapshotMismatch(
+            f"the checkpoint has {len(layouts)} layers, the model has {len(leaves)}"
+        )
     for leaf, layout in zip(leaves, layouts, strict=True):
         own = leaf.layout()
         if (layout.kind, layout.slots) != (own.kind, own.slots):
@@ -271,10 +283,10 @@ def _restore(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveBase:
-    """A live state to start from, of which the first `tokens` tokens are used.
+    """A live state that a sequence starts from, of which the first `tokens` tokens are used.
 
-    use: it is moved, because nothing else needs it; or its frozen tokens are shared; or it is
-        copied.
+    use: "moved" if nothing else needs the state, "shared" if its frozen tokens are shared, or
+    "copied".
     """
 
     state: LiveState
@@ -283,11 +295,11 @@ class LiveBase:
 
 
 def start_from(base: LiveBase, fresh: list[Layer], *, is_restored: bool) -> LiveState:
-    """A state that holds the base's first tokens. Lazy.
+    """Create a state that holds the first tokens of the base. Lazy.
 
-    fresh: empty layers of the same model. Layers that do not grow are only right if the state was
-    moved and could be rewound; otherwise they are the fresh ones and must be restored. is_restored:
-    they will be restored anyway.
+    fresh: empty layers of the same model. In the result, layers that do not grow are valid only if
+    the base was moved and could be rewound; otherwise they are the fresh ones and must be restored.
+    is_restored: whether they will be restored anyway.
     """
     state = base.state
     tokens = base.tokens
@@ -325,7 +337,7 @@ def all_finite(arrays: Iterable[mx.array]) -> mx.array:
 
 
 def held_bytes(parked: Collection[LiveState], running: Collection[LiveState]) -> int:
-    """Bytes of everything in parked states and of what is frozen in running ones.
+    """Bytes of all arrays of parked states and of the frozen arrays of running states.
 
     Buffers that several states share count once.
     """

@@ -11,10 +11,10 @@ from holdfast.worker.kv.layer import ArrayForm, CheckpointLayout, LayerState, Sh
 
 
 class RecurrentState(LayerState):
-    """Slots for arrays, as mlx-lm's `ArraysCache`, whose protocol it implements.
+    """Slots for arrays, with the protocol of mlx-lm's `ArraysCache`.
 
     After a step of several sequences, a slot may be a row of a stacked array. The next step of the
-    same sequences takes the stack as it is; only a change of the batch cuts the rows out.
+    same sequences uses the whole stack; rows are cut out only when the batch changes.
     """
 
     kind = "recurrent"
@@ -23,7 +23,7 @@ class RecurrentState(LayerState):
 
     def __init__(self, slots: int) -> None:
         self._slots: list[mx.array | None] = [None] * slots
-        # row within a stack; None when the slot is the array itself
+        # row within a stack; None if the slot is the whole array
         self._rows: list[int | None] = [None] * slots
 
     def __getitem__(self, index: int) -> mx.array | None:
@@ -45,7 +45,7 @@ class RecurrentState(LayerState):
         """Required by mlx-lm's cache protocol; without padding there is nothing to count."""
 
     def stacked(self, index: int) -> tuple[mx.array | None, int | None]:
-        """The array of a slot and the row in it that is this sequence's (None: the whole array)."""
+        """The array of a slot, and the row in it of this sequence (None: the whole array)."""
         return self._slots[index], self._rows[index]
 
     def set_row(self, index: int, stack: mx.array, row: int) -> None:
@@ -57,7 +57,9 @@ class RecurrentState(LayerState):
         return for_recurrent(layers)
 
     def trim(self) -> None:
-        """Copy slots that are views of a chunk or of a batch's stack, which can then be freed."""
+        """Copy slots that are views of a chunk or of a batch's stack, so that those can be
+        freed.
+        """
         for index, array in self._filled():
             self[index] = copied(array)
 
@@ -71,8 +73,8 @@ class RecurrentState(LayerState):
     def copy_out(self, start: int, end: int) -> tuple[mx.array, ...]:
         """Every filled slot, [1, …].
 
-        A slot may be a row of a stack, or the end of a whole chunk's convolution input: measured, a
-        snapshot of 1 KB kept 1 MB alive.
+        Copies are needed because a slot may be a row of a stack, or the end of a whole chunk's
+        convolution input: without them, a snapshot of 1 KB kept 1 MB in memory (measured).
         """
         return tuple(copied(array) for _, array in self._filled())
 

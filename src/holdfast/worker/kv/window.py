@@ -15,7 +15,7 @@ from holdfast.worker.kv.layer import (
     moved,
 )
 
-# spare room after the window: its tokens then have to be moved only once in so many steps
+# spare room after the window, so that its tokens are moved only once in this many steps
 WINDOW_SLACK_TOKENS = 256
 
 
@@ -30,7 +30,7 @@ class WindowKV(LayerKV):
     def __init__(self, window: int) -> None:
         super().__init__()
         self.window = window
-        self._seen_tokens = window - 1  # before the token that attends
+        self._seen_tokens = window - 1  # tokens before the one that attends
 
     def append(self, keys: mx.array, values: mx.array) -> None:
         self._append((keys, values))
@@ -45,7 +45,9 @@ class WindowKV(LayerKV):
         self._write(new)
 
     def trim(self) -> None:
-        """Shrink buffers that a long chunk has enlarged; keeps what can still be seen."""
+        """Shrink buffers that a long chunk has enlarged; keeps the tokens that can still be
+        seen.
+        """
         if self._buffers and self._buffers[0].shape[2] > self._resting_tokens:
             self._move(self._buffers, capacity=self._resting_tokens)
 
@@ -61,11 +63,11 @@ class WindowKV(LayerKV):
         self._end = kept
 
     def visible(self, tokens: int) -> int:
-        """How many of the last of `tokens` tokens the next one can still see."""
+        """The number of tokens, of `tokens` in total, that the next token can still see."""
         return min(tokens, self._seen_tokens)
 
     def can_rewind(self, tokens: int) -> bool:
-        """Whether the buffer still has what the token after the remaining ones sees.
+        """Whether the buffer still has all tokens that the next token would see after rewinding.
 
         Always true for the tokens of the last append.
         """
