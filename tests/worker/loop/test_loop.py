@@ -144,7 +144,7 @@ def test_a_broken_device_ends_the_loop_and_leaves_every_request_to_the_next_work
 
 def test_one_request_that_meets_a_broken_device_is_not_failed_but_left() -> None:
     inbox = ScriptInbox([[request("only")]])
-    with pytest.raises(DeviceBroken, match="computes nothing any more"):
+    with pytest.raises(DeviceBroken, match="no longer computes anything"):
         make_loop(FakeEngine(is_broken=True), inbox).run()
     assert set(inbox.open_requests()) == {"only"}
 

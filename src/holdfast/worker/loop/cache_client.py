@@ -1,12 +1,13 @@
-"""The loop's use of the prefix cache: look up on arrival, start from what is cached, commit.
+"""Connects the loop to the prefix cache: looks up arriving requests, starts them from cached state,
+and commits new state.
 
-A failure of the cache costs a request its shortcut, never its answer: `_guarded` logs the failure and
-calls a fallback.
+If the cache fails, a request is prefilled from its first token, but is still answered: `_guarded`
+logs the failure and calls a fallback.
 
-A request waits in the scheduler's queue, not ready, while its blocks are read from disk, or while
-another request prefills the same prefix (its twin). Blocks that a step copied out are committed with
-that step. The rest of a sequence is copied out when it is closed, computed with the next step, and
-committed once that step has succeeded.
+A request waits in the scheduler's queue, marked as not ready, while its blocks are read from disk,
+or while another request (its twin) prefills the same prefix. Blocks that a step copied out are
+committed with that step. The rest of a sequence is copied out when the sequence is closed, computed
+with the next step, and committed once that step has succeeded.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:  # at run time these import MLX
     from holdfast.worker.kv.live import LiveState
     from holdfast.worker.prefix.cache import PrefixCache
 
-LEAST_SHARED_TOKENS = 64  # fewer are prefilled faster than waited for
+LEAST_SHARED_TOKENS = 64  # with fewer, prefilling is faster than waiting for a twin
 _MOST_REMEMBERED = 32
 
 P = ParamSpec("P")
@@ -47,9 +48,9 @@ _Action: TypeAlias = "Callable[Concatenate[CacheClient, P], None]"
 def _guarded(
     message: str, *, otherwise: Callable[..., None] | None = None
 ) -> Callable[[_Action[P]], _Action[P]]:
-    """Log what a method raises, and call `otherwise` with its arguments.
+    """Log any exception that a method raises, and call `otherwise` with the method's arguments.
 
-    message: `%s` stands for the request if the first argument is a sequence.
+    message: for the log; `%s` is replaced by the request id if the first argument is a sequence.
     """
 
     def decorate(method: _Action[P]) -> _Action[P]:
@@ -72,7 +73,9 @@ def _guarded(
 
 @dataclass(frozen=True, slots=True)
 class _Rest:
-    """What was copied out of a closed sequence; `has_ended` unless it was only preempted."""
+    """The rest that was copied out of a closed sequence. has_ended: False if it was only
+    preempted.
+    """
 
     sequence: LiveSequence
     kept: Kept
@@ -80,9 +83,10 @@ class _Rest:
 
 
 class CacheClient:
-    """Which sequences wait for the cache, and what is on its way into it. Device thread only.
+    """Tracks the sequences that wait for the cache, and the state to be committed to it. Device
+    thread only.
 
-    Only `open` may raise; the caller treats that as a failure to open the sequence.
+    Only `open` may raise; the caller treats an exception as a failure to open the sequence.
     """
 
     def __init__(
@@ -95,9 +99,9 @@ class CacheClient:
         on_end: Callable[[LiveSequence], None],
         clock: Callable[[], float],
     ) -> None:
-        """cache: None for a model whose state cannot be kept.
+        """cache: None for a model whose state cannot be cached.
 
-        on_end: called when everything of an ended sequence is committed.
+        on_end: called when all state of an ended sequence is committed.
         """
         self._cache = cache
         self._engine = engine
@@ -107,15 +111,15 @@ class CacheClient:
         self._clock = clock
         self.read_ahead = ReadAheadRuns()
         self._in_flight = InFlightPrefills()
-        self._twins: dict[RequestId, LiveSequence] = {}  # wait for another prefill
-        self._fetching: list[LiveSequence] = []  # wait for the disk
+        self._twins: dict[RequestId, LiveSequence] = {}  # waiting for another prefill
+        self._fetching: list[LiveSequence] = []  # waiting for the disk
         self._to_repeat: list[LiveSequence] = []  # to be looked up again
         self._computing: list[_Rest] = []  # copied out since the last step was dispatched
         self._computed: list[_Rest] = []
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a request waits for `advance`: then the loop must not sleep."""
+        """Whether a request waits for `advance`; if so, the loop must not sleep."""
         return bool(self._fetching or self._to_repeat)
 
     @property
@@ -124,22 +128,22 @@ class CacheClient:
         return bool(self._computing or self._computed)
 
     def is_computing_for(self, sequences: Container[LiveSequence]) -> bool:
-        """Whether the step under way computes the rest of one of these."""
+        """Whether the step under way computes the rest of one of these sequences."""
         return any(rest.sequence in sequences for rest in self._computing)
 
     def keeps(self, request: SequenceRequest) -> bool:
-        """Whether later requests may start from what is computed for this one."""
+        """Whether later requests may start from state that is computed for this request."""
         return request.is_kept and self._cache_for(request) is not None
 
     def boundaries(self, request: SequenceRequest) -> tuple[int, ...]:
-        """Where spans of the request's prompt must end."""
+        """The positions at which spans of the request's prompt must end."""
         cache = self._cache_for(request)
         if cache is None or not request.is_kept:
             return ()
         return cache.boundaries(len(request.prompt_token_ids), request.branch_points)
 
     def _cache_for(self, request: SequenceRequest) -> PrefixCache | None:
-        """The cache, unless the request's whole prompt is scored."""
+        """The cache; None if there is no cache or the request's whole prompt is scored."""
         return self._cache if request.reusable_tokens > 0 else None
 
     # -- look up
@@ -149,7 +153,9 @@ class CacheClient:
         otherwise=lambda client, sequence: client.restart_cold(sequence),
     )
     def look_up(self, sequence: LiveSequence) -> None:
-        """Find what a waiting sequence can start from; tell the scheduler once it is in memory."""
+        """Find the cached prefix of a waiting sequence; tell the scheduler once the prefix is in
+        memory.
+        """
         request = sequence.request
         cache = self._cache_for(request)
         if cache is None or sequence.is_cold:
@@ -195,7 +201,9 @@ class CacheClient:
         return True
 
     def _is_fetched(self, cache: PrefixCache, sequence: LiveSequence) -> bool:
-        """Whether everything that a sequence starts from is in memory; then it is ready."""
+        """Whether a sequence's cached prefix is all in memory; if so, marks the sequence as
+        ready.
+        """
         lookup = sequence.lookup
         assert lookup is not None
         is_fetched = cache.advance(lookup)
@@ -211,7 +219,7 @@ class CacheClient:
         otherwise=lambda client: client.restart_all_cold(),
     )
     def advance(self) -> None:
-        """Take what the disk has delivered, repeat lookups, and do the cache's housekeeping."""
+        """Take blocks that were read from disk, repeat lookups, and do the cache's housekeeping."""
         if self._cache is None:
             return
         while self._to_repeat:
@@ -241,7 +249,9 @@ class CacheClient:
         otherwise=lambda client, sequence: client.restart_all_cold(),
     )
     def withdraw(self, sequence: LiveSequence) -> None:
-        """A sequence ended, is preempted or paused: its twins look up again."""
+        """Stop the lookup and prefill of a sequence that ended, or is preempted or paused; its
+        twins look up again.
+        """
         self._release(sequence)
         self._twins.pop(sequence.id, None)
         if sequence in self._to_repeat:
@@ -249,7 +259,9 @@ class CacheClient:
         self._free_twins(self._in_flight.withdraw(sequence.id))
 
     def _release(self, sequence: LiveSequence) -> None:
-        """Unpin what a sequence was to start from: it has started, or never will."""
+        """Unpin the prefix that was found for a sequence, because the sequence has started or never
+        will.
+        """
         if sequence.lookup is not None:
             sequence.lookup.release()
             sequence.lookup = None
@@ -260,8 +272,8 @@ class CacheClient:
         self._to_repeat += [self._twins.pop(request_id) for request_id in request_ids]
 
     def _repeat_without(self, gone: Iterable[BlockKey], live: Iterable[LiveSequence]) -> None:
-        """Blocks or live states are gone: waiting sequences that were to start from them look up
-        again. One that was just admitted starts from what it holds.
+        """Look up again for the waiting sequences that would have started from lost blocks or live
+        states. A sequence that was just admitted starts from the blocks that it holds.
         """
         lost = set(gone)
         for other in live:
@@ -277,7 +289,7 @@ class CacheClient:
     # -- open
 
     def open(self, sequence: LiveSequence, *, capacity_tokens: int) -> None:
-        """Open a sequence in the engine, on what was found for it. May raise."""
+        """Open a sequence in the engine, with the prefix that was found for it. May raise."""
         request = sequence.request
         cache = self._cache_for(request)
         lookup = sequence.lookup
@@ -316,7 +328,9 @@ class CacheClient:
             self._begin(cache, sequence, state)
 
     def _begin(self, cache: PrefixCache, sequence: LiveSequence, state: LiveState) -> None:
-        """The engine has a sequence open: from now on others may start from its live state."""
+        """Record that the engine has opened a sequence: others may now start from its live
+        state.
+        """
         request = sequence.request
         lookup = sequence.lookup
         assert sequence.cursor is not None
@@ -356,7 +370,7 @@ class CacheClient:
         self._count(sequence, report)
 
     def _count(self, sequence: LiveSequence, report: CacheReport) -> None:
-        # only the first start counts: after a preemption a sequence finds mostly its own tokens
+        # only the first start counts: after a preemption, a sequence mostly finds its own tokens
         if sequence.report is None:
             sequence.report = report
             if not sequence.request.is_idle_work:
@@ -364,15 +378,17 @@ class CacheClient:
 
     @_guarded("the parked state of request %s could not be freed")
     def could_not_begin(self, sequence: LiveSequence) -> None:
-        """The engine could not open a sequence: a state that was to be moved to it is spoilt."""
+        """Free the state that was to be moved to a sequence that the engine could not open: it is
+        invalid.
+        """
         base = None if sequence.lookup is None else sequence.lookup.base
-        # a live chain that the sequence already has is freed with it
+        # if the sequence already has a live chain, that chain is freed with the sequence
         if sequence.live is None and base is not None and base.use == "moved":
             assert self._cache is not None
             self._cache.live.leave(base.chain)
 
     def reused_nothing(self, sequence: LiveSequence) -> None:
-        """The sequence is prefilled from its first token after all."""
+        """Record that the sequence is prefilled from its first token after all."""
         self._release(sequence)
         if sequence.report is not None and sequence.report.cached_tokens and not sequence.generated:
             sequence.report = CacheReport(outcome=CacheOutcome.FAILED)
@@ -380,7 +396,9 @@ class CacheClient:
     # -- memory and trust
 
     def make_room(self, *, live: Collection[LiveSequence]) -> None:
-        """Free parked states for the next step, and tell the scheduler what live states hold."""
+        """Free parked states for the next step, and tell the scheduler how much memory live states
+        hold.
+        """
         if self._cache is None:
             return
         self._count_held(self._cache)
@@ -400,10 +418,11 @@ class CacheClient:
 
     @_guarded("the blocks of request %s could not be forgotten")
     def distrust(self, sequence: LiveSequence, *, live: Iterable[LiveSequence]) -> None:
-        """A sequence failed: forget what it computed, and what it started from if that is unsound.
+        """Forget the state that a failed sequence computed, and the unsound blocks that it started
+        from.
 
-        Sound blocks stay until the sequence has succeeded without them (`blame`): a model may fail
-        on one prompt, and other sequences use the same blocks.
+        Sound blocks stay until the sequence has succeeded without them (`blame`), because a model
+        may fail on one prompt while other sequences use the same blocks.
         """
         self.discard((sequence,))
         if self._cache is None:
@@ -420,7 +439,9 @@ class CacheClient:
 
     @_guarded("the blocks that request %s started from could not be forgotten")
     def blame(self, sequence: LiveSequence, *, live: Iterable[LiveSequence]) -> None:
-        """A sequence has succeeded without the cache: forget what it first started from."""
+        """Forget the blocks that a sequence first started from, because it succeeded without the
+        cache.
+        """
         began_from = sequence.began_from
         sequence.began_from = ()
         if self._cache is not None and began_from:
@@ -428,7 +449,9 @@ class CacheClient:
 
     @_guarded("requests may start from blocks of a forgotten session")
     def repeat_without_forgotten(self, *, live: Collection[LiveSequence]) -> None:
-        """A session was forgotten: sequences that were to start from its blocks look up again."""
+        """Look up again for the sequences that would have started from blocks of a forgotten
+        session.
+        """
         wanted = {key for each in live if each.lookup is not None for key in each.lookup.plan.keys}
         if self._cache is not None:
             self._repeat_without(self._cache.gone(wanted), live)
@@ -440,7 +463,9 @@ class CacheClient:
         otherwise=lambda client, sequence, *, has_ended: client.give_up(sequence),
     )
     def copy_rest(self, sequence: LiveSequence, *, has_ended: bool) -> None:
-        """Copy out the rest of an open sequence that is about to be closed, ended or preempted."""
+        """Copy out the rest of an open sequence before it is closed, after it ended or when it is
+        preempted.
+        """
         if not self.keeps(sequence.request):
             self._leave(sequence)
             return
@@ -454,11 +479,13 @@ class CacheClient:
 
     @_guarded("the state of request %s could not be freed")
     def give_up(self, sequence: LiveSequence) -> None:
-        """A sequence is about to be closed, and nothing of it is kept."""
+        """Free the live state of a sequence that is about to be closed; nothing of the sequence is
+        cached.
+        """
         self._leave(sequence)
 
     def _leave(self, sequence: LiveSequence) -> None:
-        """No other sequence may start from the state of this one any more."""
+        """End a sequence's live chain: no other sequence may start from its state any more."""
         live = sequence.live
         sequence.live = None
         if live is not None:
@@ -467,12 +494,12 @@ class CacheClient:
 
     @_guarded("the states of a failed step could not be freed")
     def discard(self, sequences: Container[LiveSequence]) -> None:
-        """Commit nothing more of what was copied out of these."""
+        """Discard the uncommitted rests of these sequences."""
         rests = (*self._computing, *self._computed)
         discarded = [rest.sequence for rest in rests if rest.sequence in sequences]
         self._computing = [rest for rest in self._computing if rest.sequence not in sequences]
         self._computed = [rest for rest in self._computed if rest.sequence not in sequences]
-        with ExitStack() as leaving:  # all of them, even if one raises
+        with ExitStack() as leaving:  # runs all of them, even if one raises
             for sequence in discarded:
                 leaving.callback(self._leave, sequence)
 
@@ -480,7 +507,9 @@ class CacheClient:
     def commit_step(
         self, take_kept: Callable[[], Sequence[Kept]], sequences: tuple[LiveSequence, ...]
     ) -> None:
-        """A step has succeeded: commit what it made of these sequences, and the rests before it."""
+        """Commit what a successful step copied out of these sequences, and the rests that are
+        computed by now.
+        """
         by_id = {sequence.id: sequence for sequence in sequences}
         for kept in take_kept():
             if kept.request_id in by_id:
@@ -488,12 +517,14 @@ class CacheClient:
         self._commit_computed()
 
     def flush(self) -> None:
-        """Commit everything that was copied out; waits for the device."""
+        """Commit all state that was copied out; waits for the device."""
         self._commit_computed()
         self._commit_computed()
 
     def _commit_computed(self) -> None:
-        """Commit the computed rests; those under computation are next."""
+        """Commit the rests that are computed; the rests that are being computed become the next
+        ones.
+        """
         while self._computed:
             rest = self._computed.pop(0)
             self._commit_rest(rest.sequence, rest)
@@ -528,7 +559,7 @@ class CacheClient:
     # -- the cache as a whole
 
     def figures(self) -> CacheFigures | None:
-        """What is kept and how many requests wait; None without a cache."""
+        """Figures of the cache and of waiting requests; None without a cache."""
         if self._cache is None:
             return None
         return msgspec.structs.replace(
@@ -537,7 +568,7 @@ class CacheClient:
 
     @_guarded("not everything that was cached is saved to disk")
     def offer_rest(self) -> None:
-        """Save what is not saved yet; the worker is shutting down."""
+        """Save all unsaved blocks, because the worker is shutting down."""
         if self._cache is not None:
             self._cache.offer_rest()
 
@@ -548,13 +579,13 @@ class CacheClient:
 
 
 class ReadAheadRuns:
-    """Prompts that were prefilled ahead lately and not used yet. For the figures only."""
+    """Prompts that were recently prefilled ahead and are not used yet. For the figures only."""
 
     def __init__(self) -> None:
         self._runs: deque[ReadAheadRun] = deque(maxlen=_MOST_REMEMBERED)
 
     def add(self, sequence: LiveSequence) -> None:
-        """A sequence has prefilled its prompt ahead, or a part of it."""
+        """Record that a sequence has prefilled its prompt, or a part of it, ahead."""
         start = 0 if sequence.report is None else sequence.report.cached_tokens
         if sequence.prefilled_tokens > start:
             request = sequence.request
@@ -562,14 +593,14 @@ class ReadAheadRuns:
             self.note(ReadAheadRun(tenant=request.tenant, token_ids=token_ids, start=start))
 
     def note(self, run: ReadAheadRun) -> None:
-        """Remember what this worker, or an earlier one, prefilled ahead."""
+        """Remember a prompt that this worker or an earlier one prefilled ahead."""
         self._runs.append(run)
 
     def take(self, chain: bytes | bytearray, *, tenant: str, cached_tokens: int) -> int:
-        """How many of the first `cached_tokens` tokens of a chain were prefilled ahead.
+        """Return how many of the first `cached_tokens` tokens of a chain were prefilled ahead.
 
-        They count once. A run that was evicted, so that the request prefills it itself, does not
-        count.
+        Each token counts once. Runs that were evicted do not count, because the request prefills
+        them itself.
         """
         found = 0
         for run in tuple(self._runs):
@@ -581,7 +612,7 @@ class ReadAheadRuns:
 
 
 def _reusable(sequence: LiveSequence, chain: bytes) -> bytes:
-    """The part of a chain that may come from the cache, and one token that is prefilled."""
+    """The part of a chain that may come from the cache, plus one token that is always prefilled."""
     request = sequence.request
     is_all_reusable = request.reusable_tokens == sequence.prompt_tokens - 1
     return chain if is_all_reusable else chain[: (request.reusable_tokens + 1) * TOKEN_BYTES]

@@ -56,13 +56,13 @@ class Counters:
     step_seconds: SecondsCounter = field(default_factory=SecondsCounter)
     lookups: Counter[CacheOutcome] = field(default_factory=Counter)
     ram_tokens: int = 0  # reused from RAM
-    moved_tokens: int = 0  # of these, in a state that was moved to the request
-    shared_tokens: int = 0  # of these, in buffers that several sequences share
+    moved_tokens: int = 0  # part of ram_tokens: in a state that was moved to the request
+    shared_tokens: int = 0  # part of ram_tokens: in buffers that several sequences share
     disk_tokens: int = 0  # reused from disk
     read_ahead_tokens: int = 0  # prefilled ahead; not in prompt_tokens
     used_ahead_tokens: int = 0
     lookup_seconds: SecondsCounter = field(default_factory=SecondsCounter)
-    restore_seconds: SecondsCounter = field(default_factory=SecondsCounter)  # of cache hits
+    restore_seconds: SecondsCounter = field(default_factory=SecondsCounter)  # for cache hits
     constraints: ConstraintFigures = field(default_factory=ConstraintFigures)  # the engine's own
     device_bytes: Callable[[], int] = int  # GPU memory of this worker
 
@@ -72,7 +72,7 @@ class Counters:
         self.step_seconds.count(seconds)
 
     def count_report(self, report: CacheReport) -> None:
-        """Count what the cache had of a request that has started."""
+        """Count the cached tokens of a request that has started."""
         self.lookups[report.outcome] += 1
         self.ram_tokens += report.ram_tokens
         self.moved_tokens += report.moved_tokens
@@ -91,7 +91,7 @@ class Counters:
         waits: Mapping[RequestId, WaitReason],
         in_answer: bool,
     ) -> WorkerStatistics:
-        """All counters, with the present gauges of scheduler and cache (None: no cache)."""
+        """All counters, with the current gauges of the scheduler and the cache (None: no cache)."""
         return WorkerStatistics(
             in_answer=in_answer,
             running=load.running,

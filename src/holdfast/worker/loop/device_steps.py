@@ -1,8 +1,8 @@
-"""Steps on an engine whose methods may raise anything: when a step fails, each sequence is tried again
-alone.
+"""Runs steps on an engine whose methods may raise any exception: when a step fails, each of its
+sequences is tried again alone.
 
-The only two places at which a worker catches every exception are here, so that the fault of one
-request never reaches another.
+The only two places where a worker catches all exceptions are here, so that a failure of one request
+never affects another.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ if TYPE_CHECKING:  # at run time these import MLX
     from holdfast.worker.engine.engine import Engine
     from holdfast.worker.engine.sequence import Kept
 
-LEAST_RETRIED_TOKENS = 64  # a chunk that fails is not split into smaller pieces
+LEAST_RETRIED_TOKENS = 64  # smallest piece into which a failed chunk is split
 FAILURES_OF_A_BROKEN_DEVICE = 3  # sequences in a row that failed alone
 
 logger = logging.getLogger("holdfast.worker")
 
 
 class DeviceFailed(Exception):
-    """The model or the device raised something; only the request concerned is affected."""
+    """The model or the device raised an exception; only the request concerned is affected."""
 
 
 class DeviceBroken(Exception):
-    """The device computes nothing any more; only a new process can help."""
+    """The device no longer computes anything; only a new process can help."""
 
 
 @contextmanager
 def device_call() -> Iterator[None]:
-    """Wrap calls that run a model: raises DeviceFailed for whatever they raise."""
+    """Wrap calls that run a model: any exception is raised as DeviceFailed."""
     try:
         yield
     except Exception as error:
@@ -49,7 +49,7 @@ def device_call() -> Iterator[None]:
 def costing_no_answer(
     message: str, *names: str, otherwise: Callable[[Exception], None] = lambda error: None
 ) -> Iterator[None]:
-    """Log whatever is raised and call `otherwise`: no answer depends on the work in this context."""
+    """Log any exception and call `otherwise`: no answer depends on the work in this context."""
     try:
         yield
     except Exception as error:
@@ -65,20 +65,20 @@ def _nothing_kept() -> Sequence[Kept]:
 class Flight:
     """A step between its dispatch and its results."""
 
-    decided: StepPlan  # the scheduler's plan, which it expects back
-    plan: StepPlan  # the dispatched part of it: without sequences that could not be opened
+    decided: StepPlan  # the scheduler's plan, to be reported back to it
+    plan: StepPlan  # the dispatched part of that plan: without sequences that failed to open
     sequences: tuple[LiveSequence, ...]  # in the order of `plan`
-    attempts: tuple[int, ...]  # of the sequences, when it was dispatched
+    attempts: tuple[int, ...]  # the sequences' attempts when the step was dispatched
     started_at: float
-    expected_seconds: float | None  # upper bound; None: nothing like it was measured
-    collect: Callable[[], tuple[SpanResult, ...]] | None = None  # None: it was not dispatched
+    expected_seconds: float | None  # upper bound; None: no similar step was measured
+    collect: Callable[[], tuple[SpanResult, ...]] | None = None  # None: not dispatched
     take_kept: Callable[[], Sequence[Kept]] = _nothing_kept
     is_suspect: bool = False  # its dispatch raised, or the step before it failed
 
     def wanted(
         self, results: Sequence[SpanResult]
     ) -> Iterator[tuple[Span, LiveSequence, SpanResult]]:
-        """The results of sequences whose state was not given up since."""
+        """The results of sequences whose state has not been given up since the dispatch."""
         for span, sequence, attempt, result in zip(
             self.plan.spans, self.sequences, self.attempts, results, strict=True
         ):
@@ -97,7 +97,8 @@ class Flight:
 def read_alone(engine: Engine, span: Span, *, chunk_tokens: int) -> SpanResult:
     """Prefill a freshly opened sequence up to the end of `span`.
 
-    Returns the span's result, with the scores of everything before it. Raises what the engine does.
+    Returns the span's result, including the scores of all earlier tokens. Raises the engine's
+    exceptions.
     """
     scores: list[TokenLogprob] = []
     start = 0
@@ -126,7 +127,7 @@ class DeviceSteps:
         limit_chunks: Callable[[int], None] = lambda tokens: None,
     ) -> None:
         """retry_chunk_tokens: largest chunk of a retry. limit_chunks: called with the chunk size
-        that worked after a larger one had failed.
+        that worked after a larger one failed.
         """
         self._engine = engine
         self._retry_chunk_tokens = retry_chunk_tokens
@@ -134,7 +135,7 @@ class DeviceSteps:
         self._failures_in_a_row = 0
 
     def dispatch(self, flight: Flight) -> None:
-        """Start a step; if that fails, the step is suspect."""
+        """Dispatch a step; if that fails, mark the step as suspect."""
         if not flight.sequences:
             return
         try:
@@ -142,7 +143,7 @@ class DeviceSteps:
                 pending = self._engine.dispatch(flight.plan)
         except DeviceFailed:
             logger.exception(
-                "a step of %d spans could not be dispatched; each is tried alone",
+                "a step of %d spans could not be dispatched; each span is tried alone",
                 len(flight.sequences),
             )
             flight.is_suspect = True
@@ -151,8 +152,8 @@ class DeviceSteps:
             flight.take_kept = functools.partial(self._engine.take_kept, pending)
 
     def collect(self, flight: Flight, *, later: Flight | None) -> tuple[SpanResult, ...] | None:
-        """Wait for a step. None if it failed: try its sequences alone, and those of the step
-        dispatched after it (`later`), too.
+        """Wait for a step. Returns None if it failed: then the caller must try its sequences alone,
+        and also those of the step dispatched after it (`later`).
         """
         if not flight.sequences:
             return ()
@@ -162,7 +163,7 @@ class DeviceSteps:
                     result = flight.collect()
             except DeviceFailed:
                 logger.exception(
-                    "a step of %d spans failed; each is tried alone", len(flight.sequences)
+                    "a step of %d spans failed; each span is tried alone", len(flight.sequences)
                 )
                 if later is not None:
                     later.is_suspect = True
@@ -173,7 +174,9 @@ class DeviceSteps:
         return None
 
     def collect_last(self, flight: Flight) -> tuple[SpanResult, ...] | None:
-        """Wait for the step under way at shutdown, before its arrays are freed. None if it failed."""
+        """Wait for the step under way at shutdown, before its arrays are freed. Returns None if it
+        failed.
+        """
         if flight.collect is None:
             return None
         try:
@@ -188,13 +191,13 @@ class DeviceSteps:
     ) -> SpanResult:
         """Prefill one sequence alone, up to the end of a span that failed.
 
-        The chunk is split into quarters, and if these fail, into sixteenths: it may have needed too
-        much memory, or run into the GPU watchdog of macOS. The size that worked limits all later
-        chunks if size was to blame: when the sequence was alone in its step (`was_alone`), or when
-        a smaller size worked after a larger one had failed alone.
+        The chunk is split into quarters, and if these fail, into sixteenths, because it may have
+        needed too much memory, or too much time for the GPU watchdog of macOS. The size that worked
+        limits all later chunks if the size was the cause: when the sequence was alone in its step
+        (`was_alone`), or when a smaller size worked after a larger one had failed alone.
 
-        reopen: opens the sequence again, with nothing computed. Raises DeviceBroken when nothing
-        runs any more.
+        reopen: reopens the sequence with nothing computed. Raises DeviceBroken if the device no
+        longer works.
         """
         sizes = self._retry_sizes(span)
         for tokens in sizes:
@@ -204,7 +207,7 @@ class DeviceSteps:
                     result = read_alone(self._engine, span, chunk_tokens=tokens)
             except DeviceFailed as failure:
                 logger.exception(
-                    "request %s fails alone too, in chunks of %d tokens", span.request_id, tokens
+                    "request %s also fails alone, in chunks of %d tokens", span.request_id, tokens
                 )
                 if tokens == sizes[-1]:
                     return self._failed_alone(span, failure)
@@ -214,7 +217,7 @@ class DeviceSteps:
         self._failures_in_a_row = 0
         if tokens < span.tokens and (was_alone or tokens < sizes[0]):
             logger.warning(
-                "prompts are prefilled in chunks of at most %d tokens from now on: %d failed",
+                "prompts are now prefilled in chunks of at most %d tokens: a chunk of %d failed",
                 tokens,
                 span.tokens,
             )
@@ -239,7 +242,7 @@ class DeviceSteps:
             with device_call():
                 self._engine.check_device()
         except DeviceFailed as broken:  # the request is not to blame
-            raise DeviceBroken(f"the device computes nothing any more: {broken}") from broken
+            raise DeviceBroken(f"the device no longer computes anything: {broken}") from broken
         return SpanResult(
             request_id=span.request_id, failure=f"the model failed on this request: {failure}"
         )

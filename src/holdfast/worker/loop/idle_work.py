@@ -1,9 +1,9 @@
 """Prefills prompts ahead while the device is idle: one at a time, the newest first.
 
 A new request waits for at most one idle-work step. Then the prompt that is being prefilled is
-closed, like a cancelled request, so that everything computed so far can be reused, even by the new
-request. It continues when the device is idle again, unless its conversation has continued meanwhile
-or memory is short.
+closed like a cancelled request, so that all state computed so far can be reused, even by the new
+request. The prefill continues when the device is idle again, unless the conversation has continued
+meanwhile or memory is short.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_WAITING = 8  # conversations; if there are more, the oldest is dropped
 
 
 class IdleWork:
-    """Prompts to prefill ahead: those that wait, and the one in the scheduler.
+    """Prompts to prefill ahead: waiting ones, and the one that is in the scheduler.
 
     Device thread only.
     """
@@ -38,14 +38,17 @@ class IdleWork:
         self._running: LiveSequence | None = None
 
     def accept(self, request: SequenceRequest) -> None:
-        """Take idle work; drops it at once if the cache would not keep the result."""
+        """Accept a prompt to prefill ahead; drops it at once if the cache would not store the
+        result.
+        """
         sequence = self._ledger.accept(request)
         self._wait(sequence)
         if not self._cache.keeps(request):
             self._drop(sequence)
 
     def give_way(self, request: SequenceRequest) -> None:
-        """Free the device for a new request, keep what was computed, and drop what is now useless.
+        """Free the device for a new request; keeps the computed state, and drops prompts that are
+        now useless.
 
         No step of idle work may be under way.
         """
@@ -59,7 +62,7 @@ class IdleWork:
                 self._drop(sequence)
 
     def begin(self) -> None:
-        """Give the newest prompt to the scheduler if there is nothing else to do."""
+        """Give the newest prompt to the scheduler if there is no other work."""
         if self._current() is not None or not self._waiting:
             return
         self._waiting = [sequence for sequence in self._waiting if self._ledger.is_live(sequence)]
@@ -83,7 +86,7 @@ class IdleWork:
             self._cache.look_up(sequence)
 
     def give_up_if_stuck(self) -> None:
-        """The loop had nothing to do: a ready prompt that does not start lacks memory; drop it."""
+        """Drop a ready prompt that did not start although the loop had no work: it lacks memory."""
         sequence = self._current()
         if sequence is None or self._cache.is_waited_for:
             return
@@ -92,7 +95,7 @@ class IdleWork:
             self._drop(sequence)
 
     def forget_session(self, session_id: str, *, tenant: str) -> None:
-        """A session is closed: prefill nothing more for it."""
+        """Drop the prompts of a closed session."""
         running = self._current()
         for sequence in (*self._waiting, *filter(None, (running,))):
             if (sequence.request.session_id, sequence.request.tenant) == (session_id, tenant):
@@ -102,13 +105,13 @@ class IdleWork:
         """Assert that idle work runs only while there is no request, and that none is lost."""
         running = self._current()
         others = [each for each in self._ledger.live() if not each.request.is_idle_work]
-        assert running is None or not others, "idle work runs beside a request"
+        assert running is None or not others, "idle work runs together with a request"
         assert len(self._waiting) <= MOST_WAITING, "too many conversations wait"
         idle = [each for each in self._ledger.live() if each.request.is_idle_work]
         assert all(each is running or each in self._waiting for each in idle), "idle work is lost"
 
     def _current(self) -> LiveSequence | None:
-        """The prompt that is being prefilled; records one that has just ended."""
+        """The prompt that is being prefilled; if it has just ended, it is recorded first."""
         if self._running is not None and not self._ledger.is_live(self._running):
             self._cache.read_ahead.add(self._running)
             self._running = None
@@ -127,7 +130,7 @@ class IdleWork:
 
 
 def _is_stale(ahead: SequenceRequest, request: SequenceRequest) -> bool:
-    """Whether a request continues the conversation that a prompt is prefilled for, in any way."""
+    """Whether a request continues, in any way, the conversation that a prompt is prefilled for."""
     assert ahead.read_ahead is not None
     known = ahead.read_ahead.known_tokens
     chain = request.prompt_token_ids.packed

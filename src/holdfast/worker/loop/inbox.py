@@ -1,6 +1,6 @@
 """The worker's end of the link: commands in, events and heartbeats out.
 
-The thread that computes also reads and writes the socket; only heartbeats have a thread of their own.
+The thread that computes also reads and writes the socket; only heartbeats have their own thread.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from holdfast.wire.events import Event, Heartbeat
 
 # the last events (Finished of cancelled requests) must leave before the process does
 LINGER_MILLISECONDS = 2_000
-# major page faults between two heartbeats from which on the process is taken to wait for its memory
+# with this many major page faults between two heartbeats, the process is assumed to be paging
 PAGING_FAULTS = 16
 _RESTING = Heartbeat(activity="resting", expected_seconds=0.0)
 
-Progress = Callable[[str, float], None]  # how far the model is loaded: stage, fraction
+Progress = Callable[[str, float], None]  # called while a model loads, with stage and fraction
 
 
 class Inbox(Protocol):
-    """Where the worker's loop gets its commands from. Device thread only."""
+    """The source of the worker loop's commands, and the sink of its events. Device thread only."""
 
     def receive(self, *, timeout_seconds: float) -> list[Command]:
         """All commands that have arrived; waits for the first up to the timeout (0: polls)."""
@@ -48,7 +48,7 @@ class Inbox(Protocol):
 class ZmqInbox:
     """Inbox over a ZeroMQ PAIR socket.
 
-    The end of the front, or a byte on `wake_fd`, reads as `SHUT_DOWN`.
+    If the front ends, or a byte arrives on `wake_fd`, `receive` returns `SHUT_DOWN`.
     """
 
     def __init__(self, endpoint: str, *, wake_fd: int) -> None:
@@ -57,7 +57,7 @@ class ZmqInbox:
         self._socket.setsockopt(zmq.LINGER, LINGER_MILLISECONDS)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
-        # a front that closed is gone for good; a new one starts a new worker
+        # a front that closed does not come back; a new front starts a new worker
         self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
         self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(endpoint)
@@ -95,11 +95,11 @@ class ZmqInbox:
         try:
             self._socket.send(self._encoder.encode(events), zmq.NOBLOCK)
         except zmq.Again:
-            # without a high-water mark, only a missing peer refuses a message
+            # without a high-water mark, sending fails only if there is no peer
             self._is_over = True
 
     def close(self) -> None:
-        """Close the link; waits until the last message has left, bounded by the linger time."""
+        """Close the link; waits until the last message is sent, at most for the linger time."""
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close()
@@ -107,12 +107,12 @@ class ZmqInbox:
 
 
 class Pulse:
-    """What the device thread does, and for how long: the content of a heartbeat.
+    """The activity of the device thread, and its duration: the content of a heartbeat.
 
-    Written by the device thread, read by the heartbeat's thread: one reference, replaced as a whole.
-    Its identity tells whether the device thread still does the same thing. Time counts only between
-    heartbeats that were made: when the process is stopped, the machine sleeps or is too busy, work
-    seems shorter than it is, never longer.
+    The device thread writes the activity and the heartbeat thread reads it: a single reference,
+    replaced as a whole. The identity of the object tells whether the device thread is still in the
+    same activity. Time counts only between heartbeats that were sent: if the process is stopped, or
+    the machine sleeps or is too busy, work seems shorter than it is, never longer.
     """
 
     def __init__(self, *, interval_seconds: float = math.inf) -> None:
@@ -123,17 +123,19 @@ class Pulse:
         self._lasting_seconds = 0.0
 
     def rest(self) -> None:
-        """The device thread waits for commands from now on."""
+        """Record that the device thread waits for commands from now on."""
         self._occupation = _RESTING
 
     def work(self, expected_seconds: float | None = None) -> None:
-        """The device thread works from now on, for at most this long; None: not known."""
+        """Record that the device thread works from now on. expected_seconds: upper bound; None:
+        unknown.
+        """
         self._occupation = Heartbeat(activity="working", expected_seconds=expected_seconds)
 
     def beat(self, *, elapsed_seconds: float, page_faults: int) -> Heartbeat:
-        """The next heartbeat. Call this only on the heartbeat's thread.
+        """Create the next heartbeat. Heartbeat thread only.
 
-        elapsed_seconds, page_faults (major ones): since the last heartbeat.
+        elapsed_seconds, page_faults: the time and the major page faults since the last heartbeat.
         """
         occupation = self._occupation
         if occupation is not self._seen:
@@ -147,7 +149,8 @@ class Pulse:
 class Heart:
     """Sends a heartbeat at once, and then at every interval of the pulse.
 
-    The socket keeps only the latest one (CONFLATE), so nothing piles up if the front does not read.
+    The socket keeps only the latest heartbeat (CONFLATE), so none pile up if the front does not
+    read.
     """
 
     def __init__(self, endpoint: str, pulse: Pulse) -> None:

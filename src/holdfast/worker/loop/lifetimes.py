@@ -1,4 +1,6 @@
-"""Accepted requests from admission to Finished: open, grow, preempt, restart, close."""
+"""The lifetimes of accepted requests from admission to Finished: open, grow, preempt, restart,
+close.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ logger = logging.getLogger("holdfast.worker")
 
 
 class Lifetimes:
-    """Keeps engine, scheduler, cache and ledger agreed on which sequences exist. Device thread only."""
+    """Keeps the sequences of engine, scheduler, cache and ledger consistent. Device thread only."""
 
     def __init__(
         self,
@@ -40,16 +42,18 @@ class Lifetimes:
         self._clock = clock
 
     def preempt(self, request_id: RequestId) -> None:
-        """Close a sequence that has to wait again, unless it has ended by now."""
+        """Close a preempted sequence, which waits again; does nothing if it has ended by now."""
         sequence = self._ledger.find(request_id)
         if sequence is None:
             return
         self._close(sequence, has_ended=False)
-        if not self._scheduler.is_paused(sequence.id):  # else it is looked up when it is resumed
+        if not self._scheduler.is_paused(
+            sequence.id
+        ):  # a paused sequence is looked up when it is resumed
             self._cache.look_up(sequence)
 
     def grow(self, growth: Reservation) -> None:
-        """Enlarge the capacity of an open sequence; it fails if the engine cannot."""
+        """Enlarge the capacity of an open sequence; if the engine cannot, the request fails."""
         sequence = self._ledger.find(growth.request_id)
         if sequence is None or not sequence.is_open:
             return
@@ -61,11 +65,11 @@ class Lifetimes:
             self.drop(sequence, FinishReason.FAILED, error=f"no memory for the request: {failure}")
 
     def admit(self, admitted: Iterable[Reservation]) -> None:
-        """Open the sequences that may run from now on."""
+        """Open the sequences that the scheduler has admitted."""
         unopened: list[tuple[LiveSequence, DeviceFailed]] = []
         for admission in admitted:
             sequence = self._ledger[admission.request_id]
-            # a sequence admitted with it took its base
+            # another sequence admitted in this step took the live state that this one wanted
             if sequence.lookup is not None and sequence.lookup.has_lost_its_base:
                 self._scheduler.restart(sequence.id)
                 self._cache.withdraw(sequence)
@@ -83,20 +87,22 @@ class Lifetimes:
 
     def _give_up_unopened(self, sequence: LiveSequence, failure: DeviceFailed) -> None:
         cause = failure.__cause__
-        if isinstance(cause, InvalidRequest):  # what is cached is not to blame
+        if isinstance(cause, InvalidRequest):  # the cached prefix is not to blame
             logger.warning("request %s cannot be served: %s", sequence.id, cause.loggable)
             self.drop(sequence, FinishReason.REFUSED, error=str(cause))
             return
         self._cache.could_not_begin(sequence)
         if sequence.may_restart:
-            self.give_up_state(sequence, f"it cannot start from what is cached: {failure}")
+            self.give_up_state(
+                sequence, f"the request cannot start from its cached prefix: {failure}"
+            )
             return
         logger.error("request %s could not be opened", sequence.id, exc_info=failure)
         message = f"the request could not be started: {failure}"
         self.drop(sequence, FinishReason.FAILED, error=message)
 
     def reopen_cold(self, sequence: LiveSequence) -> None:
-        """Open an open sequence again with nothing computed, after a failure. May raise."""
+        """Reopen an open sequence with nothing computed, after a failure. May raise."""
         self._close(sequence, is_healthy=False)
         sequence.prompt_logprobs.clear()
         self._start_from_nothing(sequence)
@@ -111,7 +117,9 @@ class Lifetimes:
         self._scheduler.hold_apart(sequence.id, 0)
 
     def wait_for_room(self, sequence: LiveSequence) -> bool:
-        """Restart an open sequence later if the prefix that it shared has no room of its own now."""
+        """Restart an open sequence later if there is no memory now for its own copy of a shared
+        prefix.
+        """
         if self._scheduler.has_room_apart(sequence.id):
             return False
         sequence.drop_state()
@@ -121,9 +129,10 @@ class Lifetimes:
         return True
 
     def give_up_state(self, sequence: LiveSequence, reason: str) -> None:
-        """Drop everything that a sequence has computed.
+        """Drop all state that a sequence has computed.
 
-        Restarts it if what it started from may be to blame: first from blocks, then from nothing.
+        If the cached prefix may be to blame, the sequence restarts: first from blocks, then from
+        nothing.
         """
         is_live = self._ledger.is_live(sequence)
         restarts = is_live and sequence.may_restart
@@ -156,9 +165,9 @@ class Lifetimes:
         self._close(sequence, is_healthy=reason is not FinishReason.FAILED)
 
     def set_aside(self, sequence: LiveSequence) -> LiveSequence:
-        """Close a sequence, to start it again some time; what it has computed is kept.
+        """Close a sequence that is to be restarted later; its computed state is cached.
 
-        Returns the one that replaces it, which the scheduler does not know.
+        Returns the sequence that replaces it, which the scheduler does not know.
         """
         self._scheduler.cancel(sequence.id)
         fresh = self._ledger.replace(sequence)
@@ -166,7 +175,7 @@ class Lifetimes:
         return fresh
 
     def cancel_all(self, *, unhealthy: tuple[LiveSequence, ...]) -> None:
-        """End all sequences; nothing of the `unhealthy` ones is kept."""
+        """End all sequences; no state of the `unhealthy` ones is cached."""
         for sequence in self._ledger.live():
             self._ledger.finish(sequence, FinishReason.CANCELLED)
             self._close(sequence, is_healthy=sequence not in unhealthy)

@@ -1,8 +1,9 @@
-"""The worker's loop: commands in, plans to the engine, events out, on the thread that owns the device.
+"""The worker's loop: receives commands, runs plans on the engine, and sends events, on the thread
+that owns the device.
 
-Pipelined by one step where that pays (on a GPU): step k+1 is dispatched before the loop waits for
-step k, so Python works while the device computes. Results of sequences that ended meanwhile are
-dropped.
+The loop is pipelined by one step where that pays (on a GPU): step k+1 is dispatched before the loop
+waits for step k, so Python works while the device computes. Results of sequences that ended
+meanwhile are dropped.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ if TYPE_CHECKING:  # at run time these import MLX
     from holdfast.worker.prefix.cache import PrefixCache
     from holdfast.worker.sessions.service import SessionService
 
-FETCHING_SECONDS = 0.001  # between two looks at the disk when there is nothing else to do
-IDLE_SECONDS = 5.0  # longest wait without work; a command ends it at once
+FETCHING_SECONDS = 0.001  # between two checks for blocks from disk when there is no other work
+IDLE_SECONDS = 5.0  # longest wait without work; a command ends the wait at once
 STATISTICS_SECONDS = 0.25  # between two statistics events of a busy worker
 
 logger = logging.getLogger("holdfast.worker")
@@ -80,9 +81,9 @@ class WorkerLoop:
         counters: Counters | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """on_rest: called once after a while without work; on_wake: before the next request.
+        """on_rest: called once after a while without work. on_wake: called before the next request.
 
-        pulse: shows what the thread does. counters: may be shared with the engine.
+        pulse: reports what the thread does. counters: may be shared with the engine.
         """
         self._pulse = pulse or Pulse()
         self._scheduler = scheduler
@@ -128,8 +129,8 @@ class WorkerLoop:
     def run(self) -> None:
         """Work until shutdown.
 
-        Raises DeviceBroken when nothing can be computed any more. Open requests then get no
-        Finished, because the front may continue them with another worker.
+        Raises DeviceBroken when the device no longer works. Then open requests get no Finished,
+        because the front may continue them with another worker.
         """
         is_busy = False
         is_resting = False
@@ -149,7 +150,9 @@ class WorkerLoop:
                 self._send()  # the front continues while the step is laid out
                 is_busy = self._advance()
                 if self._flight is None or self._engine.runs_ahead:
-                    self._emit_statistics(is_busy=is_busy)  # else the step's results go first
+                    self._emit_statistics(
+                        is_busy=is_busy
+                    )  # if busy, the step's results are sent first
                 self._send()
                 is_busy = is_busy or self._flush_if_idle()
         except Exception:
@@ -169,7 +172,7 @@ class WorkerLoop:
         self._cache.close()
 
     def statistics(self, *, in_answer: bool = False) -> WorkerStatistics:
-        """Counters since the start, and gauges of now."""
+        """Counters since the start, and current gauges."""
         return self._ledger.counters.statistics(
             self._scheduler.statistics(),
             self._cache.figures(),
@@ -200,7 +203,7 @@ class WorkerLoop:
         self._inbox.send(self._ledger.take_outbox())
 
     def _emit_statistics(self, *, is_busy: bool) -> None:
-        """Emit statistics unasked: often while requests run, now and then at rest."""
+        """Emit statistics periodically: often while requests run, rarely at rest."""
         now = self._clock()
         interval_seconds = STATISTICS_SECONDS if is_busy else IDLE_SECONDS
         if is_busy != self._emitted_busy or now - self._emitted_at >= interval_seconds:
@@ -236,7 +239,7 @@ class WorkerLoop:
                     self._cache.read_ahead.note(command)
                 case LogChange():
                     logging.getLogger().setLevel(command.level.upper())
-                    logger.debug("the log level of this worker is %s", command.level)
+                    logger.debug("the log level of this worker is now %s", command.level)
                 case SessionCommand():
                     self._carry_out(command)
 
@@ -262,7 +265,7 @@ class WorkerLoop:
                 boundaries=self._cache.boundaries(request),
                 scores_prompt=request.want_prompt_logprobs,
                 service=request.service,
-                is_ready=False,  # until it is looked up
+                is_ready=False,  # until its prefix is looked up
             )
         except (QueueFull, InvalidRequest) as refusal:
             self._ledger.reject(request, refusal)
@@ -275,7 +278,9 @@ class WorkerLoop:
             self._lifetimes.drop(sequence, FinishReason.CANCELLED)
 
     def _at_rest(self, request_id: RequestId) -> LiveSequence | None:
-        """A live sequence in no dispatched step; None if it has ended by now."""
+        """The live sequence with this id, after collecting the step that contains it, if any; None
+        if it has ended by now.
+        """
         sequence = self._ledger.find(request_id)
         if sequence is not None and self._flight is not None and sequence in self._flight.sequences:
             self._complete_flight()
@@ -301,7 +306,9 @@ class WorkerLoop:
         self._scheduler.pause(request_id)
         self._cache.withdraw(sequence)  # no twin may wait for a paused sequence
         if not sequence.is_open:
-            self._cache.restart_cold(sequence)  # hold no blocks for it while it is paused
+            self._cache.restart_cold(
+                sequence
+            )  # so that no blocks are held while the sequence is paused
         sequence.wait(WaitReason.READER, now=self._clock())
 
     def _resume(self, request_id: RequestId) -> None:
@@ -319,8 +326,8 @@ class WorkerLoop:
             self._scheduler.set_limits(
                 max_running=limits.max_running, step_tokens=limits.step_tokens
             )
-        except InvalidRequest as error:  # unexpected: the front has checked it
-            logger.error("the scheduler's limits stay as they are: %s", error)
+        except InvalidRequest as error:  # unexpected: the front has checked the limits
+            logger.error("the scheduler's limits are not changed: %s", error)
 
     # -- sessions
 
@@ -375,12 +382,12 @@ class WorkerLoop:
     # -- steps
 
     def _advance(self) -> bool:
-        """Dispatch the next step and collect the one before it, in this order where that pays.
+        """Dispatch the next step and collect the previous one, in this order where that pays.
 
-        Returns False when there is nothing to do.
+        Returns False if there is no step to dispatch or collect.
         """
         previous = self._flight
-        # beside idle work, no step is dispatched ahead: a new request waits for one step only
+        # during idle work, no step is dispatched ahead: a new request waits for one step only
         if self._engine.runs_ahead and not self._is_idle_work_under_way:
             self._complete_uncommitted()
         else:
@@ -394,7 +401,7 @@ class WorkerLoop:
         self._cache.make_room(live=self._ledger.live())
         decision = self._scheduler.next_step()
         if decision.preempted:
-            self._complete_flight()  # what was copied out of them is committed with that step
+            self._complete_flight()  # commits what was copied out of them
         earlier = self._flight
         self._flight = None
         self._pulse.work(_expected_together(decision, earlier))
@@ -417,7 +424,7 @@ class WorkerLoop:
         return True
 
     def _flight_of(self, decision: Decision) -> Flight | None:
-        """The part of a plan that can be dispatched; None without a plan."""
+        """The part of the plan that can be dispatched, as a flight; None if the plan is empty."""
         if not decision.plan.spans:
             return None
         spans: list[Span] = []
@@ -475,8 +482,8 @@ class WorkerLoop:
         self._observe(flight, results, seconds=self._collected_at - started_at)
 
     def _retry_alone(self, span: Span, sequence: LiveSequence, *, was_alone: bool) -> SpanResult:
-        """Run a sequence alone from its first token to the end of a span that failed."""
-        # a preempted one is prefilled again later anyway
+        """Run a sequence alone, from its first token to the end of the span that failed."""
+        # a preempted sequence is prefilled again later anyway
         if not self._ledger.is_live(sequence) or not sequence.is_open:
             return SpanResult(request_id=span.request_id)
         self._pulse.work()
@@ -490,7 +497,9 @@ class WorkerLoop:
         return self._steps.retry_alone(span, reopen=reopen, was_alone=was_alone)
 
     def _observe(self, flight: Flight, results: tuple[SpanResult, ...], *, seconds: float) -> None:
-        """Emit what a step has drawn, report the step to the scheduler, and end what has ended."""
+        """Emit the tokens of a step, report the step to the scheduler, and end the sequences that
+        are done.
+        """
         ledger = self._ledger
         ledger.counters.count_step(seconds)
         drawn: dict[RequestId, int] = {}
@@ -517,7 +526,7 @@ class WorkerLoop:
                         self._cache.blame(sequence, live=ledger.live())
                     if end.reason is FinishReason.STOP:
                         ended.append((sequence, FinishReason.STOP, ""))
-        # first: a restarted sequence has not ended, even if it draws nothing
+        # first: a restarted sequence has not ended, even if it generates no token
         for sequence, failure in failed:
             self._lifetimes.give_up_state(sequence, failure)
         ended_ids = tuple(sequence.id for sequence, _, _ in ended)
@@ -530,9 +539,9 @@ class WorkerLoop:
             self._lifetimes.finish(ledger[request_id], FinishReason.LENGTH)
 
     def _flush_if_idle(self) -> bool:
-        """With nothing else to do, commit what sequences have computed.
+        """Commit the computed state of sequences if there is no other work.
 
-        Returns True if states are parked now, so that there may be room for a waiting request.
+        Returns True if states have been parked, so that there may be room for a waiting request.
         """
         if not self._cache.has_uncommitted:
             return False
@@ -557,7 +566,9 @@ class WorkerLoop:
 
 
 def _expected_together(decision: Decision, ahead: Flight | None) -> float | None:
-    """The longest time of a step and the one that is dispatched before it; None if not known."""
+    """The longest time of a step and of the step dispatched before it, together; None if
+    unknown.
+    """
     if ahead is None or decision.expected_seconds is None:
         return decision.expected_seconds
     if ahead.expected_seconds is None:

@@ -1,8 +1,8 @@
-"""How much memory a worker may use, which changes while it serves: other models come and go, and the
-system runs short of memory.
+"""The memory budget of a worker. It changes while the worker serves, when other models are loaded
+or unloaded and when the system runs short of memory.
 
-Device thread only. No running sequence is ended: live KV beyond a smaller budget stays until its
-sequences end; parked states and blocks in RAM make room first.
+Device thread only. No running sequence is ended: if live KV exceeds a smaller budget, it stays
+until its sequences end; parked states and blocks in RAM are freed first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast.worker.scheduler.scheduler import Scheduler
 if TYPE_CHECKING:  # at run time this imports MLX
     from holdfast.worker.prefix.cache import PrefixCache
 
-READ_SECONDS = 1.0  # between two looks at the memory pressure
+READ_SECONDS = 1.0  # between two readings of the memory pressure
 
 logger = logging.getLogger("holdfast.worker")
 
@@ -36,10 +36,11 @@ class MemoryBudget:
         clear_buffers: Callable[[], None] = lambda: None,
         read_pressure: Callable[[], Pressure] | None = None,
     ) -> None:
-        """plan_for: the plan for another number of bytes for KV and blocks.
+        """plan_for: returns the plan for another number of bytes for KV and blocks.
 
-        most_parked_bytes: as the cache was opened with. clear_buffers: frees what MLX keeps for
-        later allocations. read_pressure: None if the system does not report its memory pressure.
+        most_parked_bytes: the limit that the cache was opened with. clear_buffers: frees the memory
+        that MLX keeps for later allocations. read_pressure: None if the system does not report its
+        memory pressure.
         """
         self._plan = plan
         self._plan_for = plan_for
@@ -53,33 +54,35 @@ class MemoryBudget:
 
     @property
     def pressure(self) -> Pressure:
-        """The memory pressure in force."""
+        """The memory pressure that is currently applied."""
         return self._pressure
 
     def share(self, state_bytes: int) -> None:
-        """Let KV and blocks in RAM take this many bytes together from now on."""
+        """Limit KV and blocks in RAM to this many bytes in total from now on."""
         self._plan = self._plan_for(state_bytes)
         logger.info(
-            "KV may take %.1f GiB from now on, because other models came or went",
+            "KV may take %.1f GiB from now on, because other models were loaded or unloaded",
             self._plan.kv_bytes / (1 << 30),
         )
         self._apply()
 
     def tend(self, *, now: float) -> None:
-        """Look at the system's memory pressure once a second; call often. now: any steady clock."""
+        """Read the system's memory pressure if the last reading is a second old; call often. now:
+        seconds of any steady clock.
+        """
         if self._read_pressure is not None and now - self._read_at >= READ_SECONDS:
             self._read_at = now
             self.follow(self._read_pressure())
 
     def follow(self, pressure: Pressure) -> None:
-        """Give memory back at once under pressure, and take it again when the pressure is over."""
+        """Release memory at once under pressure, and use it again when the pressure is over."""
         if pressure is self._pressure:
             return
         before = self._pressure
         self._pressure = pressure
         logger.log(
             logging.WARNING if pressure > before else logging.INFO,
-            "memory pressure of the system: %s, was %s",
+            "memory pressure of the system: now %s, before %s",
             pressure.name.lower(),
             before.name.lower(),
         )

@@ -31,7 +31,7 @@ from holdfast.worker.loop.loop import WorkerLoop
 
 PROGRESS_SECONDS = 0.1
 PARENT_CHECK_SECONDS = 1.0
-GRACE_SECONDS = 8.0  # for the step under way and the last messages of a shutdown
+GRACE_SECONDS = 8.0  # for the step under way and the last messages at shutdown
 _PR_SET_PDEATHSIG = 1
 
 logger = logging.getLogger("holdfast.worker")
@@ -52,12 +52,12 @@ Serve = Callable[[Inbox, WorkerSettings, Pulse], WorkerEnd]
 def run_process(serve: Serve) -> int:
     """Read the assignment from standard input and serve it; returns the exit code."""
     # A terminal's Ctrl-C and a service manager's SIGTERM go to the whole process group, but the
-    # front first lets answers end, and then its worker.
+    # front first waits for answers to end, and then ends its worker.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     wake_reader, wake_writer = os.pipe()
     watch = _Watch(wake_writer)
-    faulthandler.enable()  # writes where MLX crashed into the log, and so into the crash report
+    faulthandler.enable()  # logs where MLX crashed, so the crash report contains it
     assignment = msgspec.json.decode(sys.stdin.buffer.read(), type=Assignment)
     settings = assignment.settings
     signal.signal(signal.SIGTERM, lambda signum, frame: watch.handle_sigterm(assignment.parent_pid))
@@ -85,7 +85,7 @@ def run_process(serve: Serve) -> int:
 def serve_model(inbox: Inbox, settings: WorkerSettings, pulse: Pulse | None = None) -> WorkerEnd:
     """Load the model and serve the inbox until shutdown.
 
-    Call this on a thread that lives as long as the model. pulse: shows what the thread does.
+    Call this on a thread that lives as long as the model. pulse: reports what the thread does.
     """
     platform.prepare_blas(settings.model.threads)  # must precede the first import of mlx.core
     from holdfast.worker.loop import serving
@@ -111,13 +111,15 @@ def live(inbox: Inbox, build: LoopBuilder) -> WorkerEnd:
         end = WorkerEnd.BAD_INPUT
     finally:
         if end is WorkerEnd.BROKEN:
-            logger.exception("the worker ends because its device thread failed")
+            logger.exception("the worker exits because its device thread failed")
         inbox.close()
     return end
 
 
 def _throttled_progress(inbox: Inbox) -> Progress:
-    """Send progress, which is reported per tensor, a few times a second and at the ends of stages."""
+    """Send progress a few times a second and when a stage ends, although it is reported per
+    tensor.
+    """
     last_stage = ""
     last_at = 0.0
 
@@ -140,18 +142,20 @@ class _Watch:
         self._ends_at: float | None = None
 
     def handle_sigterm(self, parent_pid: int) -> None:
-        """Shut down if the front is gone; otherwise the front decides, and tells us over the link."""
+        """Shut down if the front is gone; otherwise wait for the front's command over the link."""
         if os.getppid() != parent_pid:
             self.ask_to_end()
 
     def ask_to_end(self) -> None:
-        """Wake the device thread to shut down, within a grace time."""
+        """Wake the device thread so that it shuts down within the grace time."""
         if self._ends_at is None:
             self._ends_at = time.monotonic() + GRACE_SECONDS
             os.write(self._wake_writer, b".")
 
     def wait_for(self, thread: threading.Thread, *, parent_pid: int) -> None:
-        """Return when the thread has ended. Exits the process at once after the grace time."""
+        """Wait until the thread has ended; when the grace time is over, exit the process at
+        once.
+        """
         while thread.is_alive():
             thread.join(PARENT_CHECK_SECONDS)
             if os.getppid() != parent_pid:
@@ -164,11 +168,13 @@ class _Watch:
 
 
 def _die_with_parent() -> None:
-    """Linux: get SIGTERM at the moment the front ends, however it ends. Others poll for it."""
+    """On Linux, request a SIGTERM for the moment when the front ends. Other systems poll for its
+    end.
+    """
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
             logger.warning(
-                "the kernel refuses a death signal (error %d), so the parent is polled",
+                "the kernel refuses a parent-death signal (error %d), so the parent is polled",
                 ctypes.get_errno(),
             )

@@ -1,4 +1,4 @@
-"""Accepted requests until their Finished, and the events that wait to be sent."""
+"""Keeps accepted requests until their Finished, and the events that are to be sent."""
 
 from __future__ import annotations
 
@@ -28,26 +28,28 @@ from holdfast.worker.loop.counters import Counters
 from holdfast.worker.prefix.chain import Cursor, pack_tokens
 from holdfast.worker.prefix.lookup import LiveChain, Lookup
 
-PROGRESS_SECONDS = 0.5  # least time between two progress events of one prompt
+PROGRESS_SECONDS = 0.5  # minimum time between two progress events of one prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How many tokens of a step belong to the answer, and why the answer ends with them."""
+    """How many tokens of a step are part of the answer, and why the answer ends with them, if it
+    does.
+    """
 
-    counted_tokens: int  # a stop token included; the rest is dropped
-    reason: FinishReason | None  # STOP, LENGTH, or None to go on
+    counted_tokens: int  # including a stop token; the rest is dropped
+    reason: FinishReason | None  # STOP or LENGTH; None if the answer goes on
 
 
-_GOES_ON = Ending(1, None)  # nearly every call: one token, and not the last
+_GOES_ON = Ending(1, None)  # the usual case: one token that is not the last
 
 
 def ending(
     drawn: Sequence[int], *, stop_token_ids: Set[int], generated_before: int, max_tokens: int
 ) -> Ending:
-    """Decide whether the tokens that one step drew end the answer. No other place decides it.
+    """Decide whether the tokens that one step generated end the answer. Nothing else decides this.
 
-    A stop token in the last allowed place is a STOP, not a LENGTH.
+    If the last allowed token is a stop token, the reason is STOP, not LENGTH.
     """
     allowed = max_tokens - generated_before
     if len(drawn) == 1 and allowed > 1 and drawn[0] not in stop_token_ids:
@@ -62,9 +64,9 @@ def ending(
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LiveSequence:
-    """An accepted request: its tokens, its times, and what it started from.
+    """An accepted request: its tokens, its times, and the cached state that it started from.
 
-    Compared by identity: an id may be used again after the Finished.
+    Compared by identity, because an id may be used again after the Finished.
     """
 
     request: SequenceRequest
@@ -73,31 +75,31 @@ class LiveSequence:
     first_token_at: float | None = None
     last_token_at: float | None = None
     progress_sent_at: float = -math.inf
-    is_open: bool = False  # the engine has state for it
-    attempts: int = 0  # how often its state was given up; results of earlier attempts are dropped
+    is_open: bool = False  # whether the engine has state for this sequence
+    attempts: int = 0  # how often the state was given up; results of earlier attempts are dropped
 
     chain: bytearray = field(default_factory=bytearray)  # prompt and answer, packed
     generated: list[int] = field(default_factory=list)
     stop_token_ids: frozenset[int] = frozenset()
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     embedding: bytes = b""
-    prefilled_tokens: int = 0  # of idle work, cached ones included
+    prefilled_tokens: int = 0  # for idle work; includes cached tokens
 
     waits_for: WaitReason | None = None
     waits_since: float = 0.0
     waited: dict[WaitReason, float] = field(default_factory=dict)  # seconds
 
-    lookup: Lookup | None = None  # what to start from, until the engine has it
+    lookup: Lookup | None = None  # the cached prefix to start from, until the engine has it
     lookup_seconds: float = 0.0
     restore_seconds: float = 0.0
-    report: CacheReport | None = None  # of its first start
-    cursor: Cursor | None = None  # how far its chain is known to be stored; None before its start
-    live: LiveChain | None = None  # while it is open, and until its rest is committed
-    began_from: tuple[BlockKey, ...] = ()  # the blocks that its state was restored from
-    began_live: LiveChain | None = None  # the live chain that its state was made of
+    report: CacheReport | None = None  # of the first start
+    cursor: Cursor | None = None  # how far the chain is known to be stored; None before the start
+    live: LiveChain | None = None  # set while it is open, and until its rest is committed
+    began_from: tuple[BlockKey, ...] = ()  # the blocks that the state was restored from
+    began_live: LiveChain | None = None  # the live chain that the state came from
     inserted: list[BlockKey] = field(default_factory=list)  # blocks that it added to the cache
-    avoids_live: bool = False  # failed on a live state: starts from blocks only
-    is_cold: bool = False  # failed on cached blocks: starts from nothing
+    avoids_live: bool = False  # it failed on a live state and starts from blocks only
+    is_cold: bool = False  # it failed on cached blocks and starts from nothing
 
     def __post_init__(self) -> None:
         self.stop_token_ids = frozenset(self.request.stop_token_ids)
@@ -116,21 +118,23 @@ class LiveSequence:
 
     @property
     def known_tokens(self) -> int:
-        """The length of prompt and answer so far."""
+        """The length of the prompt and the answer so far."""
         return self.prompt_tokens + len(self.generated)
 
     @property
     def may_restart(self) -> bool:
-        """Whether what it started from may be why it fails, so that it deserves another attempt."""
+        """Whether the cached state that it started from may have made it fail, so that it may be
+        retried.
+        """
         return self.may_blame_live_state or (bool(self.began_from) and not self.is_cold)
 
     @property
     def may_blame_live_state(self) -> bool:
-        """Whether a live state that it started from may be why it fails."""
+        """Whether a live state that it started from may have made it fail."""
         return self.began_live is not None and not self.avoids_live
 
     def wait(self, reason: WaitReason | None, *, now: float) -> None:
-        """From now on the request waits for `reason`; None: for nothing."""
+        """Record what the request waits for from now on; None: it does not wait."""
         if self.waits_for is not None:
             before = self.waited.get(self.waits_for, 0.0)
             self.waited[self.waits_for] = before + now - self.waits_since
@@ -138,19 +142,19 @@ class LiveSequence:
         self.waits_since = now
 
     def admit(self, *, now: float) -> None:
-        """The scheduler lets it run, for the first time or after a preemption."""
+        """Record that the scheduler lets it run, for the first time or after a preemption."""
         self.wait(None, now=now)
         if self.admitted_at is None:
             self.admitted_at = now
         self.prompt_logprobs.clear()
 
     def drop_state(self) -> None:
-        """Results of everything computed so far, steps under way included, no longer count."""
+        """Invalidate all results computed so far, including those of steps under way."""
         self.attempts += 1
         self.inserted.clear()
 
     def ending(self, token_ids: tuple[int, ...]) -> Ending:
-        """Which of the newly drawn tokens count, and whether they end the answer."""
+        """Decide which of the new tokens count, and whether they end the answer."""
         return ending(
             token_ids,
             stop_token_ids=self.stop_token_ids,
@@ -159,7 +163,7 @@ class LiveSequence:
         )
 
     def extend(self, token_ids: tuple[int, ...], *, now: float) -> None:
-        """Append drawn tokens to the answer."""
+        """Append generated tokens to the answer."""
         if self.first_token_at is None:
             self.first_token_at = now
         self.last_token_at = now
@@ -167,7 +171,7 @@ class LiveSequence:
         self.chain += pack_tokens(token_ids)
 
     def timings(self, now: float) -> Timings:
-        """Where the time has gone so far."""
+        """The time that each phase of the request has taken so far."""
         admitted = now if self.admitted_at is None else self.admitted_at
         first = now if self.first_token_at is None else self.first_token_at
         last = first if self.last_token_at is None else self.last_token_at
@@ -180,7 +184,7 @@ class LiveSequence:
 
 
 class Ledger:
-    """Live sequences by id, events that wait to be sent, and counters. Device thread only."""
+    """Live sequences by id, events that are to be sent, and counters. Device thread only."""
 
     def __init__(self, *, clock: Callable[[], float], counters: Counters | None = None) -> None:
         self.counters = counters or Counters()
@@ -196,11 +200,13 @@ class Ledger:
         return tuple(self._live.values())
 
     def find(self, request_id: RequestId) -> LiveSequence | None:
-        """The live sequence of that id, if there is one."""
+        """The live sequence with this id; None if there is none."""
         return self._live.get(request_id)
 
     def is_live(self, sequence: LiveSequence) -> bool:
-        """Whether this very sequence, not another one with its id, has no Finished yet."""
+        """Whether this sequence has no Finished yet; False for another sequence with the same
+        id.
+        """
         return self._live.get(sequence.id) is sequence
 
     def accept(self, request: SequenceRequest) -> LiveSequence:
@@ -212,7 +218,7 @@ class Ledger:
         return sequence
 
     def reject(self, request: SequenceRequest, refusal: HoldfastError) -> None:
-        """Refuse a request; nothing follows."""
+        """Refuse a request; no other event follows."""
         self.counters.rejected += 1
         self.emit(_rejected(request.request_id, refusal))
 
@@ -222,7 +228,9 @@ class Ledger:
         del self._live[sequence.id]
         now = self._clock()
         is_complete = reason is FinishReason.LENGTH
-        if sequence.prompt_logprobs and is_complete:  # nothing was drawn, only the prompt scored
+        if (
+            sequence.prompt_logprobs and is_complete
+        ):  # no token was generated; the prompt was scored
             self._emit_started(sequence, now=now)
         self.counters.finished[reason] += not sequence.request.is_idle_work
         self.emit(
@@ -239,14 +247,14 @@ class Ledger:
         )
 
     def replace(self, sequence: LiveSequence) -> LiveSequence:
-        """Put a fresh sequence of the same request in the place of a live one; emits nothing."""
+        """Replace a live sequence by a fresh one for the same request; emits no event."""
         assert self.is_live(sequence)
         fresh = LiveSequence(request=sequence.request, submitted_at=sequence.submitted_at)
         self._live[fresh.id] = fresh
         return fresh
 
     def count_prompt(self, sequence: LiveSequence, *, start: int, tokens: int) -> None:
-        """Count the part of a computed span that lies in the prompt."""
+        """Count the tokens of a computed span that are in the prompt."""
         end = min(start + tokens, sequence.prompt_tokens)
         if sequence.request.is_idle_work:
             self.counters.read_ahead_tokens += end - start
@@ -264,7 +272,7 @@ class Ledger:
     def generate(
         self, sequence: LiveSequence, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]
     ) -> None:
-        """Emit drawn tokens; a Started precedes the first of them."""
+        """Emit generated tokens; a Started event precedes the first one."""
         now = self._clock()
         if not sequence.generated:
             self._emit_started(sequence, now=now)
@@ -273,7 +281,7 @@ class Ledger:
         self.emit(TokensGenerated(request_id=sequence.id, token_ids=token_ids, logprobs=logprobs))
 
     def emit(self, event: Event) -> None:
-        """Put an event into the next message."""
+        """Add an event to the next message."""
         self._outbox.append(event)
 
     def take_outbox(self) -> list[Event]:
@@ -283,7 +291,7 @@ class Ledger:
         return events
 
     def waits(self) -> dict[RequestId, WaitReason]:
-        """Which live requests wait, and for what."""
+        """The live requests that wait, and what each waits for."""
         return {
             sequence.id: sequence.waits_for
             for sequence in self._live.values()
@@ -291,7 +299,9 @@ class Ledger:
         }
 
     def check_invariants(self) -> None:
-        """Assert that every sequence is under its id and has no more tokens than requested."""
+        """Assert that every sequence is stored under its id and has no more tokens than
+        requested.
+        """
         for request_id, sequence in self._live.items():
             assert sequence.id == request_id
             assert len(sequence.generated) <= sequence.request.max_tokens

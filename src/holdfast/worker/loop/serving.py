@@ -52,18 +52,18 @@ from holdfast.worker.scheduler.scheduler import Scheduler
 from holdfast.worker.sessions.service import SessionService
 
 cache_logger = logging.getLogger("holdfast.cache")
-# longest step that only prefills: the GPU watchdog of macOS kills much longer ones (mlx-lm#1572)
+# longest step that only prefills: the GPU watchdog of macOS kills much longer steps (mlx-lm#1572)
 ALONE_SECONDS = 1.5
 WARM_UP_TOKENS = 256  # prefilled once after loading, to measure the memory of a step
 LEAST_CACHE_BYTES = 512 << 20
 _CACHE_MARGIN = 1.25
 _FUSED_HEAD_DIMENSIONS = {64, 80, 96, 128}  # MLX's attention stores no scores for these
-_SCORE_COPIES = 3  # scores, softmax, and what is being written
+_SCORE_COPIES = 3  # scores, softmax, and the result being written
 _SCORE_ITEM_BYTES = 2
 _SCORE_PARTS = 16  # attention scores may take 1/16 of the working set
 STEP_TOKENS_ON_CPU = 512
 STEP_TOKENS_ON_GPU = 2048
-LOAD_ATTEMPTS = 3  # while the model's files are being written
+LOAD_ATTEMPTS = 3  # in case the model's files change while they are loaded
 
 logger = logging.getLogger("holdfast.worker")
 
@@ -76,13 +76,13 @@ def open_cache(
     settings: WorkerSettings,
     ram_tier_bytes: int,
 ) -> PrefixCache | None:
-    """The prefix cache of a model; None for a layout whose state cannot be kept.
+    """Open the prefix cache of a model; returns None for a layout whose state cannot be cached.
 
-    hashes: of the model files (`fingerprint.files_of_identity`). ram_tier_bytes: for blocks in RAM.
-    Raises ConfigError if the store's folder cannot be used.
+    hashes: the hashes of the model files (`fingerprint.files_of_identity`). ram_tier_bytes: the
+    limit for blocks in RAM. Raises ConfigError if the store's folder cannot be used.
     """
     if costs.form is None:
-        return None  # the probe has warned of it
+        return None  # the probe has warned about this
     store = settings.store
     payloads = PayloadFormat(model=costs.form, codec=store.codec)
     if not payloads.is_possible:
@@ -120,12 +120,12 @@ def _open_store(store: StoreSettings, fingerprint: str, *, served_as: str) -> Bl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerMemory:
-    """How the memory of a worker is divided."""
+    """The division of a worker's memory."""
 
     plan: MemoryPlan
     plan_for: Callable[[int], MemoryPlan]  # the plan for another number of bytes for KV and blocks
     bounds: ChunkBounds
-    reserve_bytes: int  # for activations, attention scores and buffers that are reused
+    reserve_bytes: int  # for activations, attention scores and reused buffers
     wired_bytes: int
 
 
@@ -137,9 +137,9 @@ def divide_memory(
     settings: WorkerSettings,
     step_tokens: int,
 ) -> WorkerMemory:
-    """Measure the memory of a step, divide what the weights leave, and set MLX's limits.
+    """Measure the memory of a step, divide the memory that the weights leave, and set MLX's limits.
 
-    Raises ModelLoadError when the settings request more than there is.
+    Raises ModelLoadError if the settings request more memory than there is.
     """
     working_set_bytes = platform.working_set_bytes()
     bounds = UNBOUNDED
@@ -186,7 +186,7 @@ def divide_memory(
 def chunk_bounds(model: Any, costs: KVCosts, *, working_set_bytes: int) -> ChunkBounds:
     """The bounds of prompt chunks on a GPU.
 
-    Attention stores its scores for head dimensions without a fused kernel.
+    For head dimensions without a fused kernel, attention needs memory for its scores.
     """
     heads = getattr(getattr(model, "args", None), "num_attention_heads", None)
     block = () if costs.form is None else costs.form.block
@@ -205,8 +205,8 @@ def build_loop(
 ) -> tuple[WorkerLoop, ModelInfo]:
     """Load and probe the model, and build the loop.
 
-    A model whose files change while it is loaded is loaded again, because its state in memory would
-    belong to no version. Raises ModelLoadError when the model or a setting is at fault.
+    If the files of a model change while it is loaded, it is loaded again, because the loaded model
+    could be a mix of two versions. Raises ModelLoadError if the model or a setting is invalid.
     """
     folder = Path(settings.folder)
     own_code = runs_own_code(folder, trust_remote_code=settings.model.trust_remote_code)
@@ -219,14 +219,14 @@ def build_loop(
         except ModelChanged as change:
             if not attempts_left:
                 raise
-            logger.warning("%s; it is loaded again", change)
-        _give_back_memory()  # outside the handler, because the error refers to what was loaded
+            logger.warning("%s; the model is loaded again", change)
+        _give_back_memory()  # outside the handler, because the error refers to the loaded model
     raise AssertionError("unreachable")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Probed:
-    """A loaded model with its engine and what was measured on it."""
+    """A loaded model with its engine and the measured costs."""
 
     loaded: LoadedModel
     runner: Runner
@@ -261,7 +261,7 @@ def _load_and_build(
         bounds=memory.bounds,
     )
     progress("probing", 1.0)
-    progress("hashing", 0.0)  # it began with the load, and is mostly done by now
+    progress("hashing", 0.0)  # hashing began with the load, and is mostly done by now
     cache = open_cache(
         probed.loaded,
         probed.costs,
@@ -281,7 +281,7 @@ def _load_and_build(
     )
     _give_back_memory()
     platform.wire(memory.wired_bytes)  # after loading: the buffers of steps are not wired
-    gc.freeze()  # model and modules live as long as the worker: no collection need visit them
+    gc.freeze()  # model and modules live as long as the worker: garbage collection can skip them
     progress("hashing", 1.0)
     return loop, _info(probed, memory, load_seconds=time.perf_counter() - started_at)
 
@@ -349,28 +349,30 @@ def _build(
 
 
 def _rest() -> None:
-    """While there is nothing to do, let the system page weights out, and give free buffers back."""
+    """Let the system page weights out, and release free buffers, while there is no work."""
     platform.wire(0)
     _give_back_memory()
 
 
 def _give_back_memory() -> None:
-    """Return what loading or a busy time has left unused: measured after loading the demo model, 84
-    MB resident become 61.
+    """Return unused memory to the system after loading or a busy time: after loading the demo
+    model, resident memory falls from 84 to 61 MB (measured).
     """
     gc.collect()
     give_back_freed_memory()
 
 
 def let_go_of_device() -> None:
-    """The last call of a device thread: MLX aborts at exit if streams of a thread still exist."""
+    """Release the device; the last call of a device thread, because MLX aborts at exit if streams
+    of a thread still exist.
+    """
     mx.synchronize()
     mx.clear_cache()
     mx.clear_streams()
 
 
 def _step_tokens(scheduler: SchedulerSettings, *, on_cpu: bool) -> int:
-    """The step size of the settings, or what suits the device if they leave it open."""
+    """The step size of the settings, or the default for the device if the settings have none."""
     if scheduler.step_tokens is not None:
         return scheduler.step_tokens
     suits = STEP_TOKENS_ON_CPU if on_cpu else STEP_TOKENS_ON_GPU

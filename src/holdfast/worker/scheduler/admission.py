@@ -1,4 +1,4 @@
-"""KV memory: the needs of a sequence, reservations, admission, and preemption."""
+"""KV memory: the costs of a sequence, reservations, admission, and preemption."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ class SequenceCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """The tokens that a sequence has memory for now."""
+    """The number of tokens that a sequence has memory for."""
 
     request_id: RequestId
     capacity_tokens: int
 
 
 class KvLedger:
-    """Counts reserved bytes. What a dispatched step uses stays reserved until that step is over."""
+    """Counts reserved bytes. Memory that a dispatched step uses stays reserved until that step is
+    over.
+    """
 
     def __init__(
         self, costs: SequenceCosts, *, budget_bytes: int, expected_output_tokens: int
@@ -38,17 +40,17 @@ class KvLedger:
         self._expected_output_tokens = expected_output_tokens
         self.budget_bytes = budget_bytes
         self.wanted_budget_bytes = budget_bytes
-        # what was reserved when the budget shrank: nothing is taken away, nothing is added
+        # the bytes reserved when the budget shrank: none are taken away, none are added
         self._tolerated_bytes = budget_bytes
         self.running_bytes = 0
         self.leaving_bytes = 0
-        self.held_bytes = 0  # of live states, beside the reservations
-        self.parked_bytes = 0  # of these, what can be freed
+        self.held_bytes = 0  # of live states, in addition to the reservations
+        self.parked_bytes = 0  # the part of held_bytes that can be freed
         self._leaving: deque[tuple[int, int]] = deque()  # (step, bytes), not sorted by step
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes that are taken now."""
+        """Bytes reserved for running sequences, and for ended ones in dispatched steps."""
         return self.running_bytes + self.leaving_bytes
 
     @property
@@ -57,23 +59,23 @@ class KvLedger:
         return self.budget_bytes - self.running_bytes - self.leaving_bytes - self.held_bytes
 
     def capacity_for(self, tokens: int) -> int:
-        """The capacity to reserve so that `tokens` tokens fit."""
+        """The capacity to reserve for `tokens` tokens."""
         step = self._costs.reserve_step_tokens
         return -(-tokens // step) * step
 
     def bytes_for(self, capacity_tokens: int, *, held_tokens: int = 0) -> int:
-        """Bytes of one sequence of that capacity, without its held tokens."""
+        """Bytes of one sequence of this capacity, without its held tokens."""
         own_tokens = max(0, capacity_tokens - held_tokens)
         return own_tokens * self._costs.kv_bytes_per_token + self._costs.fixed_bytes_per_sequence
 
     def check_fits_alone(self, *, final_tokens: int) -> None:
-        """Raise TooLargeForMemory for a request that could not even run alone."""
+        """Raise TooLargeForMemory if a request would not even fit alone."""
         needed = self.bytes_for(self.capacity_for(final_tokens))
         if needed > self.budget_bytes:
             raise TooLargeForMemory(needed_bytes=needed, budget_bytes=self.budget_bytes)
 
     def fit_budget(self, known: Iterable[ScheduledSequence]) -> None:
-        """Set the wanted budget, or as much as the largest accepted sequence needs alone."""
+        """Apply the wanted budget, but at least what the largest accepted sequence needs alone."""
         if self.budget_bytes == self.wanted_budget_bytes:
             return
         needs = (self.bytes_for(self.capacity_for(each.final_tokens)) for each in known)
@@ -86,15 +88,17 @@ class KvLedger:
         return self.capacity_for(sequence.prompt_tokens + sequence.drawn + ahead)
 
     def capacities_for_growth(self, sequence: ScheduledSequence) -> tuple[int, ...]:
-        """Capacities for a sequence without room for its next token: the best, and the least."""
+        """Capacities for a sequence without room for its next token: the preferred and the
+        smallest.
+        """
         tokens = min(sequence.position + self._expected_output_tokens, sequence.final_tokens)
         best = self.capacity_for(tokens)
         least = self.capacity_for(sequence.position + 1)
         return (best, least) if best > least else (least,)
 
     def may_enter(self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]) -> bool:
-        """Whether it fits beside the running sequences and the next growth of each of them; otherwise
-        it would be preempted at once.
+        """Whether a sequence fits in addition to the running sequences and the next growth of each;
+        otherwise it would be preempted at once.
         """
         return self._needed_to_enter(sequence, running) <= self.free_bytes
 
@@ -115,7 +119,7 @@ class KvLedger:
     def may_enter_soon(
         self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]
     ) -> bool:
-        """Whether it will fit when the dispatched steps are over."""
+        """Whether a sequence will fit when the dispatched steps are over."""
         return (
             self._needed_to_enter(sequence, running)
             <= self.budget_bytes - self.running_bytes - self.held_bytes
@@ -128,9 +132,9 @@ class KvLedger:
         *,
         gone: Iterable[ScheduledSequence],
     ) -> bool:
-        """Whether it would fit without the sequences `gone` and without parked states.
+        """Whether a sequence would fit without the sequences in `gone` and without parked states.
 
-        running: the sequences that are left.
+        running: the sequences that would remain.
         """
         reserved = self.running_bytes - sum(each.reserved_bytes for each in gone)
         return (
@@ -141,12 +145,14 @@ class KvLedger:
     def missing_to_enter(
         self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]
     ) -> int:
-        """Bytes of parked states to free before it fits; 0 if that is not needed or not enough."""
+        """Bytes of parked states to free so that a sequence fits; 0 if not needed or not enough."""
         missing = self._needed_to_enter(sequence, running) - self.free_bytes
         return missing if 0 < missing <= self.parked_bytes else 0
 
     def hold_apart(self, sequence: ScheduledSequence, held_tokens: int) -> None:
-        """Reserve nothing for the first tokens of a running sequence: they are held elsewhere."""
+        """Reserve nothing for the first tokens of a running sequence, because live states hold
+        them.
+        """
         sequence.held_tokens = held_tokens
         self.grow(sequence, sequence.capacity_tokens)
 
@@ -164,7 +170,9 @@ class KvLedger:
         sequence.capacity_tokens, sequence.reserved_bytes = capacity_tokens, needed
 
     def leave(self, sequence: ScheduledSequence, *, observed_steps: int) -> None:
-        """Free the reservation of a sequence, at once or when the last step that uses it is over."""
+        """Free the reservation of a sequence, at once or when the last step that uses the sequence
+        is over.
+        """
         freed = sequence.stop()
         self.running_bytes -= freed
         if sequence.last_step > observed_steps and freed:
@@ -172,7 +180,7 @@ class KvLedger:
             self._leaving.append((sequence.last_step, freed))
 
     def step_is_over(self, step: int) -> None:
-        """Free the bytes that steps up to this one have used."""
+        """Free the bytes of leaving sequences that only steps up to this one have used."""
         if self._leaving:
             kept = [(until, held) for until, held in self._leaving if until > step]
             self._leaving = deque(kept)
@@ -186,16 +194,18 @@ class KvLedger:
         assert self.leaving_bytes == sum(held for _, held in self._leaving), (
             "bytes of leaving sequences are miscounted"
         )
-        assert self.reserved_bytes <= self._tolerated_bytes, "more is reserved than there is"
+        assert self.reserved_bytes <= self._tolerated_bytes, (
+            "more is reserved than the budget allows"
+        )
 
 
 @dataclass(slots=True)
 class RoomMade:
-    """What was done so that running sequences can continue."""
+    """The changes that let running sequences continue."""
 
     grown: list[Reservation] = field(default_factory=list)
     preempted: list[RequestId] = field(default_factory=list)
-    someone_waits: bool = False  # for memory that is freed soon; admit nothing before
+    someone_waits: bool = False  # for memory that will soon be free; admit nothing until then
 
 
 def make_room(
@@ -208,24 +218,25 @@ def make_room(
 ) -> RoomMade:
     """Grow each sequence that has no room for its next token, the lowest rank first.
 
-    A sequence that does not fit waits if the dispatched steps will free enough; otherwise the
-    highest rank is preempted. The highest rank is never preempted for its own sake: it keeps its KV
-    and stalls until a lower one ends. The lowest always finds room, because it fits alone (admission
-    checked it), so some sequence always makes progress.
+    A sequence that does not fit waits if the dispatched steps will free enough memory; otherwise
+    the sequence with the highest rank is preempted. The sequence with the highest rank is never
+    preempted for its own growth: it keeps its KV and stalls until another one ends. The sequence
+    with the lowest rank always finds room, because it fits alone (admission checked this), so some
+    sequence always makes progress.
 
-    running: oldest first; `preempt` takes a sequence out of it.
+    running: oldest first; `preempt` removes a sequence from it.
     """
     made = RoomMade()
     claimed_bytes = 0
     for sequence in sorted(needy, key=lambda each: ranks[each.request_id]):
         if sequence.request_id not in running:
-            continue  # preempted for a lower one
+            continue  # preempted for a lower rank
         least_bytes = extra_bytes(ledger, sequence, ledger.capacities_for_growth(sequence)[-1])
         while ledger.free_bytes - claimed_bytes < least_bytes:
             victim = preemption_order(running, ranks)[0]
             if victim is sequence and len(running) == 1 and sequence.held_tokens:
-                # What it shares may take more than its tokens need, and no other sequence can free
-                # anything: it restarts.
+                # The state that it shares may take more memory than its tokens need, and no other
+                # sequence can free memory: it restarts.
                 made.preempted.append(victim.request_id)
                 preempt(victim)
                 break
@@ -248,10 +259,10 @@ def make_room(
 def preemption_order(
     running: Mapping[RequestId, ScheduledSequence], ranks: Mapping[RequestId, Rank]
 ) -> list[ScheduledSequence]:
-    """Who is preempted first: paused sequences, then the highest rank.
+    """The order of preemption: paused sequences first, then by rank, the highest first.
 
-    By rank, that is the youngest sequence of the flow with most of them. Sequences that are about to
-    end are not preempted, because they free their memory themselves.
+    The highest rank is that of the youngest sequence of the flow with the most sequences. Sequences
+    that are about to end are not preempted, because they free their memory anyway.
     """
     able = [sequence for sequence in running.values() if not sequence.is_fully_planned]
     able.sort(key=lambda each: (each.is_paused, ranks[each.request_id]), reverse=True)
@@ -266,7 +277,9 @@ def victims_for(
     candidates: Iterable[ScheduledSequence],
     max_running: int,
 ) -> list[ScheduledSequence]:
-    """The first candidates whose preemption admits a waiting sequence; none if all do not suffice."""
+    """The first candidates whose preemption lets a waiting sequence in; empty if all are not
+    enough.
+    """
     left = dict(running)
     gone: list[ScheduledSequence] = []
 
@@ -284,7 +297,7 @@ def victims_for(
 
 
 def extra_bytes(ledger: KvLedger, sequence: ScheduledSequence, capacity_tokens: int) -> int:
-    """The bytes to reserve for a larger capacity, beyond those that are reserved."""
+    """The bytes to reserve for a larger capacity, in addition to the reserved bytes."""
     needed = ledger.bytes_for(capacity_tokens, held_tokens=sequence.held_tokens)
     return needed - sequence.reserved_bytes
 

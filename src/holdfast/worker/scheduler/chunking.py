@@ -1,16 +1,17 @@
-"""Chunked prefill: how many tokens of which prompt go into a step.
+"""Chunked prefill: decides how many tokens of which prompts a step reads.
 
-Within one flow, prompts share a step like this. The oldest prompt, and those ahead of it (shorter
-ones, or ones that were passed over for a while), may each count on half of the step; which half is
-dealt first alternates, so that both progress even if a step has room for one chunk only. What one
-side leaves the other takes, and what is left after that goes to the rest, shortest first. So a short
-prompt never waits for a long one, a long one is slowed down by short ones to half its speed at most,
-and equal ones are prefilled one after the other, which lets the first answer start early.
+Within one flow (a client, see `ServiceClass`), prompts share a step as follows. One half of the
+step is for the oldest prompt, the other half for prompts ahead of the oldest (shorter ones, and
+ones that were passed over for a while). Which half is assigned first alternates, so that both sides
+progress even if a step has room for only one chunk. Tokens that one side does not use go to the
+other side, and then to the remaining prompts, shortest first. So a short prompt never waits for a
+long one, short prompts at most halve the speed of a long one, and equal prompts are prefilled one
+after the other, which lets the first answer start early.
 
-If several flows have prompts, each gets an equal share of the step, its decoding rows included, and
-what one leaves the others take; but short prompts of flows that had none until now go first
-(`SparseFlows`). Batch prompts get what interactive ones leave, until they were passed over for a
-while.
+If several flows have prompts, each flow gets an equal share of the step, including its decoding
+rows, and the others take what a flow does not use; but short prompts of flows that had no prompts
+until now go first (`SparseFlows`). Batch prompts get what interactive ones do not use, unless they
+were passed over for a while.
 """
 
 from __future__ import annotations
@@ -23,34 +24,34 @@ from types import MappingProxyType
 from holdfast.worker.scheduler.cost_model import CostModel
 from holdfast.worker.scheduler.queue import ScheduledSequence
 
-MOST_SECONDS = 0.5  # of prefill that a sparse flow may be ahead of the others
-MOST_STEPS = 8  # in a row in which old flows prefill nothing
-# after more steps without prompts, flows are no longer old; one step that only decodes may intervene
+MOST_SECONDS = 0.5  # a sparse flow may be ahead of the others by this much prefill time
+MOST_STEPS = 8  # longest run of steps in which old flows prefill nothing
+# after more steps without prompts, flows are not old any more; one decode-only step is allowed
 _FRESH_STEPS = 2
 NO_ROWS: Mapping[str, int] = MappingProxyType({})
 PATIENCE_STEPS = 8  # a prompt that was passed over this often goes ahead of shorter ones
-# least chunk of a prompt that is alone, however slow the device: smaller ones are 2 to 3 times slower
+# smallest chunk of a prompt that is alone, on any device: smaller chunks are 2 to 3 times slower
 LEAST_ALONE_TOKENS = 256
-# then one step only decodes, because the cost of chunks is measured against such a step
+# after these, one step only decodes, because the cost of chunks is measured against such a step
 MIXED_STEPS_IN_A_ROW = 32
 
 
 class SparseFlows:
-    """Prompts of new flows go first while their flow is little ahead: deficit round robin with sparse
-    flows, as in fq_codel.
+    """Lets prompts of new flows go first unless their flow is too far ahead: deficit round robin
+    with sparse flows, as in fq_codel.
     """
 
     def __init__(self, costs: CostModel) -> None:
         self._costs = costs
         self._old: frozenset[str] = frozenset()
-        self._deficits: dict[str, float] = {}  # seconds of prefill, also of flows that have ended
+        self._deficits: dict[str, float] = {}  # seconds of prefill, including ended flows
         self._step = 0
         self._steps_in_a_row = 0
 
     def first(
         self, groups: Sequence[list[ScheduledSequence]], *, step: int
     ) -> list[ScheduledSequence]:
-        """The prompts of sparse flows, which take the step for themselves; empty: it is shared.
+        """The prompts of sparse flows, which get the whole step; empty if all flows share it.
 
         groups: the prompts of each flow, oldest first.
         """
@@ -76,7 +77,9 @@ class SparseFlows:
         read_first: Mapping[ScheduledSequence, int],
         step: int,
     ) -> None:
-        """A step was planned. read_first: the tokens of the prompts that went first."""
+        """Record a planned step. read_first: the number of tokens of each prompt that went
+        first.
+        """
         flows = frozenset(group[0].service.flow for group in groups)
         self._step = step
         self._steps_in_a_row = self._steps_in_a_row + 1 if read_first else 0
@@ -87,7 +90,7 @@ class SparseFlows:
                 self._old |= {prompt.service.flow}
 
     def pass_time(self, seconds: float) -> None:
-        """A step took this long."""
+        """Record the duration of a step."""
         if self._deficits:
             share = seconds / len(self._old.union(self._deficits))
             self._deficits = {
@@ -95,7 +98,7 @@ class SparseFlows:
             }
 
     def _deficit_with(self, prompt: ScheduledSequence, *, tokens: int) -> float:
-        """The deficit of a prompt's flow after prefilling this many more tokens."""
+        """The deficit of the prompt's flow after prefilling this many more tokens."""
         score_seconds = self._costs.score_seconds if prompt.scores_prompt else 0.0
         reading = self._costs.more_chunk_seconds(
             prompt.position, tokens, score_seconds=score_seconds
@@ -106,7 +109,7 @@ class SparseFlows:
 
 
 class Allowance:
-    """What is left of a step for prompts: tokens, and seconds if sequences decode in it."""
+    """The remaining tokens of a step for prompts, and the remaining seconds if the step decodes."""
 
     __slots__ = ("_held_seconds", "_held_tokens", "_quantum", "seconds", "tokens")
 
@@ -118,16 +121,16 @@ class Allowance:
         self._held_seconds = 0.0
 
     def hold_back_half(self) -> None:
-        """Keep half of what is left for later takers."""
+        """Hold back half of the rest for prompts that take later."""
         self.hold_back_all_but(tokens=self.tokens - self.tokens // 2, seconds=self.seconds / 2)
 
     def hold_back_all_but(self, *, tokens: int, seconds: float) -> None:
-        """Offer this much, and keep the rest for later takers."""
+        """Offer this much, and hold back the rest for prompts that take later."""
         self._held_tokens = max(0, self.tokens - tokens)
         self._held_seconds = 0.0 if math.isinf(self.seconds) else max(0.0, self.seconds - seconds)
 
     def release(self) -> None:
-        """Offer what was held back."""
+        """Offer the part that was held back."""
         self._held_tokens = 0
         self._held_seconds = 0.0
 
@@ -139,10 +142,10 @@ class Allowance:
         taken: int,
         at_least_a_quantum: bool = False,
     ) -> int:
-        """Take tokens for a prompt that has `taken` tokens of the step already; returns how many.
+        """Take tokens for a prompt that already has `taken` tokens of the step; returns how many.
 
-        Whole quanta, unless the prompt or a boundary ends with them. at_least_a_quantum: at any
-        cost, so that a prompt progresses.
+        The number is a multiple of the quantum, unless the prompt or a boundary ends there.
+        at_least_a_quantum: take a quantum at any cost, so that the prompt progresses.
         """
         position = sequence.position + taken
         wanted = longest_chunk(costs, sequence) - taken
@@ -170,7 +173,9 @@ def longest_chunk(costs: CostModel, sequence: ScheduledSequence) -> int:
 
 
 class ChunkSharing:
-    """Divides each step among prompts; remembers whose turn it is, and the last step without chunks."""
+    """Divides each step among prompts; tracks whose turn it is, and the last step without
+    chunks.
+    """
 
     def __init__(self, costs: CostModel, *, min_chunk_tokens: int) -> None:
         self._costs = costs
@@ -178,7 +183,7 @@ class ChunkSharing:
         self._oldest_is_first = True
         self._last_mixed_step = -2
         self._mixed_steps = MIXED_STEPS_IN_A_ROW
-        self._first_flow = 0  # counts up: whose turn it is to be dealt to first
+        self._first_flow = 0  # counts up: which flow is served first
         self._sparse = SparseFlows(costs)
 
     def share(
@@ -192,8 +197,9 @@ class ChunkSharing:
     ) -> list[tuple[ScheduledSequence, int]]:
         """The chunks of step number `step`: at least one, unless the step should only decode.
 
-        prompts: oldest first, each with unread tokens. seconds: infinite if nothing decodes in this
-        step. rows: decoding rows of the step by flow; not needed if all prompts are of one flow.
+        prompts: oldest first, each with unread tokens. seconds: infinite if no sequence decodes in
+        this step. rows: decoding rows of the step by flow; not needed if all prompts belong to one
+        flow.
         """
         groups, batch = self._groups(prompts, step)
         if math.isinf(seconds):
@@ -226,7 +232,7 @@ class ChunkSharing:
         return min(most, max(within - within % LEAST_ALONE_TOKENS, LEAST_ALONE_TOKENS))
 
     def pass_time(self, seconds: float) -> None:
-        """A step took this long."""
+        """Record the duration of a step."""
         self._sparse.pass_time(seconds)
 
     def _groups(
@@ -253,10 +259,12 @@ class ChunkSharing:
         step: int,
         rows: Mapping[str, int],
     ) -> None:
-        """Give each flow an equal share. The flows take turns to be the first, so all progress."""
+        """Give each flow an equal share. The flows take turns at being first, so all of them
+        progress.
+        """
         turn, first = divmod(self._first_flow, len(groups))
         self._first_flow += 1
-        # alternates from one turn of a flow to its next, whatever the number of flows
+        # alternates from one turn of a flow to its next turn, for any number of flows
         oldest_is_first = turn % 2 == 0
         dealt = groups[first:] + groups[:first]
         for place, (group, (share, part)) in enumerate(
@@ -274,8 +282,8 @@ class ChunkSharing:
     def _equal_shares(
         self, groups: list[list[ScheduledSequence]], tokens: int, rows: Mapping[str, int]
     ) -> list[tuple[int, float]]:
-        """Per group: tokens, and its fraction of the time that the groups before it leave, so that all
-        flows take the same time of a step.
+        """Per group: its tokens, and its fraction of the time left by the groups before it, so that
+        all flows get the same time of a step.
         """
         each = [self._costs.prompt_token_seconds_at(group[0].position) for group in groups]
         row_seconds = self._costs.decode_row_seconds(sum(rows.values()))
@@ -294,7 +302,7 @@ class ChunkSharing:
     def _in_order(
         self, prompts: list[ScheduledSequence], step: int, oldest_is_first: bool
     ) -> list[ScheduledSequence]:
-        """The order of `_share_within`, without halves."""
+        """The prompts in the order of `_share_within`, without splitting the step into halves."""
         ahead, behind = self._others(prompts, step)
         first = [prompts[0], *ahead] if oldest_is_first else [*ahead, prompts[0]]
         return first + behind
@@ -331,7 +339,7 @@ class ChunkSharing:
     def _others(
         self, prompts: list[ScheduledSequence], step: int
     ) -> tuple[list[ScheduledSequence], list[ScheduledSequence]]:
-        """All but the oldest, in order: those ahead of it, and the rest."""
+        """All prompts but the oldest, in order: those ahead of the oldest, and the rest."""
         oldest = prompts[0]
         passed_over = [other for other in prompts[1:] if step - other.last_step > PATIENCE_STEPS]
         passed_over.sort(key=lambda other: other.last_step)

@@ -1,4 +1,4 @@
-"""The cost of steps on this machine, learned from the steps: decoding rows, prompt tokens, scores."""
+"""Learns the cost of decoding rows, prompt tokens and scores from the steps on this machine."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 import sys
 from dataclasses import dataclass
 
-# an estimate remembers this many observations of full weight: the gain never falls below 1/4
+# an estimate averages over this many observations of full weight: the gain is at least 1/4
 _MEMORY = 4.0
-# one observation counts as at least, and at most, this multiple of the estimate
+# an observation is clipped to between these multiples of the estimate
 _LOWEST, _HIGHEST = 1 / 8, 3.0
-_FLOOR = 1 / 10  # of the mean: the least result of an extrapolation
+_FLOOR = 1 / 10  # share of the mean that an extrapolation returns at least
 
 _FIRST_DECODE_SECONDS = 0.02
 _FIRST_PROMPT_TOKEN_SECONDS = 0.001
@@ -21,12 +21,12 @@ _POSITIONS_SPREAD = 256.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkBounds:
-    """Bounds of a prompt chunk, whatever room its step has. The default bounds nothing.
+    """Bounds of a prompt chunk, independent of the room in its step. The default has no bounds.
 
-    seconds: of a step without decoding rows. The GPU watchdog of macOS ends a command that runs too
-        long, and a new request waits for the dispatched step.
-    score_bytes_per_pair: what attention stores for each pair of a query and a key; 0 if a fused
-        kernel stores no scores. score_bytes: the memory for these scores.
+    seconds: largest duration of a step without decoding rows. The GPU watchdog of macOS ends a
+    command that runs too long, and a new request waits for the dispatched step.
+    score_bytes_per_pair: bytes that attention stores for each pair of a query and a key; 0 if a
+    fused kernel stores no scores. score_bytes: the memory for these scores.
     """
 
     seconds: float = math.inf
@@ -40,7 +40,7 @@ UNBOUNDED = ChunkBounds()
 class Trend:
     """A cost that is linear in x, estimated with exponentially weighted means.
 
-    spread: the scatter of x from which on a slope is trusted. first_guess: the cost before the first
+    spread: the scatter of x that is needed to trust a slope. first_guess: the cost before the first
     observation.
     """
 
@@ -56,12 +56,12 @@ class Trend:
 
     @property
     def is_learned(self) -> bool:
-        """Whether anything was observed."""
+        """Whether there were observations."""
         return self._weight > 0.0
 
     @property
     def mean(self) -> float:
-        """The cost at the mean of recent x."""
+        """The cost at the mean of recent values of x."""
         return self._mean
 
     @property
@@ -78,7 +78,7 @@ class Trend:
         return max(self._mean * max(1.0, x / max(self._mean_x, 1.0)), self.at(x))
 
     def learn(self, x: float, cost: float, *, weight: float = 1.0) -> None:
-        """Learn from an observation of this weight, from 0 to 1. The effect of outliers is bounded."""
+        """Learn from one observation. weight: from 0 to 1. The effect of outliers is bounded."""
         if self._weight >= 1.0:
             expected = self.at(x)
             cost = min(max(cost, expected * _LOWEST), expected * _HIGHEST)
@@ -100,18 +100,18 @@ class StepLoad:
     decode_rows: int
     chunks: int = 0
     chunk_tokens: int = 0
-    position_sum: float = 0.0  # of the positions of all chunk tokens
-    scored_tokens: int = 0  # chunk tokens whose log-probabilities are wanted
+    position_sum: float = 0.0  # sum of the positions of all chunk tokens
+    scored_tokens: int = 0  # chunk tokens whose log-probabilities are requested
 
 
 class CostModel:
-    """Learns the seconds of a decode step by its rows, and of a prompt token by its position, with
-    which attention grows.
+    """Learns the seconds of a decode step as a function of its rows, and of a prompt token as a
+    function of its position, since attention costs grow with the position.
 
-    mixes_chunks: prompt chunks are in the same forward pass as the decoding rows. Otherwise each
-    chunk reads the weights once more, which should cost as much as a decode step of one row. The
-    cost to score a prompt token (logits over the whole vocabulary) is learned separately: with a
-    small model and a large vocabulary it is most of the cost of a token.
+    mixes_chunks: whether prompt chunks are in the same forward pass as the decoding rows. If not,
+    each chunk reads the weights once more, which should cost as much as a decode step of one row.
+    The cost of scoring a prompt token (logits over the whole vocabulary) is learned separately:
+    with a small model and a large vocabulary, it is most of the cost of a token.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class CostModel:
 
     @property
     def score_seconds(self) -> float:
-        """Seconds for the log-probability of a prompt token, beside its prefill."""
+        """Seconds for the log-probability of a prompt token, in addition to its prefill."""
         return self._scores.mean
 
     @property
@@ -139,18 +139,20 @@ class CostModel:
 
     @property
     def seconds_without_decoding(self) -> float:
-        """How long a step without decoding rows may take."""
+        """The largest duration of a step without decoding rows."""
         return self._bounds.seconds
 
     def limit_chunks(self, tokens: int) -> None:
-        """Limit chunks from now on: the device failed on a larger one, and not on this size."""
+        """Limit chunks from now on: the device failed on a larger chunk, but not on this size."""
         self._most_chunk_tokens = min(self._most_chunk_tokens, max(tokens, self._min_chunk_tokens))
 
     def most_chunk_tokens(self, position: int) -> int:
-        """The longest chunk at a position, by the memory for attention scores and past failures."""
+        """The longest chunk at a position, limited by the memory for attention scores and past
+        failures.
+        """
         most = self._most_chunk_tokens
         if self._bounds.score_bytes_per_pair:
-            # the largest n with n * (position + n) pairs, in the stable form of the root
+            # the largest n whose n * (position + n) pairs fit, by the stable form of the root
             pairs = self._bounds.score_bytes / self._bounds.score_bytes_per_pair
             fitting = (
                 int(2 * pairs / (position + math.sqrt(position * position + 4 * pairs)))
@@ -167,7 +169,7 @@ class CostModel:
         return self._decode.at(rows)
 
     def decode_row_seconds(self, rows: int) -> float:
-        """Seconds of a step per decoding row; 0 before such a step was measured."""
+        """Seconds of a step per decoding row; 0 until such a step is measured."""
         return self._decode.at(rows) / rows if rows and self._decode.is_learned else 0.0
 
     def prompt_token_seconds_at(self, position: int) -> float:
@@ -175,18 +177,20 @@ class CostModel:
         return self._prompt.at(position)
 
     def seconds_per_chunk(self) -> float:
-        """Seconds of a chunk beside decoding rows, apart from its tokens."""
+        """Fixed seconds of a chunk in a step with decoding rows, without the cost of its tokens."""
         return 0.0 if self._mixes_chunks or not self._decode.is_learned else self._decode.at(1)
 
     def more_chunk_seconds(
         self, position: int, tokens: int, *, score_seconds: float = 0.0
     ) -> float:
-        """Seconds that more tokens add to a chunk of the step. score_seconds: for each, in addition."""
+        """Seconds that more tokens add to a chunk of the step. score_seconds: added for each
+        token.
+        """
         return tokens * (self._prompt.at(position + tokens / 2) + score_seconds)
 
     def tokens_within(self, seconds: float, position: int, *, score_seconds: float = 0.0) -> int:
-        """The most tokens from `position` on within this time: the inverse of `more_chunk_seconds`,
-        or a little less.
+        """The largest number of tokens, starting at `position`, that fit in this time: the inverse
+        of `more_chunk_seconds`, or a little less.
         """
         if seconds <= 0.0:
             return 0
@@ -196,11 +200,11 @@ class CostModel:
         return int(2 * seconds / (first + math.sqrt(first * first + 2 * slope * seconds)))
 
     def at_most(self, load: StepLoad) -> float | None:
-        """An upper bound for a step of this load, None before a similar one was measured; an outlier
-        may still take several times as long.
+        """An upper bound for the duration of a step with this load; None until a similar step is
+        measured. An outlier may still take several times as long.
 
-        Beyond the measured range, rows and positions count in proportion: no row costs more than the
-        first, and attention over twice as many tokens at most twice as much.
+        Beyond the measured range, the cost grows in proportion to rows and positions: no row costs
+        more than the first, and attention over twice as many tokens costs at most twice as much.
         """
         if (load.decode_rows and not self._decode.is_learned) or (
             load.chunks and not self._prompt.is_learned
@@ -236,10 +240,10 @@ class CostModel:
         added = max(seconds - fixed, seconds / 4)
         if load.scored_tokens and self._prompt.is_learned:
             read = load.chunk_tokens * self._prompt.at(load.position_sum / load.chunk_tokens)
-            # likewise, the estimate of prefill must not make scores look free: no factor of 0 recovers
+            # likewise, the prefill estimate must not make scores look free: 0 would stay 0
             self._scores.learn(0.0, max(added - read, added / 16) / load.scored_tokens)
             return
-        # the fixed cost of a step blurs the cost of each token in inverse proportion to their number
+        # the fewer tokens a step has, the more its fixed cost blurs the cost per token
         weight = min(1.0, (load.chunk_tokens / self._full_weight_tokens) ** 2)
         self._prompt.learn(
             load.position_sum / load.chunk_tokens, added / load.chunk_tokens, weight=weight

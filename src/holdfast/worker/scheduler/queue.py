@@ -1,11 +1,12 @@
 """The sequences of the scheduler, and the order in which they are admitted and preempted.
 
 Interactive requests go before batch requests. Requests of one flow (a client, see `ServiceClass`)
-are served in order. Among flows, places are max-min fair: the running sequences of a flow have the
-levels 0, 1, 2, ..., and a lower level goes before a higher one, whichever was submitted first. On
-one level, flows take turns. A waiting sequence preempts sequences on a higher level than it would
-get; these wait on the same or a higher level, so they never take the place back. A batch request
-that has waited long enough counts as interactive.
+are served in order. Running slots are shared max-min fairly among flows: the running sequences of a
+flow have the levels 0, 1, 2, ..., and a lower level goes before a higher one, regardless of when
+they were submitted. On the same level, flows take turns. A waiting sequence preempts running
+sequences on a higher level than its own would be; once these wait, their level would be the same or
+higher, so they never preempt it in turn. A batch request that has waited long enough counts as
+interactive.
 
 With one flow and no batch requests, this is first come, first served.
 """
@@ -23,43 +24,45 @@ DEFAULT_SERVICE = ServiceClass()
 # priority class (0: interactive), level, order; the highest is preempted first
 Rank: TypeAlias = tuple[int, int, int]
 
-_MOST_TURNS = 4096  # flows, ended ones included
+_MOST_TURNS = 4096  # flows, including ended ones
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ScheduledSequence:
-    """What the scheduler knows of a waiting or running request: counts, never a token.
+    """The scheduler's view of a waiting or running request: counts only, no tokens.
 
-    Steps are numbered from 1 in the order of their plans. `planned_draws` is ahead of `drawn` by
-    the dispatched steps.
+    Steps are numbered from 1 in the order of their plans. `drawn` counts generated tokens, and
+    `planned_draws` also those of dispatched steps.
     """
 
     request_id: RequestId
-    order: int  # of submission; smaller is older
+    order: int  # order of submission; smaller is older
     prompt_tokens: int
     max_tokens: int
     submitted_after_step: int  # results up to this step belong to an earlier use of the id
-    boundaries: tuple[int, ...] = ()  # ascending; spans of the prompt end there, to keep state
+    boundaries: tuple[
+        int, ...
+    ] = ()  # ascending; spans of the prompt end there so that state can be saved
     service: ServiceClass = DEFAULT_SERVICE
-    waited_seconds: float = 0.0  # in the queue, all times together; counts time of steps only
+    waited_seconds: float = 0.0  # total time in the queue; counts the time of steps only
     waits_since: float = 0.0
     is_idle_work: bool = False  # runs alone, in short steps
-    scores_prompt: bool = False  # log-probabilities of the prompt are wanted
-    cached_tokens: int = 0  # need no prefill
-    held_tokens: int = 0  # of these, in memory that is counted elsewhere, without a reservation
+    scores_prompt: bool = False  # log-probabilities of the prompt are requested
+    cached_tokens: int = 0  # tokens that need no prefill
+    held_tokens: int = 0  # the part of cached_tokens in live states, which needs no reservation
     drawn: int = 0
     planned_draws: int = 0
-    known_tokens: int = 0  # to prefill before the first draw after admission
+    known_tokens: int = 0  # tokens to prefill after admission, before the next one is generated
     position: int = 0  # the next token to plan
     capacity_tokens: int = 0
     reserved_bytes: int = 0
     is_paused: bool = False  # gets no spans, and is preempted first
-    is_ready: bool = True  # what it starts from is known and in memory
-    last_step: int = 0  # the last step with a span of it, or the step that admitted it
+    is_ready: bool = True  # its cached prefix is known and in memory
+    last_step: int = 0  # the last step with one of its spans, or the step that admitted it
 
     @property
     def may_be_admitted(self) -> bool:
-        """Whether it waits only for a place and memory."""
+        """Whether it waits only for a running slot and memory."""
         return self.is_ready and not self.is_paused
 
     @property
@@ -79,7 +82,7 @@ class ScheduledSequence:
 
     @property
     def longest_span(self) -> int:
-        """The most tokens of its next span: up to the next boundary, or all unread ones."""
+        """The largest size of its next span: up to the next boundary, or all unread tokens."""
         for boundary in self.boundaries:
             if boundary > self.position:
                 return min(boundary, self.known_tokens) - self.position
@@ -87,11 +90,13 @@ class ScheduledSequence:
 
     @property
     def is_fully_planned(self) -> bool:
-        """Whether nothing is left to plan: it ends with the dispatched steps at the latest."""
+        """Whether nothing is left to plan, so that it ends with the dispatched steps at the
+        latest.
+        """
         return self.planned_draws >= self.max_tokens and self.position >= self.known_tokens
 
     def start(self, *, capacity_tokens: int, reserved_bytes: int, step: int) -> None:
-        """Run it from its first token that is not cached."""
+        """Start running it from its first token that is not cached."""
         self.known_tokens = self.prompt_tokens + self.drawn
         self.planned_draws = self.drawn
         self.position = self.cached_tokens
@@ -100,7 +105,9 @@ class ScheduledSequence:
         self.last_step = step
 
     def stop(self) -> int:
-        """Stop it; returns the bytes that it had reserved. Draws of dispatched steps still count."""
+        """Stop running it; returns the bytes that it had reserved. Tokens of dispatched steps still
+        count.
+        """
         freed = self.reserved_bytes
         self.reserved_bytes = 0
         self.capacity_tokens = 0
@@ -126,7 +133,7 @@ def check_sequences(
     for sequence in running.values():
         assert sequence.position <= sequence.capacity_tokens, "a sequence outgrew its capacity"
         assert sequence.drawn <= sequence.planned_draws <= sequence.max_tokens, (
-            "more is drawn than was planned"
+            "more tokens are generated than were planned"
         )
 
 
@@ -136,13 +143,15 @@ def by_order(sequence: ScheduledSequence) -> int:
 
 
 class FairShare:
-    """Counts flows and decides between them. Time is the duration of steps: it stops while idle."""
+    """Shares running slots fairly among flows. Time is the sum of step durations: it stops while
+    idle.
+    """
 
     def __init__(self, *, aging_seconds: float) -> None:
         self._aging_seconds = aging_seconds
         self._known: Counter[str] = Counter()  # waiting and running sequences of each flow
         self._batch_known = 0
-        self._turns: dict[str, int] = {}  # by flow; the lowest is next
+        self._turns: dict[str, int] = {}  # by flow; the lowest number is next
         self._admissions = 0
         self._now = 0.0
 
@@ -157,8 +166,8 @@ class FairShare:
         return len(self._known)
 
     def may_wait(self, flow: str, queue: Sequence[ScheduledSequence], *, limit: int) -> bool:
-        """Whether one more request of a flow may wait: the queue has room, or the flow has less than
-        its share of a full queue.
+        """Whether one more request of a flow may wait. It may if the queue has room, or if the flow
+        has less than its share of a full queue.
         """
         if len(queue) < limit:
             return True
@@ -166,7 +175,7 @@ class FairShare:
         return own < limit // (len(self._known) + (flow not in self._known))
 
     def join(self, sequence: ScheduledSequence) -> None:
-        """A sequence is submitted."""
+        """Record that a sequence is submitted."""
         flow = sequence.service.flow
         self._known[flow] += 1
         self._batch_known += sequence.is_batch
@@ -174,7 +183,7 @@ class FairShare:
         sequence.waits_since = self._now
 
     def forget(self, sequence: ScheduledSequence) -> None:
-        """A sequence has ended."""
+        """Record that a sequence has ended."""
         flow = sequence.service.flow
         self._known[flow] -= 1
         self._batch_known -= sequence.is_batch
@@ -185,23 +194,23 @@ class FairShare:
                 self._turns = {each: self._turns[each] for each in self._known}
 
     def admit(self, sequence: ScheduledSequence) -> None:
-        """A sequence is admitted."""
+        """Record that a sequence is admitted."""
         sequence.waited_seconds += self._now - sequence.waits_since
         self._admissions += 1
         self._turns[sequence.service.flow] = self._admissions + 1  # after a flow that joins now
 
     def preempt(self, sequence: ScheduledSequence) -> None:
-        """A sequence is preempted and waits again."""
+        """Record that a sequence is preempted and waits again."""
         sequence.waits_since = self._now
 
     def pass_time(self, seconds: float) -> None:
-        """A step took this long."""
+        """Record the duration of a step."""
         self._now += seconds
 
     def next(
         self, queue: Iterable[ScheduledSequence], running: Iterable[ScheduledSequence]
     ) -> ScheduledSequence | None:
-        """The sequence to admit next, of those that may be admitted. queue: oldest first."""
+        """The sequence to admit next, among those that may be admitted. queue: oldest first."""
         able = (sequence for sequence in queue if sequence.may_be_admitted)
         if self.is_first_come_first_served:
             return next(able, None)
@@ -222,7 +231,9 @@ class FairShare:
         )
 
     def ranks(self, running: Mapping[RequestId, ScheduledSequence]) -> dict[RequestId, Rank]:
-        """The rank of each running sequence; the highest is preempted first. running: oldest first."""
+        """The rank of each running sequence; the highest is preempted first. running: oldest
+        first.
+        """
         levels: Counter[str] = Counter()
         found: dict[RequestId, Rank] = {}
         for sequence in sorted(running.values(), key=self._class):  # stable: by age within a class
@@ -249,7 +260,7 @@ class FairShare:
                 waiting.is_batch,
             )
             if not sequence.is_fully_planned and not (is_elder and sequence.order < waiting.order):
-                yield sequence  # an elder one would be next, and both would preempt each other forever
+                yield sequence  # an older one would be next, and both would preempt each other forever
 
     def _class(self, sequence: ScheduledSequence, *, waits: bool = False) -> int:
         if not sequence.is_batch:

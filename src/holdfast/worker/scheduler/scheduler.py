@@ -1,11 +1,11 @@
-"""Turns the waiting and running sequences into the plan of the next step.
+"""Plans the next step from the waiting and running sequences.
 
-Pure counting: no tokens, no clock, no MLX.
+Works on counts only: no tokens, no clock, no MLX.
 
 The worker may ask for step k+1 before it reports step k, so that the device never waits. Planned
-draws count at once, and a sequence whose tokens are all planned gets no more spans. A sequence that
-turns out to have ended in step k may have a span in step k+1, whose draw is ignored. Memory that a
-dispatched step uses stays reserved until that step is reported.
+tokens count at once, and a sequence whose tokens are all planned gets no more spans. A sequence
+that turns out to have ended in step k may have a span in step k+1; the token of that span is
+ignored. Memory that a dispatched step uses stays reserved until that step is reported.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ _SHORTEST_SECONDS, _LONGEST_SECONDS = 1.0, 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """One step. The worker closes the preempted sequences, grows, opens the admitted ones, and
-    dispatches the plan, in this order.
+    """The decision on one step. The worker closes the preempted sequences, enlarges the grown ones,
+    opens the admitted ones, and dispatches the plan, in this order.
 
-    A dispatched step may still draw a token for a sequence that is preempted here. The token counts,
-    and is reported with `observe` before the sequence is admitted again.
+    A step that is already dispatched may still generate a token for a sequence that is preempted
+    here. The token counts, and is reported with `observe` before the sequence is admitted again.
     """
 
     admitted: tuple[Reservation, ...] = ()  # prefilled from their first token that is not cached
     preempted: tuple[RequestId, ...] = ()
     grown: tuple[Reservation, ...] = ()
     plan: StepPlan = StepPlan()
-    # upper bound, with the time to enlarge buffers; None: not measured yet
+    # upper bound, including the time to enlarge buffers; None: not measured yet
     expected_seconds: float | None = None
 
 
@@ -67,23 +67,24 @@ class Decision:
 class StepOutcome:
     """The result of one plan. Every plan with spans is reported exactly once, in order.
 
-    seconds: from its dispatch, or the end of the step before it if that was later, to its end.
+    seconds: time to the end of the step, from its dispatch or from the end of the previous step if
+    that was later.
     """
 
     plan: StepPlan
-    drawn: Mapping[RequestId, int]  # number of tokens, of the sequences that drew any
-    ended: tuple[RequestId, ...]  # by a stop token or a failure
+    drawn: Mapping[RequestId, int]  # number of generated tokens, for sequences that have any
+    ended: tuple[RequestId, ...]  # sequences ended by a stop token or a failure
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStatistics:
-    """The scheduler at one moment."""
+    """The state of the scheduler at one moment."""
 
     running: int
     queued: int
     reading: int  # running sequences that are being prefilled
-    # of running sequences with the live states that they share, and of dispatched steps
+    # for running sequences, including live states that they share, and for dispatched steps
     reserved_bytes: int
     budget_bytes: int
     preemptions: int  # since the start
@@ -93,23 +94,27 @@ class SchedulerStatistics:
 
 @dataclass(slots=True)
 class StepUnderWay:
-    """A plan that was handed out and not reported yet."""
+    """A plan that was handed out and is not reported yet."""
 
     number: int
     plan: StepPlan
     load: StepLoad
-    drawless: tuple[ScheduledSequence, ...]  # end with this step, because they draw nothing
+    drawless: tuple[
+        ScheduledSequence, ...
+    ]  # sequences that end with this step, because they generate no token
 
 
 class PlaceEstimate:
-    """When a client that found the queue full should come back: the recent busy seconds per end."""
+    """Estimates when a client that found the queue full should retry: recent busy seconds per ended
+    sequence.
+    """
 
     def __init__(self) -> None:
         self._seconds_per_end = _FIRST_GUESS_SECONDS
         self._busy_seconds = 0.0  # since the last end
 
     def observe(self, *, seconds: float, ends: int) -> None:
-        """Learn from one step and the sequences that ended with it."""
+        """Learn from one step. ends: the number of sequences that ended with the step."""
         self._busy_seconds += seconds
         if ends:
             self._seconds_per_end += _GAIN * (self._busy_seconds / ends - self._seconds_per_end)
@@ -124,7 +129,7 @@ class PlaceEstimate:
 
 
 _NOTHING_TO_DO = Decision()
-# to enlarge and restore KV buffers; even a slow memory bus copies several times faster
+# for enlarging and restoring KV buffers; even a slow memory bus copies several times faster
 _COPIED_BYTES_PER_SECOND = 1e9
 
 
@@ -164,18 +169,20 @@ class Scheduler:
         self._places = PlaceEstimate()
         self._fairness = FairShare(aging_seconds=settings.aging_seconds)
         self._known: dict[RequestId, ScheduledSequence] = {}  # waiting and running
-        # oldest first; sequences that are not ready keep their place and let others pass
+        # oldest first; sequences that are not ready keep their position and let others pass
         self._queue: list[ScheduledSequence] = []
         self._running: dict[RequestId, ScheduledSequence] = {}  # oldest first
         self._reading: list[ScheduledSequence] = []  # running, being prefilled; oldest first
-        self._decoding: list[ScheduledSequence] = []  # running, with draws left to plan
+        self._decoding: list[ScheduledSequence] = []  # running, with tokens left to plan
         self._under_way: deque[StepUnderWay] = deque()
         self._submissions = 0
         self._issued_steps = 0
         self._observed_steps = 0
         self._preemptions = 0
         self.admits_one_at_a_time = False
-        self._was_lowered = False  # `max_running`: more may run until the next step
+        self._was_lowered = (
+            False  # whether `max_running` was lowered: more may run until the next step
+        )
 
     def submit(
         self,
@@ -190,13 +197,16 @@ class Scheduler:
         service: ServiceClass = DEFAULT_SERVICE,
         is_idle_work: bool = False,
     ) -> None:
-        """Put a request into the queue. Its answer ends where the context window ends.
+        """Put a request into the queue. Its answer ends at the latest where the context window
+        ends.
 
-        drawn_tokens: the part of the answer that an earlier worker drew; prefilled like the prompt,
-            counted in `max_tokens`. Such a request finds a place even in a full queue.
+        drawn_tokens: the number of answer tokens that an earlier worker generated; they are
+            prefilled like the prompt and count towards `max_tokens`. Such a request is accepted
+            even if the queue is full.
         boundaries: positions within the prompt, ascending, at which spans must end.
-        scores_prompt: the log-probabilities of the prompt are wanted, which makes prefill slower.
-        is_ready: if not, it keeps its place until `make_ready` says where its prefill starts.
+        scores_prompt: the log-probabilities of the prompt are requested, which makes prefill
+            slower.
+        is_ready: if False, it keeps its position until `make_ready` tells where its prefill starts.
         is_idle_work: its steps are short, because new requests cancel it and wait for one step.
 
         Raises QueueFull, TooLargeForMemory, PromptTooLong, and InvalidRequest for an empty prompt or
@@ -238,21 +248,22 @@ class Scheduler:
             )
         if prompt_tokens < 1 or max_tokens < 0:
             raise InvalidRequest(
-                f"cannot draw {max_tokens} tokens after a prompt of {prompt_tokens}", field="prompt"
+                f"cannot generate {max_tokens} tokens after a prompt of {prompt_tokens}",
+                field="prompt",
             )
         if prompt_tokens > self._context_tokens - min(max_tokens, 1):
             raise PromptTooLong(prompt_tokens=prompt_tokens, context_tokens=self._context_tokens)
         max_tokens = min(max_tokens, self._context_tokens - prompt_tokens)
         if drawn_tokens and drawn_tokens >= max_tokens:
             raise InvalidRequest(
-                f"all {max_tokens} tokens of the answer are drawn already",
+                f"all {max_tokens} tokens of the answer are generated already",
                 field="generated_token_ids",
             )
         self._ledger.check_fits_alone(final_tokens=prompt_tokens + max_tokens)
         return max_tokens
 
     def _check_queue(self, service: ServiceClass) -> None:
-        # a burst at rest may also take the places of sequences that run with the next step
+        # a burst at rest may also use the free slots, whose sequences run with the next step
         limit = self._settings.max_queued + max(0, self._settings.max_running - len(self._running))
         if not self._fairness.may_wait(service.flow, self._queue, limit=limit):
             raise QueueFull(
@@ -262,7 +273,7 @@ class Scheduler:
     def set_limits(self, *, max_running: int, step_tokens: int) -> None:
         """Change the limits from the next step on. Sequences beyond `max_running` wait again.
 
-        Raises InvalidRequest, and changes nothing, for limits out of range.
+        Raises InvalidRequest, and changes nothing, if a limit is out of range.
         """
         self._settings = checked_limits(
             self._settings, max_running=max_running, step_tokens=step_tokens
@@ -273,14 +284,15 @@ class Scheduler:
     def set_budget(self, nbytes: int) -> None:
         """Change the budget of live KV.
 
-        It stays large enough for each accepted request to run alone. Nothing is preempted for it.
+        The budget stays large enough for each accepted request to run alone. No sequence is
+        preempted when it shrinks.
         """
         self._ledger.wanted_budget_bytes = nbytes
         self._ledger.fit_budget(self._known.values())
 
     @property
     def excess_bytes(self) -> int:
-        """The bytes that are reserved and held beyond the budget."""
+        """The reserved and held bytes that exceed the budget."""
         return max(0, -self._ledger.free_bytes)
 
     def limit_chunks(self, tokens: int) -> None:
@@ -290,9 +302,9 @@ class Scheduler:
     def make_ready(
         self, request_id: RequestId, cached_tokens: int, *, held_tokens: int = 0
     ) -> None:
-        """A waiting request is ready: its prefill starts after the cached tokens.
+        """Mark a waiting request as ready: its prefill starts after the cached tokens.
 
-        held_tokens: of these, the tokens in live states, which need no reservation (`hold`).
+        held_tokens: the cached tokens that are in live states and need no reservation (`hold`).
         """
         sequence = self._known[request_id]
         assert request_id not in self._running, "a running sequence has started already"
@@ -304,18 +316,24 @@ class Scheduler:
         sequence.is_ready = True
 
     def hold(self, *, total_bytes: int, parked_bytes: int) -> None:
-        """Count the memory of live states beside the reservations; `parked_bytes` can be freed."""
+        """Set the memory of live states that is not reserved. parked_bytes: the part that can be
+        freed.
+        """
         self._ledger.held_bytes = total_bytes
         self._ledger.parked_bytes = parked_bytes
 
     def hold_apart(self, request_id: RequestId, held_tokens: int) -> None:
-        """The first tokens of a running request are in memory that `hold` counts: reserve the rest."""
+        """Reserve only the later tokens of a running request: `hold` counts the memory of the first
+        ones.
+        """
         sequence = self._running.get(request_id)
         if sequence is not None and sequence.held_tokens != held_tokens:
             self._ledger.hold_apart(sequence, held_tokens)
 
     def has_room_apart(self, request_id: RequestId) -> bool:
-        """Whether a running request's memory can be reserved in full, with its held tokens."""
+        """Whether memory for all tokens of a running request, including held ones, can be
+        reserved.
+        """
         sequence = self._running.get(request_id)
         if sequence is None:
             return True
@@ -325,12 +343,12 @@ class Scheduler:
         )
 
     def capacity_of(self, request_id: RequestId) -> int:
-        """The tokens that a running request has memory for; 0 if it does not run."""
+        """The number of tokens that a running request has memory for; 0 if it does not run."""
         sequence = self._running.get(request_id)
         return 0 if sequence is None else sequence.capacity_tokens
 
     def missing_bytes(self) -> int:
-        """The bytes of parked states that must be freed for the next step."""
+        """The number of bytes of parked states that must be freed for the next step."""
         ledger = self._ledger
         growth = sum(
             extra_bytes(ledger, each, ledger.capacities_for_growth(each)[-1])
@@ -343,13 +361,16 @@ class Scheduler:
         return ledger.missing_to_enter(head, self._running.values())
 
     def hold_back(self, request_id: RequestId) -> None:
-        """Do not admit a waiting request before `make_ready`. It keeps its place; others pass."""
+        """Do not admit a waiting request before `make_ready`. It keeps its position; others may
+        pass.
+        """
         self._known[request_id].is_ready = False
 
     def pause(self, request_id: RequestId) -> None:
-        """Plan nothing for a request until it is resumed. It keeps its memory while there is enough.
+        """Plan nothing for a request until it is resumed. It keeps its memory while memory is not
+        short.
 
-        Ignores unknown requests, which have just ended.
+        Unknown requests, which have just ended, are ignored.
         """
         sequence = self._known.get(request_id)
         if sequence is None or sequence.is_paused:
@@ -361,7 +382,9 @@ class Scheduler:
             self._decoding.remove(sequence)
 
     def resume(self, request_id: RequestId) -> None:
-        """Continue a paused request; if it was preempted meanwhile, it joins the end of the queue."""
+        """Continue a paused request; if it was preempted meanwhile, it joins the end of the
+        queue.
+        """
         sequence = self._known.get(request_id)
         if sequence is None or not sequence.is_paused:
             return
@@ -386,7 +409,7 @@ class Scheduler:
     def restart(self, request_id: RequestId) -> None:
         """Prefill a request again from its first token; it joins the end of the queue.
 
-        It keeps its drawn tokens; draws of dispatched steps do not count.
+        It keeps its generated tokens; tokens of dispatched steps do not count.
         """
         sequence = self._known[request_id]
         if request_id in self._running:
@@ -401,7 +424,9 @@ class Scheduler:
         self._join_as_the_last(sequence)
 
     def cancel(self, request_id: RequestId) -> bool:
-        """Forget a request; False if it is not known, for example because it has just ended."""
+        """Forget a request. Returns False if it is unknown, for example because it has just
+        ended.
+        """
         sequence = self._known.get(request_id)
         if sequence is None:
             return False
@@ -410,8 +435,8 @@ class Scheduler:
         return True
 
     def next_step(self) -> Decision:
-        """Decide on one more step. An empty plan: there is nothing to do before the next call of
-        `observe` or `submit`.
+        """Decide on one more step. An empty plan means that there is nothing to do before the next
+        call of `observe` or `submit`.
         """
         needy = self._needy()
         if not needy and not self._reading and not self._excess and self._next_in_queue() is None:
@@ -446,14 +471,14 @@ class Scheduler:
         return Decision(
             admitted=admitted,
             preempted=tuple(room.preempted),
-            # a sequence that has just grown may be preempted
+            # a sequence that has just grown may have been preempted
             grown=tuple(each for each in room.grown if each.request_id in self._running),
             plan=plan,
             expected_seconds=expected,
         )
 
     def observe(self, outcome: StepOutcome) -> tuple[RequestId, ...]:
-        """Record the result of a step; returns the sequences that ended by length."""
+        """Record the result of a step; returns the sequences that ended because of their length."""
         if not outcome.plan.spans:
             return ()
         step = self._under_way.popleft()
@@ -482,7 +507,7 @@ class Scheduler:
         return ends
 
     def statistics(self) -> SchedulerStatistics:
-        """The present state, and counters since the start."""
+        """The current state, and counters since the start."""
         return SchedulerStatistics(
             running=sum(not each.is_idle_work for each in self._running.values()),
             queued=sum(not each.is_idle_work for each in self._queue),
@@ -497,7 +522,7 @@ class Scheduler:
         )
 
     def check_invariants(self) -> None:
-        """Assert that all books agree."""
+        """Assert that all lists and counts agree."""
         self._ledger.check_invariants(self._running.values())
         waiting = {sequence.request_id for sequence in self._queue}
         assert len(waiting) == len(self._queue), "a sequence waits twice"
@@ -515,7 +540,7 @@ class Scheduler:
         check_sequences(self._queue, self._running, reading=self._reading, decoding=self._decoding)
 
     def _next_in_queue(self) -> ScheduledSequence | None:
-        """The sequence to admit next; of a single flow, the oldest."""
+        """The sequence to admit next; with a single flow, this is the oldest."""
         return self._fairness.next(self._queue, self._running.values())
 
     def _admit(self) -> tuple[Reservation, ...]:
@@ -550,14 +575,14 @@ class Scheduler:
         )
         self._running[sequence.request_id] = sequence
         self._reading.append(sequence)
-        if not is_youngest:  # younger ones passed it while it was not ready
+        if not is_youngest:  # younger sequences passed it while it was not ready
             self._running = {
                 each.request_id: each for each in sorted(self._running.values(), key=by_order)
             }
             self._reading.sort(key=by_order)
 
     def _make_paused_give_way(self) -> list[RequestId]:
-        """Preempt paused sequences until the head of the queue fits."""
+        """Preempt paused sequences until the next sequence in the queue fits."""
         preempted: list[RequestId] = []
         while (waits := self._next_in_queue()) is not None:
             paused = [
@@ -575,7 +600,9 @@ class Scheduler:
         return preempted
 
     def _make_many_give_way(self) -> list[RequestId]:
-        """Preempt sequences of flows that have many running, if that makes room for the next one."""
+        """Preempt sequences of flows with many running ones, if that makes room for the next
+        sequence.
+        """
         waits = self._next_in_queue()
         if waits is None or waits.last_step > self._observed_steps:
             return []
@@ -590,11 +617,11 @@ class Scheduler:
 
     @property
     def _excess(self) -> int:
-        """How many sequences run beyond the limit."""
+        """The number of running sequences beyond the limit."""
         return max(0, len(self._running) - self._settings.max_running)
 
     def _shrink(self) -> list[RequestId]:
-        """Preempt the sequences beyond a limit that was lowered."""
+        """Preempt the sequences beyond the lowered limit."""
         excess = self._excess
         self._was_lowered = excess > 0
         if not excess:
@@ -640,8 +667,8 @@ class Scheduler:
     def _end_all(
         self, step: StepUnderWay, outcome: StepOutcome, finished: list[RequestId]
     ) -> tuple[RequestId, ...]:
-        """Forget the sequences that ended with a step; returns those that the worker does not know
-        of yet.
+        """Forget the sequences that ended with a step; returns those whose end the worker does not
+        know yet.
         """
         finished += [
             each.request_id
@@ -679,7 +706,7 @@ class Scheduler:
         for sequence in self._decoding_this_step(number):
             position = sequence.position
             if position >= sequence.capacity_tokens:
-                continue  # stalls until there is memory
+                continue  # the sequence stalls until there is memory
             spans.append(Span(request_id=sequence.request_id, start=position, tokens=1, draws=True))
             sequence.position = position + 1
             sequence.last_step = number
@@ -693,7 +720,9 @@ class Scheduler:
         return spans
 
     def _decoding_this_step(self, number: int) -> list[ScheduledSequence]:
-        """All decoding sequences; if they leave no room for a chunk, they take turns."""
+        """The sequences that decode in this step: all, or if they leave no room for a chunk, some
+        in turn.
+        """
         limit = self._step_tokens
         if self._reading:
             # with one token per step, prefill and decode alternate
