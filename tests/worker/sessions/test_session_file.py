@@ -111,7 +111,7 @@ def test_branches_may_share_blocks_and_use_a_part_of_one(tmp_path: Path) -> None
         pack_tokens([1, 2]),
     ]
     file.close()
-    assert "5 tokens, the model takes 4" in refusal(tmp_path / "f", most_tokens=4)
+    assert "5 tokens, but the model takes at most 4" in refusal(tmp_path / "f", most_tokens=4)
 
 
 def test_a_file_that_fails_half_way_does_not_stay(tmp_path: Path) -> None:
@@ -177,13 +177,15 @@ def test_an_unreadable_manifest_is_refused(tmp_path: Path) -> None:
     ):
         assert "cannot be read" in refusal(with_manifest(path, bad))
     assert "too long" in refusal(with_manifest(path, encoded, claimed_bytes=1 << 40))
-    assert "another checksum" in refusal(with_manifest(path, encoded, claimed_bytes=7))
+    assert "the checksum of its manifest does not match" in refusal(
+        with_manifest(path, encoded, claimed_bytes=7)
+    )
     for sizes in (((A, 5),), ((A, -5), (B, 5)), ((A, 0), (A, 0))):
         other = manifest(branches=(), blocks=sizes)
         assert "manifest" in refusal(with_manifest(path, msgspec.msgpack.encode(other)))
     for content in (b"", b"x", b"x" * 200):
         path.write_bytes(content)
-        assert "not a session's file" in refusal(path)
+        assert "not an exported session" in refusal(path)
 
 
 def test_a_manifest_larger_than_any_is_refused_before_it_is_read(tmp_path: Path) -> None:

@@ -39,18 +39,18 @@ from holdfast.worker.prefix.lookup import LiveChain, Lookup, ReusePlan
 from holdfast.worker.prefix.tiers import Residence
 
 MOST_BRANCH_POINTS = 8
-BOUNDARY_TOKENS = 1024  # between the states of a long prompt, for models that resume only there
+BOUNDARY_TOKENS = 1024  # distance of a long prompt's states, if the model resumes only at states
 TEND_SECONDS = 0.25
 OFFER_AGAIN_SECONDS = 30.0
 BLOCKS_OFFERED_AGAIN = 64
-CLOSING_SECONDS = 4.0  # for what the store had no room for; the front waits twice as long
+CLOSING_SECONDS = 4.0  # for blocks that the store had no room for; the front waits twice as long
 BLOCKS_AT_A_TIME = 8
 
 logger = logging.getLogger("holdfast.cache")
 
 
 class PrefixCache:
-    """The index of one model, its store and its live states."""
+    """The prefix cache of one model: its index, its store and its live states."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class PrefixCache:
         payloads: PayloadFormat,
         most_parked_bytes: int | None = None,
     ) -> None:
-        """most_parked_bytes: of states of ended sequences; 0: none; None: as many as fit."""
+        """most_parked_bytes: limit for states of ended sequences; 0: none; None: as many as fit."""
         self.index = index
         self.store = store
         self._payloads = payloads
@@ -76,10 +76,10 @@ class PrefixCache:
     # -- start from the cache
 
     def boundaries(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> tuple[int, ...]:
-        """Where spans of a prompt must end so that a state can be kept.
+        """The positions at which spans of a prompt must end so that a state can be saved.
 
-        At intervals, at branch points, and before the last token, which is always prefilled again,
-        so that a repeated prompt can resume right before it.
+        These are at intervals, at branch points, and before the last token: since the last token is
+        always prefilled again, a repeated prompt can resume right before it.
         """
         if self._form.resumes_anywhere:
             return ()
@@ -91,17 +91,17 @@ class PrefixCache:
         return tuple(sorted(mark for mark in marks if 0 < mark < prompt_tokens))
 
     def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> KeepPolicy:
-        """What the engine is to copy out of a sequence with such a prompt while it runs."""
+        """The policy by which the engine copies state out of a sequence with such a prompt."""
         marks = self.boundaries(prompt_tokens, branch_points) or (prompt_tokens,)
         return KeepPolicy(block_tokens=BLOCK_TOKENS, boundaries=frozenset(marks))
 
     def lookup(
         self, chain: bytes, *, tenant: str = "", in_blocks_only: bool = False, may_move: bool = True
     ) -> Lookup:
-        """Find what a sequence that knows `chain`, packed tokens, can start from.
+        """Find the cached prefix of a sequence whose known tokens are `chain` (packed).
 
-        Starts reads from disk. in_blocks_only: not from live states. may_move: it leaves a state as
-        good as the one that it takes over.
+        Starts reads from disk. in_blocks_only: whether live states are excluded. may_move: whether
+        the sequence may take over a parked state, because it will leave one that is just as useful.
         """
         asked_at = time.perf_counter()
         plan = self._plan(chain, tenant)
@@ -115,10 +115,10 @@ class PrefixCache:
         return lookup
 
     def advance(self, lookup: Lookup) -> bool:
-        """Take blocks that were read from disk; returns whether all of the plan is in RAM.
+        """Take blocks that were read from disk; returns whether the whole plan is in RAM.
 
-        Unreadable blocks are forgotten, and the request starts from the others. Takes a few blocks
-        at a time, so that decoding streams are hardly delayed.
+        Unreadable blocks are forgotten, and the request starts from the others. Each call takes
+        only a few blocks, so that decoding streams are hardly delayed.
         """
         done = [key for key, future in lookup.awaited.items() if future.done()]
         if not all(self._take(lookup, key) for key in done[:BLOCKS_AT_A_TIME]):
@@ -134,12 +134,12 @@ class PrefixCache:
         return True
 
     def _take(self, lookup: Lookup, key: BlockKey) -> bool:
-        """Take a block that was read; False if it cannot be used."""
+        """Take a block that was read; returns False if it cannot be used."""
         try:
             payload = self.decoded(lookup.awaited.pop(key).result())
         except (ReadFailed, SnapshotMismatch) as failure:
             logger.warning(
-                "a stored block cannot be used, its tokens are prefilled again: %s", failure
+                "a stored block cannot be used; its tokens are prefilled again: %s", failure
             )
             self.index.unreadable((key,))
             return False
@@ -148,11 +148,11 @@ class PrefixCache:
         return True
 
     def _gather(self, lookup: Lookup) -> bool:
-        """Collect every payload of the plan; False if one is gone."""
+        """Collect all payloads of the plan; returns False if one is gone."""
         for key in lookup.missing_keys:
             payload = lookup.fetched.get(key) or self.payload(key)
             if payload is None:
-                # a live state has it, and it is not finite
+                # a live state has the block, but its values are not finite
                 if self.index.residence(key) is Residence.RAM:
                     self.forget((key,))
                 return False
@@ -160,12 +160,12 @@ class PrefixCache:
         return True
 
     def payload(self, key: BlockKey) -> Payload | None:
-        """A payload in RAM, or a copy out of a live state; None if it is only on disk."""
+        """A payload from RAM, or a copy from a live state; None if it is only on disk."""
         payload = self.index.payload(key)
         return payload if isinstance(payload, KVBlock | StateCheckpoint) else self.live.copied(key)
 
     def prefix(self, lookup: Lookup) -> Prefix | None:
-        """What to give to the engine; None if there is nothing. Counts as a use.
+        """The prefix to give to the engine; None if there is none. Counts as a use.
 
         A state that is moved belongs to the sequence from now on.
         """
@@ -232,12 +232,13 @@ class PrefixCache:
     ) -> tuple[BlockKey, ...]:
         """Store snapshots of a sequence with the packed tokens `chain`.
 
-        Returns the new keys, and moves `cursor` to the end of the stored part. Stores nothing beyond
-        the chain, and nothing that is not finite. live: the sequence's live chain, which holds it, too.
+        Returns the new keys, and moves `cursor` to the end of the stored part. Snapshots of tokens
+        after the chain, or with values that are not finite, are not stored. live: the sequence's
+        live chain, which also holds these tokens.
         """
         if not kept.is_finite:
             logger.debug(
-                "the KV of request %s is not kept: it is not finite",
+                "the KV of request %s is not cached: its values are not finite",
                 kept.request_id,
             )
             return ()
@@ -257,15 +258,19 @@ class PrefixCache:
         *,
         live: LiveChain | None = None,
     ) -> Block | None:
-        """Store the part of a run of the chain that is not stored yet; returns the new block."""
+        """Store the part of a run of the chain that is not stored yet; returns the new block, or
+        None.
+        """
         end = min(run.start + run.tokens, len(chain) // TOKEN_BYTES)
         self.index.advance(cursor, chain, end=end)
         start = cursor.position
-        if not run.start <= start < end:  # all of it is stored, or what precedes it is not
+        if (
+            not run.start <= start < end
+        ):  # all of the run is stored, or the tokens before it are not
             return None
         packed = run.cut(end - start, offset=start - run.start)
         mx.eval(packed.arrays)
-        # a scale may exceed the range of its type
+        # the scale of quantized values may exceed the range of its type
         if packed.codec != "native" and not all_finite(packed.arrays).item():
             return None
         tokens = bytes(chain[start * TOKEN_BYTES : end * TOKEN_BYTES])
@@ -274,7 +279,7 @@ class PrefixCache:
     def insert_checkpoint(
         self, cursor: Cursor, chain: bytes | bytearray, state: StateCheckpoint
     ) -> Block | None:
-        """Store a state of the chain if its tokens are stored; returns the new block."""
+        """Store a state of the chain if its tokens are stored; returns the new block, or None."""
         position = state.position
         if state.layers != self._form.layers or not 0 < position <= len(chain) // TOKEN_BYTES:
             return None
@@ -292,17 +297,20 @@ class PrefixCache:
     # -- forget
 
     def forget(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
-        """Forget blocks that cannot be trusted and everything after them; returns the forgotten keys."""
+        """Forget blocks that cannot be trusted and all blocks after them; returns the forgotten
+        keys.
+        """
         return self.index.forget(keys, cause=CacheOutcome.UNREADABLE)
 
     def gone(self, keys: Iterable[BlockKey]) -> tuple[BlockKey, ...]:
-        """Which of these are stored nowhere any more."""
+        """The keys, among these, that are no longer stored anywhere."""
         return tuple([key for key in keys if self.index.residence(key) is None])
 
     def forget_unsound(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
-        """Forget the blocks of a chain from the first one that is not known to be sound.
+        """Forget the blocks of a chain from the first one on that is not known to be sound.
 
-        A sound block is in RAM, has the model's form and is finite. Returns the forgotten keys.
+        A sound block is in RAM, has the model's form and contains only finite values. Returns the
+        forgotten keys.
         """
         first = next((key for key in keys if not self._is_sound(key)), None)
         return () if first is None else self.forget((first,))
@@ -326,12 +334,12 @@ class PrefixCache:
     # -- housekeeping
 
     def limit_ram(self, nbytes: int, *, most_parked_bytes: int | None) -> None:
-        """Limit blocks in RAM and parked states (None: as many as fit); the excess goes."""
+        """Limit blocks in RAM and parked states (None: as many as fit); the excess is evicted."""
         self.live.limit_parked(most_parked_bytes)
         self.index.set_ram_budget(nbytes)
 
     def tend(self) -> None:
-        """Drop stale live states; now and then, learn what the store has saved and lost."""
+        """Drop stale live states; periodically, learn which blocks the store has saved and lost."""
         self.live.drop_stale()
         now = time.perf_counter()
         if self.store is None or now - self._tended_at < TEND_SECONDS:
@@ -348,8 +356,8 @@ class PrefixCache:
             self.index.disk_changed(stored=changes.stored, lost=changes.lost)
 
     def offer_rest(self) -> None:
-        """At shutdown, offer the store the blocks that it refused, until it has all, takes no more, or
-        the time is up. Waits.
+        """At shutdown, offer the store the blocks that it refused, until it has all of them,
+        accepts no more, or the time is up. Waits.
         """
         if (store := self.store) is None:
             return
@@ -363,7 +371,9 @@ class PrefixCache:
             self._offer_again()
 
     def _offer_again(self) -> None:
-        """Offer the store blocks that it had no room or no disk for."""
+        """Offer the store the blocks that it could not take because its queue or the disk was
+        full.
+        """
         for block in self.index.unsaved()[:BLOCKS_OFFERED_AGAIN]:
             payload = self.payload(block.key)
             if payload is not None:
@@ -389,7 +399,7 @@ class PrefixCache:
     # -- bytes
 
     def check(self, stored: StoredBlock) -> None:
-        """Raise SnapshotMismatch unless the bytes fit the block and the model, and are finite.
+        """Raise SnapshotMismatch unless the bytes fit the block and the model, with finite values.
 
         Any thread.
         """

@@ -1,8 +1,9 @@
-"""Chains of tokens: where a chain is stored, and how far.
+"""Chains of tokens: which blocks store a chain, and up to which token.
 
-A chain is the tokens that one sequence has read, from its first token on. It is stored as blocks of
-keys and values, and as states (windows and recurrent layers) at some positions. The key of a block
-is a hash of everything before it, so equal keys mean equal chains.
+A chain is the sequence of all tokens that one sequence has read, from its first token on. It is
+stored as blocks of keys and values, and as states (windows and recurrent layers) at some positions.
+The key of a block is a hash that covers everything before the block, so equal keys mean equal
+chains.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def pack_tokens(token_ids: Iterable[int]) -> bytes:
 class ChainBlock(msgspec.Struct, frozen=True, gc=False):
     """A block as part of a chain: its first `tokens` tokens, which end at position `end`.
 
-    A block may begin before the end of the one before it: what overlaps is the same tokens.
+    A block may begin before the end of the previous block; then the overlapping tokens are equal.
     """
 
     key: BlockKey
@@ -39,7 +40,7 @@ class ChainBlock(msgspec.Struct, frozen=True, gc=False):
 
 
 class ChainState(msgspec.Struct, frozen=True, gc=False):
-    """A state that has read the first `position` tokens of a chain."""
+    """A state after reading the first `position` tokens of a chain."""
 
     key: BlockKey
     position: int
@@ -63,7 +64,7 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True, rename={"blocks": "steps
         return (*blocks, *(state.key for state in self.states))
 
     def extends(self, other: Branch) -> bool:
-        """Whether this chain begins with all of another one."""
+        """Whether this chain begins with all blocks of another chain."""
         if not other.blocks:
             return True
         *whole, last = other.blocks
@@ -76,13 +77,13 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True, rename={"blocks": "steps
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A block's own tokens: those that no other block had stored before it. A root has none."""
+    """A block's own tokens: those that no earlier block had stored. A root has none."""
 
     key: BlockKey
     parent: Node | None  # None for a root
     parent_cut: int  # this node follows the first `parent_cut` own tokens of its parent
     start: int  # position of the first own token in the chain
-    offset: int  # tokens of the block before its own ones; other nodes hold them
+    offset: int  # number of the block's tokens before its own ones; other nodes hold them
     packed: bytes
     # cut -> packed first token -> node
     branches: dict[int, dict[bytes, Node]] = field(default_factory=dict)
@@ -109,9 +110,9 @@ class Node:
             yield from branches.values()
 
     def descendants(self) -> Iterator[Node]:
-        """This node and all below it, parents first.
+        """This node and all nodes below it, parents first.
 
-        Not recursive: a chain of 100,000 tokens may be as deep.
+        Not recursive, because a chain of 100,000 tokens may have as many levels.
         """
         pending = [self]
         while pending:
@@ -120,14 +121,14 @@ class Node:
             pending.extend(node.children())
 
     def keys_children_first(self) -> Iterator[BlockKey]:
-        """All keys of this node and those below it, in an order in which they can be removed."""
+        """All keys of this node and of those below it, in an order in which they can be removed."""
         for node in reversed(list(self.descendants())):
             yield from node.covered
             yield from node.states.values()
             yield node.key
 
     def check_invariants(self) -> None:
-        """Assert what must hold between this node and its children."""
+        """Assert that this node and its children are consistent."""
         assert self.packed or self.parent is None, "a node without tokens"
         for cut, branches in self.branches.items():
             assert branches, "a cut without branches"
@@ -145,10 +146,10 @@ class Node:
 def follow(
     node: Node, cut: int, packed: bytes | bytearray, *, at: int = 0, end: int | None = None
 ) -> list[tuple[Node, int]]:
-    """Walk along packed tokens, starting after the first `cut` own tokens of a node.
+    """Follow packed tokens through the tree, starting after the first `cut` own tokens of a node.
 
-    Returns the nodes on the way, each with the number of its own tokens that match.
-    at, end: the bytes of `packed` to walk along; all by default.
+    Returns the visited nodes, each with the number of its own tokens that match. at, end: the range
+    of bytes of `packed` to follow; all by default.
     """
     path: list[tuple[Node, int]] = []
     end = len(packed) if end is None else end
@@ -172,10 +173,11 @@ def follow(
 
 @dataclass(slots=True, eq=False)
 class Cursor:
-    """How far a sequence's chain is known to be stored: up to `cut` own tokens of `node`.
+    """The position up to which a sequence's chain is known to be stored: after `cut` own tokens of
+    `node`.
 
-    The next block goes there. Without a node, the cursor is at the root. The node may be evicted;
-    the tree knows whether the cursor is still valid.
+    The next block is added there. Without a node, the cursor is at the root. The node may be
+    evicted; the tree knows whether the cursor is still valid.
     """
 
     root: BlockKey
@@ -184,21 +186,21 @@ class Cursor:
 
     @property
     def position(self) -> int:
-        """Tokens of the chain before the cursor."""
+        """The number of tokens of the chain before the cursor."""
         return 0 if self.node is None else self.node.start + self.cut
 
     @property
     def parent_key(self) -> BlockKey:
-        """The block, or root, that the next block follows."""
+        """The key of the block, or of the root, that the next block follows."""
         return self.root if self.node is None else self.node.key
 
     @property
     def parent_tokens(self) -> int:
-        """How many tokens of that block it follows."""
+        """The number of tokens of that block before the next block."""
         return 0 if self.node is None else self.node.offset + self.cut
 
     def back_at(self, position: int) -> Cursor:
-        """A cursor at an earlier position of the same chain; costs a step per block between."""
+        """A cursor at an earlier position of the same chain; takes a step per block in between."""
         node = self.node
         while node is not None and position <= node.start and node.parent is not None:
             node = node.parent

@@ -1,9 +1,11 @@
-"""Which prompts are being prefilled: a second request with the same prefix waits for the first.
+"""Tracks the prompts that are being prefilled: a second request with the same prefix waits for the
+first.
 
-A request is either a reader, which prefills, or it waits for one; so no reader waits, and waits
-cannot form a cycle. A reader that stops for whatever reason (done, cancelled, preempted) withdraws,
-which frees the requests that wait for it. These look up again what is stored and who is ahead, one
-after the other: the first may become the reader for the others. Device thread only.
+A request is either a reader, which prefills, or it waits for a reader; so no reader waits, and
+waits cannot form a cycle. A reader that stops for any reason (done, cancelled, preempted)
+withdraws, which releases the requests that wait for it. One after the other, these look up the
+stored tokens and the readers again: the first one may become the reader for the others. Device
+thread only.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from holdfast.wire.requests import TOKEN_BYTES, RequestId, common_tokens
 
 @dataclass(frozen=True, slots=True)
 class InFlightPrefill:
-    """A reader that will store the first `tokens` tokens, which the asker has, too."""
+    """A reader that will store the first `tokens` tokens, which the asking request has in common
+    with it.
+    """
 
     request_id: RequestId
     tokens: int
@@ -27,11 +31,11 @@ class InFlightPrefill:
 class _Reader:
     tenant: str
     packed: bytes
-    boundaries: tuple[int, ...] | None  # ascending; None: anywhere
+    boundaries: tuple[int, ...] | None  # ascending; None: can resume anywhere
     progress: int = 0
 
     def shared(self, packed: bytes) -> int:
-        """How many tokens a request with these tokens can resume from at the end."""
+        """The number of these tokens that can be reused when the reader has finished."""
         tokens = common_tokens(self.packed, packed)
         if self.boundaries is None:
             return tokens
@@ -49,12 +53,12 @@ class InFlightPrefills:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait now."""
+        """The number of requests that wait now."""
         return len(self._waiting)
 
     @property
     def waits(self) -> int:
-        """How many requests have waited since the start."""
+        """The number of requests that have waited since the start."""
         return self._waits
 
     def announce(
@@ -66,9 +70,10 @@ class InFlightPrefills:
         have: int = 0,
         boundaries: Sequence[int] | None = None,
     ) -> None:
-        """A sequence, no longer waiting, starts to prefill these packed tokens after the first `have`.
+        """Register a sequence, which no longer waits, as a reader that prefills these packed tokens
+        after the first `have`.
 
-        boundaries: where it will store states, if the model can resume only there.
+        boundaries: the positions at which it will store states, if the model can resume only there.
         """
         assert request_id not in self._readers, "a request is announced twice"
         self._waiting.pop(request_id, None)
@@ -76,9 +81,10 @@ class InFlightPrefills:
         self._readers[request_id] = _Reader(tenant, packed, at, have)
 
     def progress(self, request_id: RequestId, tokens: int) -> tuple[RequestId, ...]:
-        """The first `tokens` tokens of a reader are stored; returns the requests that this frees.
+        """Record that the first `tokens` tokens of a reader are stored; returns the requests that
+        this releases.
 
-        Ignores unknown readers.
+        Unknown readers are ignored.
         """
         reader = self._readers.get(request_id)
         if reader is None:
@@ -93,9 +99,10 @@ class InFlightPrefills:
         )
 
     def withdraw(self, request_id: RequestId) -> tuple[RequestId, ...]:
-        """A request no longer prefills or waits; returns the requests that this frees.
+        """Remove a request, which no longer prefills or waits; returns the requests that this
+        releases.
 
-        Ignores unknown requests.
+        Unknown requests are ignored.
         """
         self._waiting.pop(request_id, None)
         if self._readers.pop(request_id, None) is None:
@@ -107,10 +114,12 @@ class InFlightPrefills:
     def ahead_of(
         self, packed: bytes, have: int, *, tenant: str = "", limit: int | None = None
     ) -> InFlightPrefill | None:
-        """The reader that will store most of these tokens: more than the asker's `have`, and not
-        less far than the asker. Of equals, the one with the most progress.
+        """The reader that will store the most of these tokens; None if no reader is useful. It must
+        store more than the `have` tokens that the asking request has cached, and its progress must
+        be at least `have`. Among equal readers, the one with the most progress is returned.
 
-        limit: the most tokens that the asker can use; usually all but its last one.
+        limit: the largest number of tokens that the asking request can use; usually all but its
+        last one.
         """
         if limit is not None:
             packed = packed[: max(0, limit) * TOKEN_BYTES]
@@ -119,14 +128,14 @@ class InFlightPrefills:
             if reader.tenant != tenant or reader.progress < have:
                 continue
             tokens = reader.shared(packed)
-            # tokens that it has stored and the asker does not find were evicted
+            # tokens that the reader has stored but the asking request does not find were evicted
             is_coming = tokens > max(have, reader.progress)
             if is_coming and (best is None or (tokens, reader.progress) > best[:2]):
                 best = (tokens, reader.progress, request_id)
         return None if best is None else InFlightPrefill(best[2], best[0])
 
     def wait(self, request_id: RequestId, ahead: InFlightPrefill) -> None:
-        """A request waits for what `ahead_of` has just returned."""
+        """Let a request wait for the reader that `ahead_of` has just returned."""
         assert request_id not in self._readers, "a reader waits"
         assert ahead.request_id in self._readers, "the reader does not exist"
         assert self._readers[ahead.request_id].progress < ahead.tokens, (
@@ -141,7 +150,9 @@ class InFlightPrefills:
         return tuple(waiting)
 
     def check_invariants(self) -> None:
-        """Assert that every waiting request waits for a reader, and for tokens that are not stored yet."""
+        """Assert that every waiting request waits for a reader and for tokens that are not stored
+        yet.
+        """
         assert not self._readers.keys() & self._waiting.keys(), "a request prefills and waits"
         for ahead in self._waiting.values():
             assert ahead.request_id in self._readers, "a request waits for no reader"

@@ -1,11 +1,13 @@
-"""The index of everything that is stored of one model: which tokens, where, and what to evict.
+"""The index of all stored blocks and states of one model: their tokens, their tiers, and the order
+of eviction.
 
 Device thread only; no MLX.
 
-It joins the tree (which tokens), the RAM tier (payloads), and the disk (only its keys). A key is in
-the tree as long as its payload is somewhere, and so is everything before it. A block that leaves RAM
-stays in the tree if the disk has it or a live chain holds its tokens; otherwise it is lost, with
-everything after it. A block that a live chain holds has a payload in RAM only while it is saved.
+The index combines the tree (tokens), the RAM tier (payloads), and the disk (keys only). A key is in
+the tree as long as its payload is in some tier or live chain, and so are all keys before it. A
+block that leaves RAM stays in the tree if the disk has it or a live chain holds its tokens;
+otherwise the block is lost, with all blocks after it. A block that a live chain holds has a payload
+in RAM only while that payload is being saved.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from holdfast.worker.prefix.lookup import EvictionHistory, LiveChain, Planner, R
 from holdfast.worker.prefix.tiers import DiskIndex, Payload, Pins, RamTier, Residence
 from holdfast.worker.prefix.tree import PrefixTree
 
-# of a branch: after the last message, before the prompt's last token, at the end of the answer
+# per branch: after the last message, before the prompt's last token, at the end of the answer
 MOST_STATES = 3
 
 
@@ -39,9 +41,9 @@ class PrefixIndex:
         self._ram = RamTier(ram_budget_bytes)
         self._disk = DiskIndex()
         self._pins = Pins(self._ram, self._disk)
-        self._sizes: dict[BlockKey, int] = {}  # bytes of everything in the tree
+        self._sizes: dict[BlockKey, int] = {}  # bytes of each key in the tree
         self._history = EvictionHistory()
-        # live chains that hold every token of a block
+        # for each block, the live chains that hold all of its tokens
         self._holders: dict[BlockKey, set[LiveChain]] = {}
         self._planner = Planner(self._tree, self._history, is_in_memory=self._is_in_memory)
 
@@ -50,7 +52,7 @@ class PrefixIndex:
 
     @property
     def ram_budget_bytes(self) -> int:
-        """Bytes that RAM may hold."""
+        """The limit for bytes in RAM."""
         return self._ram.budget_bytes
 
     def set_ram_budget(self, nbytes: int) -> None:
@@ -60,10 +62,10 @@ class PrefixIndex:
             self._evict(victim)
 
     def load(self) -> int:
-        """Take in what the disk has; returns how many blocks found a place.
+        """Add the blocks on disk to the index; returns how many were added.
 
-        May be repeated, to see what other processes have stored. Blocks whose tokens all lie in
-        others do not count; blocks whose parent is not stored have no place.
+        May be repeated, to see what other processes have stored. Blocks do not count if other
+        blocks contain all of their tokens; blocks whose parent is not stored cannot be added.
         """
         placed = 0
         for entry in () if self._store is None else sorted(self._store.entries(), key=by_place):
@@ -84,10 +86,11 @@ class PrefixIndex:
     def plan(
         self, packed: bytes, *, tenant: str = "", resumable_anywhere: bool, limit: int
     ) -> ReusePlan:
-        """What a sequence with these packed tokens can start from, of at most `limit` tokens.
+        """Plan which stored prefix, of at most `limit` tokens, a sequence with these packed tokens
+        reuses.
 
-        Counts as a use only once it is accepted. resumable_anywhere: all layers grow, so that no
-        state is needed.
+        The plan counts as a use only once it is accepted. resumable_anywhere: whether all layers
+        grow, so that no state is needed.
         """
         root = root_key(self.fingerprint, tenant)
         return self._planner.plan(
@@ -95,18 +98,18 @@ class PrefixIndex:
         )
 
     def accept(self, plan: ReusePlan) -> None:
-        """A sequence has started from a plan: everything in it was used."""
+        """Record that a sequence has started from a plan: all keys of the plan were used."""
         self._ram.touch(plan.keys)
         on_disk = [key for key in plan.keys if key in self._disk]
         if self._store is not None and on_disk:
             self._store.touch(on_disk)
 
     def payload(self, key: BlockKey) -> Payload | None:
-        """The payload, if it is in RAM. Never to be modified."""
+        """The payload if it is in RAM, otherwise None. It must not be modified."""
         return self._ram.get(key)
 
     def residence(self, key: BlockKey) -> Residence | None:
-        """Where the payload of a key is; None if nowhere."""
+        """The tier that has the payload of a key; None if no tier has it."""
         if not self._tree.has_node(key):
             return None
         if key not in self._ram and key not in self._holders:
@@ -114,21 +117,23 @@ class PrefixIndex:
         return Residence.BOTH if key in self._disk else Residence.RAM
 
     def restored(self, key: BlockKey, payload: Payload) -> bool:
-        """A payload was read from disk; returns whether RAM keeps it, too."""
+        """Offer RAM a payload that was read from disk; returns whether it is in RAM now."""
         if not self._tree.has_node(key) or key in self._ram or key in self._holders:
             return key in self._ram
         return self._keep(key, payload)
 
     def _is_in_memory(self, key: BlockKey) -> bool:
-        """Whether a key needs no read from disk."""
+        """Whether the payload of a key is available without reading from disk."""
         return key in self._ram or (key in self._holders and key not in self._disk)
 
     def hold(self, keys: Iterable[BlockKey]) -> ExitStack:
-        """Keep keys and everything before them in RAM and tree until the result is closed."""
+        """Hold keys and all keys before them in RAM and in the tree until the returned stack is
+        closed.
+        """
         return self._ram.pinned(self._tree.with_ancestors(keys))
 
     def pinned(self, plan: ReusePlan) -> ExitStack:
-        """The same for the keys of a plan, which include all ancestors."""
+        """As `hold`, for the keys of a plan, which include all ancestors."""
         return self._ram.pinned(plan.keys)
 
     # -- add
@@ -138,25 +143,29 @@ class PrefixIndex:
         return Cursor(root_key(self.fingerprint, tenant))
 
     def advance(self, cursor: Cursor, packed: bytes | bytearray, *, end: int) -> None:
-        """Move a cursor along its chain `packed` as far as it is stored, at most to token `end`.
+        """Move a cursor along its chain `packed` as far as the chain is stored, at most to token
+        `end`.
 
-        Costs what lies between. If its place is gone, one walk from the root finds it again.
+        The cost depends on the distance moved. If the cursor's node is gone, the cursor starts
+        again at the root.
         """
         self._tree.advance(cursor, packed, end=end)
 
     def insert(
         self, cursor: Cursor, packed: bytes, payload: Payload, *, holder: LiveChain | None = None
     ) -> Block | None:
-        """Keep the payload of 1 to BLOCK_TOKENS packed tokens, none of them stored, at a cursor.
+        """Add the payload of 1 to BLOCK_TOKENS packed tokens, none of them stored, at a cursor.
 
-        The cursor was just advanced; it moves past them. With a disk, give the returned block to
-        the store and report the outcome to `disk_changed`. None: there is no room, and no disk.
-        holder: a live chain that has the tokens, too.
+        The cursor must have just been advanced; it moves past these tokens. With a disk, the caller
+        gives the returned block to the store and reports the outcome to `disk_changed`. Returns
+        None if there is no room and no disk. holder: a live chain that also has the tokens.
         """
         return self._add(cursor, "kv", packed, payload, holder=holder)
 
     def insert_checkpoint(self, cursor: Cursor, payload: Payload) -> Block | None:
-        """Keep a state at a cursor that was just advanced; None also if there is one already."""
+        """Add a state at a cursor that was just advanced, as `insert` does; also None if there
+        already is one.
+        """
         known = self._tree.checkpoint_at(cursor)
         if known is not None:
             self.restored(known, payload)
@@ -215,7 +224,7 @@ class PrefixIndex:
     # -- live chains
 
     def whole(self, blocks: Iterable[ChainBlock]) -> list[BlockKey]:
-        """The stored blocks that a chain with these blocks has every token of."""
+        """The stored blocks, among these blocks of a chain, of which the chain has every token."""
         return [
             block.key
             for block in blocks
@@ -227,7 +236,7 @@ class PrefixIndex:
         return block.tokens == tokens
 
     def holder_of(self, key: BlockKey) -> LiveChain | None:
-        """A live chain that holds every token of a block, if there is one."""
+        """A live chain that holds every token of a block; None if there is none."""
         return next(iter(self._holders.get(key, ())), None)
 
     def run_of(self, key: BlockKey) -> tuple[int, int]:
@@ -235,9 +244,9 @@ class PrefixIndex:
         return self._tree.run_of(key)
 
     def begin_holding(self, chain: LiveChain, keys: Iterable[BlockKey]) -> None:
-        """A live chain holds every token of these blocks.
+        """Record that a live chain holds every token of these blocks.
 
-        RAM drops what the disk has; without a disk, everything.
+        RAM drops those that the disk has; without a disk, it drops all of them.
         """
         for key in keys:
             if self._tree.has_node(key):
@@ -247,7 +256,9 @@ class PrefixIndex:
                     self._ram.drop(key)
 
     def held_alone(self, chain: LiveChain, keys: Iterable[BlockKey]) -> list[BlockKey]:
-        """Of these, the keys that are lost when a live chain lets go of them; parents first."""
+        """The keys, among these, that would be lost if a live chain released them; parents
+        first.
+        """
         alone = [
             key
             for key in keys
@@ -262,9 +273,9 @@ class PrefixIndex:
         *,
         copies: Mapping[BlockKey, Payload | None],
     ) -> tuple[BlockKey, ...]:
-        """A live chain no longer holds these blocks; returns the lost keys.
+        """Record that a live chain no longer holds these blocks; returns the lost keys.
 
-        copies: payloads of those that it alone had, parents first.
+        copies: payloads of the blocks that only this chain had, parents first.
         """
         for key, payload in copies.items():
             if payload is not None and self._tree.has_node(key):
@@ -288,7 +299,9 @@ class PrefixIndex:
         return Branch(blocks=match.blocks, states=match.states[-MOST_STATES:])
 
     def kept_part(self, branch: Branch) -> Branch:
-        """What is still stored of a branch: its beginning up to the first block that is gone."""
+        """The part of a branch that is still stored: its beginning, up to the first block that is
+        gone.
+        """
         blocks = tuple(
             itertools.takewhile(lambda block: self._tree.has_node(block.key), branch.blocks)
         )
@@ -301,7 +314,7 @@ class PrefixIndex:
         return Branch(blocks=blocks, states=states)
 
     def blocks_of(self, branch: Branch) -> Iterator[Block]:
-        """The whole blocks, and the states, of a branch that is stored."""
+        """The complete blocks, and the states, of a stored branch."""
         chain = bytearray()
         for each in branch.blocks:
             node, _ = self._tree.place_of(each.key)
@@ -327,11 +340,12 @@ class PrefixIndex:
             )
 
     def size_of(self, key: BlockKey) -> int:
-        """Bytes of a key's payload, or of its file; 0 if it is nowhere."""
+        """Bytes of a key's payload or of its file; 0 if the key is not stored."""
         return self._sizes.get(key, 0)
 
     def forget_branch(self, branch: Branch, *, needed: Container[BlockKey]) -> tuple[BlockKey, ...]:
-        """Remove a branch from its end up to where something else depends on it, or is `needed`.
+        """Remove a branch, from its end back to the first key that other keys depend on or that is
+        in `needed`.
 
         Returns the removed keys.
         """
@@ -347,7 +361,9 @@ class PrefixIndex:
         return () if last is None else self.forget((last,), cause=CacheOutcome.FORGOTTEN)
 
     def pin(self, keys: Iterable[BlockKey]) -> None:
-        """Keep keys, each pinned once, in RAM until the disk has them. Does not tell the store."""
+        """Pin keys, each at most once: they stay in RAM until the disk has them. Does not tell the
+        store.
+        """
         self._pins.pin(keys)
 
     def unpin(self, keys: Iterable[BlockKey]) -> None:
@@ -355,7 +371,7 @@ class PrefixIndex:
         self._pins.unpin(keys)
 
     def limit_pins(self, most_bytes: int) -> None:
-        """Limit what pins may hold in RAM."""
+        """Limit the bytes that pins may hold in RAM."""
         self._pins.most_held_bytes = most_bytes
 
     # -- the disk
@@ -363,22 +379,22 @@ class PrefixIndex:
     def unsaved(self) -> tuple[Block, ...]:
         """Blocks that are in RAM only because the disk did not take them.
 
-        Give them to the store again, after `begin_saving`.
+        The caller may give them to the store again, after `begin_saving`.
         """
         return self._disk.unsaved
 
     def begin_saving(self, block: Block) -> None:
-        """A block is given to the store."""
-        # Evicting it would free nothing: the store's queue has the same buffers.
+        """Record that a block is given to the store."""
+        # Evicting the block would free no memory: the store's queue has the same buffers.
         self._ram.hold((block.key,))
         self._disk.begin_saving(block)
 
     def disk_changed(
         self, *, stored: Iterable[BlockKey] = (), lost: Iterable[BlockKey] = ()
     ) -> tuple[BlockKey, ...]:
-        """Record changes of the disk since the last call; returns the keys that are lost for good.
+        """Record changes on disk since the last call; returns the keys that are lost for good.
 
-        `lost`: dropped before it was written, evicted, found missing or damaged.
+        lost: keys that were dropped before they were written, evicted, or found missing or damaged.
         """
         stored = tuple(stored)
         lost = tuple(lost)
@@ -400,7 +416,9 @@ class PrefixIndex:
         return tuple(gone)
 
     def unreadable(self, keys: Iterable[BlockKey]) -> tuple[BlockKey, ...]:
-        """The copies of these on disk are unusable; returns the lost keys. RAM keeps its copies."""
+        """Record that the copies of these keys on disk are unusable; returns the lost keys. RAM
+        keeps its copies.
+        """
         gone: list[BlockKey] = []
         for key in keys:
             if self._store is None or key not in self._disk:
@@ -419,7 +437,7 @@ class PrefixIndex:
     # -- remove
 
     def forget(self, keys: Iterable[BlockKey], *, cause: CacheOutcome) -> tuple[BlockKey, ...]:
-        """Remove keys everywhere, with everything after them; returns the removed keys."""
+        """Remove keys from all tiers, with all keys after them; returns the removed keys."""
         gone: list[BlockKey] = []
         for key in keys:
             if self._tree.has_node(key):
@@ -427,9 +445,10 @@ class PrefixIndex:
         return tuple(gone)
 
     def _make_room(self, nbytes: int, *, before: BlockKey) -> bool:
-        """Evict until this many bytes fit after block `before`.
+        """Evict until this many bytes fit for a key that follows block `before`; returns whether
+        they fit.
 
-        A block that only RAM has is not evicted for one that depends on it.
+        A block that only RAM has is not evicted for a key that depends on it.
         """
         if self._ram.fits(nbytes):
             return True
@@ -455,7 +474,7 @@ class PrefixIndex:
             self._lose(key, CacheOutcome.EVICTED)
 
     def _lose(self, key: BlockKey, cause: CacheOutcome) -> tuple[BlockKey, ...]:
-        """Remove a key everywhere, with everything after it."""
+        """Remove a key from all tiers, with all keys after it."""
         gone = self._tree.subtree(key)
         to_remove: list[BlockKey] = []
         for each in gone:
@@ -487,7 +506,7 @@ class PrefixIndex:
     # -- figures
 
     def figures(self) -> CacheFigures:
-        """What is there, without the store's figures."""
+        """The figures of the index, without those of the store."""
         return CacheFigures(
             kept_tokens=self._tree.tokens,
             tenants=self._tree.roots,

@@ -1,7 +1,7 @@
-"""The live tier: states of sequences that run or are parked, for others to start from.
+"""The live tier: states of running or parked sequences, from which other sequences start.
 
-Device thread only. States are moved, shared or copied; what only a leaving state has is copied into
-blocks.
+Device thread only. States are moved, shared or copied. When a state is dropped, the tokens that
+only this state has are copied into blocks.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from holdfast.worker.kv.live import (
 from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.prefix.lookup import HeldMemory, LiveChain, LiveClaim, Lookup
 
-LEAST_SHARED_TOKENS = BLOCK_TOKENS  # fewer are copied
-# a parked state may lose 1/8 of what is reused, or a block, when it is moved to another sequence
+LEAST_SHARED_TOKENS = BLOCK_TOKENS  # a shorter prefix is copied
+# when a parked state is moved, it may lose 1/8 as many tokens as are reused, or one block
 MOST_LOST_SHARE = 8
-CUE_TOKENS = 16  # at the end of a prompt; templates render them differently after the answer
+CUE_TOKENS = 16  # end of a prompt that templates render differently after the answer
 
 
 class LiveChains:
     """All live chains of one model.
 
-    When memory is needed, the least recently used parked one leaves first, claimed ones last.
+    When memory is needed, the least recently used parked chain is dropped first, claimed ones last.
     """
 
     def __init__(self) -> None:
@@ -46,14 +46,14 @@ class LiveChains:
 
     @property
     def parked(self) -> list[LiveChain]:
-        """The parked ones, in the order in which they are to leave."""
+        """The parked chains, in the order in which they are to be dropped."""
         parked = [chain for chain in self._chains if chain.is_parked]
         return sorted(
             parked, key=lambda chain: (not chain.is_stale, bool(chain.claims), chain.used)
         )
 
     def add(self, chain: LiveChain) -> None:
-        """Add a chain that begins."""
+        """Add a new chain."""
         self._chains.append(chain)
         self.touch(chain)
 
@@ -67,9 +67,11 @@ class LiveChains:
         self._chains.remove(chain)
 
     def longest(self, packed: bytes, *, tenant: str) -> tuple[LiveChain | None, int]:
-        """The chain that shares the longest prefix with these tokens, and how many tokens.
+        """The chain that shares the longest prefix with these tokens, and the length of that
+        prefix.
 
-        Of equals, a parked one, with the fewest further tokens.
+        Among equals, a parked chain is preferred, and then the chain with the fewest further
+        tokens.
         """
         best = None
         most = (0, False, 0)
@@ -95,16 +97,16 @@ class LiveTier:
         self._most_parked_bytes = most_parked_bytes
         self._token_bytes = sum(each.of(1).nbytes for each in payloads.model.block)
         self._chains = LiveChains()
-        self._held: HeldMemory | None = HeldMemory()  # None: to be computed again
+        self._held: HeldMemory | None = HeldMemory()  # None: must be recomputed
 
     def claim(self, lookup: Lookup) -> LiveClaim | None:
-        """Claim the live chain that has most of what a lookup wants; None if there is none."""
+        """Claim the live chain that has the most of a lookup's tokens; None if there is none."""
         limit = len(lookup.chain) - TOKEN_BYTES  # the last token is always prefilled
         chain, tokens = self._chains.longest(lookup.chain[:limit], tenant=lookup.tenant)
         if chain is None or chain.state is None:
             return None
         moved = [claim.tokens for claim in chain.claims if claim.use == "moved"]
-        tokens = min([tokens, *moved])  # everything after that will be gone
+        tokens = min([tokens, *moved])  # all later tokens will be gone
         form = self._payloads.model
         needs_end = not form.resumes_anywhere
         if needs_end:
@@ -120,7 +122,9 @@ class LiveTier:
         return claim
 
     def join(self, lookup: Lookup) -> None:
-        """Let a lookup that found only blocks share them with a sequence that is live by now."""
+        """Let a lookup that found only blocks share their tokens with a sequence that has become
+        live.
+        """
         wanted = lookup.plan.tokens
         if lookup.base is not None or lookup.in_blocks_only or wanted < LEAST_SHARED_TOKENS:
             return
@@ -149,10 +153,11 @@ class LiveTier:
         return LiveBase(state=chain.state, tokens=tokens, use=claim.use)
 
     def _use_of(self, claim: LiveClaim, *, may_move: bool) -> BaseUse:
-        """A parked state is moved if nothing else wants it and little of it is lost.
+        """Decide how a claimed state is used. A parked state is moved if no other claim needs it
+        and few of its tokens are lost.
 
-        A request that diverges within the prompt is another agent: it takes nothing away where the
-        prefix can be shared.
+        A request that diverges within the prompt is assumed to come from another agent: it does not
+        take the state over if the prefix can be shared.
         """
         if claim.needs_end:
             return "moved"
@@ -174,10 +179,10 @@ class LiveTier:
         return "shared" if can_share else "copied"
 
     def begin(self, lookup: Lookup | None, live: LiveChain, state: LiveState) -> LiveChain:
-        """A sequence is open: its chain is live from now on.
+        """Make the chain of a sequence live when the sequence is opened.
 
-        Returns `live`, or the parked chain that it took over. lookup: what it started from, if
-        anything.
+        Returns `live`, or the parked chain that the sequence took over. lookup: the prefix that the
+        sequence started from; None if it had none.
         """
         self._held = None
         # Before the chain is added: if this raised, nothing would ever remove it.
@@ -203,9 +208,9 @@ class LiveTier:
         return live
 
     def park(self, live: LiveChain, chain: bytes) -> None:
-        """Keep the state of a sequence that has ended normally, if there is room.
+        """Park the state of a sequence that has ended normally, if there is room.
 
-        chain: the packed tokens that it knows.
+        chain: the packed tokens that the sequence knows.
         """
         assert live.state is not None, "a chain that is not live is parked"
         excess = live.state.tokens - len(chain) // TOKEN_BYTES  # computed after the end
@@ -226,9 +231,9 @@ class LiveTier:
             self.reclaim(self.held.parked_bytes - self._most_parked_bytes)
 
     def _share_with_parked(self, state: LiveState, chain: bytes, *, tenant: str) -> None:
-        """Let a state share its prefix with the parked one that has most of it.
+        """Let a state share its prefix with the parked state that has the longest common prefix.
 
-        For states that cannot share while they run, because a fused kernel wants one buffer.
+        For states that cannot share while they run, because a fused kernel needs a single buffer.
         """
         best = None
         most = LEAST_SHARED_TOKENS - 1
@@ -243,7 +248,9 @@ class LiveTier:
             state.share_prefix(best, most)
 
     def leave(self, live: LiveChain) -> None:
-        """End a live chain: what only it has is copied into blocks. Claims on it are lost."""
+        """End a live chain: tokens that only this chain has are copied into blocks. Claims on it
+        are lost.
+        """
         self._held = None
         try:
             self._let_go(live, tuple(live.keys))
@@ -252,12 +259,12 @@ class LiveTier:
             live.state = None
 
     def forget_session(self, session_id: str, *, tenant: str) -> None:
-        """Let nothing start from a session's live states any more."""
+        """Ensure that no sequence starts from a session's live states any more."""
         for live in self._chains:
             live.is_stale |= (live.session_id, live.tenant) == (session_id, tenant)
 
     def drop_stale(self) -> None:
-        """End the parked chains that nothing may start from."""
+        """End the parked chains that no sequence may start from."""
         for live in [live for live in self._chains if live.is_parked and live.is_stale]:
             self.leave(live)
 
@@ -276,9 +283,10 @@ class LiveTier:
             self.reclaim(self.held.parked_bytes - nbytes)
 
     def newly_frozen(self) -> list[LiveChain]:
-        """Running chains with more frozen tokens than at the last call; they count as held now.
+        """Running chains that have more frozen tokens than at the last call; these tokens now count
+        as held.
 
-        A sequence also freezes by itself when a long tail has to grow.
+        A sequence also freezes its tokens without a request when a long tail has to grow.
         """
         changed: list[LiveChain] = []
         for live, state in self._running():
@@ -297,7 +305,7 @@ class LiveTier:
 
     @property
     def held(self) -> HeldMemory:
-        """Memory of live states that no running sequence has reserved."""
+        """The memory of live states that no running sequence has reserved."""
         if self._held is None:
             parked = [
                 live.state for live in self._chains if live.is_parked and live.state is not None
@@ -312,12 +320,16 @@ class LiveTier:
         return self._held
 
     def copied(self, key: BlockKey) -> KVBlock | None:
-        """A copy of a block out of a live chain, evaluated; None if none has it, or not finite."""
+        """An evaluated copy of a block from a live chain; None if no chain has it or it is not
+        finite.
+        """
         chain = self._index.holder_of(key)
         return None if chain is None else self._copied(chain, key)
 
     def _let_go(self, live: LiveChain, keys: Sequence[BlockKey]) -> None:
-        """A live chain no longer holds these blocks; copies of those that only it has go to RAM."""
+        """Release blocks that a live chain holds; copies of those that only this chain has are put
+        into RAM.
+        """
         copies: dict[BlockKey, Payload | None] = {}
         try:
             for key in self._index.held_alone(live, keys):

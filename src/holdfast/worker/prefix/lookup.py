@@ -1,7 +1,8 @@
-"""What one request can start from: blocks, a state, and a claim on a live chain. No MLX.
+"""The cached prefix that one request can start from: blocks, a state, and a claim on a live chain.
+No MLX.
 
 A live chain is a sequence whose KV is in the layers' own buffers: it runs, or it has ended and is
-parked. What a live chain holds needs no copy in RAM.
+parked. Blocks that a live chain holds need no copy in RAM.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from holdfast.worker.prefix.tree import PrefixMatch, PrefixTree
 if TYPE_CHECKING:
     from holdfast.worker.kv.live import BaseUse, LiveState
 
-REMEMBERED = 2048  # evicted blocks, and as many states: 2 MiB of tokens at most
+REMEMBERED = 2048  # evicted blocks, and also evicted states: at most 2 MiB of tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +32,23 @@ class Shortfall:
     """Why no more of a prompt can be reused; COMPLETE if all of it can."""
 
     outcome: CacheOutcome
-    unused_tokens: int = 0  # further tokens that are, or were, stored but cannot be used
-    # where the stored chains differ from the prompt, even if that is after what can be reused
+    unused_tokens: int = 0  # further tokens that are or were stored but cannot be used
+    # where the stored chains differ from the prompt, even if that is after the reusable tokens
     divergence: Divergence | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReusePlan:
-    """What to start a sequence from. Valid until the index changes; hold its keys to keep it so."""
+    """The stored prefix to start a sequence from. Valid until the index changes, or while its keys
+    are held.
+    """
 
     cursor: Cursor  # after the reused tokens
-    blocks: tuple[ChainBlock, ...] = ()  # from token 0 on
+    blocks: tuple[ChainBlock, ...] = ()  # beginning at token 0
     state: ChainState | None = None  # to resume from, at the end of the last block
     shortfall: Shortfall
     to_read: tuple[BlockKey, ...] = ()  # keys that must first be read from disk
-    keys: tuple[BlockKey, ...] = field(init=False)  # all that it needs, parents first
+    keys: tuple[BlockKey, ...] = field(init=False)  # all keys that the plan needs, parents first
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keys", _keys_of(self.blocks, self.state))
@@ -57,7 +60,9 @@ class ReusePlan:
 
 
 class EvictionHistory:
-    """The last blocks and states that were lost, by place, to explain a miss. A hint only."""
+    """The most recently lost blocks and states, by their position, to explain misses. Only a
+    hint.
+    """
 
     def __init__(self, limit: int = REMEMBERED) -> None:
         self._limit = limit
@@ -69,7 +74,7 @@ class EvictionHistory:
         self._states: OrderedDict[tuple[BlockKey, int], CacheOutcome] = OrderedDict()
 
     def record_block(self, node: Node, *, cause: CacheOutcome) -> None:
-        """A block is lost."""
+        """Record that a block is lost."""
         assert node.parent is not None, "a root is not lost"
         place = (
             node.parent.key,
@@ -82,7 +87,7 @@ class EvictionHistory:
             self._blocks.popitem(last=False)
 
     def record_state(self, node: Node, cut: int, *, cause: CacheOutcome) -> None:
-        """The state after `cut` own tokens of a node is lost."""
+        """Record that the state after `cut` own tokens of a node is lost."""
         place = (node.key, node.offset + cut)
         self._states[place] = cause
         self._states.move_to_end(place)
@@ -90,7 +95,9 @@ class EvictionHistory:
             self._states.popitem(last=False)
 
     def lost_after(self, place: Cursor, packed: bytes) -> Shortfall | None:
-        """How many of the tokens `packed` were stored at a place where none of them is now."""
+        """How many of the tokens `packed` used to be stored at `place`, and why they were lost;
+        None if unknown.
+        """
         at = 0
         cause = None
         parent_key = place.parent_key
@@ -107,7 +114,7 @@ class EvictionHistory:
         return None if cause is None else Shortfall(cause, at // TOKEN_BYTES)
 
     def last_state(self, blocks: Iterable[ChainBlock], *, begin: int, end: int) -> Shortfall | None:
-        """The last lost state along `blocks` at a position in (begin, end]."""
+        """The last lost state along `blocks` at a position in (begin, end]; None if unknown."""
         by_key = {block.key: block for block in blocks}
         last: Shortfall | None = None
         last_position = begin
@@ -139,9 +146,9 @@ class Planner:
     def plan(
         self, packed: bytes, *, root: BlockKey, resumable_anywhere: bool, limit: int
     ) -> ReusePlan:
-        """The longest prefix of packed tokens to resume from, of at most `limit` tokens.
+        """Find the longest stored prefix, of at most `limit` tokens, that can be resumed from.
 
-        resumable_anywhere: all layers grow, so that no state is needed.
+        resumable_anywhere: whether all layers grow, so that no state is needed.
         """
         limit = max(0, min(limit, len(packed) // TOKEN_BYTES))
         match = self._tree.match(packed, root=root)
@@ -164,7 +171,9 @@ class Planner:
     def _shortfall(
         self, match: PrefixMatch, packed: bytes, *, tokens: int, stored: int, limit: int
     ) -> Shortfall:
-        """Why only `tokens` can be reused, where `stored` are stored and `limit` are wanted."""
+        """Why only `tokens` tokens can be reused, although `stored` are stored and `limit` are
+        wanted.
+        """
         if tokens < stored:
             lost = self._history.last_state(match.blocks, begin=tokens, end=stored)
             lost = lost or Shortfall(CacheOutcome.NO_BOUNDARY, stored - tokens)
@@ -203,10 +212,11 @@ def _cut(blocks: tuple[ChainBlock, ...], tokens: int) -> tuple[ChainBlock, ...]:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class LiveClaim:
-    """A sequence is to start from the first tokens of a live chain.
+    """A claim to start a sequence from the first tokens of a live chain.
 
-    needs_end: with all layers as they are at its end, or rewound from there; exclusive.
-    use: as planned when it is found, then as it was when the engine got it.
+    needs_end: whether all layers are needed as they are at the end of the chain, or rewound from
+    there. Such a claim is exclusive.     use: the planned use; once the engine has the state, the
+    actual use.
     """
 
     chain: LiveChain
@@ -216,7 +226,9 @@ class LiveClaim:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the chain is no longer live or not to be trusted: look it up again."""
+        """Whether the chain is no longer live or not to be trusted, so that a new lookup is
+        needed.
+        """
         return self.chain.state is None or self.chain.is_stale
 
     @property
@@ -229,11 +241,11 @@ class LiveClaim:
 class LiveChain:
     """A sequence whose state is live: it runs, or it is parked.
 
-    keys: the blocks of which it holds every token. held_tokens: of what it started from, the tokens
-    that no running sequence has reserved memory for.
+    keys: the blocks of which it holds every token. held_tokens: the tokens of the prefix that it
+    started from for which no running sequence has reserved memory.
     """
 
-    request_id: RequestId  # that runs on it, or did last
+    request_id: RequestId  # of the request that runs on it, or ran last
     tenant: str
     session_id: str = ""  # of its last request, if any
     chain: bytes | bytearray  # packed
@@ -243,13 +255,15 @@ class LiveChain:
     keys: set[BlockKey] = field(default_factory=set)
     held_tokens: int = 0
     is_parked: bool = False
-    is_stale: bool = False  # something in it was forgotten: nothing may start from it
+    is_stale: bool = False  # a part was forgotten: no sequence may start from it
     used: int = 0
     claims: list[LiveClaim] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
-        """How many of its tokens another sequence may start from: of a running one, stored ones."""
+        """The number of tokens that another sequence may start from; for a running chain, only
+        stored ones.
+        """
         if self.state is None or self.is_stale:
             return 0
         return self.state.tokens if self.is_parked else min(self.state.tokens, self.cursor.position)
@@ -257,16 +271,18 @@ class LiveChain:
 
 @dataclass(frozen=True, slots=True)
 class HeldMemory:
-    """Bytes of live states that no running sequence has reserved; shared buffers count once."""
+    """Memory of live states that no running sequence has reserved; shared buffers count once."""
 
     total_bytes: int = 0
-    parked_bytes: int = 0  # that go with the parked states
-    parked: int = 0  # states
+    parked_bytes: int = 0  # the part that is freed with the parked states
+    parked: int = 0  # number of parked states
 
 
 @dataclass(slots=True, eq=False)
 class Lookup:
-    """What a sequence that knows `chain`, packed tokens, can start from; held until released."""
+    """The cached prefix found for a sequence whose known tokens are `chain` (packed); held until
+    released.
+    """
 
     chain: bytes
     tenant: str
@@ -275,44 +291,44 @@ class Lookup:
     asked_at: float
     awaited: dict[BlockKey, Future[StoredBlock]] = field(default_factory=dict)
     fetched: dict[BlockKey, Payload] = field(default_factory=dict)
-    fetched_at: float | None = None  # None until everything is there
-    in_blocks_only: bool = False  # never from a live chain
+    fetched_at: float | None = None  # None until all payloads are in memory
+    in_blocks_only: bool = False  # whether live chains are excluded
     may_move: bool = True  # whether it may take over a parked state
     base: LiveClaim | None = None
 
     @property
     def base_tokens(self) -> int:
-        """Tokens from a live chain."""
+        """The number of tokens that a live chain provides."""
         return 0 if self.base is None else self.base.tokens
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens that need no prefill; fewer than the request has."""
+        """The number of tokens that need no prefill; always fewer than the request has."""
         return max(self.plan.tokens, self.base_tokens)
 
     @property
     def held_tokens(self) -> int:
-        """Tokens that need no memory reservation, because live states have it."""
+        """The number of tokens that need no memory reservation, because live states hold them."""
         return 0 if self.base is None else self.base.held_tokens
 
     @property
     def has_lost_its_base(self) -> bool:
-        """Whether it must be looked up again."""
+        """Whether the claimed live chain is lost, so that a new lookup is needed."""
         return self.base is not None and self.base.is_lost
 
     @property
     def missing_blocks(self) -> list[ChainBlock]:
-        """The blocks of the plan that the base does not have."""
+        """The blocks of the plan that the claimed live chain does not have."""
         return [block for block in self.plan.blocks if block.end > self.base_tokens]
 
     @property
     def missing_state(self) -> ChainState | None:
-        """The state to resume from, unless the base has all layers as needed."""
+        """The state to resume from; None if the claimed live chain has all layers as needed."""
         return None if self.base is not None and self.base.needs_end else self.plan.state
 
     @property
     def missing_keys(self) -> list[BlockKey]:
-        """The keys of both, parents before children."""
+        """The keys of the missing blocks and of the missing state, parents before children."""
         keys = [block.key for block in self.missing_blocks]
         state = self.missing_state
         return keys if state is None else [*keys, state.key]
@@ -325,13 +341,13 @@ class Lookup:
 
     @property
     def fetch_seconds(self) -> float:
-        """How long it took until everything was there."""
+        """The time until all payloads were in memory."""
         return 0.0 if self.fetched_at is None else self.fetched_at - self.asked_at
 
     def report(
         self, *, lookup_seconds: float, waited_seconds: float, restore_seconds: float
     ) -> CacheReport:
-        """What was found, why not more, and how long it took."""
+        """A report of the tokens that were found, why there were not more, and how long it took."""
         shortfall = self.plan.shortfall
         to_read = set(self.plan.to_read)
         disk_tokens = 0

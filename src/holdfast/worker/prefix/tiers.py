@@ -1,4 +1,4 @@
-"""The tiers of payloads: RAM, within a budget, and disk, which is known here by its keys only.
+"""The tiers of payloads: RAM, within a budget, and the disk, of which only the keys are known here.
 
 Device thread only; no MLX.
 """
@@ -26,7 +26,7 @@ class Residence(Enum):
 
 
 class Payload(Protocol):
-    """What is kept of a block or state; the tier needs only its size."""
+    """The stored data of a block or state; the tier needs only its size."""
 
     @property
     def nbytes(self) -> int:
@@ -34,22 +34,23 @@ class Payload(Protocol):
 
 
 class EvictionOrder:
-    """Which key is evicted next: the least recently used of those without children and holds.
+    """The order of eviction: the least recently used key first, among those without children and
+    holds.
 
-    A use of a child is a use of its parents, and a child leaves before its parent, so a shared
-    prefix outlives its branches. Parents may come and go in any order; only members hold back
-    their parents. All costs are logarithmic in the number of members: leaves wait in a heap, and
-    outdated entries are corrected when they come up.
+    A use of a child is a use of its parents, and a child is evicted before its parent, so a shared
+    prefix outlives its branches. Parents may be added and removed in any order; only a member
+    prevents the eviction of its parents. All costs are logarithmic in the number of members: leaves
+    are in a heap, and outdated entries are corrected when they reach the top.
     """
 
     def __init__(self) -> None:
         self._last_used: dict[BlockKey, int] = {}  # of every member
         self._parents: dict[BlockKey, BlockKey | None] = {}
-        # how many members follow a key, which need not be a member
+        # number of members that follow a key, which need not be a member
         self._children: dict[BlockKey, int] = {}
-        # of any key, so that a hold outlives a key that leaves and comes back
+        # for any key, so that a hold remains when a key is removed and added again
         self._holds: dict[BlockKey, int] = {}
-        # contains every member without children and holds at least once
+        # contains, at least once, every member that has no children and no holds
         self._leaves: list[tuple[int, BlockKey]] = []
         self._uses = 0
 
@@ -61,7 +62,7 @@ class EvictionOrder:
 
     @property
     def held(self) -> int:
-        """How many members may not leave because of a hold."""
+        """The number of members that may not be evicted because of a hold."""
         return sum(key in self._last_used for key in self._holds)
 
     def add(self, key: BlockKey, *, parent: BlockKey | None) -> None:
@@ -75,7 +76,7 @@ class EvictionOrder:
         self._offer(key)
 
     def remove(self, key: BlockKey) -> None:
-        """Remove a key, for whatever reason."""
+        """Remove a key, for any reason."""
         del self._last_used[key]
         parent = self._parents.pop(key)
         if parent is not None:
@@ -93,7 +94,9 @@ class EvictionOrder:
                 self._last_used[key] = self._uses
 
     def hold(self, keys: Iterable[BlockKey]) -> None:
-        """Keep keys, now or later members, until they are released as often as they were held."""
+        """Hold keys, which may become members later, until they are released as often as they were
+        held.
+        """
         for key in keys:
             self._holds[key] = self._holds.get(key, 0) + 1
 
@@ -106,7 +109,7 @@ class EvictionOrder:
                 self._offer(key)
 
     def pinned(self, keys: Iterable[BlockKey]) -> ExitStack:
-        """Hold keys until the returned context is closed; closing it again does nothing."""
+        """Hold keys until the returned stack is closed; closing it again does nothing."""
         held = tuple(keys)
         self.hold(held)
         hold = ExitStack()
@@ -114,12 +117,14 @@ class EvictionOrder:
         return hold
 
     def next_to_leave(self) -> BlockKey | None:
-        """The key to evict next; None if none may leave. It stays until it is removed."""
+        """The key to evict next; None if no key may be evicted. The key stays until it is
+        removed.
+        """
         while self._leaves:
             last_used, key = self._leaves[0]
             used = self._last_used.get(key)
             if used is None or not self._may_leave(key):
-                heapq.heappop(self._leaves)  # offered again when the last child or hold is gone
+                heapq.heappop(self._leaves)  # added again when the last child or hold is gone
             elif used != last_used:
                 heapq.heapreplace(self._leaves, (used, key))
             else:
@@ -134,7 +139,9 @@ class EvictionOrder:
         self._shrink()
 
     def _shrink(self) -> None:
-        """Rebuild the order once most of it is copies: repeated holds and removals leave them."""
+        """Rebuild the heap when most of its entries are duplicates, which repeated holds and
+        removals leave.
+        """
         if len(self._leaves) > 64 + 2 * len(self._last_used):
             self._leaves = [
                 (used, key) for key, used in self._last_used.items() if self._may_leave(key)
@@ -145,7 +152,9 @@ class EvictionOrder:
         return key not in self._children and key not in self._holds
 
     def check_invariants(self) -> None:
-        """Assert that children are counted right, and that every key that may leave comes up."""
+        """Assert that children are counted correctly, and that every key that may be evicted is in
+        the heap.
+        """
         children: dict[BlockKey, int] = {}
         for parent in self._parents.values():
             if parent is not None:
@@ -159,7 +168,9 @@ class EvictionOrder:
 
 
 class RamTier(EvictionOrder):
-    """Payloads by key within a budget. What does not fit waits until `evict` has made room."""
+    """Payloads by key, within a budget. Before a payload that does not fit is put, `evict` must
+    make room.
+    """
 
     def __init__(self, budget_bytes: int) -> None:
         super().__init__()
@@ -177,11 +188,13 @@ class RamTier(EvictionOrder):
         return self.resident_bytes + nbytes <= self.budget_bytes
 
     def get(self, key: BlockKey) -> Payload | None:
-        """The payload. Does not count as a use: only an accepted prefix does."""
+        """The payload; None if it is not here. Does not count as a use: only an accepted prefix
+        does.
+        """
         return self._payloads.get(key)
 
     def put(self, key: BlockKey, payload: Payload, *, parent: BlockKey | None) -> None:
-        """Take in a payload that fits, as the most recently used one."""
+        """Add a payload that fits, as the most recently used one."""
         assert self.fits(payload.nbytes), "a payload beyond the budget"
         self.add(key, parent=parent)
         self._payloads[key] = payload
@@ -198,7 +211,7 @@ class RamTier(EvictionOrder):
         self.remove(key)
 
     def check_invariants(self) -> None:
-        """Assert that bytes and keys are counted right, and that the budget is kept."""
+        """Assert that bytes and keys are counted correctly, and that the budget is not exceeded."""
         super().check_invariants()
         assert self.resident_bytes == sum(payload.nbytes for payload in self._payloads.values()), (
             "bytes are miscounted"
@@ -210,10 +223,10 @@ class RamTier(EvictionOrder):
 class DiskIndex:
     """The device thread's view of the disk.
 
-    Each key is stored, being saved, unsaved (the disk did not take it) or unknown. News from the
-    disk arrive late: a removed key may be on its way to the disk again before the loss of the
-    removed one is reported. So after a removal, as many later "lost" notices are ignored: a false
-    "stored" costs one failed read, a false "lost" drops every descendant.
+    Each key is stored, being saved, unsaved (the disk did not take it) or unknown. Reports from the
+    disk arrive late: a removed key may already be on its way to the disk again when the loss of the
+    removed copy is reported. So for each removal, one later "lost" report is ignored: a false
+    "stored" costs one failed read, but a false "lost" drops every descendant.
     """
 
     def __init__(self) -> None:
@@ -239,25 +252,27 @@ class DiskIndex:
         return key in self._saving
 
     def begin_saving(self, block: Block) -> None:
-        """A block was given to the store."""
+        """Record that a block was given to the store."""
         self._unsaved.pop(block.key, None)
         self._saving[block.key] = block
 
     def found(self, key: BlockKey) -> None:
-        """A key was found on the disk."""
+        """Record that a key was found on the disk."""
         if key not in self._saving:
             self._unsaved.pop(key, None)
             self._stored.add(key)
 
     def saved(self, key: BlockKey) -> bool:
-        """A block is durable; False if it was not being saved, or is forgotten."""
+        """Record that a block is durable. Returns False if it was not being saved or is
+        forgotten.
+        """
         if self._saving.pop(key, None) is None:
             return False
         self._stored.add(key)
         return True
 
     def lost(self, key: BlockKey) -> bool:
-        """The disk reports that it does not have a key; False if that is expected or known."""
+        """Record that the disk does not have a key. Returns False if that was expected or known."""
         if self._is_expected_loss(key):
             if self._saving.pop(key, None) is not None:
                 self._stored.add(key)
@@ -282,7 +297,7 @@ class DiskIndex:
         return was_there
 
     def expect_loss(self, key: BlockKey) -> None:
-        """The disk will report a loss of this key once more."""
+        """Ignore one more report of the loss of this key."""
         self._expected_losses[key] = self._expected_losses.pop(key, 0) + 1
         if len(self._expected_losses) > MOST_EXPECTED_LOSSES:
             self._expected_losses.popitem(last=False)
@@ -294,11 +309,11 @@ class DiskIndex:
         return expected > 0
 
     def keys(self) -> set[BlockKey]:
-        """Every key that the disk has or will have."""
+        """All keys that the disk has or will have."""
         return self._stored | self._saving.keys()
 
     def check_invariants(self) -> None:
-        """Assert that every key is in one state."""
+        """Assert that every key is in only one state."""
         assert not self._stored & self._saving.keys(), "stored and being saved"
         assert not self._stored & self._unsaved.keys(), "stored and unsaved"
         assert not self._saving.keys() & self._unsaved.keys(), "being saved and unsaved"
@@ -314,12 +329,12 @@ class Pins:
         self._ram = ram
         self._disk = disk
         self._pins: set[BlockKey] = set()
-        self._held: dict[BlockKey, int] = {}  # their bytes in RAM
+        self._held: dict[BlockKey, int] = {}  # held keys and their bytes in RAM
         self._held_bytes = 0
         self.most_held_bytes = ram.budget_bytes
 
     def pin(self, keys: Iterable[BlockKey]) -> None:
-        """Keep keys until they are unpinned."""
+        """Pin keys until they are unpinned."""
         for key in keys:
             self._pins.add(key)
             self.sync(key)
@@ -333,7 +348,7 @@ class Pins:
     def sync(self, key: BlockKey) -> None:
         """Hold or release a key after it was stored, lost, pinned or unpinned.
 
-        The bound on held bytes matters while the disk fails.
+        The limit of held bytes matters while the disk fails.
         """
         wanted = key in self._pins and not self._disk.is_stored(key)
         if wanted and key not in self._held:

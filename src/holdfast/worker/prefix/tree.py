@@ -1,11 +1,11 @@
-"""Which tokens are stored, and under which keys: a tree of chains, one root per model and tenant.
+"""The stored tokens and their keys: a tree of chains, with one root per model and tenant.
 
 Pure bookkeeping, one thread.
 
-A node holds the tokens of a block that no other block had stored before it. Usually that is the
-whole block. But two processes that share a store may cut one chain at different places; then the
-first tokens of a block (`offset` of them) lie in other nodes. Each token of a chain is in exactly
-one node, so matching never has a choice and costs one comparison per block.
+A node holds the tokens of a block that no earlier block had stored. Usually these are all tokens of
+the block. But two processes that share a store may cut a chain at different positions; then the
+first `offset` tokens of a block are in other nodes. Each token of a chain is in exactly one node,
+so a match is unambiguous and takes one comparison per block.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PrefixMatch:
 
     blocks: tuple[ChainBlock, ...]
     states: tuple[ChainState, ...]
-    # None when nothing else is stored after the match, or nothing more was asked for
+    # None if nothing is stored after the match, or if all tokens match
     divergence: Divergence | None
     end: Cursor
 
@@ -38,7 +38,9 @@ class PrefixMatch:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Where a key is: its tokens end in `node`. A state has no tokens; it starts where it is."""
+    """The location of a key: its tokens end in `node`. A state has no tokens; `start` is its
+    position.
+    """
 
     node: Node
     start: int
@@ -47,12 +49,12 @@ class _Entry:
 
     @property
     def cut(self) -> int:
-        """Of a state: after how many own tokens of the node."""
+        """For a state: the number of the node's own tokens before it."""
         return self.start - self.node.start
 
 
 class PrefixTree:
-    """All stored chains. A match costs a lookup and a comparison per block, nothing per token."""
+    """All stored chains. A match takes one lookup and one comparison per block."""
 
     def __init__(self) -> None:
         self._roots: dict[BlockKey, Node] = {}
@@ -70,11 +72,11 @@ class PrefixTree:
 
     @property
     def roots(self) -> int:
-        """How many roots have stored chains."""
+        """The number of roots that have stored chains."""
         return len(self._roots)
 
     def has_node(self, key: BlockKey) -> bool:
-        """Whether a key is the one that matches return for its place: stored, and not covered."""
+        """Whether matches can return this key: it is stored and not covered by other blocks."""
         entry = self._entries.get(key)
         if entry is None:
             return False
@@ -117,7 +119,7 @@ class PrefixTree:
         return entry is not None and entry.node is node
 
     def advance(self, cursor: Cursor, packed: bytes | bytearray, *, end: int) -> None:
-        """Move a cursor along its chain as far as it is stored, at most to token `end`.
+        """Move a cursor along its chain as far as the chain is stored, at most to token `end`.
 
         A cursor that is no longer valid starts again at the root.
         """
@@ -131,7 +133,9 @@ class PrefixTree:
             cursor.node, cursor.cut = path[-1]
 
     def append(self, cursor: Cursor, key: BlockKey, packed: bytes) -> None:
-        """Add a block at a valid cursor whose next token is not stored; moves the cursor on."""
+        """Add a block at a valid cursor whose next token is not stored; moves the cursor to its
+        end.
+        """
         assert key not in self._entries, "a stored block is stored again"
         assert 0 < len(packed) <= BLOCK_TOKENS * TOKEN_BYTES, "an empty block, or one too long"
         node = cursor.node
@@ -152,7 +156,7 @@ class PrefixTree:
         node.states[cursor.cut] = key
 
     def checkpoint_at(self, cursor: Cursor) -> BlockKey | None:
-        """The state stored at a valid cursor."""
+        """The state stored at a valid cursor; None if there is none."""
         return None if cursor.node is None else cursor.node.states.get(cursor.cut)
 
     def _root(self, key: BlockKey) -> Node:
@@ -168,11 +172,11 @@ class PrefixTree:
         return child
 
     def insert(self, block: Block) -> bool:
-        """Add a block or state at its place, and its root if need be; returns whether it is new.
+        """Add a block or state, and its root if necessary; returns whether it is new.
 
-        It is not new if its key is known, or if other blocks hold all of its tokens; then its key
-        is a valid parent for as long as those stay. Raises ValueError if its parent is not stored,
-        or if it is empty or longer than BLOCK_TOKENS.
+        A block is not new if its key is known, or if other blocks hold all of its tokens; in that
+        case, its key is a valid parent as long as those blocks stay. Raises ValueError if the
+        parent is not stored, or if the block is empty or longer than BLOCK_TOKENS.
         """
         if block.kind == "state":
             return self._insert_state(block.key, parent_key=block.parent_key, position=block.start)
@@ -212,7 +216,8 @@ class PrefixTree:
         return True
 
     def remove(self, key: BlockKey) -> None:
-        """Remove a state, a covered block, or a block that nothing follows, and what it covers.
+        """Remove a state, a covered block, or a block without successors together with the blocks
+        it covers.
 
         Raises KeyError for an unknown key.
         """
@@ -250,7 +255,7 @@ class PrefixTree:
             del self._entries[key]
 
     def place_of(self, key: BlockKey) -> tuple[Node, int]:
-        """The node that a key belongs to, and a state's cut in it (0 for a block).
+        """The node of a key, and the cut of a state in that node (0 for a block).
 
         Raises KeyError for an unknown key.
         """
@@ -258,7 +263,7 @@ class PrefixTree:
         return entry.node, entry.cut if entry.is_state else 0
 
     def parent_of(self, key: BlockKey) -> BlockKey | None:
-        """The block that a block or state directly follows; None for the first of a chain.
+        """The block that a block or state directly follows; None for the first block of a chain.
 
         Raises KeyError for an unknown key.
         """
@@ -271,7 +276,7 @@ class PrefixTree:
         return node.parent if node.key == key else node
 
     def with_ancestors(self, keys: Iterable[BlockKey]) -> set[BlockKey]:
-        """Those of the keys that are stored, and every block before them."""
+        """The stored keys among these, and all blocks before them."""
         found: set[BlockKey] = set()
         for key in keys:
             if key not in self._entries:
@@ -284,7 +289,7 @@ class PrefixTree:
         return found
 
     def subtree(self, key: BlockKey) -> tuple[BlockKey, ...]:
-        """A key and everything that depends on it, in an order in which they can be removed."""
+        """A key and all keys that depend on it, in an order in which they can be removed."""
         node = self._entries[key].node
         return tuple(node.keys_children_first()) if node.key == key else (key,)
 
@@ -297,7 +302,7 @@ class PrefixTree:
         return entry.start, entry.tokens
 
     def precedes(self, key: BlockKey, other: BlockKey) -> bool:
-        """Whether a block is `other` or one before it. Costs a step per block before `other`."""
+        """Whether a block is `other` or precedes it. Takes a step per block before `other`."""
         entry = self._entries.get(other)
         node = None if entry is None else entry.node
         while node is not None:
@@ -307,7 +312,7 @@ class PrefixTree:
         return False
 
     def _resolve(self, key: BlockKey, parent_key: BlockKey, parent_tokens: int) -> tuple[Node, int]:
-        """The node with the last of the first `parent_tokens` tokens of a block, and the cut."""
+        """The node, and the cut in it, where the first `parent_tokens` tokens of a block end."""
         if parent_tokens == 0 and parent_key not in self._entries:
             return self._root(parent_key), 0
         parent = self._entries.get(parent_key)
@@ -323,7 +328,9 @@ class PrefixTree:
         return node, position - node.start
 
     def check_invariants(self) -> None:
-        """Assert that each token is in one node, each key at its place, and no root is empty."""
+        """Assert that each token is in one node, that each key's location is correct, and that no
+        root is empty.
+        """
         seen: dict[BlockKey, Node] = {}
         tokens = 0
         for key, root in self._roots.items():

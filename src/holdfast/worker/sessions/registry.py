@@ -1,6 +1,6 @@
-"""Sessions: names for what an agent or a conversation has read; all of them by tenant and id.
+"""Sessions: names for the tokens that an agent or a conversation has read, by tenant and id.
 
-Pure; the time comes from the caller.
+Has no clock: the caller passes the time.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.chain import Branch
 from holdfast.worker.prefix.index import PrefixIndex
 
-MOST_BRANCHES = 8  # an agent's side conversations must not displace its main one
+MOST_BRANCHES = 8  # so that an agent's side conversations do not displace its main one
 _RECORD_FORMAT = 2
 MOST_PREFIXES = 512
-# a prefix is kept only while its tenant pins at most 1/2 of the quota
+# a prefix is pinned only while its tenant pins at most 1/2 of the quota
 TENANT_SHARE = 2
 
 
@@ -38,29 +38,29 @@ class Session:
     tenant: str
     created_at: float
     last_used_at: float
-    ttl_seconds: float | None  # since its last use; None: it never expires
+    ttl_seconds: float | None  # lifetime after the last use; None: it never expires
     pinned: bool = False
     metadata: dict[str, str] = field(default_factory=dict)
     forked_from: str = ""
     requests: int = 0
-    branches: tuple[Branch, ...] = ()  # the last used first
+    branches: tuple[Branch, ...] = ()  # the most recently used first
 
     @property
     def expires_at(self) -> float | None:
-        """When it expires if it is not used again."""
+        """The time at which it expires if it is not used again; None if never."""
         return None if self.ttl_seconds is None else self.last_used_at + self.ttl_seconds
 
     @property
     def record_name(self) -> str:
-        """The name of its record in the store, which tenant and id determine."""
+        """The name of its record in the store, derived from tenant and id."""
         named = f"{len(self.tenant)}/{self.tenant}/{self.session_id}"
         return hashlib.blake2b(named.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
     def use(self, branch: Branch, *, now: float) -> None:
-        """A request of the session has ended, with its tokens stored as `branch`.
+        """Record a request of the session that has ended, with its tokens stored as `branch`.
 
-        A chain that extends another one replaces it; a chain that is the beginning of another one
-        adds nothing.
+        A chain that extends another chain replaces that chain; a chain that is the beginning of
+        another one is not added.
         """
         self.requests += 1
         self.last_used_at = now
@@ -77,26 +77,28 @@ _decoder = msgspec.msgpack.Decoder(tuple[int, Session])
 
 
 def encode_record(session: Session) -> bytes:
-    """A session as bytes, for the store."""
+    """Encode a session for the store."""
     return msgspec.msgpack.encode((_RECORD_FORMAT, session))
 
 
 def decode_record(data: bytes) -> Session:
-    """A session from its bytes. Raises ValueError if it is damaged or of another format."""
+    """Decode a session. Raises ValueError if the bytes are damaged or have another format."""
     try:
         version, session = _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError) as error:
         raise ValueError(f"not a session: {error}") from error
     if version != _RECORD_FORMAT:
-        raise ValueError(f"a session of format {version}, this version reads {_RECORD_FORMAT}")
+        raise ValueError(
+            f"the session has format {version}, but this version reads format {_RECORD_FORMAT}"
+        )
     return session
 
 
 class SessionRegistry:
-    """All sessions, at most `most`: before another one is opened, the caller ends the `victims`."""
+    """All sessions, at most `most`. Before opening another one, the caller ends the `victims`."""
 
     def __init__(self, *, most: int, ttl_seconds: float | None) -> None:
-        """ttl_seconds: the default."""
+        """ttl_seconds: the default lifetime."""
         self._most = most
         self._ttl_seconds = ttl_seconds
         self._sessions: dict[tuple[str, str], Session] = {}
@@ -108,7 +110,7 @@ class SessionRegistry:
         return iter(tuple(self._sessions.values()))
 
     def put(self, session: Session) -> None:
-        """Add an existing session, for example one of an earlier process."""
+        """Add an existing session, for example from an earlier process."""
         self._sessions[session.tenant, session.session_id] = session
 
     def open(
@@ -136,25 +138,25 @@ class SessionRegistry:
         return session
 
     def find(self, session_id: str, *, tenant: str) -> Session | None:
-        """The tenant's session of that id, if there is one."""
+        """The tenant's session with this id; None if there is none."""
         return self._sessions.get((tenant, session_id))
 
     def refuse_taken(self, session_id: str, *, tenant: str) -> None:
-        """Raise SessionRefused if the tenant has a session of that id."""
+        """Raise SessionRefused if the tenant has a session with this id."""
         if (tenant, session_id) in self._sessions:
             raise SessionRefused(
                 SessionFailure.EXISTS, f"there is a session {session_id!r} already"
             )
 
     def get(self, session_id: str, *, tenant: str) -> Session:
-        """The tenant's session of that id. Raises SessionRefused if there is none."""
+        """The tenant's session with this id. Raises SessionRefused if there is none."""
         session = self.find(session_id, tenant=tenant)
         if session is None:
             raise SessionRefused(SessionFailure.NOT_FOUND, f"there is no session {session_id!r}")
         return session
 
     def of(self, tenant: str) -> list[Session]:
-        """A tenant's sessions, the last used first."""
+        """A tenant's sessions, the most recently used first."""
         found = [session for session in self._sessions.values() if session.tenant == tenant]
         return sorted(found, key=lambda session: session.last_used_at, reverse=True)
 
@@ -173,9 +175,10 @@ class SessionRegistry:
     def victims(
         self, tenant: str, *, sessions: int = 1, spared: Session | None = None
     ) -> list[Session]:
-        """The sessions to end before a tenant can open this many more.
+        """The sessions to end so that a tenant can open this many more.
 
-        Unpinned ones, those of the same tenant first. Raises SessionRefused if there are too few.
+        Only unpinned sessions, those of the same tenant first. Raises SessionRefused if there are
+        too few.
         """
         excess = len(self._sessions) + sessions - self._most
         if excess <= 0:
@@ -195,16 +198,16 @@ class SessionRegistry:
 
 
 class SessionPins:
-    """Which session pins what; blocks that several sessions share count once.
+    """The blocks that each session pins; blocks that several sessions share count once.
 
-    The index is told when the first session pins a key and when the last one unpins it. The store
-    is told about every session, because pins outlive this process.
+    The index is told when the first session pins a key and when the last session unpins it. The
+    store is told about every session, because pins outlive this process.
     """
 
     def __init__(self, cache: PrefixCache, *, quota_bytes: Callable[[], int]) -> None:
         self._cache = cache
         self._quota_bytes = quota_bytes
-        self._keys: dict[str, set[BlockKey]] = {}  # by the session's record name
+        self._keys: dict[str, set[BlockKey]] = {}  # by record name of the session
         self._holders: Counter[BlockKey] = Counter()
         self._sizes: dict[BlockKey, int] = {}  # at the time of pinning
         self._pinned_bytes: Counter[str] = Counter()  # by tenant; tenants share no blocks
@@ -212,28 +215,30 @@ class SessionPins:
 
     @property
     def pinned_bytes(self) -> int:
-        """Bytes of all pins."""
+        """Bytes of all pinned blocks."""
         return self._pinned_bytes.total()
 
     @property
     def quota_bytes(self) -> int:
-        """Bytes that pins may keep."""
+        """The limit of pinned bytes."""
         return self._quota_bytes()
 
     def pinned_bytes_of(self, tenant: str) -> int:
-        """Bytes of a tenant's pins."""
+        """Bytes of a tenant's pinned blocks."""
         return self._pinned_bytes[tenant]
 
     def new_bytes(self, session: Session) -> int:
-        """Bytes that pinning all of a session would add."""
+        """The bytes that pinning a whole session would add."""
         return self._new_bytes(_keys_of(session))
 
     def fits(self, session: Session) -> bool:
-        """Whether all of a session can be pinned."""
+        """Whether a whole session can be pinned."""
         return self._fit(_keys_of(session))
 
     def sync(self, session: Session) -> None:
-        """Pin exactly the blocks of a session, as far as the quota allows; none if it is unpinned."""
+        """Pin exactly the blocks of a session, as far as the quota allows; none if the session is
+        unpinned.
+        """
         name = session.record_name
         branches = session.branches if session.pinned else ()
         wanted = {key for branch in branches for key in branch.keys}
@@ -248,7 +253,9 @@ class SessionPins:
         self.renew(session)
 
     def renew(self, session: Session) -> None:
-        """Tell the store how long to keep the end of each branch, and so everything before it."""
+        """Tell the store how long to keep the end of each branch, and thereby all blocks
+        before it.
+        """
         name = session.record_name
         pinned = self._keys.get(name, set())
         ends: set[BlockKey] = set()
@@ -261,13 +268,13 @@ class SessionPins:
             self._cache.store.pin(ends, holder=name, until=until)
 
     def drop(self, session: Session) -> None:
-        """Unpin everything of a session that ends."""
+        """Unpin all blocks of a session that ends."""
         name = session.record_name
         self._unpin(session, set(self._keys.get(name, ())))
         self._over.discard(name)
 
     def state_of(self, session: Session) -> PinState:
-        """Whether the session is kept."""
+        """Whether the session is pinned, and whether it exceeds the quota."""
         if not session.pinned:
             return "none"
         return "over_quota" if session.record_name in self._over else "kept"
@@ -289,7 +296,7 @@ class SessionPins:
         return sum(map(self._cache.index.size_of, new))
 
     def _pin(self, name: str, key: BlockKey, *, tenant: str) -> bool:
-        """Pin a key for a session; False if that exceeds the quota."""
+        """Pin a key for a session; returns False if that would exceed the quota."""
         if key in self._keys.get(name, ()):
             return True
         if key not in self._holders and not self._fit((key,)):
@@ -322,11 +329,11 @@ class SessionPins:
 
 
 class PrefixPins:
-    """Prefixes that clients want kept for a while, as with Anthropic's `cache_control`.
+    """Prefixes that clients ask to keep for a while, as with Anthropic's `cache_control`.
 
-    Each is a pinned session without a name, known by the block in which it ends. No timer runs:
-    `expire` is called now and then. They are hints, so they make way for pinned sessions, for
-    younger prefixes and for other tenants.
+    Each prefix is a pinned session without a name, identified by the block in which it ends. No
+    timer runs: `expire` is called periodically. These pins are hints, so they give way to pinned
+    sessions, to younger prefixes and to other tenants.
     """
 
     def __init__(self, index: PrefixIndex, pins: SessionPins) -> None:
@@ -340,7 +347,7 @@ class PrefixPins:
         return len(self._kept)
 
     def use(self, keys: Sequence[BlockKey], *, now: float) -> None:
-        """A request has started from these blocks: renew the prefixes that end in them."""
+        """Renew the prefixes that end in these blocks, from which a request has started."""
         for key in keys if self._kept else ():
             if (pin := self._kept.get(key)) is not None:
                 pin.last_used_at = now
@@ -349,7 +356,7 @@ class PrefixPins:
     def keep(
         self, wanted: Sequence[PinnedPrefix], *, tenant: str, chain: bytes | bytearray, now: float
     ) -> None:
-        """Keep prefixes of a chain, shorter ones first, up to the first that does not fit."""
+        """Pin prefixes of a chain, shorter ones first, until one does not fit."""
         kept: list[Session] = []
         for each in wanted:
             pin = self._pin(each, tenant=tenant, chain=chain, now=now)
@@ -362,12 +369,12 @@ class PrefixPins:
             self._drop_covered(kept)
 
     def expire(self, now: float) -> None:
-        """Unpin the prefixes whose time is up."""
+        """Unpin the prefixes that have expired."""
         for pin in [pin for pin in self._kept.values() if _ends_at(pin) <= now]:
             self._drop(pin)
 
     def give_way(self) -> bool:
-        """Unpin the prefix that expires first; returns whether there was one."""
+        """Unpin the prefix that would expire first; returns whether there was one."""
         first = min(self._kept.values(), key=_ends_at, default=None)
         if first is not None:
             self._drop(first)
@@ -376,7 +383,9 @@ class PrefixPins:
     def _pin(
         self, wanted: PinnedPrefix, *, tenant: str, chain: bytes | bytearray, now: float
     ) -> Session | None:
-        """The new pin, merged with one that ends in the same block; None if nothing is stored."""
+        """The new pin, merged with an existing pin that ends in the same block; None if no token is
+        stored.
+        """
         branch = self._index.branch(chain[: wanted.tokens * TOKEN_BYTES], tenant=tenant)
         if not branch.blocks:
             return None
@@ -398,7 +407,9 @@ class PrefixPins:
         )
 
     def _make_room(self, pin: Session, *, spared: Sequence[Session]) -> bool:
-        """Unpin others until a prefix fits; of its tenant only, if that has used up its share."""
+        """Unpin other prefixes until a prefix fits. Only prefixes of the same tenant are unpinned
+        if that tenant has used up its share.
+        """
         quota_bytes = self._pins.quota_bytes
         share_bytes = quota_bytes // TENANT_SHARE
         if sum(map(self._index.size_of, pin.branches[0].keys)) > share_bytes:
@@ -421,7 +432,9 @@ class PrefixPins:
             self._drop(min(victims, key=_ends_at))
 
     def _drop_covered(self, kept: Sequence[Session]) -> None:
-        """Unpin prefixes of a new one that lasts as long: earlier turns of the conversation."""
+        """Unpin the shorter prefixes (earlier turns of the conversation) that a new one covers, if
+        the new one lasts at least as long.
+        """
         last = kept[-1]
         for key in last.branches[0].keys:
             pin = self._kept.get(key)

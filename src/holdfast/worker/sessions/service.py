@@ -1,4 +1,4 @@
-"""The sessions of a worker: carries out commands, records what requests have read.
+"""The sessions of a worker: carries out commands, and records the tokens that requests have read.
 
 Device thread only.
 """
@@ -88,11 +88,13 @@ class SessionService:
 
     @property
     def is_busy(self) -> bool:
-        """Whether an export or import is under way: then the loop must not sleep."""
+        """Whether an export or import is under way; if so, the loop must not sleep."""
         return self._transfers.is_busy
 
     def carry_out(self, command: SessionCommand) -> SessionAnswer | None:
-        """The answer to a command; None if it comes later, from `tend`."""
+        """Carry out a command; returns its answer, or None if `tend` will return the answer
+        later.
+        """
         self._expire()
         try:
             _check(command)
@@ -101,9 +103,9 @@ class SessionService:
             return _refused(command, refusal)
 
     def used(self, session_id: str, *, tenant: str, chain: bytes | bytearray) -> None:
-        """A request of a session has ended, and its blocks are committed.
+        """Record a request of a session that has ended and whose blocks are committed.
 
-        Opens the session if there is none of that id.
+        Opens the session if there is none with this id.
         """
         now = self._clock()
         session = self._registry.find(session_id, tenant=tenant)
@@ -112,7 +114,7 @@ class SessionService:
                 self._make_room(tenant)
                 session = self._registry.open(session_id, tenant=tenant, now=now)
             except SessionRefused as refusal:
-                logger.warning("a request's session cannot be opened: %s", refusal)
+                logger.warning("the session of a request cannot be opened: %s", refusal)
                 return
         session.use(self._cache.index.branch(chain, tenant=tenant), now=now)
         self._changed(session)
@@ -125,7 +127,7 @@ class SessionService:
         chain: bytes | bytearray,
         began_from: Sequence[BlockKey],
     ) -> None:
-        """A request has ended: renew the prefixes that it started from, and keep its own."""
+        """Renew the prefixes that an ended request started from, and pin those that it asks for."""
         self._prefixes.use(began_from, now=self._clock())
         self._prefixes.keep(wanted, tenant=tenant, chain=chain, now=self._clock())
 
@@ -134,7 +136,7 @@ class SessionService:
         ended = [self._ended(transfer) for transfer in self._transfers.advance()]
         answers = [answer for answer in ended if answer is not None]
         if answers:
-            return answers  # before anything else can fail
+            return answers  # before other work can fail
         now = self._clock()
         if now - self._looked_at >= EXPIRY_SECONDS:
             self._looked_at = now
@@ -145,7 +147,7 @@ class SessionService:
         return answers
 
     def close(self, *, writes_records: bool = True) -> None:
-        """Stop all transfers, and write the records that are not written yet."""
+        """Stop all transfers, and write the session records that are not written yet."""
         if writes_records:
             self._write_records()
         self._transfers.close()
@@ -209,7 +211,7 @@ class SessionService:
     def _close(self, command: SessionCommand) -> SessionAnswer:
         session = self._registry.get(command.session_id, tenant=command.tenant)
         answer = self._answer(command, session)
-        if command.forget:  # first: while there is a record, another worker can open it
+        if command.forget:  # first: while its record exists, another worker can open the session
             self._pins.drop(session)
             self._forget(session)
         self._end(session)
@@ -234,7 +236,7 @@ class SessionService:
             self._cache.store.remove_record(session.record_name)
 
     def _forget(self, session: Session) -> None:
-        """Delete the branches of a session, except what another session or chain needs."""
+        """Delete the branches of a session, except blocks that another session or chain needs."""
         others = [other for other in self._registry.of(session.tenant) if other is not session]
         needed = {key for other in others for branch in other.branches for key in branch.keys}
         for branch in session.branches:
@@ -242,7 +244,7 @@ class SessionService:
         self._cache.live.forget_session(session.session_id, tenant=session.tenant)
 
     def _check_room(self, command: SessionCommand, file: SessionFile) -> None:
-        """Refuse a file that does not fit, before anything is evicted for it."""
+        """Refuse a file that does not fit, before blocks are evicted for it."""
         self._registry.refuse_taken(
             command.session_id or file.manifest.session_id, tenant=command.tenant
         )
@@ -251,23 +253,23 @@ class SessionService:
         free_bytes = self._budget_bytes() - self._pins.pinned_bytes
         if file.nbytes > quota_bytes:
             message = (
-                f"the file holds {file.nbytes:,} bytes, an imported session {quota_bytes:,} at most "
-                "(store.pinned_percent)"
+                f"the file has {file.nbytes:,} bytes, but an imported session may have at most "
+                f"{quota_bytes:,} (store.pinned_percent)"
             )
             raise SessionRefused(SessionFailure.OVER_QUOTA, message)
         while file.nbytes > free_bytes and self._prefixes.give_way():
             free_bytes = self._budget_bytes() - self._pins.pinned_bytes
         if file.nbytes > free_bytes:
             message = (
-                f"the file holds {file.nbytes:,} bytes, {max(0, free_bytes):,} are not pinned: "
-                "unpin a session"
+                f"the file has {file.nbytes:,} bytes, but only {max(0, free_bytes):,} are "
+                "unpinned: unpin a session"
             )
             raise SessionRefused(SessionFailure.NO_ROOM, message)
 
     def _imported(
         self, command: SessionCommand, manifest: Manifest, chains: Sequence[bytes]
     ) -> Session:
-        """Open a session over imported chains. Raises SessionRefused if not all found room."""
+        """Open a session for imported chains. Raises SessionRefused if they are not all stored."""
         session_id = command.session_id or manifest.session_id
         tenant = command.tenant
         self._registry.refuse_taken(session_id, tenant=tenant)
@@ -276,7 +278,9 @@ class SessionService:
             branch.tokens < len(chain) // TOKEN_BYTES
             for branch, chain in zip(branches, chains, strict=True)
         ):
-            raise SessionRefused(SessionFailure.NO_ROOM, "there is no room for all of the session")
+            raise SessionRefused(
+                SessionFailure.NO_ROOM, "there is not enough room for the whole session"
+            )
         self._make_room(tenant)
         session = self._registry.open(
             session_id,
@@ -290,7 +294,9 @@ class SessionService:
         return session
 
     def _ended(self, transfer: Transfer) -> SessionAnswer | None:
-        """The answer to a transfer; None if an export starts again after a block was lost."""
+        """The answer to an ended transfer; None if an export starts again because a block was
+        lost.
+        """
         if transfer.lost and self._cache.store is not None:
             self._cache.index.unreadable(transfer.lost)
             self._cache.forget([key for key in transfer.lost if self._cache.payload(key) is None])
@@ -337,7 +343,7 @@ class SessionService:
     def _changed(self, session: Session) -> None:
         self._dirty[session.record_name] = session
         if session.pinned or self._clock() - self._recorded_at >= RECORD_SECONDS:
-            # before the pins, so that every pin has a session that can undo it
+            # before pinning, so that every pin has a recorded session that can undo it
             self._write_records()
         self._pins.sync(session)
         while self._pins.state_of(session) == "over_quota" and self._prefixes.give_way():
@@ -362,7 +368,9 @@ class SessionService:
         self._make_room("", sessions=0)
 
     def _decoded(self, records: dict[str, bytes]) -> dict[str, Session]:
-        """Sessions by record name. Records of other versions are left alone, and logged once."""
+        """Decode sessions, by record name. Unreadable records (of other versions) are skipped and
+        logged once.
+        """
         found: dict[str, Session] = {}
         for name, data in records.items():
             if name in self._unreadable:
@@ -377,7 +385,7 @@ class SessionService:
     def _expire(self) -> None:
         """Close expired sessions.
 
-        With a store, only after it has answered whether another worker has used them since.
+        If there is a store, this waits for its answer whether another worker has used them since.
         """
         over = self._registry.expired(self._clock())
         store = self._cache.store
@@ -404,7 +412,7 @@ class SessionService:
                 self._end(session)
 
     def _make_room(self, tenant: str, *, spared: Session | None = None, sessions: int = 1) -> None:
-        """Close sessions until this many more can be opened.
+        """Close sessions so that this many more can be opened.
 
         Raises SessionRefused if too many are pinned.
         """
@@ -416,7 +424,7 @@ class SessionService:
         while command.pinned is True and not self._pins.fits(session):
             if not self._prefixes.give_way():
                 message = (
-                    f"pinned sessions may hold {self._quota_bytes():,} bytes, and hold "
+                    f"pinned sessions may have {self._quota_bytes():,} bytes, and already have "
                     f"{self._pins.pinned_bytes:,}"
                 )
                 raise SessionRefused(SessionFailure.OVER_QUOTA, f"{message}: unpin another one")
@@ -436,7 +444,9 @@ def _refused(command: SessionCommand, refusal: SessionRefused) -> SessionAnswer:
 
 
 def _check(command: SessionCommand) -> None:
-    """Refuse invalid ids, metadata and times. The server has checked them; the library has not."""
+    """Refuse invalid ids, metadata and times. The server has checked them, but the library
+    has not.
+    """
     is_named_by_file = command.operation == "import" and not command.session_id
     opened = {
         "open": command.session_id,
@@ -448,7 +458,7 @@ def _check(command: SessionCommand) -> None:
     if command.metadata is not msgspec.UNSET and not is_fit_metadata(command.metadata):
         raise SessionRefused(
             SessionFailure.INVALID,
-            "metadata may have up to 16 pairs of strings, of at most 64 and 512 characters",
+            "metadata may have up to 16 keys of at most 64 characters and values of at most 512",
         )
     if command.ttl_seconds is not msgspec.UNSET and not is_fit_ttl(command.ttl_seconds):
         raise SessionRefused(

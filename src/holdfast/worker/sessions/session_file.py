@@ -1,4 +1,4 @@
-"""The file of an exported session: block files, as the store has them, and a manifest. No MLX.
+"""The file of an exported session: block files, as in the store, and a manifest. No MLX.
 
     block files   one after the other: see `store/block.py`
     manifest      msgpack, see `Manifest`
@@ -6,9 +6,9 @@
     u64           bytes of the manifest, little-endian
     18s           magic "HOLDFAST-SESSION-2"
 
-The checksums guard against damage, not against forgery: everything that a file claims is checked
-(here, and against the model in `transfer.py`), but not whether its numbers are what the model would
-have computed. Import only files that you trust.
+The checksums guard against damage, not against forgery: all claims of a file are checked (here, and
+against the model in `transfer.py`), except whether its numbers are those that the model would have
+computed. Import only files that you trust.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from holdfast.worker.sessions.registry import MOST_BRANCHES
 
 MAGIC = b"HOLDFAST-SESSION-2"
 _EARLIER_MAGIC = b"HOLDFAST-SESSION-1"  # at the beginning of the file
-# Both are read as a whole, before or while their checksums are verified.
-_MOST_MANIFEST_BYTES = 64 << 20  # a million tokens are some 4,000 blocks of 30 bytes each
+# Size limits: a manifest or block is read as a whole, before or while its checksum is verified.
+_MOST_MANIFEST_BYTES = 64 << 20  # a million tokens have some 4,000 blocks of 30 bytes each
 _MOST_BLOCK_BYTES = 512 << 20  # a block of the largest models
 _TRAILER = struct.Struct(f"<16sQ{len(MAGIC)}s")
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the file contains."""
+    """The description of the file's contents."""
 
     fingerprint: str
     session_id: str
@@ -55,16 +55,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     ttl_seconds: float | None
     requests: int
     branches: tuple[Branch, ...]
-    blocks: tuple[tuple[BlockKey, int], ...] = ()  # key and bytes of each block file, in order
+    blocks: tuple[tuple[BlockKey, int], ...] = ()  # key and size of each block file, in order
 
 
 def bad_file(message: str) -> SessionRefused:
-    """The file is not a session, or is damaged."""
+    """An error for a file that is not a session, or is damaged."""
     return SessionRefused(SessionFailure.BAD_FILE, message)
 
 
 def write_session(path: Path, manifest: Manifest, blocks: Iterable[StoredBlock]) -> None:
-    """Write a session's file completely or not at all. Raises OSError, and what `blocks` raises."""
+    """Write a session's file completely or not at all. Raises OSError and the exceptions of
+    `blocks`.
+    """
     fresh = path.with_name(path.name + ".new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     written: list[tuple[BlockKey, int]] = []
@@ -84,10 +86,12 @@ def write_session(path: Path, manifest: Manifest, blocks: Iterable[StoredBlock])
 
 
 class SessionFile:
-    """A session's file, opened to be read. Raises SessionRefused and OSError."""
+    """A session's file, opened for reading. Opening and reading raise SessionRefused and OSError."""
 
     def __init__(self, path: Path, *, most_tokens: int) -> None:
-        """Checks the manifest, not the blocks. most_tokens: the most that a branch may have."""
+        """Checks the manifest, not the blocks. most_tokens: the largest number of tokens of a
+        branch.
+        """
         self._file = open(path, "rb")  # noqa: SIM115 - closed by `close`
         try:
             self.manifest = self._read_manifest()
@@ -101,12 +105,12 @@ class SessionFile:
         self._file.close()
 
     def refuse_other_model(self, fingerprint: str) -> None:
-        """Raise SessionRefused if the file is not of the model with this fingerprint."""
+        """Raise SessionRefused if the file belongs to a model with another fingerprint."""
         if self.manifest.fingerprint != fingerprint:
             raise SessionRefused(
                 SessionFailure.OTHER_MODEL,
-                "the file is of another model, of other weights or settings of it, or was written "
-                "by another version of Holdfast",
+                "the file belongs to another model or to other weights or settings of this model, "
+                "or was written by another version of Holdfast",
             )
 
     @property
@@ -115,7 +119,7 @@ class SessionFile:
         return sum(size for _, size in self.manifest.blocks)
 
     def block(self, key: BlockKey) -> StoredBlock:
-        """One block or state; its checksums are verified."""
+        """Read one block or state, and verify its checksums."""
         if key not in self._places:
             raise bad_file(f"block {key.hex()[:12]} is not in the file")
         begin, size = self._places[key]
@@ -148,7 +152,7 @@ class SessionFile:
         self._file.seek(max(0, file_bytes - _TRAILER.size))
         trailer = self._file.read()
         if len(trailer) < _TRAILER.size or not trailer.endswith(MAGIC):
-            raise bad_file("this is not a session's file, or it is cut off")
+            raise bad_file("the file is not an exported session, or is truncated")
         checksum, manifest_bytes, _ = _TRAILER.unpack(trailer)
         blocks_end = file_bytes - _TRAILER.size - manifest_bytes
         if blocks_end < 0 or manifest_bytes > _MOST_MANIFEST_BYTES:
@@ -156,21 +160,23 @@ class SessionFile:
         self._file.seek(blocks_end)
         encoded = self._file.read(manifest_bytes)
         if xxhash.xxh3_128_digest(encoded) != checksum:
-            raise bad_file("the file is damaged: its manifest has another checksum")
+            raise bad_file("the file is damaged: the checksum of its manifest does not match")
         try:
             manifest = msgspec.msgpack.decode(encoded, type=Manifest)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            # text that is not UTF-8 is a ValueError
+            # text that is not UTF-8 raises ValueError
             raise bad_file(f"the file's manifest cannot be read: {error}") from error
         self._places: dict[BlockKey, tuple[int, int]] = {}
         end = 0
         for key, size in manifest.blocks:
             if not 0 <= size <= _MOST_BLOCK_BYTES:
-                raise bad_file(f"the file's manifest has a block of {size:,} bytes")
+                raise bad_file(
+                    f"the file's manifest has a block with an invalid size of {size:,} bytes"
+                )
             self._places[key] = (end, size)
             end += size
         if end != blocks_end or len(self._places) != len(manifest.blocks):
-            raise bad_file("the file has other blocks than its manifest")
+            raise bad_file("the blocks of the file do not match its manifest")
         return manifest
 
     def _check_manifest(self, most_tokens: int) -> None:
@@ -187,14 +193,16 @@ class SessionFile:
             if branch.tokens > most_tokens:
                 raise bad_file(
                     f"a branch of the file has {branch.tokens} tokens, "
-                    f"the model takes {most_tokens}"
+                    f"but the model takes at most {most_tokens}"
                 )
             if len(branch.states) > MOST_STATES:
-                raise bad_file("a branch of the file has more states than are kept")
+                raise bad_file("a branch of the file has more states than allowed")
 
 
 def _chain_of(branch: Branch, blocks: Mapping[BlockKey, Block]) -> bytes:
-    """The packed tokens of a branch, if its blocks and states fit together."""
+    """The packed tokens of a branch. Raises SessionRefused if its blocks and states do not fit
+    together.
+    """
     chain = bytearray()
     for part in branch.blocks:
         block = blocks.get(part.key)

@@ -1,8 +1,8 @@
 """Exports and imports of sessions.
 
-A thread per transfer does the file work, the device thread the work on arrays; a queue of a few
-blocks connects them. The device thread does a little between two steps, so that streams are hardly
-delayed. A failure ends only its own transfer.
+One thread per transfer reads or writes the file, and the device thread works on the arrays; a queue
+of a few blocks connects them. The device thread does a little work between two steps, so that
+streams are hardly delayed. A failure ends only the transfer in which it occurs.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.sessions.registry import Session
 from holdfast.worker.sessions.session_file import Manifest, SessionFile, bad_file, write_session
 
-# of the device thread between two steps, for all transfers; one block may take longer
+# time of the device thread between two steps, for all transfers; one block may take longer
 SECONDS_AT_A_TIME = 0.004
 QUEUED_BLOCKS = 3
 MOST_TRANSFERS = 4
-MOST_QUEUED_BYTES = 128 << 20  # in the store's queue, which takes 512 MiB
+MOST_QUEUED_BYTES = 128 << 20  # in the store's queue, which holds up to 512 MiB
 _POLL_SECONDS = 0.05
 
 T = TypeVar("T")
-# the device thread's part, bit by bit; yields whether it must wait for the other thread
+# the device thread's part of a transfer; each piece yields whether to wait for the other thread
 Steps: TypeAlias = Generator[bool, None, None]
 
 logger = logging.getLogger("holdfast.worker.sessions")
@@ -47,10 +47,10 @@ class Transfer:
     """An export or import under way."""
 
     command: SessionCommand
-    session: Session | None = None  # of an import: set when it is complete
-    # of an export: keeps its blocks from being evicted
+    session: Session | None = None  # for an import: set when it is complete
+    # for an export: prevents the eviction of its blocks
     hold: ExitStack = field(default_factory=ExitStack)
-    # of an export: blocks that the store could not read
+    # for an export: blocks that the store could not read
     lost: list[BlockKey] = field(default_factory=list)
     failure: SessionRefused | None = None
     stop: threading.Event = field(default_factory=threading.Event)  # asks the thread to end
@@ -58,7 +58,9 @@ class Transfer:
 
     @contextmanager
     def costing_nobody_else(self) -> Iterator[None]:
-        """Turn any exception into the failure of this transfer, unless it has failed already."""
+        """Turn any exception in the block into the failure of this transfer, unless it has already
+        failed.
+        """
         failure: SessionRefused | None = _failed("the transfer was interrupted")
         try:
             yield
@@ -69,7 +71,7 @@ class Transfer:
             failure = bad_file(f"the file does not fit this model: {mismatch}")
         except (OSError, ReadFailed) as error:
             failure = _failed(f"the session's file: {error}")
-        except Exception as error:  # whatever MLX raises for a damaged block
+        except Exception as error:  # any exception that MLX raises for a damaged block
             logger.exception("the transfer of a session failed")
             failure = _failed(f"the transfer failed: {error}")
         finally:
@@ -77,7 +79,7 @@ class Transfer:
 
 
 class Transfers:
-    """Exports and imports under way. Device thread, except `_write` and `_read`."""
+    """The exports and imports under way. Device thread only, except `_write` and `_read`."""
 
     def __init__(
         self,
@@ -89,7 +91,8 @@ class Transfers:
     ) -> None:
         """Both callbacks run on the device thread and may raise SessionRefused.
 
-        check_room: whether a checked file may be imported. register: makes a session of the chains.
+        check_room: raises if a checked file may not be imported. register: creates a session from
+        the chains.
         """
         self._cache = cache
         self._context_tokens = context_tokens
@@ -103,14 +106,16 @@ class Transfers:
         return bool(self._under_way)
 
     def begin_export(self, command: SessionCommand, session: Session) -> None:
-        """Export the cached blocks of a session. Raises SessionRefused if busy, or if none is left."""
+        """Export the cached blocks of a session. Raises SessionRefused if there are too many
+        transfers, or if no block is left.
+        """
         self._refuse_too_many()
         index = self._cache.index
         branches = [part for branch in session.branches if (part := index.kept_part(branch)).blocks]
         if session.branches and not branches:
             raise SessionRefused(
                 SessionFailure.NOT_KEPT,
-                "nothing of this session is cached any more: it was evicted, or the store was "
+                "no part of this session is cached any more: it was evicted, or the store was "
                 "cleared",
             )
         blocks = {block.key: block for branch in branches for block in index.blocks_of(branch)}
@@ -132,7 +137,9 @@ class Transfers:
         )
 
     def begin_import(self, command: SessionCommand) -> None:
-        """Check a file, then take in its blocks. Raises SessionRefused if busy."""
+        """Check a file, then import its blocks. Raises SessionRefused if there are too many
+        transfers.
+        """
         self._refuse_too_many()
         transfer = Transfer(command)
         checked = queue.Queue[tuple[SessionFile, list[bytes]]]()
@@ -144,7 +151,7 @@ class Transfers:
         )
 
     def advance(self) -> list[Transfer]:
-        """Continue all transfers for a moment; returns those that have ended."""
+        """Continue all transfers for a short time; returns those that have ended."""
         until = time.perf_counter() + SECONDS_AT_A_TIME
         ended = [
             transfer
@@ -156,7 +163,7 @@ class Transfers:
         return ended
 
     def close(self) -> None:
-        """Stop all transfers; blocks that were imported so far stay in the cache."""
+        """Stop all transfers; blocks that are already imported stay in the cache."""
         for transfer in self._under_way:
             transfer.stop.set()
         for transfer in list(self._under_way):
@@ -196,7 +203,9 @@ class Transfers:
         blocks: Iterable[Block],
         contents: queue.Queue[StoredBlock | BlockKey],
     ) -> Steps:
-        """Queue blocks from memory, and the keys of those that the thread must read from disk."""
+        """Queue the blocks that are in memory, and the keys of those that the thread must read from
+        disk.
+        """
         for block in blocks:
             while contents.full():
                 yield True
@@ -224,7 +233,7 @@ class Transfers:
                     try:
                         block = self._stored(block)
                     except ReadFailed as error:
-                        # the file is given up; find everything else that is lost
+                        # the file is given up; find all other lost blocks
                         failure = error
                         transfer.lost.append(error.key)
                         continue
@@ -266,7 +275,7 @@ class Transfers:
             file.close()
 
     def _check_block(self, stored: StoredBlock) -> None:
-        """Check a block or state against the model, values included."""
+        """Check a block or state, including its values, against the model."""
         try:
             self._cache.check(stored)
         except SnapshotMismatch as mismatch:
@@ -280,7 +289,7 @@ class Transfers:
         checked: queue.Queue[tuple[SessionFile, list[bytes]]],
         blocks: queue.Queue[StoredBlock],
     ) -> Steps:
-        """Take in what comes out of the queue; register the session when all of it is there."""
+        """Import the blocks from the queue; register the session when all of them are there."""
         command = transfer.command
         file, chains = yield from self._next(transfer, checked)
         self._check_room(command, file)
@@ -297,10 +306,12 @@ class Transfers:
         transfer.session = self._register(command, file.manifest, chains)
 
     def _next(self, transfer: Transfer, items: queue.Queue[T]) -> Generator[bool, None, T]:
-        """The next item of a queue, once it is there and the store's queue is not too full."""
+        """Return the next item of a queue, once there is one and the store's queue is not too
+        full.
+        """
         yield False
         while True:
-            # read this first: the thread adds nothing after its end
+            # read this first: the thread adds no item after its end
             has_all = transfer.ended.is_set()
             if not self._writes_too_much():
                 try:
@@ -318,7 +329,7 @@ class Transfers:
 
 
 def _has_ended(transfer: Transfer, steps: Steps, until: float) -> bool:
-    """Do some of the device thread's part of a transfer; returns whether the transfer ended."""
+    """Do some of the device thread's part of a transfer; returns whether the transfer has ended."""
     with transfer.costing_nobody_else():
         if transfer.failure is not None:
             return True
@@ -329,7 +340,7 @@ def _has_ended(transfer: Transfer, steps: Steps, until: float) -> bool:
 
 
 def _when_possible(attempt: Callable[[], T], stop: threading.Event) -> T:
-    """Repeat an attempt until the queue lets it succeed. Raises SessionRefused when stopped."""
+    """Repeat an attempt while the queue is full or empty. Raises SessionRefused if stopped."""
     while not stop.is_set():
         try:
             return attempt()
