@@ -37,7 +37,8 @@ class KVBlock:
 
     arrays: the arrays of each such layer (usually keys and values), tokens on axis 2, in the order
     of the layers. A codec that quantizes replaces each array by three: codes (uint32), scales,
-    biases.     dtype: the type of the keys and values before they were quantized.
+    biases.
+    dtype: the type of the keys and values before they were quantized.
     """
 
     start: int

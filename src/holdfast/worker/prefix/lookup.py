@@ -215,7 +215,8 @@ class LiveClaim:
     """A claim to start a sequence from the first tokens of a live chain.
 
     needs_end: whether all layers are needed as they are at the end of the chain, or rewound from
-    there. Such a claim is exclusive.     use: the planned use; once the engine has the state, the
+    there. Such a claim is exclusive.
+    use: the planned use; once the engine has the state, the
     actual use.
     """
 
