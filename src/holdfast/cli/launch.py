@@ -322,6 +322,16 @@ class LaunchFailed(HoldfastError):
     """The agent cannot be started with these arguments."""
 
 
+SmallModel = Annotated[
+    str | None,
+    typer.Option(
+        "--small-model",
+        metavar="ID",
+        help="For the agent's titles and summaries; default: same as --model.",
+    ),
+]
+
+
 def launch(
     agent: Agent = "",
     arguments: Annotated[
@@ -336,14 +346,7 @@ def launch(
             "--model", metavar="ID", help="Id of the model; default: the server's first one."
         ),
     ] = None,
-    small_model: Annotated[
-        str | None,
-        typer.Option(
-            "--small-model",
-            metavar="ID",
-            help="For the agent's titles and summaries; default: same as --model.",
-        ),
-    ] = None,
+    small_model: SmallModel = None,
     allow_demo: Annotated[
         bool, typer.Option("--allow-demo", help="Allow the bundled demonstration model.")
     ] = False,
