@@ -18,9 +18,9 @@ from tests.fakes.tiny_models import TINY, VOCAB_SIZE, make_tiny  # noqa: E402
 
 HEADER = """# Architectures
 
-Holdfast runs unmodified mlx-lm models in one of three layouts. When it loads a model, it tries the layouts from left to
-right and uses the first one that computes correct results. Models that are not in this table therefore work too.
-`holdfast doctor MODEL` shows the layout of a model; `model.layout` forces one.
+Holdfast runs unmodified mlx-lm models in one of three layouts. When it loads a model, it tries the layouts in the order
+of the next table and uses the first one that computes correct results. So architectures that the second table does not
+list can work too. `holdfast doctor MODEL` shows the layout of a model; `model.layout` forces one.
 
 | layout | meaning |
 |---|---|
@@ -30,7 +30,9 @@ right and uses the first one that computes correct results. Models that are not 
 
 `make architectures` generates the table below with mlx {mlx} and mlx-lm {mlx_lm} on tiny random models (float32, CPU).
 A number is the largest error of any logit, relative to the effect of one changed token of the context; a layout counts
-as correct up to 1e-3. A word is the name of the exception because of which a layout was rejected.
+as correct up to 1e-3. A word is the exception because of which a layout was rejected. The three `split` columns differ
+in how decoding sequences attend: through Holdfast's attention function (seam), or in the model's own code over padded
+copies of their KV (gathered), if necessary with one more mask dimension (grouped masks).
 
 | architecture | layout | rows | split, seam | split, gathered | split, gathered, grouped masks | solo |
 |---|---|---|---|---|---|---|
