@@ -77,4 +77,4 @@ def test_it_is_refused_after_a_few_deaths_although_it_drew_tokens_each_time(
     assert refusal.status_code == 500
     assert refusal.headers["x-should-retry"] == "false", "a client that retries kills four more"
     assert killed(server) == 4
-    assert "is refused: the worker died while it ran alone" in server.log()
+    assert "is refused: it was the only request running when the worker died" in server.log()

@@ -98,7 +98,7 @@ def test_it_is_told_in_the_log_and_in_a_crash_report(
         ]
     assert explained["resumed"] == 1
     assert "another one continued it" in explained["explanation"]
-    assert "1 of them mid-answer; they continue with the next worker" in bundled.log()
+    assert "(1 mid-answer); those that are not refused continue on the next worker" in bundled.log()
     assert "resumed 1 times" in bundled.log()
     report = json.loads(max((state / "holdfast" / "crashes").iterdir()).read_text())
     assert "SIGABRT" in report["how"]

@@ -83,7 +83,7 @@ class BadBlock(ReadFailed):
 
 
 class StoreRefused(HoldfastError):
-    """The folder cannot be used as a store, because it holds files that are not the store's."""
+    """The folder cannot be used as a store, because it contains other files."""
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -57,8 +57,9 @@ class BlockReader:
         figures: StoreFigures,
         on_bad: Callable[[Path, BadBlock], None],
     ) -> None:
-        """figures: contain the model's short name. on_bad: called on the reading thread with each
-        damaged file.
+        """figures: the store's metrics, which the reader updates; they contain the model's short name.
+
+        on_bad: called on the reading thread with the path of each damaged file and the error.
         """
         self._folder = folder
         self._mailbox = mailbox
@@ -78,11 +79,11 @@ class BlockReader:
         return future
 
     def end(self) -> None:
-        """End the thread once everything asked so far is answered."""
+        """End the thread once it has answered all previous calls of `ask`."""
         self._asked.put(None)
 
     def run(self) -> None:
-        """Answer until `end` is called."""
+        """Read blocks until `end` is called. The body of the reading thread."""
         try:
             while (asked := self._asked.get()) is not None:
                 key, future = asked
@@ -146,11 +147,13 @@ class BlockStore:
         limits: StoreLimits | None = None,
         clocks: Clocks | None = None,
     ) -> None:
-        """Raises StoreRefused if the folder holds files that are not the store's.
+        """Open the store and start its threads.
 
-        A read-only folder is no error.
+        Raises StoreRefused if the folder contains files that do not belong to a store. A folder
+        that cannot be read or written is not an error.
 
-        served_as: the model's name, for people who look at the store.
+        fingerprint: identifies the model; only its blocks are visible.
+        served_as: the model's name, shown to people who inspect the folder.
         """
         limits = limits or StoreLimits()
         clocks = clocks or Clocks()
@@ -276,7 +279,10 @@ class BlockStore:
     # -- the whole store
 
     def flush(self, timeout_seconds: float = 60.0) -> bool:
-        """Wait until everything so far is durable. Returns whether it is."""
+        """Wait until all blocks and records put so far are durable.
+
+        Returns whether they are; False after the timeout, or if the store is closed.
+        """
         try:
             return self._mailbox.ask(self._io.flush).result(timeout_seconds)
         except (FutureTimeout, CancelledError):
@@ -290,7 +296,7 @@ class BlockStore:
             thread.join()
 
     def statistics(self) -> StoreFigures:
-        """A snapshot of the figures. Never waits."""
+        """A snapshot of the store's metrics. Never waits."""
         queued_blocks, queued_bytes = self._mailbox.load()
         return msgspec.structs.replace(
             self._figures,

@@ -154,8 +154,8 @@ def test_a_wrong_entry_is_left_out_with_its_reason_and_the_others_stay(
         ("[models.a\n", "the file is not TOML"),
         ("[model.a]\nid = 'o/n'\n", "unknown section [model]; did you mean models?"),
         ("models = 3\n", "write each model as [models.NAME]"),
-        ("[models]\na = 3\n", "write [models.a]"),
-        ("[models.'']\nid = 'o/n'\n", "a name must not be empty"),
+        ("[models]\na = 3\n", "must be a table: write the header [models.a]"),
+        ("[models.'']\nid = 'o/n'\n", "a model's name must not be empty"),
         (
             "[models.kelp2.5-7b]\nid = 'o/n'\n",
             'unknown key 5-7b; quote a name that contains a dot: [models."kelp2.5-7b"]',

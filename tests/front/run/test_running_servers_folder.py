@@ -68,7 +68,7 @@ def test_no_place_at_all_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     (tmp_path / "caches").write_text("a file")
     with (
-        pytest.raises(ConfigError, match="no place for temporary files"),
+        pytest.raises(ConfigError, match="no folder for temporary files"),
         run_folder({"XDG_CACHE_HOME": str(tmp_path / "caches")}),
     ):
         pass

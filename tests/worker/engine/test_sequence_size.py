@@ -24,6 +24,6 @@ def test_bytes_are_those_that_the_engine_measures(name: str) -> None:
 
 def test_a_model_that_is_not_known_is_told() -> None:
     with pytest.raises(
-        ModelLoadError, match=r"cannot be measured: ValueError: Model type kelp not supported"
+        ModelLoadError, match=r"this model takes: ValueError: Model type kelp not supported"
     ):
         sequence_size_of({"model_type": "kelp"})

@@ -218,9 +218,12 @@ def read_catalog_file(file: Path, settings: Settings, *, raises: bool = False) -
 def _entry(name: str, table: object, *, file: Path, settings: Settings) -> CatalogEntry:
     """Read the entry of one model. Raises ConfigError and ModelLoadError."""
     if not isinstance(table, dict):
-        raise ConfigError(f"write [{_SECTION}.{name}] and its keys below it")
+        raise ConfigError(
+            f"must be a table: write the header [{_SECTION}.{name}] and put its keys on the lines "
+            "below"
+        )
     if not name.strip() or not name.isprintable():
-        raise ConfigError("a name must not be empty and must be printable")
+        raise ConfigError("a model's name must not be empty and must be printable")
     _check_keys(name, table)
     specs = _specs()
     given = {
@@ -278,7 +281,7 @@ def _place(table: Mapping[str, Any], *, revision: str, file: Path) -> dict[str, 
             raise ConfigError(f"id = {hub_id} is a folder; use path for folders")
         return {"path": source.name, "revision": source.revision}
     if revision:
-        raise ConfigError("revision goes with id, not with path")
+        raise ConfigError("revision can be set only together with id, not with path")
     folder = file.absolute().parent / os.path.expanduser(path or "")
     return {"path": str(folder), "revision": ""}
 

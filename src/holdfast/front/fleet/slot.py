@@ -605,15 +605,16 @@ class ModelSlot:
         loss = end.loss
         if loss.requests:
             logger.warning(
-                "model %s: the worker had %d requests, %d of them mid-answer; they continue with "
-                "the next worker",
+                "model %s: the worker ended with %d open requests (%d mid-answer); those that are "
+                "not refused continue on the next worker",
                 self.entry.name,
                 len(loss.requests),
                 sum(drawn > 0 for drawn in loss.drawn_tokens),
             )
         for request_id in loss.refused:
             logger.error(
-                "model %s: request %s is refused: the worker died while it ran alone",
+                "model %s: request %s is refused: it was the only request running when the worker "
+                "died",
                 self.entry.name,
                 request_id,
             )

@@ -235,12 +235,14 @@ class OpenAIAnswer(AnswerFormat):
         self._completion_tokens = 0
 
     def opening(self, *, prompt_tokens: int) -> bytes:
-        """Return no chunk. From now on, the current counts include the prompt."""
+        """Record the number of prompt tokens for the counts in later chunks. Returns no bytes."""
         self._prompt_tokens = prompt_tokens
         return b""
 
     def progress(self, event: PromptProgress) -> bytes:
-        """Return a chunk without text. `processed` includes the cached tokens."""
+        """Return a chunk without text that reports the prefill's progress; empty if the client did
+        not ask for it. `processed` includes the cached tokens.
+        """
         if not self._shows_progress:
             return b""
         progress = {
@@ -258,7 +260,9 @@ class OpenAIAnswer(AnswerFormat):
         return b'%b%b%b,"prompt_progress":%b}\n\n' % fields
 
     def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
-        """Return the end mark, after a chunk for token counts and explanation if there are any."""
+        """Return the end mark of the stream, preceded by a chunk with token counts and explanation if
+        the stream shows any.
+        """
         fields = b""
         if self._shows_usage:
             fields += b',"usage":%b' % _encode(usage_of(counts))
@@ -271,7 +275,7 @@ class OpenAIAnswer(AnswerFormat):
         return b"data: %b\n\n" % _encode(openai_error(problem))
 
     def _chunk_end(self, new_tokens: int = 0) -> bytes:
-        """The end of a chunk, after its choices: without `usage`, with null, or with current
+        """The part of a chunk that follows its choices. `usage` is absent, null, or the current
         counts.
         """
         if not self._shows_counts:
@@ -334,19 +338,19 @@ class ChatAnswer(OpenAIAnswer):
         ]
 
     def keep_alive(self) -> bytes:
-        """Return an empty chunk: some clients ignore comments and give up without events."""
+        """Return an empty chunk, because some clients ignore comments and time out without events."""
         return self._choices[0] + b'{},"logprobs":null,"finish_reason":null}' + self._chunk_end()
 
     def opening(self, *, prompt_tokens: int) -> bytes:
-        """Return a chunk for each choice that contains the role."""
+        """Return the first chunk of each choice, which carries the role."""
         super().opening(prompt_tokens=prompt_tokens)
         role = b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
         end = self._chunk_end()
         return b"".join([choice + role + end for choice in self._choices])
 
     def delta(self, event: OutputDelta) -> bytes:
-        """Return a chunk with the new content. The end of a call adds nothing but
-        log-probabilities.
+        """Return a chunk with the new content; empty if there is neither content nor
+        log-probabilities. The end of a tool call has no content.
         """
         added = self._added(event)
         end = self._chunk_end(len(event.token_ids))
@@ -452,7 +456,7 @@ class CompletionAnswer(OpenAIAnswer):
     empty_news = b'"text":""'
 
     def keep_alive(self) -> bytes:
-        """Return an empty chunk: some clients ignore comments and give up without events."""
+        """Return an empty chunk, because some clients ignore comments and time out without events."""
         choice = b'{"index":0,"text":"","logprobs":null,"finish_reason":null}'
         return self._chunk_begin + choice + self._chunk_end()
 

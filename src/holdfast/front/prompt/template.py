@@ -83,7 +83,7 @@ class ChatTemplate:
         self._arguments_as_text = takes_text and not takes_object
 
     def with_tool_habits(self, habits: ToolHabits) -> ChatTemplate:
-        """The same template, with another adaptation of conversations with tools."""
+        """Return a copy of this template that adapts conversations with tools to `habits`."""
         adapted = copy.copy(self)
         adapted._habits = habits
         return adapted

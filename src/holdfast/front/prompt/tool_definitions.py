@@ -78,15 +78,18 @@ def made_once(tool: KeptTool, kind: Hashable, make: Callable[[], T]) -> T:
 
 
 def packed_tool(tool: KeptTool) -> bytes:
-    """The definition as bytes for `unpacked_tool` in another process. Thread-safe."""
+    """Pack a tool definition into bytes that `unpacked_tool` reads in another process.
+    Thread-safe.
+    """
     return made_once(tool, "packed", lambda: pickle.dumps(dict(tool), pickle.HIGHEST_PROTOCOL))
 
 
 @functools.lru_cache(maxsize=_MAX_UNPACKED)
 def unpacked_tool(packed: bytes) -> KeptTool:
-    """The definition in these bytes.
+    """Return the tool definition that `packed_tool` has packed into these bytes.
 
-    Equal bytes give the same object, so values are derived only once in this process, too.
+    Results are cached: equal bytes usually return the same object, so that values derived from the
+    definition are computed only once in this process too.
     """
     return KeptTool(pickle.loads(packed))
 

@@ -87,13 +87,13 @@ def write_server(server: RunningServer, folder: Path) -> None:
 def run_folder(environ: Mapping[str, str]) -> Iterator[Path]:
     """Create a folder for all temporary files of this process and its children.
 
-    This changes TMPDIR and `tempfile.tempdir`, so it must be used only in a process of our own.
+    This changes TMPDIR and `tempfile.tempdir`, so use it only in a process that Holdfast owns.
     Raises ConfigError if no folder can be created.
     """
     try:
         claimed = _claimed(environ)
     except OSError as error:
-        raise ConfigError(f"there is no place for temporary files: {error}") from error
+        raise ConfigError(f"no folder for temporary files can be created: {error}") from error
     before = tempfile.tempdir
     variable_before = os.environ.get(_TMPDIR)
     tempfile.tempdir = str(claimed.folder)
@@ -119,7 +119,11 @@ def _claimed(environ: Mapping[str, str]) -> Claim:
         sweep(place, prefix=CLAIM_PREFIX)
         return claim(place, prefix=CLAIM_PREFIX)
     except (OSError, RuntimeError) as error:  # read-only, full, without locks; or no home
-        logger.info("temporary files are in %s: %s", shared, error)
+        logger.info(
+            "temporary files are put in %s, because the usual folder cannot be used: %s",
+            shared,
+            error,
+        )
         return claim(shared, prefix=CLAIM_PREFIX)
 
 

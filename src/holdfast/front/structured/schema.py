@@ -178,7 +178,11 @@ class _Walk:
                 return True
 
     def _definition(self, reference: Any, *, place: str, depth: int, may_close: bool) -> str:
-        """Return the name of the definition that a reference points to; empty if left out."""
+        """Return the name of the definition that a reference points to.
+
+        Returns an empty name if the reference cannot be resolved; the schema is then enforced
+        without its `$ref`.
+        """
         where = join_place(place, "$ref")
         if not isinstance(reference, str):
             raise SchemaFault("a reference must be a string", place=where)

@@ -60,10 +60,10 @@ class Members:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallableTool:
-    """A tool that may be called.
+    """A tool that the model may call.
 
-    place: where its schema is in the request. strict: whether a keyword that cannot be enforced is
-    an error.
+    place: where the tool's schema is in the request.
+    strict: whether a keyword that cannot be enforced is an error.
     """
 
     name: str
@@ -104,7 +104,9 @@ class CallableTool:
 
 
 def arguments_of(rules: Rules, tool: CallableTool, values: Values) -> tuple[str, tuple[str, ...]]:
-    """Return a tool's arguments as an expression, and the keywords it does not enforce."""
+    """Return a grammar expression for a tool's arguments, and the JSON Schema keywords that the
+    expression does not enforce.
+    """
     match values:
         case JsonObject():
             return json_value(tool.arguments), ()

@@ -204,7 +204,10 @@ class ManyKept:
 
 
 class WeighedRow:
-    """A row of logits as weights, with the operations of `sampling_draw`."""
+    """A row of logits, and its tokens' weights: sampling probabilities that are not normalized.
+
+    The likeliest token has weight 1. The weights are computed as in `sampling_draw`.
+    """
 
     def __init__(self, row: Floats, params: SamplingParams) -> None:
         self.row = row
@@ -212,17 +215,19 @@ class WeighedRow:
         self._coldness = np.float32(1.0 / min(params.temperature, HOTTEST))
 
     def nats(self, logits: Floats) -> Floats:
-        """Logarithms of the weights."""
+        """Natural logarithms of the weights (unnormalized sampling probabilities) of some of the
+        row's logits.
+        """
         return (logits - self.peak) * self._coldness
 
     def weights(self, logits: Floats) -> Floats:
-        """The weights of some of the row's logits."""
+        """Weights (unnormalized sampling probabilities) of some of the row's logits."""
         scaled = self.nats(logits)
         return np.exp(scaled, out=scaled)
 
     @cached_property
     def groups(self) -> GroupedRow:
-        """The row in groups."""
+        """The row's logits, divided into groups of tokens."""
         return GroupedRow(self.row)
 
     @cached_property
@@ -345,8 +350,8 @@ def _edge_by_histogram(weights: Floats, *, top_p: float) -> float:
 
 
 def _draw_unfiltered(weighed: WeighedRow, key: tuple[int, int]) -> int:
-    """Sample from the whole vocabulary. Sums only the blocks that their maximum and noise allow to
-    win.
+    """Sample from the whole vocabulary. Sums only the blocks that can win, given their maximum and
+    noise.
     """
     row = weighed.row
     whole = row.size // BLOCK

@@ -1,4 +1,6 @@
-"""Loads a model from a local folder: checks it, maps its weights, and converts them by module."""
+"""Loads a model from a local folder: checks the files, maps the weights into memory, then reads
+and converts the weights of one module at a time.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ _MISFITS = (
 
 
 def vocabulary_size(model: Module, config: Mapping[str, Any]) -> int:
-    """The number of logits: the rows of the head or embedding, or else the configured number."""
+    """The number of logits: the rows of the output head or of the embedding; if the model has
+    neither, `vocab_size` of the configuration.
+    """
     heads = []
     embeddings = []
     modules: list[tuple[str, Any]] = cast("Any", model).named_modules()
@@ -64,7 +68,7 @@ def vocabulary_size(model: Module, config: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model that is ready to compute. Stays on the device thread."""
+    """A model that is ready to compute. Use it only on the device thread."""
 
     model: Module
     model_type: str

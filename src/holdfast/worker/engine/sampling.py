@@ -277,8 +277,10 @@ class DrawnRows:
 
     tokens: uint32 [R]. ok: bool [R], False if the logits contain NaN or inf, or no token is left to
     sample; then the token is meaningless (but a valid id). empty: bool [R], whether no token is
-    left; None if no row is masked. scores: of all R rows, with the largest k that any row wants,
-    and meaningless for rows that want none; None if no row wants any.
+    left; None if no row is masked.
+    scores: log-probabilities of the sampled tokens, and of the k likeliest tokens of each of the R
+        rows, where k is the largest `top_logprobs` of any row. Meaningless for rows without
+        `want_logprobs`; None if no row wants log-probabilities.
     """
 
     tokens: mx.array

@@ -1,4 +1,5 @@
-"""The memory of a model's sequence, from config.json alone, without computing anything.
+"""The memory that a sequence of a model takes, derived from config.json alone, without running the
+model.
 
 MLX is lazy: a model without weights has shapes, and so do its caches after a forward pass that is
 never evaluated. Callers must not import MLX, so `sequence_size_of` measures in another process
@@ -33,10 +34,11 @@ class SequenceSize(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sequence_size_of(config: Mapping[str, Any]) -> SequenceSize:
-    """Measure a model with this config.json in another process. Takes about 2 s.
+    """Measure in another process the memory that a sequence takes in the model with this
+    config.json. Takes about 2 s.
 
-    Raises ModelLoadError if mlx-lm has no such model, or if the size cannot be determined without
-    computing.
+    Raises ModelLoadError if mlx-lm has no such model, or if the memory cannot be measured without
+    running the model.
     """
     command = [sys.executable, "-P", "-m", "holdfast.worker.engine.sequence_size"]
     sent = msgspec.json.encode(dict(config))
@@ -47,14 +49,19 @@ def sequence_size_of(config: Mapping[str, Any]) -> SequenceSize:
         return msgspec.json.decode(done.stdout, type=SequenceSize)
     except subprocess.TimeoutExpired:
         raise ModelLoadError(
-            f"the size of its sequences was not known within {_LONGEST_SECONDS:.0f} s"
+            "cannot measure how much memory a sequence of this model takes: no result within "
+            f"{_LONGEST_SECONDS:.0f} s"
         ) from None
     except subprocess.CalledProcessError as error:
         lines = error.stderr.decode(errors="replace").strip().splitlines()
         reason = lines[-1] if lines else f"exit code {error.returncode}"
-        raise ModelLoadError(f"the size of its sequences cannot be measured: {reason}") from error
+        raise ModelLoadError(
+            f"cannot measure how much memory a sequence of this model takes: {reason}"
+        ) from error
     except msgspec.DecodeError as error:
-        raise ModelLoadError(f"the size of its sequences cannot be measured: {error}") from error
+        raise ModelLoadError(
+            f"cannot measure how much memory a sequence of this model takes: {error}"
+        ) from error
 
 
 def _measured(config: dict[str, Any]) -> SequenceSize:
@@ -89,7 +96,7 @@ def _parts(cache: Any) -> Iterator[Any]:
 
 
 def _as_kept(cache: Any) -> Any:
-    """A state with the same contents as one of mlx-lm's caches."""
+    """A state of our own with the contents of an mlx-lm cache."""
     kinds = importlib.import_module("holdfast.worker.kv.kinds")
     state = kinds.fresh_layer(cache)
     if not isinstance(state, kinds.WindowKV):

@@ -99,10 +99,11 @@ class ModelForm:
 
 @dataclass(slots=True, eq=False)
 class LiveState:
-    """The layers of one sequence, and the number of tokens that they have read or that dispatched
-    steps will have read.
+    """The state of one sequence in all layers of the model.
 
-    leaves: the states of all layers; a composite contributes each of its states.
+    tokens: the number of tokens in the state, including the tokens of dispatched steps.
+    leaves: the states of all layers in one flat tuple. A composite layer contributes several: one
+        for each state that it is composed of.
     """
 
     layers: list[Layer]
@@ -133,7 +134,9 @@ class LiveState:
             leaf.reserve(tokens)
 
     def trim(self) -> None:
-        """Release the data that only the last forward pass needed, once that pass is laid out."""
+        """Release the data that only the last forward pass needed. Call it once the graph of that
+        pass is built.
+        """
         for leaf in self.leaves:
             leaf.trim()
 
@@ -188,12 +191,12 @@ class LiveState:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether a layer is an object of mlx-lm that has no snapshot form."""
+        """Whether any layer's cache is an mlx-lm object that cannot be snapshotted."""
         return any(leaf.is_foreign for leaf in self.leaves)
 
     def form(self) -> ModelForm | None:
-        """The form of the snapshots; None if a layer has no snapshot form. Call it after the first
-        token.
+        """The form of the snapshots; None if a layer cannot be snapshotted. Call it only after the
+        first token.
         """
         if self.is_foreign:
             return None
@@ -211,7 +214,7 @@ class LiveState:
         return KVBlock(start=start, tokens=tokens, arrays=arrays, dtype=dtype)
 
     def copy_checkpoint(self) -> StateCheckpoint:
-        """Copy the layers that do not grow as they are now. Lazy."""
+        """Copy the current state of the layers that do not grow. Lazy."""
         return StateCheckpoint(
             position=self.tokens,
             layers=tuple(leaf.layout() for leaf in self.fixed),
@@ -284,7 +287,7 @@ def _restore(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveBase:
-    """A live state that a sequence starts from, of which the first `tokens` tokens are used.
+    """The live state that a new sequence starts from. Only its first `tokens` tokens are used.
 
     use: "moved" if nothing else needs the state, "shared" if its frozen tokens are shared, or
     "copied".
@@ -299,8 +302,9 @@ def start_from(base: LiveBase, fresh: list[Layer], *, is_restored: bool) -> Live
     """Create a state that holds the first tokens of the base. Lazy.
 
     fresh: empty layers of the same model. In the result, layers that do not grow are valid only if
-    the base was moved and could be rewound; otherwise they are the fresh ones and must be restored.
-    is_restored: whether they will be restored anyway.
+        the base was moved and could be rewound; otherwise they are the fresh ones, and the caller
+        must restore them.
+    is_restored: whether the caller restores the layers that do not grow in any case.
     """
     state = base.state
     tokens = base.tokens

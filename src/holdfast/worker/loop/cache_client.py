@@ -73,8 +73,10 @@ def _guarded(
 
 @dataclass(frozen=True, slots=True)
 class _Rest:
-    """The rest that was copied out of a closed sequence. has_ended: False if it was only
-    preempted.
+    """The state that was copied out of a sequence when it was closed, because no step had copied
+    it yet.
+
+    has_ended: False if the sequence was only preempted.
     """
 
     sequence: LiveSequence
@@ -128,7 +130,9 @@ class CacheClient:
         return bool(self._computing or self._computed)
 
     def is_computing_for(self, sequences: Container[LiveSequence]) -> bool:
-        """Whether the step under way computes the rest of one of these sequences."""
+        """Whether one of these sequences has been closed, but the state copied out of it is still
+        being computed.
+        """
         return any(rest.sequence in sequences for rest in self._computing)
 
     def keeps(self, request: SequenceRequest) -> bool:
@@ -463,8 +467,10 @@ class CacheClient:
         otherwise=lambda client, sequence, *, has_ended: client.give_up(sequence),
     )
     def copy_rest(self, sequence: LiveSequence, *, has_ended: bool) -> None:
-        """Copy out the rest of an open sequence before it is closed, after it ended or when it is
-        preempted.
+        """Copy out the state of an open sequence that no step has copied yet, before the sequence is
+        closed.
+
+        has_ended: False if the sequence is only preempted.
         """
         if not self.keeps(sequence.request):
             self._leave(sequence)
@@ -479,9 +485,7 @@ class CacheClient:
 
     @_guarded("the state of request %s could not be freed")
     def give_up(self, sequence: LiveSequence) -> None:
-        """Free the live state of a sequence that is about to be closed; nothing of the sequence is
-        cached.
-        """
+        """Free the live state of a sequence that is about to be closed, without caching it."""
         self._leave(sequence)
 
     def _leave(self, sequence: LiveSequence) -> None:
@@ -494,7 +498,7 @@ class CacheClient:
 
     @_guarded("the states of a failed step could not be freed")
     def discard(self, sequences: Container[LiveSequence]) -> None:
-        """Discard the uncommitted rests of these sequences."""
+        """Discard the state that was copied out of these sequences but is not committed."""
         rests = (*self._computing, *self._computed)
         discarded = [rest.sequence for rest in rests if rest.sequence in sequences]
         self._computing = [rest for rest in self._computing if rest.sequence not in sequences]
@@ -507,8 +511,8 @@ class CacheClient:
     def commit_step(
         self, take_kept: Callable[[], Sequence[Kept]], sequences: tuple[LiveSequence, ...]
     ) -> None:
-        """Commit what a successful step copied out of these sequences, and the rests that are
-        computed by now.
+        """Commit the state that a successful step copied out of these sequences, and the state of
+        closed sequences that is computed by now.
         """
         by_id = {sequence.id: sequence for sequence in sequences}
         for kept in take_kept():
@@ -522,8 +526,8 @@ class CacheClient:
         self._commit_computed()
 
     def _commit_computed(self) -> None:
-        """Commit the rests that are computed; the rests that are being computed become the next
-        ones.
+        """Commit the computed state of closed sequences. The next call commits the state that is
+        still being computed.
         """
         while self._computed:
             rest = self._computed.pop(0)

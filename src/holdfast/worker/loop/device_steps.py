@@ -29,11 +29,11 @@ logger = logging.getLogger("holdfast.worker")
 
 
 class DeviceFailed(Exception):
-    """The model or the device raised an exception; only the request concerned is affected."""
+    """The model or the device raised an exception, which affects only the current request."""
 
 
 class DeviceBroken(Exception):
-    """The device no longer computes anything; only a new process can help."""
+    """The device no longer computes anything; only a new worker process can help."""
 
 
 @contextmanager
@@ -49,7 +49,11 @@ def device_call() -> Iterator[None]:
 def costing_no_answer(
     message: str, *names: str, otherwise: Callable[[Exception], None] = lambda error: None
 ) -> Iterator[None]:
-    """Log any exception and call `otherwise`: no answer depends on the work in this context."""
+    """A context for work that no answer depends on: an exception is logged and swallowed.
+
+    message, names: the log message and its arguments.
+    otherwise: called with the exception after it is logged.
+    """
     try:
         yield
     except Exception as error:

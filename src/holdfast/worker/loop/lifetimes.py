@@ -42,7 +42,9 @@ class Lifetimes:
         self._clock = clock
 
     def preempt(self, request_id: RequestId) -> None:
-        """Close a preempted sequence, which waits again; does nothing if it has ended by now."""
+        """Close a preempted sequence, which then waits again. Does nothing if the sequence has
+        ended.
+        """
         sequence = self._ledger.find(request_id)
         if sequence is None:
             return
@@ -102,7 +104,9 @@ class Lifetimes:
         self.drop(sequence, FinishReason.FAILED, error=message)
 
     def reopen_cold(self, sequence: LiveSequence) -> None:
-        """Reopen an open sequence with nothing computed, after a failure. May raise."""
+        """Close an open sequence after a failure and reopen it without any computed state. May
+        raise.
+        """
         self._close(sequence, is_healthy=False)
         sequence.prompt_logprobs.clear()
         self._start_from_nothing(sequence)
@@ -117,8 +121,8 @@ class Lifetimes:
         self._scheduler.hold_apart(sequence.id, 0)
 
     def wait_for_room(self, sequence: LiveSequence) -> bool:
-        """Restart an open sequence later if there is no memory now for its own copy of a shared
-        prefix.
+        """Close an open sequence and let it wait for memory, if there is none now for its own copy of
+        a shared prefix. Returns False if there is enough memory.
         """
         if self._scheduler.has_room_apart(sequence.id):
             return False
@@ -129,10 +133,11 @@ class Lifetimes:
         return True
 
     def give_up_state(self, sequence: LiveSequence, reason: str) -> None:
-        """Drop all state that a sequence has computed.
+        """Drop all state that a failed sequence has computed.
 
-        If the cached prefix may be to blame, the sequence restarts: first from blocks, then from
-        nothing.
+        The sequence restarts if the cached state that it started from may have caused the failure.
+        If that was a live state, the sequence restarts from cached blocks; if it was blocks, from
+        nothing. In all other cases, the caller must end the sequence.
         """
         is_live = self._ledger.is_live(sequence)
         restarts = is_live and sequence.may_restart

@@ -454,7 +454,9 @@ class WorkerLoop:
             self._complete_flight()
 
     def _complete_uncommitted(self) -> None:
-        """Collect the step under way if it computes the rest of a closed sequence."""
+        """Collect the step under way if a sequence in it has been closed and its state is still being
+        computed.
+        """
         if self._flight is not None and self._cache.is_computing_for(self._flight.sequences):
             self._complete_flight()
 
@@ -539,9 +541,11 @@ class WorkerLoop:
             self._lifetimes.finish(ledger[request_id], FinishReason.LENGTH)
 
     def _flush_if_idle(self) -> bool:
-        """Commit the computed state of sequences if there is no other work.
+        """Commit the state copied out of closed sequences, if any. Call it only when idle: it waits
+        for the device.
 
-        Returns True if states have been parked, so that there may be room for a waiting request.
+        Returns True if anything was committed: ended sequences are then parked, and parked states
+        can be freed for a waiting request.
         """
         if not self._cache.has_uncommitted:
             return False

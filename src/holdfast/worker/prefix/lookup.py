@@ -29,7 +29,7 @@ REMEMBERED = 2048  # evicted blocks, and also evicted states: at most 2 MiB of t
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """Why no more of a prompt can be reused; COMPLETE if all of it can."""
+    """The reason why the rest of a prompt cannot be reused; COMPLETE if all of it can."""
 
     outcome: CacheOutcome
     unused_tokens: int = 0  # further tokens that are or were stored but cannot be used
@@ -60,8 +60,8 @@ class ReusePlan:
 
 
 class EvictionHistory:
-    """The most recently lost blocks and states, by their position, to explain misses. Only a
-    hint.
+    """Remembers the most recently lost blocks and states by their position, to explain cache
+    misses. Incomplete.
     """
 
     def __init__(self, limit: int = REMEMBERED) -> None:
@@ -95,8 +95,8 @@ class EvictionHistory:
             self._states.popitem(last=False)
 
     def lost_after(self, place: Cursor, packed: bytes) -> Shortfall | None:
-        """How many of the tokens `packed` used to be stored at `place`, and why they were lost;
-        None if unknown.
+        """Return how many of the tokens `packed` were once stored after `place`, and why they were
+        lost; None if unknown.
         """
         at = 0
         cause = None
@@ -214,10 +214,9 @@ def _cut(blocks: tuple[ChainBlock, ...], tokens: int) -> tuple[ChainBlock, ...]:
 class LiveClaim:
     """A claim to start a sequence from the first tokens of a live chain.
 
-    needs_end: whether all layers are needed as they are at the end of the chain, or rewound from
-    there. Such a claim is exclusive.
-    use: the planned use; once the engine has the state, the
-    actual use.
+    needs_end: whether the sequence needs all layers in their state at the end of the chain, or
+        rewound from there. Such a claim is exclusive.
+    use: the planned use; once the engine has the state, the actual use.
     """
 
     chain: LiveChain
@@ -227,7 +226,7 @@ class LiveClaim:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the chain is no longer live or not to be trusted, so that a new lookup is
+        """Whether the chain is no longer live or no longer trusted, so that a new lookup is
         needed.
         """
         return self.chain.state is None or self.chain.is_stale
@@ -242,8 +241,9 @@ class LiveClaim:
 class LiveChain:
     """A sequence whose state is live: it runs, or it is parked.
 
-    keys: the blocks of which it holds every token. held_tokens: the tokens of the prefix that it
-    started from for which no running sequence has reserved memory.
+    keys: the blocks whose tokens are all in the live state.
+    held_tokens: how many tokens of the prefix that the sequence started from are held without a
+        reservation of any running sequence.
     """
 
     request_id: RequestId  # of the request that runs on it, or ran last
@@ -272,17 +272,21 @@ class LiveChain:
 
 @dataclass(frozen=True, slots=True)
 class HeldMemory:
-    """Memory of live states that no running sequence has reserved; shared buffers count once."""
+    """Memory that live states take in addition to the reservations of running sequences.
+
+    A buffer that several states share counts once.
+    """
 
     total_bytes: int = 0
-    parked_bytes: int = 0  # the part that is freed with the parked states
+    parked_bytes: int = 0  # the part that becomes free if all parked states are freed
     parked: int = 0  # number of parked states
 
 
 @dataclass(slots=True, eq=False)
 class Lookup:
-    """The cached prefix found for a sequence whose known tokens are `chain` (packed); held until
-    released.
+    """The cached prefix found for a sequence; its blocks stay pinned until `release`.
+
+    chain: the sequence's tokens so far, packed.
     """
 
     chain: bytes
@@ -294,7 +298,7 @@ class Lookup:
     fetched: dict[BlockKey, Payload] = field(default_factory=dict)
     fetched_at: float | None = None  # None until all payloads are in memory
     in_blocks_only: bool = False  # whether live chains are excluded
-    may_move: bool = True  # whether it may take over a parked state
+    may_move: bool = True  # whether the sequence may take over a parked state
     base: LiveClaim | None = None
 
     @property
@@ -304,7 +308,7 @@ class Lookup:
 
     @property
     def cached_tokens(self) -> int:
-        """The number of tokens that need no prefill; always fewer than the request has."""
+        """The number of tokens that need no prefill; always less than the request's tokens."""
         return max(self.plan.tokens, self.base_tokens)
 
     @property
@@ -348,7 +352,7 @@ class Lookup:
     def report(
         self, *, lookup_seconds: float, waited_seconds: float, restore_seconds: float
     ) -> CacheReport:
-        """A report of the tokens that were found, why there were not more, and how long it took."""
+        """A report of how many tokens were found, why not more, and how long the lookup took."""
         shortfall = self.plan.shortfall
         to_read = set(self.plan.to_read)
         disk_tokens = 0
@@ -373,7 +377,9 @@ class Lookup:
         )
 
     def release(self) -> None:
-        """Unpin the plan and give up the claim; fetched blocks stay in the index."""
+        """Unpin the plan's blocks and give up the claim on a live chain. Fetched blocks stay in the
+        index.
+        """
         self.hold.close()
         self.fetched.clear()
         self.drop_base()

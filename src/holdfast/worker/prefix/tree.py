@@ -205,7 +205,7 @@ class PrefixTree:
         parent = self._entries.get(parent_key)
         if parent is None or parent.is_state:
             raise ValueError(
-                f"state {key.hex()[:12]} follows {parent_key.hex()[:12]}, which is not stored"
+                f"state {key.hex()[:12]} follows block {parent_key.hex()[:12]}, which is not stored"
             )
         node, cut = self._resolve(key, parent_key, position - parent.start)
         self._entries[key] = _Entry(node, position, 0, is_state=True)
@@ -312,14 +312,16 @@ class PrefixTree:
         return False
 
     def _resolve(self, key: BlockKey, parent_key: BlockKey, parent_tokens: int) -> tuple[Node, int]:
-        """The node, and the cut in it, where the first `parent_tokens` tokens of a block end."""
+        """Find where the first `parent_tokens` tokens of the parent block end: the node, and the
+        number of its tokens up to there.
+        """
         if parent_tokens == 0 and parent_key not in self._entries:
             return self._root(parent_key), 0
         parent = self._entries.get(parent_key)
         if parent is None or parent.is_state or not 0 < parent_tokens <= parent.tokens:
             raise ValueError(
-                f"{key.hex()[:12]} follows {parent_tokens} tokens of {parent_key.hex()[:12]}, "
-                "which are not stored"
+                f"entry {key.hex()[:12]} continues block {parent_key.hex()[:12]} after "
+                f"{parent_tokens} tokens, but that parent prefix is not stored"
             )
         position = parent.start + parent_tokens
         node = parent.node

@@ -64,12 +64,14 @@ class KvLedger:
         return -(-tokens // step) * step
 
     def bytes_for(self, capacity_tokens: int, *, held_tokens: int = 0) -> int:
-        """Bytes of one sequence of this capacity, without its held tokens."""
+        """Bytes of one sequence of this capacity, not counting its first `held_tokens` tokens, which
+        live states hold.
+        """
         own_tokens = max(0, capacity_tokens - held_tokens)
         return own_tokens * self._costs.kv_bytes_per_token + self._costs.fixed_bytes_per_sequence
 
     def check_fits_alone(self, *, final_tokens: int) -> None:
-        """Raise TooLargeForMemory if a request would not even fit alone."""
+        """Raise TooLargeForMemory if a request would not fit even if it ran alone."""
         needed = self.bytes_for(self.capacity_for(final_tokens))
         if needed > self.budget_bytes:
             raise TooLargeForMemory(needed_bytes=needed, budget_bytes=self.budget_bytes)
@@ -119,7 +121,7 @@ class KvLedger:
     def may_enter_soon(
         self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]
     ) -> bool:
-        """Whether a sequence will fit when the dispatched steps are over."""
+        """Whether a sequence will fit once the dispatched steps are over."""
         return (
             self._needed_to_enter(sequence, running)
             <= self.budget_bytes - self.running_bytes - self.held_bytes
@@ -145,7 +147,9 @@ class KvLedger:
     def missing_to_enter(
         self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]
     ) -> int:
-        """Bytes of parked states to free so that a sequence fits; 0 if not needed or not enough."""
+        """Bytes of parked states to free so that a sequence fits; 0 if it fits anyway, or if freeing
+        all parked states is not enough.
+        """
         missing = self._needed_to_enter(sequence, running) - self.free_bytes
         return missing if 0 < missing <= self.parked_bytes else 0
 
@@ -180,7 +184,9 @@ class KvLedger:
             self._leaving.append((sequence.last_step, freed))
 
     def step_is_over(self, step: int) -> None:
-        """Free the bytes of leaving sequences that only steps up to this one have used."""
+        """Free the memory of finished or preempted sequences that no later step uses. step: number
+        of the step that is over.
+        """
         if self._leaving:
             kept = [(until, held) for until, held in self._leaving if until > step]
             self._leaving = deque(kept)
@@ -216,27 +222,28 @@ def make_room(
     ranks: Mapping[RequestId, Rank],
     preempt: Callable[[ScheduledSequence], None],
 ) -> RoomMade:
-    """Grow each sequence that has no room for its next token, the lowest rank first.
+    """Grow each sequence that has no room for its next token, the most urgent one first.
 
-    A sequence that does not fit waits if the dispatched steps will free enough memory; otherwise
-    the sequence with the highest rank is preempted. The sequence with the highest rank is never
-    preempted for its own growth: it keeps its KV and stalls until another one ends. The sequence
-    with the lowest rank always finds room, because it fits alone (admission checked this), so some
-    sequence always makes progress.
+    The lowest rank is the most urgent. A sequence that does not fit waits if the dispatched
+    steps will free enough memory. Otherwise the least urgent running sequence is preempted,
+    unless it is the one that needs room: then it keeps its KV and stalls until another sequence
+    ends. The most urgent sequence always finds room, because it fits alone (admission checked
+    this), so some sequence always makes progress.
 
-    running: oldest first; `preempt` removes a sequence from it.
+    needy: the sequences that have no room for their next token.
+    running: all running sequences, oldest first; `preempt` must remove a sequence from it.
     """
     made = RoomMade()
     claimed_bytes = 0
     for sequence in sorted(needy, key=lambda each: ranks[each.request_id]):
         if sequence.request_id not in running:
-            continue  # preempted for a lower rank
+            continue  # preempted in favor of a more urgent sequence
         least_bytes = extra_bytes(ledger, sequence, ledger.capacities_for_growth(sequence)[-1])
         while ledger.free_bytes - claimed_bytes < least_bytes:
             victim = preemption_order(running, ranks)[0]
             if victim is sequence and len(running) == 1 and sequence.held_tokens:
-                # The state that it shares may take more memory than its tokens need, and no other
-                # sequence can free memory: it restarts.
+                # The shared state may take more memory than the sequence's own tokens need, and no
+                # other sequence can free memory: the sequence restarts.
                 made.preempted.append(victim.request_id)
                 preempt(victim)
                 break
@@ -259,10 +266,11 @@ def make_room(
 def preemption_order(
     running: Mapping[RequestId, ScheduledSequence], ranks: Mapping[RequestId, Rank]
 ) -> list[ScheduledSequence]:
-    """The order of preemption: paused sequences first, then by rank, the highest first.
+    """The running sequences in the order of preemption: paused ones first, then the least urgent
+    (highest rank) first.
 
-    The highest rank is that of the youngest sequence of the flow with the most sequences. Sequences
-    that are about to end are not preempted, because they free their memory anyway.
+    Within a priority class, the youngest sequence of the flow with the most sequences is the least
+    urgent. Sequences that are about to end are omitted, because they free their memory anyway.
     """
     able = [sequence for sequence in running.values() if not sequence.is_fully_planned]
     able.sort(key=lambda each: (each.is_paused, ranks[each.request_id]), reverse=True)
@@ -277,8 +285,8 @@ def victims_for(
     candidates: Iterable[ScheduledSequence],
     max_running: int,
 ) -> list[ScheduledSequence]:
-    """The first candidates whose preemption lets a waiting sequence in; empty if all are not
-    enough.
+    """The candidates to preempt so that a waiting sequence can start: as few as possible, in the
+    given order. Empty if even all of them would not free enough.
     """
     left = dict(running)
     gone: list[ScheduledSequence] = []

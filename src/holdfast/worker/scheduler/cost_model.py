@@ -23,7 +23,7 @@ _POSITIONS_SPREAD = 256.0
 class ChunkBounds:
     """Bounds of a prompt chunk, independent of the room in its step. The default has no bounds.
 
-    seconds: largest duration of a step without decoding rows. The GPU watchdog of macOS ends a
+    seconds: the longest that a step without decoding rows may take. The GPU watchdog of macOS ends a
     command that runs too long, and a new request waits for the dispatched step.
     score_bytes_per_pair: bytes that attention stores for each pair of a query and a key; 0 if a
     fused kernel stores no scores. score_bytes: the memory for these scores.
@@ -139,7 +139,7 @@ class CostModel:
 
     @property
     def seconds_without_decoding(self) -> float:
-        """The largest duration of a step without decoding rows."""
+        """The longest that a step may take if no sequence decodes in it."""
         return self._bounds.seconds
 
     def limit_chunks(self, tokens: int) -> None:
@@ -147,8 +147,8 @@ class CostModel:
         self._most_chunk_tokens = min(self._most_chunk_tokens, max(tokens, self._min_chunk_tokens))
 
     def most_chunk_tokens(self, position: int) -> int:
-        """The longest chunk at a position, limited by the memory for attention scores and past
-        failures.
+        """The largest number of tokens in a chunk at a position, limited by the memory for attention
+        scores, and by the chunks on which the device has failed.
         """
         most = self._most_chunk_tokens
         if self._bounds.score_bytes_per_pair:
@@ -183,8 +183,9 @@ class CostModel:
     def more_chunk_seconds(
         self, position: int, tokens: int, *, score_seconds: float = 0.0
     ) -> float:
-        """Seconds that more tokens add to a chunk of the step. score_seconds: added for each
-        token.
+        """Seconds that further tokens add to a chunk that is already part of the step.
+
+        score_seconds: extra seconds for each token.
         """
         return tokens * (self._prompt.at(position + tokens / 2) + score_seconds)
 
