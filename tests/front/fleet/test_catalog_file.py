@@ -104,7 +104,7 @@ def test_entries_keep_the_order_of_the_file(tmp_path: Path) -> None:
         ('id = "no id at all"', "the id of a model on the Hub has the form owner/name"),
         ("", "either path (a folder) or id"),
         ('path = "kelp"\nid = "o/n"', "either path (a folder) or id"),
-        ('path = "kelp"\nrevision = "v1"', "revision goes with id"),
+        ('path = "kelp"\nrevision = "v1"', "revision can be set only together with id"),
         ("path = 3", "path = 3 is not allowed; allowed: a string"),
         ('id = "o/n"\ncontxt = 4096', "unknown key contxt; did you mean context?"),
         ('id = "o/n"\ncontext = "much"', 'context = "much" is not allowed'),
