@@ -795,7 +795,7 @@ class Leases:
         self.is_open = False
 
     def turn_away(self, error: HoldfastError) -> None:
-        """Raise this error in all waiting requests."""
+        """Fail all waiting requests with this error."""
         queue, self._queue = self._queue, {}
         for granted in queue:
             if not granted.done():
@@ -865,7 +865,9 @@ class RestartDelay:
         self._deaths_at: deque[float] = deque()  # times of the deaths within the last minute
 
     def worker_ended(self, *, now: float, served_seconds: float, had_progress: bool) -> float:
-        """Return the delay in seconds. served_seconds: 0 for a worker that never became ready."""
+        """Return how many seconds to wait before the next start. served_seconds: 0 for a worker that
+        never became ready.
+        """
         is_healthy = had_progress or served_seconds >= HEALTHY_SECONDS
         self._failures_in_a_row = 0 if is_healthy else self._failures_in_a_row + 1
         self._deaths_at.append(now)

@@ -27,7 +27,7 @@ class SchemaFault(Exception):
 
     @property
     def where(self) -> str:
-        """The place, as words for a message."""
+        """Describe a place in the schema for a message."""
         return f", at {self.place}" if self.place else ""
 
 

@@ -65,7 +65,7 @@ class GroupedRow:
         self.maxima: Floats = grouped.max(axis=0)  # one per group
 
     def tokens(self, groups: Ids) -> Ids:
-        """The tokens of these groups, and those outside all groups, unordered."""
+        """The tokens of these groups and the tokens that are in no group, unordered."""
         ids = (groups + np.arange(self.size)[:, None] * self._count).ravel()
         return np.concatenate([ids, self._rest])
 
@@ -250,8 +250,8 @@ class WeighedRow:
 
 
 def kept_tokens(row: WeighedRow, params: SamplingParams) -> FewKept | ManyKept:
-    """The tokens that pass top-p and min-p. At least one of the two must be on, and the row's
-    maximum finite.
+    """The tokens that pass top-p and min-p. At least one of the two filters must be on, and the
+    row's maximum must be finite.
     """
     floor = min(params.min_p, 1.0)
     if params.top_p < 1.0:
@@ -282,7 +282,7 @@ def _many(weights: Floats, *, threshold: float) -> ManyKept:
 
 
 def _nucleus(row: WeighedRow, *, top_p: float, floor: float) -> FewKept | ManyKept:
-    """The tokens of the nucleus, found by bounds on most tokens' weights, or by all weights."""
+    """The tokens of the nucleus. If possible, bounds on the weights replace most of the weights."""
     rising = np.sort(row.tops)
     # indexed by the number of groups left out
     unseen_at_most = np.append(0.0, np.cumsum(rising, dtype=np.float64)) * row.groups.size

@@ -251,7 +251,7 @@ def with_forced(tokens: mx.array, limits: RowLimits) -> mx.array:
 
 @cache
 def _additions(dtype: mx.Dtype) -> mx.array:
-    """For each byte of a mask, what it adds to the logits of its eight tokens: [256, 8]."""
+    """For each possible byte of a mask, the values to add to the logits of its 8 tokens: [256, 8]."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     table = mx.array(np.where(bits, np.float32(0), np.float32(-np.inf))).astype(dtype)
     mx.eval(table)

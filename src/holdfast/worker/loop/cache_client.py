@@ -126,7 +126,7 @@ class CacheClient:
 
     @property
     def has_uncommitted(self) -> bool:
-        """Whether anything copied out is not committed yet."""
+        """Whether any state that was copied out of a sequence is not committed yet."""
         return bool(self._computing or self._computed)
 
     def is_computing_for(self, sequences: Container[LiveSequence]) -> bool:
@@ -392,7 +392,7 @@ class CacheClient:
             self._cache.live.leave(base.chain)
 
     def reused_nothing(self, sequence: LiveSequence) -> None:
-        """Record that the sequence is prefilled from its first token after all."""
+        """Record that the sequence is prefilled from its first token, without the cache."""
         self._release(sequence)
         if sequence.report is not None and sequence.report.cached_tokens and not sequence.generated:
             sequence.report = CacheReport(outcome=CacheOutcome.FAILED)

@@ -276,7 +276,7 @@ class PrefixTree:
         return node.parent if node.key == key else node
 
     def with_ancestors(self, keys: Iterable[BlockKey]) -> set[BlockKey]:
-        """The stored keys among these, and all blocks before them."""
+        """Those of the given keys that are stored, and the keys of all blocks before them."""
         found: set[BlockKey] = set()
         for key in keys:
             if key not in self._entries:

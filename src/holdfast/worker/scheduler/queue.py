@@ -62,12 +62,12 @@ class ScheduledSequence:
 
     @property
     def may_be_admitted(self) -> bool:
-        """Whether it waits only for a running slot and memory."""
+        """Whether the sequence waits for nothing but a running slot and memory."""
         return self.is_ready and not self.is_paused
 
     @property
     def is_batch(self) -> bool:
-        """Whether it is a batch request."""
+        """Whether the sequence is a batch request."""
         return self.service.priority == "batch"
 
     @property
@@ -231,8 +231,8 @@ class FairShare:
         )
 
     def ranks(self, running: Mapping[RequestId, ScheduledSequence]) -> dict[RequestId, Rank]:
-        """The rank of each running sequence; the highest is preempted first. running: oldest
-        first.
+        """The rank of each running sequence: the lowest is the most urgent, the highest is
+        preempted first. running: oldest first.
         """
         levels: Counter[str] = Counter()
         found: dict[RequestId, Rank] = {}
@@ -245,7 +245,7 @@ class FairShare:
     def givers(
         self, waiting: ScheduledSequence, running: Mapping[RequestId, ScheduledSequence]
     ) -> Iterator[ScheduledSequence]:
-        """The sequences that a waiting one may preempt, in this order."""
+        """Iterate over the running sequences that a waiting one may preempt, the first victim first."""
         if self.is_first_come_first_served:
             return
         standing = self._standing(waiting, self._counts(running.values()))
