@@ -40,7 +40,7 @@ def test_all_shards_are_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "changes", "words"),
     [
-        (("model-00001-of-00002.safetensors",), {}, "only 1 of its 2 weight files"),
+        (("model-00001-of-00002.safetensors",), {}, "only 1 of 2 weight files"),
         (
             ("pytorch_model.bin",),
             {},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -62,6 +63,42 @@ def test_a_worker_does_not_outlive_a_front_that_is_told_to_stop_while_it_loads(
     server.send_signal(signal.SIGTERM)
     server.communicate(timeout=60)
     assert not psutil.pid_exists(worker)
+
+
+SIGNALLED_AS_IT_STARTS = """
+import contextlib, runpy, signal, sys
+from holdfast.front.server.http_server import HttpServer
+
+capture_signals = HttpServer.capture_signals
+
+@contextlib.contextmanager
+def signalled(self):
+    with capture_signals(self):
+        signal.raise_signal(signal.SIGTERM)
+        yield
+
+HttpServer.capture_signals = signalled
+sys.argv = ["holdfast", *sys.argv[1:]]
+runpy.run_module("holdfast.cli.main", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_signal_at_the_moment_the_http_server_takes_over_signals_is_not_lost(
+    endless: Path,
+) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", SIGNALLED_AS_IT_STARTS, "serve", str(endless), "--port", "0"),
+            *("--set", "model.trust_remote_code=true"),
+        ],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert "stopped before the model was ready" in done.stderr
 
 
 COMMANDS = [

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.fakes.server_process import ServerProcess
+from tests.fakes.server_process import ServerProcess, until
 from tests.fakes.told_streams import OF_EVERY_KIND, answer_to, completion
 
 
@@ -99,7 +99,7 @@ def test_it_is_told_in_the_log_and_in_a_crash_report(
     assert explained["resumed"] == 1
     assert "another one continued it" in explained["explanation"]
     assert "(1 mid-answer); those that are not refused continue on the next worker" in bundled.log()
-    assert "resumed 1 times" in bundled.log()
+    until(lambda: "resumed 1 times" in bundled.log(), "the request is logged")
     report = json.loads(max((state / "holdfast" / "crashes").iterdir()).read_text())
     assert "SIGABRT" in report["how"]
     assert any("Fatal Python error: Aborted" in line for line in report["log"])

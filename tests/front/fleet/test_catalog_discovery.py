@@ -81,7 +81,7 @@ def test_an_unloadable_model_is_left_out_with_the_reason(tmp_path: Path) -> None
     (bert, half) = found(tmp_path).left_out
     assert (bert.name, bert.is_asked_for) == ("TheBloke/kelp-GGUF", False)
     assert "GGUF files, the format of llama.cpp" in bert.reason
-    assert "only 1 of its 3 weight files" in half.reason
+    assert "only 1 of 3 weight files" in half.reason
 
 
 @pytest.mark.parametrize(

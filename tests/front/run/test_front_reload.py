@@ -55,7 +55,7 @@ def test_settings_that_need_a_restart_are_named_in_the_same_line(
 ) -> None:
     (line,) = reloaded(file, caplog, "[scheduler]\nmax_running = 3\n[server]\nport = 1\n")
     assert (
-        line == "the log level is info, as before; after a restart: scheduler.max_running"
+        line == "the log level is info, as before; restart to apply scheduler.max_running"
     )  # port: flag
 
 

@@ -33,7 +33,7 @@ def keys_in(folder: Path) -> KeyRing:
         (
             "/api/chat",
             {"model": "demo/tiny", "messages": [{"role": "user", "content": "hi"}]},
-            "at most 2",
+            "the limit is 2",
         ),
     ],
 )

@@ -215,7 +215,8 @@ class Front:
             signals.disarm()
             serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
             await asyncio.sleep(0)  # the HTTP server now handles the signals
-            server.should_exit = signals.came
+            # or: the server may have handled a signal itself already
+            server.should_exit = server.should_exit or signals.came
             host, port = listener.getsockname()[:2]
             url = http.url_of(listener, scheme=self._settings.server.scheme)
             self._describe(url, port)
