@@ -66,7 +66,7 @@ def state_folder(environ: Mapping[str, str]) -> Path:
 
 
 def store_folder(environ: Mapping[str, str]) -> Path:
-    """The default folder of the store. Raises RuntimeError if the user has no home.
+    """The store's default folder. Raises RuntimeError if the home directory is unknown.
 
     macOS may empty ~/Library/Caches when the disk is full, so on macOS the store is in
     ~/Library/Application Support.

@@ -149,7 +149,7 @@ def test_a_file_that_fails_half_way_does_not_stay(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_a_manifest_that_is_invalid_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
     write_session(tmp_path / "f", manifest(**changes), blocks())
-    refusal(tmp_path / "f")
+    assert refusal(tmp_path / "f") != ""
 
 
 def test_blocks_that_overlap_must_have_the_same_tokens(tmp_path: Path) -> None:
@@ -214,4 +214,4 @@ def test_any_damage_is_seen(
     flipped = whole[:at] + bytes([whole[at] ^ (1 << bit)]) + whole[at + 1 :]
     for damaged in (flipped, whole[: len(whole) - 1 - cut % len(whole)]):
         path.write_bytes(damaged)
-        refusal(path)
+        assert refusal(path) != ""

@@ -212,7 +212,7 @@ async def take_in(request: Request, path: Path, *, limit_bytes: int) -> None:
 
 
 def sent(path: Path, *, name: str) -> StreamingResponse:
-    """Create a response that sends a file. The file may be deleted as soon as this returns."""
+    """A response that sends the file. It holds the file open, so the path may be deleted at once."""
     file = path.open("rb")
     safe = "".join(
         character if character.isascii() and (character.isalnum() or character in "._-") else "_"

@@ -305,7 +305,7 @@ class ChoiceText:
                 )
 
     def _echo(self, scores: tuple[TokenLogprob, ...]) -> tuple[OutputEvent, ...]:
-        """Return the prompt as the start of the answer. The logprob of its first token is NaN."""
+        """Events that echo the prompt before the answer. Its first token has the logprob NaN."""
         if not self._owes_echo:
             return ()
         self._owes_echo = False

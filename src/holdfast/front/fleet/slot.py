@@ -626,7 +626,7 @@ class ModelSlot:
                 write_report, folder, _crash_report(self.entry.name, end, end.process)
             )
         except RuntimeError as error:  # no thread can be started
-            logger.warning("the crash report could not be written: %s", error)
+            logger.warning("cannot write the crash report: %s", error)
 
     def _note_end(self, task: asyncio.Task[NoReturn]) -> None:
         error = None if task.cancelled() else task.exception()

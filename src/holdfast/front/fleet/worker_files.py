@@ -167,7 +167,7 @@ def write_report(folder: str, report: CrashReport) -> None:
         for path in _reports(place)[:-MOST_REPORTS]:
             path.unlink(missing_ok=True)  # another server may have deleted it
     except OSError as error:
-        logger.warning("the crash report could not be written: %s", error)
+        logger.warning("cannot write the crash report: %s", error)
 
 
 def last_report(folder: str) -> CrashReport | None:

@@ -1,4 +1,4 @@
-"""A model's client in the front. It lets requests outlive the workers that serve them.
+"""The front's client of one model. Its requests outlive the workers that serve them.
 
 When a worker dies, its open requests are sent to the next worker, together with the tokens
 generated so far. The token at a position depends only on seed and position, so the stream continues
@@ -438,8 +438,8 @@ class Isolation:
     the others run meanwhile. A suspect never runs beside other requests before it has passed. So
     the number of deaths that one request can cause is bounded.
 
-    A request in the worker's queue counts as if it ran, because only the worker knows the
-    difference. Such requests are tried after those that generated tokens.
+    The front cannot tell a queued request from a running one, so queued requests count as running.
+    Requests without tokens are tried after those that generated some.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Ollama's list of models, and POST /api/pull and DELETE /api/delete."""
+"""Ollama's endpoints for models: list, show, pull, delete and version."""
 
 from __future__ import annotations
 

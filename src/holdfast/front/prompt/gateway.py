@@ -55,7 +55,7 @@ _LONG_ANSWER_TOKENS = 2048
 _MAX_READY = 64  # events read from the link ahead of the consumer, if there are several choices
 # About 5 ms of tokenization. For shorter texts, moving to a thread costs more than it saves.
 _LONG_TEXT_CHARACTERS = 20_000
-# per model; mostly, these threads wait for a template that another process renders
+# for each model. A thread spends most of its time waiting for the template process.
 _PREPARING_THREADS = 4
 
 

@@ -394,9 +394,9 @@ class Drain:
         self._ends_at = self._clock() + limit_seconds
 
     def refusal(self, method: str, path: str) -> ServerStopping | None:
-        """The refusal of a request that would start new work; None for any other request.
+        """Return the error for a request that would start new work while the server stops.
 
-        Requests that read state or end something still work.
+        Returns None for requests that only read state or cancel something: they still work.
         """
         if not self.is_on or method in _READS or path.endswith("/cancel"):
             return None

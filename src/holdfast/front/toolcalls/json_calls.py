@@ -217,7 +217,7 @@ class _JsonCall:
             self._begin(self.tool)
 
     def _object(self, text: str) -> str | None:
-        """Return the arguments as JSON text, or None if they are not an object.
+        """Return the JSON text of the arguments, or None if it is not a JSON object.
 
         Some models encode the object a second time, as a JSON string.
         """

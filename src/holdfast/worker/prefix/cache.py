@@ -100,7 +100,8 @@ class PrefixCache:
     ) -> Lookup:
         """Find the cached prefix of a sequence whose known tokens are `chain` (packed).
 
-        Starts reads from disk. in_blocks_only: whether live states are excluded. may_move: whether
+        Also starts to read the blocks that are only on disk.
+        in_blocks_only: whether live states are excluded. may_move: whether
         the sequence may take over a parked state, because it will leave one that is just as useful.
         """
         asked_at = time.perf_counter()

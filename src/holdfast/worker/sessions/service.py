@@ -412,7 +412,7 @@ class SessionService:
                 self._end(session)
 
     def _make_room(self, tenant: str, *, spared: Session | None = None, sessions: int = 1) -> None:
-        """Close sessions so that this many more can be opened.
+        """Close sessions until `sessions` new ones can be opened.
 
         Raises SessionRefused if too many are pinned.
         """
