@@ -65,7 +65,7 @@ def test_a_folder_that_cannot_be_written_costs_only_a_line_in_the_log(
     (tmp_path / "file").touch()
     with caplog.at_level(logging.WARNING):
         write_report(str(tmp_path / "file" / "crashes"), a_report())
-    assert "could not be written" in caplog.text
+    assert "cannot write the crash report" in caplog.text
     write_report("", a_report())
 
 
