@@ -223,7 +223,7 @@ def test_a_syntax_that_nobody_knows_is_replaced_by_one_in_text() -> None:
         FamilyTemplate(family="", call="CALL {{ c.name }} WITH {{ c.arguments | tojson }}")
     ).report
     assert (report.tools, report.family) == ("text", "hermes")
-    assert report.why == "no known model family writes calls like this"
+    assert report.why == "this model's calls match no known model family"
 
 
 def test_the_variant_for_tools_is_what_counts() -> None:

@@ -1,4 +1,5 @@
-"""Conversations in canonical form, so that a later turn shares the prefix of an earlier one.
+"""Brings conversations into canonical form, so that a later turn shares the prefix of an earlier
+one.
 
 Clients change a prompt unintentionally between turns: the key order of tool definitions and call
 arguments (some languages shuffle it with every request), whether a text is one string or several
@@ -40,15 +41,16 @@ _SYSTEM = frozenset({"system", "developer"})
 
 
 class FirstForms:
-    """The parts of conversations, each in the form in which it was first sent. Thread-safe.
+    """Remembers each part of a conversation in the form in which it was first sent. Thread-safe.
 
-    When a client sends a tool definition or the arguments of a call again with another key order,
-    or a system prompt first in parts and then as one text, this returns the first form. The least
-    recently used parts are forgotten.
+    A client may send a tool definition or the arguments of a call again with another key order, or
+    a system prompt first in parts and then as one text. The methods then return the first form. The
+    least recently used parts are forgotten.
     """
 
     def __init__(self, *, max_bytes: int = 16_000_000) -> None:
-        # the forms by a key of their content; and that key by a key of the exact bytes sent
+        # Maps a hash of the content to its first form, and a hash of the exact text sent to the
+        # hash of the content.
         self._forms: LruCache[bytes, Any] = LruCache(max_bytes)
 
     def tool(self, tool: Mapping[str, Any], *, tenant: str = "") -> dict[str, Any]:
@@ -83,7 +85,10 @@ class FirstForms:
         return cast(str, first)
 
     def system_text(self, parts: Sequence[str], *, tenant: str = "") -> str:
-        """The parts of a system prompt as one text, joined as when they were first sent."""
+        """The parts of a system prompt joined into one text.
+
+        If the same text was sent before with other separators, that first text is returned.
+        """
         ways = list(parts)
         if len(parts) > 1:
             ways = [separator.join(parts) for separator in _SEPARATORS]
@@ -95,7 +100,7 @@ class FirstForms:
         return text
 
     def _known(self, exact: bytes) -> Any:
-        """The first form of a part that was sent before exactly like this; None if unknown."""
+        """The first form of a part, given the hash of the exact text sent; None if it is new."""
         key = self._forms.get(exact)
         return None if key is None else self._forms.get(key)
 
@@ -111,7 +116,8 @@ def _key(*parts: str) -> bytes:
 def canonical(prompt: ChatPrompt, forms: FirstForms, *, tenant: str = "") -> ChatPrompt:
     """The conversation in the form that is rendered and cached.
 
-    A tool that was found by a search is defined at the message that reports it.
+    If the client lets the model search for tools, the definition of a found tool is written into
+    the message that reports the tool.
     """
     tools = tuple(
         forms.tool(tool, tenant=tenant) if isinstance(tool, Mapping) else tool
@@ -218,7 +224,7 @@ def _canonical_call(call: Any, forms: FirstForms, tenant: str) -> Any:
 
 
 def guarded(prompt: ChatPrompt, guard: Guard) -> ChatPrompt:
-    """The conversation with control tokens broken in all text that the model did not write.
+    """The conversation with control tokens broken up in all text that the model did not write.
 
     Otherwise a tool result that contains `<|im_end|>` would end its message.
     """

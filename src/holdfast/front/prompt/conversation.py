@@ -1,10 +1,10 @@
 """Converts messages from the form that clients send to the form that a chat template expects.
 
-Past tool calls and results get the template's ids, names, order and grouping. If the template shows
-no tools, the system message describes them. If such a template names the call syntax of a model
-family and writes results, the system message tells the model to use that syntax. Otherwise calls
-and results become ordinary text, too, in Hermes' syntax, which most models know: a JSON object
-between <tool_call> and </tool_call>.
+Past tool calls and results get the ids, names, order and grouping that the template expects. If the
+template does not render tools, the system message describes them. If such a template nevertheless
+names the call syntax of a model family and renders results, the system message tells the model to
+use that syntax. Otherwise calls and results become ordinary text, too, in Hermes' syntax, which
+most models know: a JSON object between <tool_call> and </tool_call>.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ _EXAMPLE: Final = (
 
 
 def answer_message(text: str, *, reasoning: str = "", calls: Iterable[ToolCall] = ()) -> Message:
-    """The message that represents an answer in the next turn. Incomplete calls are left out."""
+    """The assistant message with which the next turn will contain an answer.
+
+    Incomplete calls are left out.
+    """
     message: Message = {"role": "assistant", "content": text}
     if reasoning:
         message[REASONING_FIELDS[0]] = reasoning
@@ -80,9 +83,9 @@ def template_messages(
     arguments_as_text: bool,
     field: str = "messages",
 ) -> list[Message]:
-    """Copies of the messages for a template.
+    """Copies of the messages, checked and in the form that a template expects.
 
-    Raises InvalidRequest naming the part that no template could use.
+    Raises InvalidRequest, which names the message or part that no template could use.
 
     keep_parts: True if the template iterates over content parts; otherwise the texts of the parts
         are joined with line breaks.
@@ -97,7 +100,7 @@ def template_messages(
         role = message.get("role")
         if not isinstance(role, str) or not role:
             raise InvalidRequest("a message must have a role", field=f"{at}.role")
-        # Templates ask whether a key exists, so null values are left out.
+        # Templates check whether a key exists, so keys with null values are left out.
         copied = {key: value for key, value in message.items() if value is not None}
         copied["role"] = _ROLES.get(role, role)
         copied["content"] = _content(
@@ -198,7 +201,7 @@ def _arguments_text(arguments: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleHabits:
-    """The orders of messages that a chat template accepts, one flag for each."""
+    """Which roles a chat template accepts, and in which order."""
 
     # accepts system messages; otherwise their text goes into the first user message
     system: bool = True
@@ -241,22 +244,25 @@ class ToolHabits:
     """What a chat template requires of a conversation with tool calls."""
 
     id_form: IdForm = "random"
-    # accepts several calls in one answer; otherwise they become pairs of call and result
+    # the template accepts several calls in one answer; otherwise each call becomes an answer of its
+    # own, followed by its result
     parallel: bool = True
     # if set: the template omits calls, so they are written into the answer's text in this format
     written: CallFormat | None = None
     # if set: the template does not know tools, so tools, calls and results become text, with calls
     # in this format
     in_text: CallFormat | None = None
-    # if set: the template shows no tools, but names this call format, so the system message
+    # if set: the template does not render tools, but names this call format, so the system message
     # describes the tools
     told: CallFormat | None = None
-    # the beginning of a call with which the template ends the prompt; it is removed, so that the
-    # model writes it
+    # if the template ends the prompt with the beginning of a call: that text, which is removed, so
+    # that the model generates it
     left_to_model: str = ""
-    # an answer with calls may have both a thought and a text; otherwise the thought is left out
+    # the template accepts a thought and a text in an answer with calls; otherwise the thought is
+    # left out
     thought_beside_text: bool = True
-    # an answer with this text must be put between a result and a user message; None: not needed
+    # if set: the template does not accept a user message right after a result, so an answer with
+    # this text is put between them
     answer_after_results: str | None = None
 
     @property
@@ -343,9 +349,10 @@ def _turn(answer: Message, results: Sequence[Message]) -> _CallingTurn:
 
 
 def _call_of(result: Message, turn: _CallingTurn) -> int | None:
-    """The index of the call that a result answers; None if there is none.
+    """The index of the call that a result answers; None if there is no such call.
 
-    The call with the result's id, or else the first call with its name that has no result yet.
+    A result with an id answers the call with this id. A result without an id answers the first call
+    of its name that has no result yet.
     """
     waiting = [at for at, found in enumerate(turn.results) if not found]
     wanted = result.get("tool_call_id")
@@ -373,7 +380,10 @@ def _rename(turn: _CallingTurn, form: IdForm, numbers: Iterator[int]) -> None:
 
 
 def _id_in_form(form: IdForm, given: str, *, name: str, number: int) -> str:
-    """The id that the model sees: the client's, unless the model's family has another form."""
+    """The id of a call as the model sees it.
+
+    This is the client's id, unless the model's family uses ids of another form.
+    """
     if form == "alnum9":
         return given if _ALNUM9.fullmatch(given) else _hashed(given or f"{name}:{number}")
     if form == "function_number":
@@ -467,7 +477,7 @@ def _text(content: Any) -> str:
 
 
 def _like(content: Any, text: str) -> Any:
-    """The text as content of the same kind (string or parts).
+    """The text as message content of the same kind as `content` (string or list of parts).
 
     Some templates accept only one of the two kinds.
     """

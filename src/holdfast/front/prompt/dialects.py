@@ -1,7 +1,7 @@
 """Recognizes how a model writes calls and thoughts, and what its template does with them.
 
-When a model is loaded, its tokens and words in its chat template suggest model families. The first
-family whose calls can be rendered by the template and read back is chosen
+When a model is loaded, its added tokens and the words in its chat template suggest model families.
+A family is chosen if its calls can be rendered by the template and read back
 (`template_probes.prove`).
 """
 
@@ -90,7 +90,8 @@ class ThinkingReport(msgspec.Struct, frozen=True, kw_only=True):
 
     start: str
     end: str
-    opened_by_prompt: bool  # the default; a request may change it
+    # whether the prompt opens a thought by default; a request may change that
+    opened_by_prompt: bool
     switch: tuple[str, ...] = ()  # names of the template options that turn thinking on and off
     efforts: dict[str, dict[str, Any]] = {}  # the template options for each effort
 
@@ -99,15 +100,15 @@ class DialectReport(msgspec.Struct, frozen=True, kw_only=True):
     """What was found out about a model's tools and thoughts when it was loaded."""
 
     family: str = ""
-    # "template": the template shows the tools; "text": a message describes them; "none": no
-    # template
+    # "template": the template shows the tools; "text": a message describes them; "none": the model
+    # has no template
     tools: ToolsBy = "none"
-    proven: bool = False
-    why: str = ""  # why the call syntax of the family could not be proven
+    proven: bool = False  # whether calls that the template rendered were read back unchanged
+    why: str = ""  # if they were not: the reason
     # whether the template writes past calls; otherwise they are written into the text of answers
     calls_kept: bool = False
-    # whether the template accepts several calls in one answer; otherwise they become pairs of call
-    # and result
+    # whether the template accepts several calls in one answer; otherwise each call becomes an
+    # answer of its own, followed by its result
     parallel: bool = False
     ids: str = ""  # the form of call ids
     thinking: ThinkingReport | None = None
@@ -115,7 +116,7 @@ class DialectReport(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundDialect:
-    """The dialect that was found for a model, for requests and for reports."""
+    """The dialect of a model, together with a template and a report that fit it."""
 
     dialect: ModelDialect = PLAIN
     template: ChatTemplate | None = None  # adapts conversations with tools
@@ -137,9 +138,9 @@ def find_dialect(
     config: Mapping[str, Any],
     model_type: str = "",
 ) -> FoundDialect:
-    """Try the families that match a template, and take the first whose calls can be read back.
+    """Try the model families that match a template, and choose one whose calls can be read back.
 
-    If the template shows no tools, or no family is proven, tools are described in text.
+    If the template shows no tools, or no family is proven, a message describes the tools.
 
     config: tokenizer_config.json.
     """
@@ -195,11 +196,11 @@ class _Search:
         self.shows_tools = shows_tools(template)
 
     def by_family(self, names: Iterable[str]) -> tuple[_Candidate | None, str]:
-        """The best proven candidate, or None, and a reason.
+        """The proven candidate that fits best, and a reason. None if no candidate was proven.
 
-        The reason says why there is no candidate, or why tools are described in text.
+        The reason says why there is no candidate, or why a message describes the tools.
         """
-        failure = "no known model family writes calls like this"
+        failure = "this model's calls match no known model family"
         best: _Candidate | None = None
         for name in names:
             calls = FAMILIES[name].calls
@@ -217,8 +218,8 @@ class _Search:
     def in_text(self, names: Iterable[str]) -> _Candidate:
         """The candidate that describes tools in the system message.
 
-        If the markers of a family are all tokens, its calls are read too, because the model may
-        belong to that family.
+        If all markers of a family are tokens of this model, calls in that family's syntax are read,
+        too, because the model may belong to it.
         """
         calls = FAMILIES[_IN_TEXT].calls
         others = [FAMILIES[name].calls for name in names if name != _IN_TEXT]
@@ -227,7 +228,11 @@ class _Search:
         return self._candidate(_IN_TEXT, calls, habits, read_too=tuple(own[:1]))
 
     def _tried(self, name: str, calls: CallFormat) -> _Candidate:
-        """The family with the first habits that could be proven, or else with those tried first."""
+        """Try to prove a family with several habits of its template.
+
+        Returns it with the first habits that could be proven. If there are none, returns it with
+        the habits that were tried first.
+        """
         prompt = self._template.try_render(_ASKED)
         opened = next((opener for opener in calls.openers if prompt.endswith(opener)), "")
         habits = ToolHabits(id_form=calls.id_form, left_to_model=opened)
@@ -257,7 +262,7 @@ class _Search:
         return _Candidate(dialect=dialect, habits=habits, proof=proof)
 
     def _mended(self, habits: ToolHabits) -> ToolHabits:
-        """Adapt the habits to the template's other requirements for conversations that continue."""
+        """Adapt the habits to what else the template requires of the turns after a call."""
         if not follows_results(self._template.with_tool_habits(habits)):
             for text in _BRIDGES:
                 bridged = replace(habits, answer_after_results=text)
@@ -299,10 +304,10 @@ def _dialect(
 
 
 def _is_in(token: AddedToken, marks: Iterable[str]) -> bool:
-    """Whether a token matters to readers.
+    """Whether the parsers of answers must know a token by its id.
 
-    It does if it is a mark, the beginning of a mark, or a special token within a mark. Special
-    tokens are not shown as text, so readers must know them.
+    They must if it is a mark, the beginning of a mark, or a special token within a mark, because
+    special tokens are not decoded to text.
     """
     content = token.content
     if len(content.strip()) < _MIN_MARKER:
@@ -345,12 +350,12 @@ def prompt_opens_thought(
 
 
 def _reasoning_for(source: str, tokens: Collection[str], *, shown: str) -> ReasoningFormat | None:
-    """The markers of thoughts that the template names or writes, or else a pair of tokens.
+    """The markers around thoughts: those that the template names or renders.
 
-    Returns None if no markers are found.
+    If there are none, returns a known pair of markers that are tokens, or else None.
 
-    shown: a rendered conversation up to the answer, needed because some templates build their
-        markers from parts.
+    shown: a rendered conversation up to where the answer begins. It is needed because some
+        templates build their markers from parts.
     """
     formats = [in_vocabulary(each, (each.start,), tokens) for each in _REASONING_FORMATS]
     named = [each for each in formats if each.end in source and each.start.strip() in source]
@@ -360,7 +365,7 @@ def _reasoning_for(source: str, tokens: Collection[str], *, shown: str) -> Reaso
         for each in formats
         if each.end in tokens and any(each.start.startswith(token) for token in tokens)
     ]
-    # R1's template names the markers only to cut thoughts out
+    # DeepSeek R1's template names only the end marker, to cut thoughts out of past answers
     half = [each for each in formats if each.start == "<think>" and each.end in source]
     return next(iter((*named, *written, *paired, *half)), None)
 

@@ -1,8 +1,8 @@
-"""Prepares and runs prompts that are prefilled but not answered: embeddings and reranking.
+"""Prepares and runs the prompts of embedding and reranking requests, which need no text as answer.
 
 A document is ranked in one of two ways. `yes_no`: the model is asked whether the document is
-relevant, and the score is the probability of "yes" against "no". `likelihood`: the score is the
-mean likelihood of the query's tokens after the document.
+relevant, and the score is the probability of "yes" relative to "no". `likelihood`: the score is the
+mean likelihood of the query's tokens when they follow the document.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ _JUDGED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPrompt:
-    """The result of a prompt.
+    """What the worker returned for one prompt.
 
-    logprobs: as requested, those of the prompt's own tokens or of the one generated token.
+    logprobs: those of the prompt's own tokens or of the one generated token, as requested.
     """
 
     finished: Finished
@@ -127,11 +127,12 @@ async def read_prompts(
 ) -> list[ReadPrompt]:
     """Run all sequences, a few at a time. Returns their results in order.
 
-    Raises the first refusal or failure, and cancels the others. If the worker's queue is full, it
-    waits, unless the worker has accepted none of the sequences.
+    If a sequence is refused or fails, raises its error and cancels the others. If the worker's
+    queue is full, waits and tries again, but raises QueueFull as long as the worker has accepted
+    none of the sequences.
 
-    field_of: returns the request field to name when the prompt with this index is too large for the
-        memory.
+    field_of: returns the name of the request field to blame if the prompt with this index is too
+        large for the memory.
     """
     waiting = deque(enumerate(sequences))
     found: dict[int, ReadPrompt] = {}
@@ -189,9 +190,10 @@ def _prefill(
 def embedding_sequences(
     request: EmbeddingRequest, bundle: TokenizerBundle, *, info: ModelInfo
 ) -> tuple[SequenceRequest, ...]:
-    """One sequence per input. It tokenizes, so do not call it on an event loop.
+    """Prepare one sequence per input. It tokenizes, so do not call it on an event loop.
 
-    Raises InvalidRequest, which names the input, PromptTooLong, and NoEmbeddings.
+    Raises NoEmbeddings if the model has none, PromptTooLong, and InvalidRequest, which names the
+    input.
     """
     if not info.embedding_dimensions:
         raise NoEmbeddings
@@ -233,16 +235,16 @@ def embedding_of(finished: Finished, *, dimensions: int | None) -> Embedding:
 
 
 def _pooling(request: EmbeddingRequest, bundle: TokenizerBundle) -> Pooling:
-    """The pooling that the request, or else the model, or else its tokenizer asks for.
+    """The pooling to use: the one that the request asks for, or else the one of the model's files.
 
-    A tokenizer that appends a token to every text lets the model gather the text's meaning at that
-    token.
+    If neither names one, it is "last" if the tokenizer appends a token to every text (at which the
+    model can gather the meaning of the text), and "mean" otherwise.
     """
     own = bundle.own_pooling
     if request.pooling is None and own.unserved:
         reason = (
-            f"as this model was trained, {own.unserved}; to get another embedding, ask for "
-            "`pooling` mean or last"
+            f"this model's own embedding is not available: {own.unserved}; to get a different "
+            "embedding, set `pooling` to mean or last"
         )
         raise InvalidRequest(reason, field="pooling")
     return request.pooling or own.pooling or ("last" if bundle.tokenizer.ends_texts else "mean")
@@ -274,15 +276,16 @@ class Ranking:
     """How the documents of one request are scored."""
 
     sequences: tuple[SequenceRequest, ...]  # one per distinct document
-    places: tuple[int, ...]  # the index of each sequence's document, where it occurs first
-    sequence_of: tuple[int, ...]  # the index of each document's sequence
-    answers: AnswerTokens | None  # None: ranked by likelihood
-    first: SequenceRequest | None = None  # prefills the common prefix before the others, if any
+    places: tuple[int, ...]  # for each sequence: the index of the first document with its text
+    sequence_of: tuple[int, ...]  # for each document: the index of its sequence
+    answers: AnswerTokens | None  # None: documents are ranked by likelihood
+    # to be run before the others, to prefill their common prefix; None if that is not worth it
+    first: SequenceRequest | None = None
 
     def relevances(self, read: Sequence[ReadPrompt]) -> tuple[Relevance, ...]:
         """The scores of all documents, given the results of the sequences.
 
-        Raises what `relevance` raises.
+        Raises GenerationFailed if a score is not a finite number.
         """
         found = [self.relevance(each) for each in read]
         return tuple(
@@ -354,15 +357,15 @@ def _answers(request: RankRequest, bundle: TokenizerBundle) -> AnswerTokens | No
         no = token_id("no")
         if yes is None or no is None or any(token_id(mark) is None for mark in _CHATML):
             reason = (
-                "this model cannot be asked for yes or no: its tokenizer lacks the tokens of the "
-                "prompt format for that"
+                "this model cannot be asked for yes or no, because its tokenizer lacks tokens of "
+                "the prompt format; set `method` to likelihood"
             )
             raise InvalidRequest(reason, field="method")
         return AnswerTokens(yes=yes, no=no)
     if own.no is None:
         reason = (
             "this model was trained to judge by the logit of one token, which is not supported; "
-            "ask for likelihood"
+            "set `method` to likelihood"
         )
         raise InvalidRequest(reason, field="method")
     return own
@@ -398,7 +401,7 @@ def _yes_no(
 def _likelihood(
     request: RankRequest, place: int, bundle: TokenizerBundle, info: ModelInfo
 ) -> SequenceRequest:
-    # The document's part stays cached: another query may follow it.
+    # The document comes first, so that it stays cached and another query can follow it.
     tokenizer = bundle.tokenizer
     before = f"Document: {tokenizer.guard(well_formed(request.documents[place]))}"
     if request.instruction:
@@ -433,7 +436,9 @@ def _first(request: RankRequest, sequences: Sequence[SequenceRequest]) -> Sequen
 
 
 def _repeated(found: Relevance) -> Relevance:
-    """The score of a document that occurs again: nothing was prefilled for it."""
+    """The score of a document that occurs again, with usage figures that say that nothing was
+    prefilled for it.
+    """
     memory = msgspec.structs.replace(
         found.memory,
         ram_tokens=found.prompt_tokens,

@@ -1,4 +1,6 @@
-"""Takes requests from the protocols, prepares and submits them, and streams the answers."""
+"""Takes requests from the code of all protocols, prepares them, submits them to the workers, and
+streams the answers.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ _log = logging.getLogger(__name__)
 # tokens, about 20 ms of tokenization; for shorter answers, moving to a thread costs more than it
 # saves
 _LONG_ANSWER_TOKENS = 2048
-_MAX_READY = 64  # events read from the link ahead of the consumer, if there are several choices
+_MAX_READY = 64  # events read ahead of the consumer, if a request has several choices
 # About 5 ms of tokenization. For shorter texts, moving to a thread costs more than it saves.
 _LONG_TEXT_CHARACTERS = 20_000
 # for each model. A thread spends most of its time waiting for the template process.
@@ -69,7 +71,8 @@ def sessions_of(answer: SessionAnswer) -> tuple[SessionInfo, ...]:
 class Gateway:
     """Prepares and submits requests for all protocols. Call it only from the event loop's thread.
 
-    It holds a lease on the model until the answer has ended.
+    Each request holds a lease on its model until the answer has ended, so that the model stays
+    loaded.
     """
 
     def __init__(
@@ -121,7 +124,7 @@ class Gateway:
         return stream
 
     async def encode(self, request: GenerationRequest) -> EncodedPrompt:
-        """Encode the prompt as the model would read it. It may exceed the context window.
+        """Encode the prompt as the model would read it. The prompt may exceed the context window.
 
         Raises InvalidRequest, UnknownModel and WorkerUnavailable; PromptTooLong only for a prompt
         far beyond the window.
@@ -139,9 +142,10 @@ class Gateway:
             )
 
     async def embed(self, request: EmbeddingRequest) -> tuple[Embedding, ...]:
-        """Embed the inputs: one vector of length 1 for each, in order.
+        """Embed the inputs: one vector with a norm of 1 for each, in order.
 
-        Inputs are batched with other requests. Cancelling the call ends the inputs that still run.
+        Inputs are batched with other requests. If this call is cancelled, so are the inputs that
+        are still running.
         Raises InvalidRequest before any work (NoEmbeddings if the model has none), QueueFull,
         WorkerUnavailable, and GenerationFailed when the model fails on an input.
         """
@@ -160,7 +164,8 @@ class Gateway:
     async def rank(self, request: RankRequest) -> tuple[Relevance, ...]:
         """Rate the relevance of each document to the query, in the order of the documents.
 
-        Raises what `embed` raises.
+        Raises InvalidRequest before any work, QueueFull, WorkerUnavailable, and GenerationFailed
+        when the model fails on a document.
         """
         async with AsyncExitStack() as lease:
             client, bundle = await self._model(request.model, 1, lease)
@@ -176,11 +181,14 @@ class Gateway:
         return asked.relevances(read)
 
     async def tokenizer_of(self, model: str) -> Tokenizer:
-        """The tokenizer of a model, loaded or not. Raises UnknownModel and WorkerUnavailable."""
+        """The tokenizer of a model, which need not be loaded.
+
+        Raises UnknownModel and WorkerUnavailable.
+        """
         return (await self._bundles.of(model)).tokenizer
 
     async def sessions(self, model: str, command: SessionCommand) -> tuple[SessionInfo, ...]:
-        """Run a session command; returns the sessions concerned.
+        """Let the model's worker run a session command. Returns the sessions that it concerns.
 
         Raises SessionRefused, UnknownModel, QueueFull, and WorkerUnavailable when no worker starts
         or the command kills two workers.
@@ -191,7 +199,7 @@ class Gateway:
     async def _model(
         self, model: str, sequences: int, lease: AsyncExitStack
     ) -> tuple[EngineClient, TokenizerBundle]:
-        """The client and the tokenizer of a model; both are loaded at the same time."""
+        """The client of a model's worker, and the tokenizer. Both are loaded at the same time."""
         self._bundles.begin(model)
         client = await lease.enter_async_context(self._lease_of(model, sequences))
         return client, await self._bundles.of(model)
@@ -216,7 +224,7 @@ class Gateway:
 
 
 def _takes_long(prompt: Prompt) -> bool:
-    """Whether preparing a prompt may block the event loop for long. Any chat template may do so."""
+    """Whether preparing a prompt may block the event loop for long. Any chat template may."""
     return isinstance(prompt, ChatPrompt) or (
         isinstance(prompt, str) and len(prompt) > _LONG_TEXT_CHARACTERS
     )
@@ -233,9 +241,9 @@ class _Choice:
 class GenerationStream:
     """The events of an accepted request: deltas, and one `ChoiceFinished` per choice.
 
-    `aclose` cancels the choices that still run, and so does cancelling a pending `__anext__`. A
-    failed choice raises GenerationFailed and cancels the others. Only one consumer may iterate,
-    inside `async with contextlib.aclosing(stream)`.
+    `aclose` cancels the choices that still run, and so does cancelling a pending `__anext__`. If a
+    choice fails, the iteration raises GenerationFailed and cancels the others. Only one consumer
+    may iterate, inside `async with contextlib.aclosing(stream)`.
     """
 
     def __init__(
@@ -263,8 +271,8 @@ class GenerationStream:
         self._thought_end = prepared.thought_end
         self._ready: deque[OutputEvent] = deque()
         self._pumps: list[asyncio.Task[None]] = []
-        # only for several choices. `_changed`: an event is ready or a pump has ended. `_has_room`:
-        # few enough events are ready.
+        # Used only with several choices. `_changed`: an event is ready or a pump has ended.
+        # `_has_room`: fewer than `_MAX_READY` events are ready.
         self._changed = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
@@ -324,7 +332,7 @@ class GenerationStream:
             choice.source.go_on()
 
     def end_thoughts(self) -> bool:
-        """End the thoughts of all choices. Returns False if the model has no marker for that."""
+        """End the thoughts of all choices. Returns False if no marker ends this model's thoughts."""
         for choice in self._choices:
             self._end_thought(choice, by="request")
         return self._thought_end is not None
@@ -335,7 +343,8 @@ class GenerationStream:
         self._ready.clear()
         for pump in self._pumps:
             pump.cancel()
-        # first, because the steps below may be interrupted and leave a sequence running
+        # The sources are closed first, because the awaits below may be cancelled, and a sequence
+        # must not be left running.
         for choice in self._choices:
             await choice.source.aclose()
         if self._pumps:
@@ -344,7 +353,7 @@ class GenerationStream:
         await self._held.aclose()
 
     async def _next_of_one(self) -> None:
-        """Read directly from the link, without a task or queue."""
+        """Read events of the only choice directly from its source, without a task or queue."""
         (choice,) = self._choices
         self._ready.extend(await self._read(choice))
         if choice.text.done:
@@ -369,7 +378,7 @@ class GenerationStream:
 
     async def _pump(self, choice: _Choice) -> None:
         while not choice.text.done:
-            # unread events stay in the link, which applies backpressure
+            # unread events stay in the source, which applies backpressure
             await self._has_room.wait()
             events = await self._read(choice)
             if events:
@@ -386,7 +395,10 @@ class GenerationStream:
         return [self._watched(choice, event) for event in choice.text.feed(received)]
 
     def _watched(self, choice: _Choice, event: OutputEvent) -> OutputEvent:
-        """End a thought that repeats itself, and let the last event report what ended it."""
+        """End the choice's thought if it repeats itself.
+
+        Returns the event; the last one also reports what ended the thought.
+        """
         if (
             isinstance(event, TextDelta)
             and event.kind == "reasoning"

@@ -39,14 +39,17 @@ _TAG_BYTES = 16
 # Maximum number of answers with the same meaning, such as calls without arguments: a recalled
 # answer is compared with all of them.
 _MAX_ALIKE = 256
-_READ_CHARACTERS = 1024  # fed per step, because a reader scans all of its pending text in each step
+# number of characters fed to a reader at a time; more would be slower, because a reader scans all
+# of its pending text each time
+_READ_CHARACTERS = 1024
 _MAX_EXACT = 2**53  # larger integers do not survive clients that compute in doubles
 
 
 class AnswerMeaning(NamedTuple):
-    """The parts of an answer that clients do not change.
+    """What an answer says, in a form by which it is recognized when a client sends it back.
 
-    Clients may change outer white space and the spelling of arguments.
+    Clients may change the white space around texts and the spelling of arguments, so both are
+    normalized.
     """
 
     reasoning: str = ""
@@ -63,7 +66,7 @@ _Key: TypeAlias = tuple[Secret, bytes]  # the second part distinguishes answers 
 class KnownAnswer(msgspec.Struct, frozen=True, array_like=True):
     """An answer as it was generated."""
 
-    packed_tokens: bytes  # uint32, starting after the header of the answer
+    packed_tokens: bytes  # uint32, starting after the text that opens an answer in the template
     reasoning: str = ""
     call_ids: tuple[str, ...] = ()
     is_as_tokenized: bool = False  # the tokenizer produces the same tokens for the rendered answer
@@ -90,7 +93,13 @@ class PastAnswers:
     def places(
         self, text: str, *, frame: AnswerFrame, read: ReadMeaning
     ) -> tuple[PlacedAnswer, ...]:
-        """Find where the rendered text contains the answers."""
+        """Find the answers in the rendered text.
+
+        Returns those whose generated tokens differ from the tokenizer's, in the order of the text.
+
+        frame: finds the spans that may be answers.
+        read: reads the meaning of such a span.
+        """
         placed: list[PlacedAnswer] = []
         end = 0
         for candidates in frame.candidates(text) if self.expected else ():
@@ -110,7 +119,7 @@ class PastAnswers:
 class KnownAnswers:
     """The generated tokens of answers, by tenant and meaning. Thread-safe.
 
-    Forgets the least recently used answers. If there is a file, answers survive the process.
+    Forgets the least recently used answers. With a file, answers survive the end of the process.
     """
 
     def __init__(
@@ -155,7 +164,7 @@ class KnownAnswers:
             self._file.put(secret, StoredAnswer(tag, msgspec.msgpack.encode(answer)))
 
     def recall(self, messages: Sequence[dict[str, Any]], *, tenant: str = "") -> PastAnswers:
-        """Find the answers of a conversation.
+        """Find the known answers among the messages of a conversation.
 
         If a client sends a call back without the thought that preceded it, the thought is added
         again; the template decides whether to show it.
@@ -177,10 +186,12 @@ class KnownAnswers:
         return PastAnswers(tuple(ready), expected)
 
     def count(self, past: PastAnswers, *, placed: int) -> int:
-        """Count the answers of a conversation that were placed, and return the dropped tokens.
+        """Update the counters for one conversation. Returns the number of dropped tokens.
 
         An answer counts as dropped if the rendered text does not show it as it was generated,
         because the template or the client left out a part. Each answer is counted once.
+
+        placed: the number of answers whose generated tokens were put into the prompt.
         """
         dropped = 0
         with self._lock:
@@ -310,10 +321,11 @@ def meaning_of_deltas(deltas: Sequence[OutputDelta]) -> AnswerMeaning | None:
 
 
 def meaning_of_text(text: str, form: AnswerReader, *, cut: bool = False) -> AnswerMeaning:
-    """The meaning of a generated text, read by a new `form`.
+    """The meaning of a generated text.
 
-    cut: the answer reached its length limit, so a thought or call that is open at its end was never
-        closed.
+    form: a new reader, which parses the text.
+    cut: True if the answer reached its length limit, so that a thought or call at its end may be
+        incomplete.
     """
     texts: dict[str, list[str]] = {"text": [], "reasoning": []}
     calls: list[tuple[str, list[str]]] = []
@@ -375,7 +387,8 @@ class ReadTexts:
     ) -> AnswerMeaning:
         """The meaning of a text.
 
-        context: identifies the form and everything that the form depends on, such as tools.
+        form: creates the reader that parses the text.
+        context: identifies everything that the reader depends on, such as the tools.
         """
         key = hashlib.blake2b(
             f"{context}\0{text}".encode("utf-8", "surrogatepass"), digest_size=16

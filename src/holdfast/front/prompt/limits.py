@@ -1,4 +1,6 @@
-"""What a request may ask for, its sampling defaults, and the tenant whose cache it uses."""
+"""Checks what a request may ask for, and determines its sampling defaults and the tenant whose
+cache it uses.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,12 @@ from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest
 from holdfast.wire.requests import SAMPLING_RANGES, GenerationRequest, SamplingParams
 
-# maximum length of a stop string: every token is searched together with that much preceding text
+# Maximum length of a stop string. Each new token is searched together with as much of the preceding
+# text as a stop string may contain.
 MAX_STOP_CHARACTERS = 1024
 
 _CONTAINERS = (dict, list, tuple)
-# ranges by the field names of SamplingParams
+# the fields of SamplingParams for which a model may recommend a value
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -30,7 +33,7 @@ class Nesting(NamedTuple):
 
 
 def nesting_of(value: Any, *, most_parts: int) -> Nesting:
-    """Measure a JSON value; counting stops above `most_parts`."""
+    """Measure a JSON value. Counting stops as soon as there are more than `most_parts` parts."""
     parts = 1
     levels = 0
     level = [value]
@@ -163,6 +166,6 @@ def _digest(parts: tuple[str, ...], *, person: bytes) -> str:
     digest = hashlib.blake2b(digest_size=16, person=person)
     for part in parts:
         encoded = part.encode("utf-8", "surrogatepass")
-        # with the lengths of the parts, so that "a" and "bc" differ from "ab" and "c"
+        # each part follows its length, so that "a" and "bc" differ from "ab" and "c"
         digest.update(len(encoded).to_bytes(8, "little") + encoded)
     return digest.hexdigest()

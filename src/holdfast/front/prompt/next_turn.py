@@ -1,7 +1,7 @@
 """Uses an answer to prepare the next turn of its conversation.
 
-`observer` records the answer as the client sees it, so that the next turn contains its tokens as
-generated.
+`observer` records the answer as the client sees it, so that the prompt of the next turn contains
+the tokens that were generated.
 
 `WarmAhead` prefills the next turn while the worker is idle. When an answer has ended, it renders
 the next turn with two different messages; the tokens that both renderings share are certain. This
@@ -49,7 +49,7 @@ from holdfast.wire.requests import (
 )
 
 Observe: TypeAlias = Callable[[OutputEvent], None]
-"""Sees every event of an answer."""
+"""A function that is called with every event of an answer."""
 
 logger = logging.getLogger("holdfast.front.prompt")
 MIN_TOKENS = 64  # fewer tokens are prefilled fast enough when the turn arrives
@@ -58,7 +58,9 @@ _PROBES = ("Next", "\n\n1. next")
 
 
 def observer(request: GenerationRequest, bundle: TokenizerBundle, prepared: Prepared) -> Observe:
-    """Return a function that records the answers to a request. It must see all of their events.
+    """Return a function that records the answers to a request from their events.
+
+    It must be called with all of these events.
 
     A continued message is not recorded, because the client sends back more text than this request
     generates.
@@ -95,7 +97,7 @@ class _Recorder:
     tools: tuple[dict[str, Any], ...]
     opening: str  # the prompt's text after the header of the answer
     opening_token_ids: tuple[int, ...]
-    reads_calls: bool  # the client saw calls as calls, as the next turn will
+    reads_calls: bool  # calls were parsed for the client, as they will be in the next turn
     tenant: str
 
     def record(self, deltas: Sequence[OutputDelta], end: ChoiceFinished) -> None:
@@ -108,9 +110,9 @@ class _Recorder:
         tokenizer = self.bundle.tokenizer
         text = tokenizer.decode(token_ids, skip_special_tokens=False)
         opening = self.bundle.without_hidden(self.opening)
-        # The events that the client saw have the whole meaning of the tokens, unless the text may
-        # contain unread calls, a stop string may have cut the last token, or the opening is
-        # meaningful.
+        # The events that the client saw have the whole meaning of the tokens, except in three
+        # cases: the text may contain calls that were not parsed, a stop string may have cut the
+        # last token, or the opening has a meaning of its own.
         is_seen_whole = (
             (self.reads_calls or not self._may_call(text))
             and (end.stop_string is None or not _may_end_in(text, end.stop_string))
@@ -144,7 +146,7 @@ class _Recorder:
         )
 
     def _meaning(self, text: str, end: ChoiceFinished) -> AnswerMeaning:
-        """The meaning of a text if all of its calls are read."""
+        """The meaning of a text, with all of its calls parsed."""
         return meaning_of_text(
             self.bundle.dialect.markers.encode(text),
             self.bundle.answer_reader(self.tools),
@@ -173,10 +175,11 @@ class WarmAhead:
         threads: Executor,
         observe: Observe,
     ) -> Observe:
-        """Return a function that must be called with all events of the answer.
+        """Return a function that starts the prefill when the answer has ended.
 
-        It first passes each event to `observe`. If the request has several choices, nothing is
-        prefilled, because it is unknown which one the conversation continues.
+        It must be called with all events of the answer, and first passes each of them to `observe`.
+        If the request has several choices, nothing is prefilled, because it is unknown which of
+        them the conversation will continue.
 
         threads: the pool that renders the next turn.
         """
@@ -211,7 +214,7 @@ class WarmAhead:
             calls = any(isinstance(delta, ToolCallStarted) for delta in deltas)
             turn = "results" if calls else "user"
             if event.reason is FinishReason.STOP and turn in bundle.read_ahead:
-                # this may be another thread, because the end of a long answer is observed in one
+                # the end of a long answer is observed in another thread than the event loop's
                 loop.call_soon_threadsafe(self._begin, make, client, threads)
 
         return see
@@ -228,9 +231,9 @@ class WarmAhead:
 async def _prefill(
     make: Callable[[], SequenceRequest | None], client: EngineClient, threads: Executor
 ) -> None:
-    """Create the request and submit it.
+    """Create a request that only prefills, and submit it.
 
-    Failures are only logged, because nothing depends on the request.
+    Failures are only logged, because nothing depends on this request.
     """
     try:
         sequence = await asyncio.get_running_loop().run_in_executor(threads, make)
@@ -252,9 +255,12 @@ def read_ahead_request(
     deltas: Sequence[OutputDelta],
     context_tokens: int,
 ) -> SequenceRequest | None:
-    """A request that prefills the next turn after an answer; None if too few tokens are new.
+    """A request that prefills the next turn after an answer.
 
-    deltas: the whole answer. Raises InvalidRequest if the template refuses the next turn.
+    Returns None if too few tokens are new, or if the next turn does not fit the context window.
+    Raises InvalidRequest if the template refuses the next turn.
+
+    deltas: the events of the whole answer.
     """
     calls = tool_calls_of(deltas)
     sends_thoughts = any(map(_has_thought, prompt.messages))

@@ -59,7 +59,9 @@ class Prepared:
     put_back_tokens: int = 0  # tokens of past answers, put into the prompt as generated
     dropped_tokens: int = 0  # tokens of past answers that the prompt does not contain as generated
     breakpoints: tuple[PinnedPrefix, ...] = ()  # the client's cache breakpoints
-    thought_end: ThinkingBudget | None = None  # a budget of 0; None if no marker can end a thought
+    # a budget of 0 tokens, which ends a thought at once; None if no marker ends this model's
+    # thoughts
+    thought_end: ThinkingBudget | None = None
     unenforced: tuple[str, ...] = ()  # paths of schema keywords that the grammar ignores
 
     @property
@@ -82,7 +84,7 @@ def prepare(
 ) -> Prepared:
     """Prepare a request. Raises InvalidRequest and PromptTooLong.
 
-    A max_tokens beyond the context window is reduced without notice: agents send large constants.
+    A max_tokens beyond the context window is silently reduced, because agents send large constants.
     """
     sampling = with_model_defaults(
         request.sampling, unset=request.unset_sampling, defaults=bundle.generation_defaults
@@ -123,7 +125,10 @@ def prepare(
 def prompt_text(
     request: GenerationRequest, bundle: TokenizerBundle, *, info: ModelInfo
 ) -> PromptText:
-    """The text of a prompt. A conversation is rendered. Raises InvalidRequest."""
+    """The text (or the given token ids) of a prompt; a conversation is rendered.
+
+    Raises InvalidRequest.
+    """
     asked = request.prompt
     if isinstance(asked, tuple):
         return PromptText(token_ids=asked)
@@ -206,8 +211,8 @@ def prompt_tokens(
 ) -> PromptTokens:
     """The tokens of a prompt, which may be longer than the context window.
 
-    Raises InvalidRequest, and PromptTooLong for token ids beyond the window and for text far
-    beyond it.
+    Raises InvalidRequest. Raises PromptTooLong if the prompt was given as token ids and exceeds the
+    window, or was given as text and exceeds it by far.
     """
     field = request.prompt_field
     tokenizer = bundle.tokenizer
@@ -265,7 +270,7 @@ def _encoded(prompt: PromptText, bundle: TokenizerBundle, *, tenant: str) -> Pro
 def splice(prompt: PromptText, text: EncodedText | RememberedText) -> PromptTokens:
     """The tokens of a prompt's text, in which the generated tokens replace those of known answers.
 
-    If an edge of an answer lies within a token, the answer keeps the tokenizer's tokens.
+    If an answer starts or ends within one of the tokenizer's tokens, its tokens are not replaced.
     """
     token_ids = text.token_ids
     parts: list[TokenIds] = []

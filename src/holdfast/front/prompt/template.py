@@ -33,7 +33,8 @@ from holdfast.front.prompt.tool_definitions import KeptTool, complete_tool
 from holdfast.models.tokenizer_files import named_special_tokens, read_json
 from holdfast.wire.requests import RESERVED_TEMPLATE_ARGUMENTS, ChatPrompt
 
-_MARK = "\ue0f1continue\ue0f2"  # private use: no text contains it, no template strips it
+# in private-use characters, which no text contains and no template strips
+_MARK = "\ue0f1continue\ue0f2"
 _PROBE = "probe7391"
 _LATER_PROBE = "probe8204"
 _CHANGES_LISTS = re.compile(r"\.(?:append|pop)\(")
@@ -76,8 +77,9 @@ class ChatTemplate:
             [{"type": "text", "text": _PROBE}]
         )
         self._roles = self._probed_roles()
-        # a template is wrong for one form if it prints the object as Python does, or turns the text
-        # into JSON within JSON
+        # Call arguments may be passed as an object or as JSON text. A template that does not expect
+        # an object prints it as Python does; one that does not expect text turns it into JSON
+        # within JSON.
         takes_object = self._shows_call({"key": _PROBE}, spoiled=f"'{_PROBE}'")
         takes_text = self._shows_call(json.dumps({"key": _PROBE}), spoiled=f'\\"{_PROBE}')
         self._arguments_as_text = takes_text and not takes_object
@@ -150,9 +152,9 @@ class ChatTemplate:
     def branch_points(self, prompt: ChatPrompt, text: str) -> tuple[int, ...]:
         """The positions in a prompt's rendered text after which other prompts are likely to differ.
 
-        One is after the system prompt and tools, where other conversations branch off. The other is
-        after the last message, because the next turn may have other text in place of this
-        generation prompt.
+        One position is after the system prompt and tools, where other conversations branch off. The
+        other is after the last message, because in the next turn other text may follow this message
+        than the generation prompt.
         """
         system = [message for message in prompt.messages if message.get("role") in _SYSTEM]
         probe = {"role": "user", "content": _PROBE}
@@ -163,7 +165,10 @@ class ChatTemplate:
         return tuple(sorted(found - {0, len(text)}))
 
     def judging(self, *, instruction: str, query: str, document: str) -> str:
-        """The text that asks a reranking model to judge a document; empty for other templates."""
+        """The prompt that asks a reranking model to judge a document.
+
+        Empty if the template is not one of a reranking model.
+        """
         if not all(re.search(rf"['\"]{role}['\"]", self.sources["default"]) for role in _JUDGED):
             return ""
         messages = [self._message(role, _PROBE + role) for role in _JUDGED]
@@ -176,15 +181,15 @@ class ChatTemplate:
         return re.sub("|".join(contents), lambda found: contents[found[0]], text)
 
     def after_answer(self) -> str:
-        """The text that the template writes after an answer; empty if it is unknown."""
+        """The text that the template writes after an answer; empty if that is unknown."""
         text = self._try([self._message("user", "text"), self._message("assistant", _PROBE)])
         _, shown, after = text.rpartition(_PROBE)
         return after if shown else ""
 
     def _shared(self, prompt: ChatPrompt, text: str, *, upto: str = "") -> int:
-        """The length of the rendered conversation if a text begins with it; else 0.
+        """The length of the rendered conversation if `text` begins with it; otherwise 0.
 
-        upto: where to cut the rendered conversation; empty: not at all.
+        upto: the rendered conversation is cut before this text; if empty, it is not cut.
         """
         other = self.render_history(prompt)
         if upto:
@@ -216,7 +221,7 @@ class ChatTemplate:
         try:
             return self._run(name, messages, tools=tools, options=options, answer=answer)
         except RENDER_ERRORS:
-            # some templates take descriptions and types for granted
+            # some templates fail if a tool lacks descriptions or types
             tools = [complete_tool(tool) for tool in prompt.listed_tools]
             return self._run(name, messages, tools=tools, options=options, answer=answer)
 
@@ -307,7 +312,7 @@ def _mark_last(messages: list[Message]) -> None:
 
 
 def load_template(folder: Path) -> ChatTemplate | None:
-    """The chat template of a model folder; None if it has none.
+    """The chat template of a model folder; None if the folder has none.
 
     Raises ModelLoadError if the template is broken.
     """

@@ -1,4 +1,4 @@
-"""Probes of a chat template when its model is loaded.
+"""Finds out what a chat template does, by rendering short conversations when its model is loaded.
 
 `prove` renders a conversation with calls and reads them back, which proves that the model's calls
 are understood. `rewritten_turns` finds out whether the template changes past answers, for example
@@ -96,7 +96,7 @@ class Proof:
     """The result of `prove`. `failure` is empty if names and arguments were read back unchanged."""
 
     failure: str = ""
-    # share of the text in the family's own format that is also in the template's text, 0 to 1
+    # how much of the calls in the family's own format the template writes the same way, 0 to 1
     likeness: float = 0.0
 
 
@@ -129,11 +129,11 @@ def takes_text_and_thought(template: ChatTemplate) -> bool:
 def prove(
     template: ChatTemplate, dialect: ModelDialect, tokenizer: Tokenizer, *, parallel: bool = True
 ) -> Proof:
-    """Let the template write two calls, and read them back from its text.
+    """Render two calls with the template, and parse them from the rendered text.
 
-    End-of-answer tokens end the text here, too.
+    An end-of-answer token ends the parsed text, as it would end a real answer.
 
-    parallel: both calls are in one answer; otherwise each is in its own.
+    parallel: True if both calls are in one answer; False if each has its own answer.
     """
     whole = _rendered(template, _conversation())
     if not whole:
@@ -186,9 +186,9 @@ def _result(place: int) -> Message:
 
 
 def _answer(template: ChatTemplate, whole: str, *, after: int, dialect: ModelDialect) -> _Answer:
-    """The text that the model would generate after this number of results.
+    """The text that the model would generate after the first `after` results.
 
-    Also returns the text that follows, up to the next answer.
+    It includes what the template writes after that, up to the next result.
 
     whole: the rendered conversation with all results.
     """
@@ -201,7 +201,7 @@ def _answer(template: ChatTemplate, whole: str, *, after: int, dialect: ModelDia
     history = before[: len(before) - len(opening)]
     start = len(common_prefix(before, whole))
     header = history + _up_to_thought(opening, dialect)
-    # a past answer lacks the opened thought with which a new answer starts
+    # the prompt for a new answer may open a thought, which the template omits from a past answer
     if start < len(before) and whole.startswith(header):
         start = len(header)
     end = whole.find(_RESULTS[after], start)
@@ -241,7 +241,7 @@ def _likeness(answer: _Answer, calls: Sequence[_ProbeCall], dialect: ModelDialec
 def _misread(
     answer: _Answer, calls: Sequence[_ProbeCall], dialect: ModelDialect, ends: Sequence[str]
 ) -> str:
-    """The error in the calls that are read from an answer; empty if there is none."""
+    """What is wrong with the calls that are parsed from an answer; empty if nothing is."""
     text = answer.text
     for mark in ends:
         text = text.partition(mark)[0]
@@ -350,8 +350,8 @@ class ThinkingSwitch:
     """The template options for each thinking effort. If empty, the template has no switch."""
 
     options: Mapping[ThinkingEffort, Options] = field(default_factory=dict)
-    budget_option: str = ""  # name of the option that takes a number of tokens
-    keeping: Options = field(default_factory=dict)  # keep the thoughts of earlier turns
+    budget_option: str = ""  # name of the option that limits a thought to a number of tokens
+    keeping: Options = field(default_factory=dict)  # options that keep thoughts of earlier turns
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -359,7 +359,10 @@ class ThinkingSwitch:
         return tuple(dict.fromkeys(name for options in self.options.values() for name in options))
 
     def asked(self, thinking: Thinking) -> Options:
-        """The options that set what a request asks for; empty if it asks for nothing."""
+        """The template options for the thinking that a request asks for.
+
+        Empty if the request leaves thinking to the template's default.
+        """
         effort = thinking.effort
         if effort is None and thinking.budget_tokens is not None:
             effort = "off" if thinking.budget_tokens == 0 else "on"
@@ -372,7 +375,10 @@ class ThinkingSwitch:
 
 
 def find_switch(template: ChatTemplate) -> ThinkingSwitch:
-    """Find the options that change the rendered text. The model's name is never considered."""
+    """Find the options that switch thinking, by comparing the texts rendered with their values.
+
+    The model's name is never considered.
+    """
     probe = _SwitchProbe(template)
     toggle = probe.yes_or_no() | probe.modes()
     turned_on = {name: values[True] for name, values in toggle.items()}
@@ -448,7 +454,9 @@ class _SwitchProbe:
         return {}
 
     def effort_words(self, on: Options) -> dict[str, dict[str, int]]:
-        """The option for the effort, and the ranks of its words.
+        """The option that sets the thinking effort, and the rank of each word that it accepts.
+
+        Empty if the template has no such option.
 
         on: the options that turn thinking on.
         """

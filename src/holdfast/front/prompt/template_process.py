@@ -1,14 +1,14 @@
 """Renders untrusted chat templates in other processes, which are killed when they use too much time
 or memory.
 
-A template may loop forever or fill the memory. A thread cannot be ended, and no check within an
+A template may loop forever or fill the memory. Python cannot end a thread, and no check within an
 interpreter detects every expensive operation. So a separate process (`template_worker.py`) renders
-templates, with limits on time and memory; this costs one exchange over a pipe. A process is started
+templates, with limits on time and memory. This costs one exchange over a pipe. A process is started
 when none is idle, and can render the templates of any model.
 
 Only a few renders of one template run at once, so a template that hangs delays conversations that
 use the same template, but no others (unless as many templates hang as there are processes). A
-render that has to wait too long fails with an error that a client may retry.
+render that has to wait too long fails with an error that tells the client to try again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from holdfast.front.prompt.tool_definitions import KeptTool, packed_tool
 RENDER_SECONDS: Final = 5  # limit of processor time; a long conversation takes a hundredth of it
 MAX_PROCESSES: Final = 8
 MAX_PER_TEMPLATE: Final = 2
-# how many processes templates may share; the others are reserved for templates that have none yet
+# A template that is being rendered gets another process only while fewer than this many run; the
+# others are reserved for templates that are not being rendered yet.
 _SHARED_PROCESSES = MAX_PROCESSES // 2
 _IDLE_SECONDS = 60.0  # an idle process is ended after this time, unless it is the last idle one
 _START_SECONDS = 20.0
@@ -114,7 +115,7 @@ _TOO_MUCH_MEMORY = (
 class _Overrun(Exception):
     """A template used too much time or memory.
 
-    The message is the predicate of a sentence about the template.
+    The message is the predicate of a sentence about the template, such as "took longer than 5 s".
     """
 
 
@@ -289,7 +290,7 @@ class _RenderProcess:
 
 
 class _Watched:
-    """Checks whether a process has used too much time or memory since this object was created."""
+    """Checks the memory of a process, and the time it has used since this object was created."""
 
     def __init__(self, pid: int, *, seconds: float) -> None:
         self._pid = pid
@@ -304,11 +305,12 @@ class _Watched:
             used = process.cpu_times()
             resident_bytes = process.memory_info().rss
         except psutil.Error:
-            return  # the process has ended, as its pipe will show
+            return  # the process has ended; reading from its pipe will show that
         used_seconds = used.user + used.system
         if self._seconds_before is None:
             self._seconds_before = used_seconds
-        if resident_bytes > MAX_MEMORY_BYTES:  # some systems do not limit the address space
+        # needed where the system cannot limit the address space of a process
+        if resident_bytes > MAX_MEMORY_BYTES:
             raise _Overrun(_TOO_MUCH_MEMORY)
         if (
             used_seconds - self._seconds_before >= self._seconds

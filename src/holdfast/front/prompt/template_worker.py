@@ -30,7 +30,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from holdfast.front.prompt.tool_definitions import KeptTool, made_once, unpacked_tool
 
 MAX_MEMORY_BYTES = 1 << 30
-HEAD_BYTES = 8  # length prefix of a task or text; an answer starts with one outcome byte
+HEAD_BYTES = 8  # size of the length before a task or text; an answer has an outcome byte before it
 STARTED = b"+"  # the first byte that the process writes
 # exceptions that a template may raise by itself or through its expressions
 RENDER_ERRORS = (
@@ -56,7 +56,7 @@ class RenderTask:
     """A template to render with these variables. Without variables, it is only compiled."""
 
     source: str
-    variables: Mapping[str, Any] | None  # "tools" may be packed
+    variables: Mapping[str, Any] | None  # "tools" may contain the bytes of `packed_tool`
     seconds: int  # limit of processor time
 
 

@@ -38,7 +38,8 @@ _MARK = "\ue0f3{}\ue0f4"  # private use: no text contains it
 _MARKS = re.compile("\ue0f3([0-9]+)\ue0f4")
 _SYSTEM = frozenset({"system", "developer"})
 
-_Conversation: TypeAlias = Callable[[str, str], list[Message]]  # takes a probe and a tool's name
+# makes a conversation that contains a probe text and calls a tool with a given name
+_Conversation: TypeAlias = Callable[[str, str], list[Message]]
 
 
 class AnswerSpan(NamedTuple):
@@ -54,7 +55,8 @@ class AnswerFrame:
 
     headers: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
-    thought: tuple[str, str] | None = None  # markers, if the closing one also ends messages
+    # the markers around thoughts, set only if the closing marker is also one of `ends`
+    thought: tuple[str, str] | None = None
 
     def candidates(self, text: str) -> Iterator[tuple[AnswerSpan, ...]]:
         """For each place where an answer may start, the spans that it may have, longest first."""
@@ -132,9 +134,9 @@ def find_frame(
 
 
 def _written_ends(template: ChatTemplate) -> Iterator[str]:
-    """The first word that the template writes after an answer or call.
+    """Yield the first word that the template writes after an answer, and after a call.
 
-    If it writes nothing there, the first word before the next message.
+    If it writes nothing there, yields the first word that it writes before the next message.
     """
     answer = {"role": "assistant", "content": _ANSWER}
     follow_up = {"role": "user", "content": _PROBE}
@@ -169,7 +171,10 @@ def _header(
     ends: tuple[str, ...],
     markers: tuple[str, ...],
 ) -> str:
-    """The constant part of the text between a message and its answer, be it new or past."""
+    """The constant part of the text between a message and its answer.
+
+    This part is the same for a new and a past answer.
+    """
     asked = conversation(_PROBE, "f")
     first = _cut(_between(template, asked, _PROBE, "f"), ends, markers)
     other = _between(template, conversation(_OTHER_PROBE, "g"), _OTHER_PROBE, "g")
@@ -183,7 +188,7 @@ def _header(
 
 def _cut(between: str, ends: tuple[str, ...], markers: tuple[str, ...]) -> str:
     """Cut off the end of the previous message and the marker that may open a thought."""
-    for end in ends:  # first, because the end may also be a marker of thoughts
+    for end in ends:  # ends are cut first, because an end may also be a marker of thoughts
         rest = between.rpartition(end)[2]
         between = rest if rest.strip() else between
     for marker in markers:
@@ -257,7 +262,7 @@ def pinned_prefixes(prompt: Prompt, tokens: PromptTokens) -> tuple[PinnedPrefix,
 
 
 def _normal(at: CacheBreakpoint, asked: Sequence[Any]) -> CacheBreakpoint:
-    """The breakpoint in normal form: after the last part of a message means after the message."""
+    """The breakpoint in normal form: one after a message's last part is one after the message."""
     if at.messages < len(asked) and at.parts < len(_parts(asked[at.messages])):
         return at
     return CacheBreakpoint(messages=min(at.messages + bool(at.parts), len(asked)))
@@ -275,8 +280,8 @@ def _spot(
         content = _text(last).rstrip()
         if content and last.get("role") != "assistant":
             return _Spot(at.messages - 1, len(content))
-    # for a breakpoint after an answer, or after system prompt and tools: put it before the next
-    # message
+    # A breakpoint after an answer, or after the system prompt and tools, is marked at the beginning
+    # of the next message's text.
     following = max(at.messages, leading)
     content = _text(shown[following]) if following < len(shown) else ""
     return _Spot(following, len(content) - len(content.lstrip())) if content.strip() else None

@@ -94,9 +94,9 @@ class TextSplits:
 
 
 def find_splits(backend: Backend) -> TextSplits:
-    """The cuts that can be proved safe for a tokenizer.
+    """Find out where texts for a tokenizer can be proved safe to cut.
 
-    There are none if one of the tokenizer's parts is unknown.
+    If one of the tokenizer's parts is unknown, texts are not cut at all.
     """
     added = list(backend.get_added_tokens_decoder().values())
     if (
@@ -119,11 +119,10 @@ def find_splits(backend: Backend) -> TextSplits:
 
 
 def _independent(tokens: Iterable[AddedToken]) -> set[str]:
-    """The tokens that match wherever their text occurs.
+    """The tokens that match wherever their text occurs, because no other token can overlap them.
 
-    They do so because no token that starts earlier overlaps them. The library takes the leftmost
-    match, and the longest of several. Only tokens in brackets are considered, because they are
-    found quickly.
+    The library takes the leftmost match, and the longest of several, so only a token that starts
+    earlier could. Only tokens in brackets are considered, because they are found quickly.
     """
     contents = {token.content: token for token in tokens}
     found = {

@@ -66,7 +66,7 @@ class Tokenizer:
     def __init__(
         self, backend: Backend, *, config: Mapping[str, Any], eos_token_ids: Sequence[int] = ()
     ) -> None:
-        """config: tokenizer_config.json. eos_token_ids: those that the model's files name."""
+        """config: tokenizer_config.json. eos_token_ids: the end tokens named by other files."""
         # some files were saved with the truncation and padding used in training
         backend.no_truncation()
         backend.no_padding()
@@ -153,7 +153,11 @@ def well_formed(text: str) -> str:
 
 
 def _drop_breaks(backend: Backend) -> None:
-    """Make the normalizer drop break characters. Added tokens are matched before normalization."""
+    """Make the normalizer drop break characters.
+
+    Added tokens are matched before normalization, so a control token that is broken up by such a
+    character is tokenized as ordinary text.
+    """
     drop = normalizers.Replace(_BREAK, "")
     if backend.normalizer is None:
         backend.normalizer = drop
@@ -222,7 +226,7 @@ class EncodedText:
     def span(self, start: int, end: int) -> tuple[int, int] | None:
         """The range of tokens between two characters.
 
-        Returns None if there are no tokens, or if a token spans an end.
+        Returns None if there are no tokens between them, or if a token spans one of the two.
         """
         return _span(self.place(start), self.place(end))
 
@@ -259,7 +263,7 @@ class RememberedText:
     def span(self, start: int, end: int) -> tuple[int, int] | None:
         """The range of tokens between two characters.
 
-        Returns None if there are no tokens, or if a token spans an end.
+        Returns None if there are no tokens between them, or if a token spans one of the two.
         """
         return _span(self._place(start), self._place(end))
 

@@ -1,8 +1,8 @@
 """Everything that the front knows about a model: tokenizer, templates, and how to read past
 answers.
 
-`Bundles` holds the bundles of the served models, and reads each when it is first needed. It uses
-neither weights nor MLX.
+`Bundles` holds the bundles of the served models, and reads each when it is first needed. Reading
+one needs neither the weights nor MLX.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class TokenizerBundle:
     # tokens that also end an answer in a chat, although the model's files do not say so
     turn_end_token_ids: tuple[int, ...] = ()
     thinking_switch: ThinkingSwitch = ThinkingSwitch()
-    template_options: Options = field(default_factory=dict)  # a request's own take precedence
+    # arguments for the template; those of a request take precedence
+    template_options: Options = field(default_factory=dict)
     dialect_report: DialectReport = DialectReport()
     read_ahead: frozenset[NextTurn] = frozenset()  # the next turns to prefill in advance
     own_pooling: OwnPooling = OwnPooling()
@@ -116,11 +117,11 @@ def load_tokenizer_bundle(
     sampling: Mapping[str, float] | None = None,
     template_arguments: Options | None = None,
 ) -> TokenizerBundle:
-    """Read a model folder.
+    """Read the bundle of the model in a folder.
 
     Raises ModelLoadError if a file is missing or damaged, or if the tokenizer is broken.
 
-    answers: the file in which answers survive this process.
+    answers: the file in which answers survive the end of this process.
     sampling, template_arguments: the catalog's defaults, which take precedence over the model's
         defaults.
     """
@@ -229,7 +230,7 @@ class Bundles:
         self._tasks: OrderedDict[str, asyncio.Task[TokenizerBundle]] = OrderedDict()
 
     def begin(self, model: str) -> None:
-        """Start reading the bundle of a model, unless it was read already or is being read."""
+        """Start reading the bundle of a model, unless it is already read or being read."""
         if model in self._tasks:
             self._tasks.move_to_end(model)
             return
@@ -242,13 +243,13 @@ class Bundles:
     def forget(self, model: str) -> None:
         """Forget a bundle, so that it is read again when it is next needed.
 
-        Requests that hold it keep it.
+        Requests that already have the bundle continue to use it.
         """
         self._tasks.pop(model, None)
         self.dialects.pop(model, None)
 
     async def of(self, model: str) -> TokenizerBundle:
-        """The bundle of a model, once it is read.
+        """Wait until the bundle of a model is read, and return it.
 
         Raises UnknownModel, and WorkerUnavailable if the bundle cannot be read.
         """

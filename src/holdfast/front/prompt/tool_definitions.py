@@ -52,9 +52,9 @@ _MARSHAL_VERSION = 2  # without references: equal content always gives equal byt
 
 
 class KeptTool(dict[str, Any]):
-    """A tool definition in OpenAI's format that must not be changed.
+    """A tool definition in OpenAI's format, together with values derived from it (`made_once`).
 
-    Copies of it are plain dictionaries.
+    It must not be changed. Copies of it are plain dictionaries.
     """
 
     __slots__ = ("_derived",)
@@ -97,8 +97,8 @@ def unpacked_tool(packed: bytes) -> KeptTool:
 def exact_key(definition: Any, *, tenant: str) -> bytes | None:
     """A hash of a definition as it was sent, including key order and value types.
 
-    Returns None if the definition cannot be hashed. `marshal` takes a fifth of the time of sorted
-    JSON.
+    Returns None if the definition cannot be hashed. The hash is of `marshal`'s output, which takes
+    a fifth of the time of sorted JSON.
     """
     try:
         written = marshal.dumps((tenant, definition), _MARSHAL_VERSION)
@@ -108,7 +108,8 @@ def exact_key(definition: Any, *, tenant: str) -> bytes | None:
 
 
 def in_usual_order(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A definition as the model sees it: keys in their usual order, without the server's options.
+    """A definition as the model sees it: keys in their usual order, without options that only
+    concern the server.
 
     Parameters keep their order, because it may matter.
     """
@@ -143,7 +144,7 @@ def _ordered(node: Mapping[str, Any], usual: Iterable[str]) -> dict[str, Any]:
 
 
 def complete_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """The definition with a description, parameters, and one type for each of them.
+    """The definition with a description, parameters, and exactly one type for each parameter.
 
     Some chat templates require these, although JSON Schema makes them optional.
     """
@@ -175,7 +176,10 @@ def _complete_schema(schema: Any, fallback: str, level: int) -> dict[str, Any]:
 
 
 def _type(schema: Mapping[str, Any]) -> str:
-    """The type that a schema names; of several, the first that is not null; empty if none."""
+    """The type that a schema names; empty if it names none.
+
+    If the schema names several types, this is the first that is not null.
+    """
     given = schema.get("type")
     kinds = list(given) if isinstance(given, list) else [given]
     for word in ("anyOf", "oneOf", "allOf"):
