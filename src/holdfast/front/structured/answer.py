@@ -45,8 +45,9 @@ ThoughtState: TypeAlias = Literal["open", "possible", "none"]
 class AnswerGrammar:
     """The grammar that restricts what the worker may sample.
 
-    text: a grammar in llguidance's syntax; if empty, everything is allowed. unenforced: places of
-    keywords in the tools' schemas that no grammar enforces.
+    text: a grammar in llguidance's syntax; if empty, everything is allowed. banned_token_ids:
+    tokens that may not be sampled. unenforced: places of keywords in the tools' schemas that the
+    grammar does not enforce.
     """
 
     text: str = ""
@@ -105,7 +106,7 @@ def answer_grammar(
 
 
 def _refusal(request: GenerationRequest, fault: str) -> InvalidRequest:
-    """Build the error for parts that are each valid alone but too complex all together."""
+    """Build the error for schemas that can each be enforced alone, but not all together."""
     field = request.output_format.field if request.output_format else "tools"
     asked = "this schema cannot be enforced"
     if tools := offered_tools(request):
@@ -138,7 +139,7 @@ def _thought(rules: Rules, dialect: ModelDialect, state: ThoughtState) -> str:
 
 
 class _Body:
-    """The visible answer and the calls, as an expression that uses the rules of the grammar."""
+    """Builds the grammar expression for the visible answer and the calls, and the rules for it."""
 
     def __init__(
         self,
@@ -158,7 +159,7 @@ class _Body:
         self._constrain_all = constrain_all
 
     def expression(self) -> str:
-        """The expression; empty if everything is allowed."""
+        """The expression for the visible answer and the calls; empty if everything is allowed."""
         form = self._request.output_format
         calls, choice = self._dialect.calls, self._request.tool_choice
         said = ""
@@ -174,7 +175,7 @@ class _Body:
             if choice.mode == "required":
                 reason = (
                     "the form in which this model calls tools is not known, so calls cannot be "
-                    "enforced"
+                    "enforced; use auto"
                 )
                 raise InvalidRequest(f"`tool_choice`: {reason}", field="tool_choice")
             return said
@@ -193,14 +194,15 @@ class _Body:
         block = call_block(self.rules, form, tools)
         self.unenforced = unenforced(tools, block)
         if choice.mode == "required":
-            parallel = choice.parallel and len(choice.names) != 1  # one named tool: called once
+            # a tool that is required by name is called once
+            parallel = choice.parallel and len(choice.names) != 1
             return only_calls(self.rules, block, parallel=parallel)
         if said:
             return f"({said} | {only_calls(self.rules, block, parallel=choice.parallel)})"
         return text_or_calls(self.rules, form, block, parallel=choice.parallel)
 
     def _no_calls(self) -> str:
-        """Forbid calls. The tools stay in the prompt, so that the prompt does not change."""
+        """Forbid calls. The tools stay in the prompt, so that its cached prefix can be used."""
         calls = self._dialect.calls
         if calls is None or calls.drawn_layout is None:
             return ""
@@ -242,16 +244,19 @@ def _format_of(form: OutputFormat, *, bounds: SchemaBounds) -> tuple[str, dict[s
 
 def _check_size(form: OutputFormat, characters: int) -> None:
     if characters > _MOST_CHARACTERS:
-        reason = f"at most {_MOST_CHARACTERS:,} characters, got {characters:,}"
+        reason = f"may have at most {_MOST_CHARACTERS:,} characters, got {characters:,}"
         raise InvalidRequest(f"`{form.field}`: {reason}", field=form.field)
     if repetitions(form.pattern) > MOST_REPETITIONS:
-        raise InvalidRequest(f"`{form.field}`: it repeats too often", field=form.field)
+        raise InvalidRequest(
+            f"`{form.field}`: a pattern repeats too often; use smaller repetition counts",
+            field=form.field,
+        )
 
 
 def _try(form: OutputFormat, lark: str) -> None:
     fault = fault_of(grammar_text(lark))
     if fault:
-        reason = "this cannot be enforced"
+        reason = "this output format cannot be enforced"
         raise InvalidRequest(
             f"`{form.field}`: {reason}", field=form.field, shown=f": {fault.strip()}"
         )

@@ -141,7 +141,7 @@ def _in_tool(name: str, places: Sequence[str]) -> tuple[str, ...]:
 
 
 def only_calls(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
-    """An answer that consists only of calls."""
+    """An expression for an answer that consists only of calls."""
     opening = block.layout.opening
     space = opening[: len(opening) - len(opening.lstrip())]
     lead = f"({rules.literal(space)})?" if space else ""
@@ -149,7 +149,7 @@ def only_calls(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
 
 
 def text_or_calls(rules: Rules, form: CallFormat, block: CallBlock, *, parallel: bool) -> str:
-    """Free text, optionally followed by calls. Nothing follows the calls."""
+    """An expression for free text, optionally followed by calls, which end the answer."""
     if form.channels is not None:
         text = free_text(rules, form.channels, form.marks)
         calls = only_calls(rules, block, parallel=parallel)
@@ -158,8 +158,8 @@ def text_or_calls(rules: Rules, form: CallFormat, block: CallBlock, *, parallel:
     marked = [mark for mark in form.openers if mark in form.marks]
     mark = max((mark for mark in marked if opening.startswith(mark)), key=len, default="")
     if not mark:
-        # The start of a call and its name are one lexeme, to distinguish it from text that starts
-        # alike.
+        # The beginning of a call and its tool's name are one lexeme, to distinguish a call from
+        # text that begins in the same way.
         first = one_of(f"{rules.literal(opening + head)} {rest}" for head, rest in block.calls)
         text = rules.terminal(f"/{ANY}/ & ~/({ANY}\\n)?\\s*{_beginning(block)}{ANY}/")
         return f"({text} | {rules.rule(first)} {_more_calls(rules, block, parallel=parallel)})"
@@ -175,7 +175,7 @@ def text_or_calls(rules: Rules, form: CallFormat, block: CallBlock, *, parallel:
 
 
 def text_without_calls(rules: Rules, form: CallFormat) -> str:
-    """Free text in which no call can begin."""
+    """An expression for free text in which no call can begin."""
     if form.channels is not None:
         return free_text(rules, form.channels, form.marks)
     return rules.text_without([mark for mark in form.openers if mark in form.marks])
@@ -190,26 +190,32 @@ def tokens_of_openers(rules: Rules, form: CallFormat) -> tuple[tuple[int, ...], 
 
 
 def free_text(rules: Rules, channels: ChannelMarkup, marks: Sequence[str]) -> str:
-    """Any visible text, in the channel for text."""
+    """An expression for any visible text, in the channel for text."""
     opening, end = channels.text
     text = rules.text_before(end) if end else rules.text_without(marks)
     return f"{rules.literal(opening)} {text}"
 
 
 def in_channel(rules: Rules, channels: ChannelMarkup, form: str) -> str:
-    """Visible text that has this form, in the channel for text."""
+    """An expression for visible text in the channel for text.
+
+    form: the expression that the text must match.
+    """
     opening, end = channels.text
     return f"{rules.literal(opening)} {form} {rules.literal(end) if end else ''}"
 
 
 def thought_channel(rules: Rules, channels: ChannelMarkup) -> str:
-    """An optional thought at the beginning of the answer; empty if thoughts have no channel."""
+    """An expression for an optional thought at the beginning of the answer.
+
+    Empty if thoughts have no channel.
+    """
     opening, end = channels.thought
     return f"({rules.literal(opening)} {rules.text_before(end)})?" if opening else ""
 
 
 def _calls(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
-    """One or more calls, without the opening before them."""
+    """An expression for one or more calls, without the layout's opening before them."""
     return f"{_any_call(rules, block)} {_more_calls(rules, block, parallel=parallel)}"
 
 

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 _MOST_TRIALS: Final = 20  # for finding the place of a fault or the part to leave out: about 20 ms
 _MOST_LEFT_OUT: Final = 4
 _ANY_OBJECT: Final = CleanSchema(schema={"type": "object"}, unenforced=("#",))
-_BEYOND: Final = "its bounds are too large to enforce"
-_TOO_MUCH: Final = "it is too complex to enforce"
+_BEYOND: Final = "the bounds are too large to enforce"
+_TOO_MUCH: Final = "the schema is too complex to enforce"
 
 
 def is_endless(clean: CleanSchema) -> bool:
-    """Whether every value of a schema must contain another such value: no answer could end."""
+    """Whether every value of a schema must contain another one, so that no answer could end."""
     if isinstance(clean.schema, bool):
         return False
     definitions: dict[str, Any] = clean.schema.get("$defs", {})
@@ -87,9 +87,10 @@ _TOKEN: Final = re.compile(r"<\[\d+\]>")
 
 
 class _Bytes:
-    """A tokenizer of bytes. What a grammar allows does not depend on the tokens of a model.
+    """A tokenizer whose tokens are bytes, to try out grammars for any model.
 
-    Token n is the byte n, token 256 is the end of the text, and the markers follow.
+    This is possible because what a grammar allows does not depend on a model's tokens. Token n is
+    the byte n, token 256 is the end of the text, and the markers follow.
     """
 
     eos_token_id, bos_token_id = 256, None
@@ -105,7 +106,10 @@ class _Bytes:
 
 @cache
 def _trial(times: int) -> tuple[LLTokenizer, LLParserLimits]:
-    """times: limits on the work, as a multiple of the limits for one schema."""
+    """The tokenizer and the limits with which a grammar is tried out.
+
+    times: limits on the work, as a multiple of the limits for one schema.
+    """
     # imported here because the import takes 0.1 s
     from llguidance import LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -124,7 +128,7 @@ def _trial(times: int) -> tuple[LLTokenizer, LLParserLimits]:
 
 
 def fault_of(grammar: str) -> str:
-    """Return what is wrong with a grammar; empty if nothing. Other threads can run meanwhile."""
+    """Return what is wrong with a grammar; empty if nothing is. Releases the GIL."""
     return _tried(grammar, 1)
 
 
@@ -145,7 +149,7 @@ def _tried(grammar: str, times: int) -> str:
 
 @lru_cache(maxsize=128)
 def fault_of_composed(grammar: str) -> str:
-    """Return what is wrong with a grammar that refers to tokens of a model; empty if nothing.
+    """Return what is wrong with a grammar that refers to tokens of a model; empty if nothing is.
 
     Cached, because agents send the same tools with every turn.
     """
@@ -160,8 +164,9 @@ def fault_of_composed(grammar: str) -> str:
 
 
 def checked_schema(schema: Any, *, bounds: SchemaBounds, strict: bool) -> CleanSchema:
-    """Reduce a schema to what a grammar can enforce. Takes a few milliseconds the first time. Any
-    thread.
+    """Reduce a schema to what a grammar can enforce.
+
+    Takes a few milliseconds the first time. May be called from any thread.
 
     strict: raise SchemaFault for anything that is not a schema, is too large, or cannot be enforced
     or satisfied. If False, such parts are left out; in the worst case, the result only requires an
@@ -198,7 +203,7 @@ def _checked(schema: bytes, bounds: SchemaBounds, strict: bool) -> CleanSchema:
 
 
 def _fault(found: CleanSchema, node: Schema | bool) -> str:
-    """Return what is wrong with a part of a schema; empty if nothing."""
+    """Return what is wrong with a part of a schema; empty if nothing is."""
     definitions = found.schema.get("$defs") if isinstance(found.schema, dict) else None
     part = {**node, "$defs": definitions} if isinstance(node, dict) and definitions else node
     if is_endless(replace(found, schema=part)):

@@ -46,12 +46,15 @@ LONGEST: Final = {"email": 254, "hostname": 253, "uri": 2048}
 """Maximum lengths, in characters, for formats whose patterns have no limit. They are the limits of
 SMTP, of DNS, and of most web software.
 """
-# Characters in one pattern, with nested repetitions multiplied: 10 ms for the first token.
+# Maximum number of characters in one pattern, with counted repetitions written out. A pattern of
+# this size delays the first token by 10 ms.
 MOST_REPETITIONS: Final = 20_000
-# For one place in a schema: branches of `anyOf` and `oneOf` multiply under `allOf`.
+# Maximum number of alternatives in one place of a schema. Those of several `anyOf` and `oneOf`
+# multiply under `allOf`.
 MOST_ALTERNATIVES: Final = 256
 _LONGEST_PATTERN: Final = 2_000
-# In characters, of a name or of a listed value: its tokens are all forced, one after the other.
+# Maximum length, in characters, of a name or a listed value. All of its tokens are forced, one after
+# the other.
 LONGEST_LITERAL: Final = 4_000
 _LEAST: Final = 1024 - 2**63  # 64 bits, minus the rounding error of a float
 MOST: Final = -_LEAST
@@ -61,7 +64,7 @@ _COUNT: Final = re.compile(r"\{(\d*)(,?)(\d*)\}")
 
 
 def is_well_typed(keyword: str, value: Any) -> bool:
-    """Whether the value of one of the plain keywords has an allowed type."""
+    """Whether the value of a keyword in `PLAIN` has a type that JSON Schema allows there."""
     is_boolean = isinstance(value, bool)
     match keyword:
         case "const":
@@ -82,7 +85,7 @@ def is_well_typed(keyword: str, value: Any) -> bool:
 
 
 def says_nothing(keyword: str, value: Any, node: dict[str, Any]) -> bool:
-    """Whether this keyword, which is not supported, is satisfied by every value."""
+    """Whether an unsupported keyword restricts nothing, because every value satisfies it."""
     match keyword:
         case "uniqueItems" | "not":
             return value is False
@@ -112,7 +115,10 @@ def enforced_value(keyword: str, value: Any) -> Any:
 
 
 def pattern_fault(pattern: str) -> str:
-    """Return why a pattern is too expensive to enforce; empty if it is not. Ignores its syntax."""
+    """Return why a pattern is too expensive to enforce; empty if it is not.
+
+    Does not check the pattern's syntax.
+    """
     if len(pattern) > _LONGEST_PATTERN:
         return f"is longer than {_LONGEST_PATTERN:,} characters"
     return "" if repetitions(pattern) <= MOST_REPETITIONS else "repeats too often"
@@ -158,10 +164,10 @@ def size_of_literal(value: Any) -> int:
 
 
 def repetitions(pattern: str) -> int:
-    """Return how many characters counted repetitions of a pattern match at most; `*` and `+` count
-    once.
+    """Count the characters of a pattern, with counted repetitions such as `{2,9}` written out.
 
-    For a grammar, which may contain several patterns, the number is an estimate.
+    What `*` or `+` repeats counts once. For a grammar, which may contain several patterns, the
+    number is an estimate.
     """
     totals = [0]
     last = 1
@@ -186,7 +192,7 @@ def repetitions(pattern: str) -> int:
 
 
 def atoms(regex: str) -> Iterator[tuple[int, str]]:
-    """Iterate over the escapes, character classes and characters of a regex, with places."""
+    """Iterate over the escapes, character classes and characters of a regex, each with its index."""
     place = 0
     while place < len(regex):
         end = _atom_end(regex, place)

@@ -13,7 +13,7 @@ _YEAR: Final = "(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
 _DAY: Final = "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
 _LEAP: Final = "(0[48]|[2468][048]|[13579][26])"  # two-digit multiples of four, except 00
 DATE: Final = f"({_YEAR}-{_DAY}|([0-9]{{2}}{_LEAP}|{_LEAP}00)-02-29)"
-# Without leap seconds: they are valid on few days only, and most clients refuse them.
+# Leap seconds are left out: they are valid on few days only, and most clients refuse them.
 TIME: Final = (
     r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+\-]([01][0-9]|2[0-3]):[0-5][0-9])"
 )
@@ -22,7 +22,8 @@ _BYTE: Final = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 IPV4: Final = rf"({_BYTE}\.){{3}}{_BYTE}"
 _GROUP: Final = "[0-9a-fA-F]{1,4}"
 _LAST: Final = f"({_GROUP}:{_GROUP}|{IPV4})"
-# RFC 3986: eight groups, the last two possibly dotted; `::` stands for one or more groups.
+# As in RFC 3986: eight groups, of which the last two may be written as an IPv4 address; `::` stands
+# for one or more groups.
 _SHORTENED: Final = (
     f"::({_GROUP}:){{5}}{_LAST}",
     *(
@@ -36,7 +37,8 @@ IPV6: Final = f"(({_GROUP}:){{6}}{_LAST}|{'|'.join(_SHORTENED)})"
 
 _END: Final = "[A-Za-z0-9]"
 _INNER: Final = r"[A-Za-z0-9\-]"
-# At most 63 characters. Hyphens as third and fourth characters only after `xn` (RFC 5890).
+# A label has at most 63 characters. Its third and fourth characters may both be hyphens only after
+# `xn` (RFC 5890).
 _LABEL: Final = (
     rf"({_END}({_END}|{_INNER}{_END}|{_INNER}{{2}}{_END}|{_INNER}({_END}{_INNER}|\-{_END}){_INNER}{{0,58}}{_END})?"
     rf"|[Xx][Nn]\-\-{_END}({_INNER}{{0,57}}{_END})?)"
@@ -51,7 +53,7 @@ EXACT: Final = {
     "ipv6": IPV6,
 }
 """Patterns for formats that llguidance enforces only loosely."""
-_MOST_COUNTED: Final = 10_000  # maximum in characters: each is a state of the lexer
+_MOST_COUNTED: Final = 10_000  # highest `maxLength`; each character becomes a state of the lexer
 _RAW_FORMATS: Final = {
     "date": DATE,
     "time": TIME,
@@ -65,10 +67,10 @@ _RAW_FORMATS: Final = {
 }
 """Patterns of formats for strings outside of JSON. They are simpler and allow only valid values."""
 
-# A space, or a new line and its indentation, as models write. Without a limit, a small model would
-# write white space forever.
+# White space in JSON: a space, or a new line and its indentation, as models write it. Without a
+# limit, a small model would write white space forever.
 WHITE_SPACE: Final = r"( |\n[ \t]{0,24})?"
-# Regular expressions. For a grammar, tokens that are markers have no text and never match.
+# Regular expressions. In a grammar, a marker that is a token has no text, so they never match it.
 ANY: Final = r"(.|\n)*"
 GAP: Final = r"/[ \t\n]{0,4}/"
 _JSON_OPTIONS: Final = {"whitespace_pattern": WHITE_SPACE, "coerce_one_of": True, "lenient": False}
@@ -86,7 +88,8 @@ def members(
     separator: str,
     others: str = "",
 ) -> str:
-    """The members of an object: all that are required, and any of the others, in the given order.
+    """An expression for the members of an object: all that are required, and any of the others, in
+    the given order.
 
     given: an expression for each member, by name. others: an expression for further members, of
     which any number may come last; empty if there are none.
@@ -117,11 +120,14 @@ class Rules:
         )
 
     def rule(self, body: str, *, is_lazy: bool = False) -> str:
-        """Add a rule; returns its name. A lazy rule is one lexeme that ends as soon as possible."""
+        """Add a rule, and return the rule's name.
+
+        is_lazy: whether the rule is one lexeme that ends as soon as possible.
+        """
         return self._named(body, "r{}[lazy]" if is_lazy else "r{}")
 
     def terminal(self, body: str) -> str:
-        """Add a lexeme of regular expressions combined with `&` and `~`; returns its name."""
+        """Add a lexeme of regular expressions combined with `&` and `~`, and return its name."""
         return self._named(body, "T{}")
 
     def open_rule(self) -> str:
@@ -135,7 +141,7 @@ class Rules:
         self._lines.append(f"{name}: {body}")
 
     def literal(self, text: str) -> str:
-        """A literal text, with the markers in it as tokens."""
+        """An expression for a literal text, in which markers are tokens."""
         if not self.marker_ids or not text:
             return literal(text)
         pieces = (piece for piece in self._cutter.split(text) if piece)
@@ -144,11 +150,15 @@ class Rules:
         )
 
     def token(self, marker: str) -> str:
-        """A marker that is a single token."""
+        """An expression for a marker that is a single token."""
         return f"<[{self.marker_ids[marker]}]>"
 
     def parted(self, marker: str) -> tuple[str, str, str]:
-        """Cut a text at the first marker that is a token: before, marker (empty if none), after."""
+        """Cut a text at the first marker that is a single token.
+
+        Returns the text before the marker, the marker, and the text after it. If there is no
+        marker, returns the whole text and two empty strings.
+        """
         if not self.marker_ids:
             return marker, "", ""
         before, *rest = self._cutter.split(marker, maxsplit=1)
@@ -157,7 +167,7 @@ class Rules:
     def text_before(
         self, end: str, *, content: Sequence[str] = (ANY,), never: Iterable[str] = ()
     ) -> str:
-        """Free text up to and including the first occurrence of this end.
+        """An expression for free text up to and including the first occurrence of this end.
 
         content: regular expressions that the text must all match. never: regular expressions that
         must not match any part of the free text.
@@ -173,7 +183,7 @@ class Rules:
         return f"{self.terminal(body)} {self.token(token)}{tail}"
 
     def text_without(self, marks: Iterable[str]) -> str:
-        """Free text up to the end of the answer that contains none of these marks."""
+        """An expression for free text that contains none of these marks, up to the answer's end."""
         # marks that contain a token cannot occur in text
         unwanted = "|".join(escaped(mark) for mark in marks if not self.parted(mark)[1])
         return self.terminal(f"/{ANY}/" + (f" & ~/{ANY}({unwanted}){ANY}/" if unwanted else ""))
@@ -217,7 +227,8 @@ def json_value(schema: Any) -> str:
 
 
 def _may_disguise_a_name(schema: Mapping[str, Any]) -> bool:
-    """Whether a declared name, written with escapes, could pass as a free name with another schema.
+    """Whether a declared name, written with escapes, could pass as an undeclared one, for which
+    another schema applies.
 
     llguidance compares names by their spelling: `"\\u0061"` is not `"a"`. Declared names and names
     that match a pattern are never written with `\\u`.
@@ -233,7 +244,9 @@ def _may_disguise_a_name(schema: Mapping[str, Any]) -> bool:
 
 
 def _with_plain_names(schema: Any) -> Any:
-    """Give free names beside declared ones a pattern, so that they are written without `\\u`."""
+    """Give undeclared names a pattern if other names are declared, so that they are written without
+    `\\u`.
+    """
     if not isinstance(schema, dict):
         return schema
     found = _with_each_subschema(schema, _with_plain_names)

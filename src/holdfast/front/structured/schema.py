@@ -17,7 +17,8 @@ Schema: TypeAlias = dict[str, Any]
 class SchemaFault(Exception):
     """A schema cannot be enforced.
 
-    place: a JSON pointer to the keyword at fault. It quotes the client's schema: never log it.
+    place: a JSON pointer to the keyword at fault. Never log it, because it contains names from the
+        client's schema.
     """
 
     def __init__(self, reason: str, *, place: str = "") -> None:
@@ -27,7 +28,7 @@ class SchemaFault(Exception):
 
     @property
     def where(self) -> str:
-        """Describe a place in the schema for a message."""
+        """The place in the schema, as the last part of a message; empty if it is unknown."""
         return f", at {self.place}" if self.place else ""
 
 
@@ -43,8 +44,8 @@ class SchemaBounds:
 class CleanSchema:
     """A schema in which a grammar can enforce every keyword.
 
-    unenforced: places of keywords that were left out. origins: where the definitions were in the
-    client's schema.
+    unenforced: places of keywords that were left out. origins: the place of each definition in the
+    client's schema, by the definition's name.
     """
 
     schema: Schema | bool
@@ -77,7 +78,7 @@ class _Walk:
         self._bounds = bounds
         self._strict = strict
         # names of definitions, by the reference and by whether objects in the definition may be
-        # closed
+        # closed, that is, may forbid properties that they do not declare
         self._names: dict[tuple[str, bool], str] = {}
         self._anchors: dict[str, Any] | None = None
         self._parts = 0
@@ -129,7 +130,8 @@ class _Walk:
             found["additionalProperties"] = False
         if keywords.alternatives(found) > keywords.MOST_ALTERNATIVES:
             raise SchemaFault(
-                f"more than {keywords.MOST_ALTERNATIVES} branches in one place", place=place
+                f"there are more than {keywords.MOST_ALTERNATIVES} branches in one place",
+                place=place,
             )
         return found
 
@@ -168,7 +170,9 @@ class _Walk:
             case "enum" | "const":
                 longest = keywords.LONGEST_LITERAL * (64 if keyword == "enum" else 1)
                 if keywords.size_of_literal(value) > longest:
-                    raise SchemaFault(f"{keyword!r} is too long", place=join_place(place, keyword))
+                    raise SchemaFault(
+                        f"the value of {keyword!r} is too long", place=join_place(place, keyword)
+                    )
                 return True
             case "minProperties":
                 return bool(value > len(set(_names(node.get("required")))))
@@ -262,7 +266,7 @@ def _put(found: Schema, keyword: str, key: tuple[str, ...], inner: Schema | bool
 
 
 def _lists_its_properties(node: Schema) -> bool:
-    """Whether an object seems to allow only its declared properties, without a keyword for it."""
+    """Whether an object seems to allow only its declared properties, although no keyword says so."""
     properties = node.get("properties")
     opening = ("allOf", "anyOf", "oneOf", "$ref", "if", *keywords.OPENING)
     if not isinstance(properties, dict) or any(keyword in node for keyword in opening):
@@ -271,7 +275,10 @@ def _lists_its_properties(node: Schema) -> bool:
 
 
 def _is_alone(node: Schema, keyword: str) -> bool:
-    """Whether no other keyword describes members, so a subschema may forbid further members."""
+    """Whether no other keyword of a schema describes members.
+
+    If so, the subschemas of this keyword may forbid members that they do not declare.
+    """
     others = (*keywords.OF_OBJECTS, "allOf", "anyOf", "oneOf", "$ref")
     return not any(other in node for other in others if other != keyword)
 

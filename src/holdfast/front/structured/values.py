@@ -62,8 +62,9 @@ class Members:
 class CallableTool:
     """A tool that the model may call.
 
-    place: where the tool's schema is in the request.
+    place: the path of the tool's schema in the request.
     strict: whether a keyword that cannot be enforced is an error.
+    unenforced: places of keywords that were left out of `arguments`.
     """
 
     name: str
@@ -77,7 +78,10 @@ class CallableTool:
         return self.arguments.get("$defs", {}).get(reference.rsplit("/", 1)[-1], {})
 
     def members(self, node: Schema, *, depth: int = 0) -> Members:
-        """Return the members of an object of the tool's schema, wherever they are declared."""
+        """Return the members of an object, including those declared in `allOf` and behind `$ref`.
+
+        node: an object's schema, within the tool's schema.
+        """
         combined = ("anyOf", "oneOf", "patternProperties", "minProperties", "maxProperties")
         left_out = [word for word in combined if word in node]
         found = dict[str, Any](node.get("properties", {}))
@@ -136,7 +140,8 @@ class _Tags:
         self._tool = tool
         self._tags = tags
         kinds = _TAG_TYPES if "{type}" in tags.json else ("",)
-        self._leads = [tags.json.replace("{type}", kind) for kind in kinds]  # of non-strings
+        # what may precede a value that is not a string
+        self._leads = [tags.json.replace("{type}", kind) for kind in kinds]
 
     def arguments(self) -> str:
         found = self._tool.members(self._tool.arguments)
@@ -157,7 +162,7 @@ class _Tags:
         return self._rules.rule(f"{before} {key} {self._value(node, place=place)}")
 
     def _value(self, node: Any, *, place: str) -> str:
-        """A value and the markup after it, following the argument's key."""
+        """A value, with the markup between the argument's key and the value, and after the value."""
         branches = [*self._branches(node, depth=0)]
         texts = [branch for branch in branches if branch.get("type") == "string"]
         others = [branch for branch in branches if branch.get("type") != "string"]
@@ -192,7 +197,7 @@ class _Tags:
         return json_value({**node, "$defs": definitions} if definitions else node)
 
     def _branches(self, node: Any, *, depth: int) -> Iterator[Schema]:
-        """Iterate over alternatives of a schema that each allow only strings, or no strings."""
+        """Split a schema into alternatives, each of which allows only strings or no strings."""
         if not isinstance(node, dict) or depth > _DEEPEST:
             node = {}
         if "$ref" in node:
@@ -236,8 +241,9 @@ def _by_type(node: Schema) -> Iterator[Schema]:
 def _first_characters(others: Iterable[Schema]) -> str:
     """Return the first characters of these schemas' values in JSON, for use in a character class.
 
-    A string that begins with such a character would be read as one of these values. Characters of
-    numbers and words are included only if a reader checks more than their type.
+    A string that begins with such a character could be read as one of these values. Characters of
+    numbers are included only if a number that is read this way could violate its schema. Those of
+    true, false and null are never included.
     """
     found = ""
     for other in others:
@@ -304,7 +310,7 @@ class _NestedTags:
         return self._rules.text_before(end_tag, content=content)
 
     def _branches(self, node: Any, *, depth: int) -> Sequence[Schema]:
-        """Return alternatives of a schema that each allow one type."""
+        """Split a schema into alternatives, each of which allows one type."""
         if not isinstance(node, dict):
             return ({},)
         if "$ref" in node and depth < _DEEPEST_TAGS:
@@ -323,7 +329,7 @@ class _NestedTags:
 
 
 class _Literals:
-    """Values in the family's own syntax."""
+    """Values in a family's own literal syntax (`LiteralValues`)."""
 
     def __init__(self, rules: Rules, tool: CallableTool, syntax: LiteralValues) -> None:
         self.left_out: list[str] = []

@@ -23,8 +23,8 @@ from holdfast.wire.output import TextKind
 
 _ALPHABET: Final = string.ascii_letters + string.digits
 IdForm: TypeAlias = Literal["random", "alnum9", "function_number", "number", "client"]
-"""The form of a family's call ids: `call_` and 24 characters; 9 characters; `functions.NAME:N`;
-`N`; or the id that the client sent.
+"""The form of a family's call ids. In the order above: `call_` and 24 characters; 9 characters;
+`functions.NAME:N`; `N`; the id that the client sent.
 """
 
 
@@ -68,7 +68,7 @@ class TaggedValues:
     The order is: before, key, text or json, value, end, gap.
 
     text: what precedes a string value. json: what precedes any other value, which is written as
-        JSON; {type} in it is replaced by the value's type.
+        JSON; the field {type} is replaced by the value's type.
     cdata: whether a string may be wrapped in a CDATA section.
     """
 
@@ -236,7 +236,8 @@ class ChannelMarkup(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFormat(ABC):
-    """How a family writes calls. Each subclass is a mechanism; its fields hold a family's data.
+    """How a family writes calls. Each subclass reads and writes one kind of syntax; its fields hold
+    the markers and other details of one family.
 
     The strings hold markers as text. For one model, they are encoded (`Markers.encoded`): a marker
     that is a single token of the model becomes one character, both in these strings and in the
@@ -332,7 +333,7 @@ class CallArguments(NamedTuple):
 class CallEnded(NamedTuple):
     """The open call is complete."""
 
-    repairs: tuple[str, ...] = ()  # names of the repairs
+    repairs: tuple[str, ...] = ()  # names of the repairs that were needed to read the call
 
 
 AnswerPart: TypeAlias = Segment | CallBegun | CallArguments | CallEnded
@@ -358,7 +359,7 @@ class CallParts:
         self._is_cut = True
 
     def say(self, kind: TextKind, text: str, *, start: int) -> None:
-        """Emit text or reasoning, with its markers written out (`Incoming.plain`)."""
+        """Emit text or reasoning, in which markers are already written out (`Incoming.plain`)."""
         if text:
             self.done.append(Segment(kind, text, start))
 
@@ -397,7 +398,7 @@ class CallParts:
         self.json(value.json)
 
     def text(self, text: str) -> None:
-        """Emit more text of an open string. Its quotes are written with `json`."""
+        """Emit more text of an open string. The string's quotes are emitted with `json`."""
         self._write(json_text(text)[1:-1])
 
     def read_object(
@@ -409,7 +410,10 @@ class CallParts:
         self.repair(*stream.repairs)
 
     def end(self, *repairs: str, complete: bool = False) -> None:
-        """End the open call. complete: the arguments were written as a whole object."""
+        """End the open call.
+
+        complete: True if the arguments were emitted as a whole object, including its last brace.
+        """
         self.repair(*repairs)
         if not complete:
             self._write("}" if self.given else "{}")
@@ -475,4 +479,4 @@ class CallIds:
                     yield str(self._count)
                 case _:
                     yield "call_" + self._random_text(24)
-            self._count += 1  # the client already uses this id
+            self._count += 1  # an earlier call of the conversation already has this id

@@ -1,7 +1,7 @@
-"""Reader for answers that consist of messages or tags with a header: gpt-oss' harmony, Muse, Kimi
-K3. Pure.
+"""Formats of answers that consist of messages or tags with a header: gpt-oss' harmony, Muse, Kimi
+K3. No I/O.
 
-No malformed message header is treated as an error.
+A malformed header is never treated as an error.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class MessageHeader(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Channels(CallFormat):
-    """A family whose answer repeats
+    """A family whose answers consist of messages, each written as
     `<|start|>ROLE to=RECIPIENT<|channel|>CHANNEL<|message|>TEXT<|end|>`.
 
-    The prompt ends with the first `<|start|>ROLE`. A message to a tool is a call; its arguments are
-    JSON or have the form that `calls` describes. prefix: text before a tool's name. reasoning:
-    channels or recipients that mark a message as a thought.
+    The prompt ends with the `<|start|>ROLE` of the first message. A message to a tool is a call;
+    its arguments are JSON or have the form that `calls` describes. prefix: text before a tool's
+    name. reasoning: channels or recipients that mark a message as a thought.
     """
 
     start: str = "<|start|>"
@@ -146,7 +146,7 @@ class Channels(CallFormat):
         If `<|message|>` is missing, the header ends after the last word that can be part of a
         header.
 
-        must: only accept a header that contains `<|message|>` or `<|channel|>`.
+        must: True to accept only a header that contains `<|message|>` or `<|channel|>`.
         """
         yield from source.taken(self.start)
         start = source.place
@@ -194,8 +194,7 @@ class Channels(CallFormat):
     ) -> Waiting[None]:
         """Read text up to the end of the message or the beginning of another.
 
-        calls: how calls in the text are written; None if anything that looks like a call is a
-        quote.
+        calls: how calls in the text are written; None if whatever looks like a call is text.
         """
         openers = tuple(calls.openers) if calls else ()
         begins = distinct(self.start, self.channel)
@@ -318,7 +317,10 @@ class KimiK3(CallFormat):
         )
 
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read tags, and the text in the channels and calls they open. Returns False for text."""
+        """Read tags, and the text in the channels and calls that the tags open.
+
+        Returns False if there is no tag at the current position.
+        """
         channel: TextKind | None = None
         read = False
         while True:

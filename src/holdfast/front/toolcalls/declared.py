@@ -1,4 +1,7 @@
-"""The tools that a request declares, and values typed by their schemas. Pure."""
+"""The tools that a request declares, and the conversion of values to the types in their schemas.
+
+No I/O.
+"""
 
 from __future__ import annotations
 
@@ -181,7 +184,9 @@ class TypedValue(NamedTuple):
 
 
 def typed(raw: str, types: frozenset[str]) -> TypedValue:
-    """Convert a text to a value of one of these types (empty: unknown), or else to a string.
+    """Convert a text to a value of one of these types, or else to a string.
+
+    If `types` is empty, the types are unknown, and only an object or an array is recognized.
 
     Numbers keep their spelling and JSON keeps its white space, so that the model's own text comes
     back as the same tokens.

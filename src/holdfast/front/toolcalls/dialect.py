@@ -1,5 +1,5 @@
-"""How one model writes reasoning and calls. Determined when the model is loaded. Pure data, shared
-by all requests.
+"""How one model writes reasoning and calls: immutable data that is determined when the model is
+loaded, and shared by all requests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class ReasoningFormat:
 class EncodedDialect:
     """A dialect prepared for a reader: each marker that is a token is one character (`Markers`).
 
-    start, end: the markers of a thought. start, end and frame are empty if there is no such marker.
+    start, end: the markers around a thought. frame: the text around the whole visible answer. They
+    are empty if the model writes none.
     """
 
     forms: tuple[CallFormat, ...]  # possible forms of calls, the family's own form first

@@ -58,7 +58,7 @@ def families_for(
         *_called(parser_type),
         *(name for name, family in FAMILIES.items() if family.fits(source)),
         *(name for name, family in FAMILIES.items() if family.fits(vocabulary)),
-        *_called(model_type),  # last, because models of one type have different templates
+        *_called(model_type),  # comes last, because models of one type have different templates
     )
     return tuple(dict.fromkeys(found))
 

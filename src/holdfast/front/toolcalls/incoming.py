@@ -1,4 +1,4 @@
-"""The text that a reader consumes. It arrives in pieces, and one character may be a marker. Pure.
+"""The text that a reader parses, which arrives in pieces. No I/O.
 
 A reader is a generator that yields whenever it needs more text, so that the code that parses a
 grammar stays simple. A marker that is a single token of a model becomes one character that no text
@@ -16,11 +16,11 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 
 Result = TypeVar("Result")
 Waiting: TypeAlias = Generator[None, None, Result]
-"""Steps of a reader: it yields when it needs more text, and returns its result."""
+"""A generator that yields whenever it needs more text, and finally returns the result."""
 
 
 def advanced(steps: Waiting[Result]) -> Result | None:
-    """Let a reader continue. Returns its result, or None while it waits for more text."""
+    """Let a reader continue. Returns the reader's result, or None while it waits for more text."""
     try:
         next(steps)
     except StopIteration as done:
@@ -68,7 +68,7 @@ class Incoming:
         return self.place == len(self.text)
 
     def at(self, *texts: str) -> bool:
-        """Whether one of these texts begins at the reader's position, as far as it has arrived."""
+        """Whether one of these texts is at the reader's position. Does not wait for more text."""
         return self.text.startswith(texts, self.place)
 
     def up_to(self, place: int) -> str:
@@ -121,8 +121,10 @@ class Incoming:
     def find(
         self, marks: Sequence[str], start: int, *, limit: int | None = None
     ) -> Waiting[tuple[int, str]]:
-        """Return the position and text of the first mark from `start`, the longest one there.
-        If there is no mark, returns the end of the text or `start + limit`, and an empty mark.
+        """Return the position and the text of the first mark from `start` on.
+
+        If several marks begin at this position, returns the longest. If there is no mark, returns
+        the end of the text or `start + limit`, and an empty mark.
         """
         longest, _ = _shape(tuple(marks))
         since = start
@@ -151,9 +153,10 @@ class Incoming:
         return text, mark
 
     def _nearest(self, marks: Sequence[str], start: int) -> int:
-        """Return the position of the first mark, or -1 if none. Each search narrows the next one."""
+        """Return the position of the first mark from `start` on, or -1 if there is none."""
         nearest = -1
-        for mark in reversed(marks):  # single characters come last and are found fastest
+        # Single characters come last and are found fastest. Each match narrows the next search.
+        for mark in reversed(marks):
             end = len(self.text) if nearest < 0 else nearest - 1 + len(mark)
             at = self.text.find(mark, start, end)
             nearest = at if at >= 0 else nearest
@@ -209,7 +212,7 @@ class Markers:
         self._any = re.compile("|".join(map(re.escape, longest_first))) if texts else None
 
     def encode(self, text: str) -> str:
-        """Replace each marker in a text with one character, as in the text that the model sends."""
+        """Replace each marker in a text with one character, as in the text that readers parse."""
         if self._any is None:
             return text
         return self._any.sub(lambda found: self._character_of[found[0]], text)

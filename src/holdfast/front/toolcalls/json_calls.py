@@ -1,5 +1,5 @@
 """Calls as JSON objects (Hermes and many more), and as a name followed by a JSON object (Mistral,
-Kimi K2, DeepSeek V3). Pure.
+Kimi K2, DeepSeek V3). No I/O.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from holdfast.front.toolcalls.incoming import Incoming, Waiting, marks_in
 from holdfast.front.toolcalls.literals import LENIENT
 
 _FENCES: Final = ("```json", "```")
-# Maximum in a row. Some models end up writing only openers; the rest would be read again from each.
+# Maximum number of consecutive openers. Some models end up writing nothing but openers, and
+# without a limit all of them would be read again from each one.
 _MOST_OPENERS: Final = 4
 _MOST_BRACES: Final = 8  # maximum nesting around a call's members
-_ARGUMENTS: Final = ("arguments", "parameters", "args", "input")  # models mix them up
+_ARGUMENTS: Final = ("arguments", "parameters", "args", "input")  # models confuse these keys
 _NAMES: Final = ("name", "tool_name", "function", "tool")
 _FIELD: Final = re.compile(r"\{(name|id)\}")
 _NUMBERED: Final = re.compile(r"(?:functions\.)?(.+?)(?::[0-9]+)?")
@@ -400,7 +401,11 @@ class NamedJson(CallFormat):
             yield from source.skip_space()
 
     def _read_unnamed(self, source: Incoming, parts: CallParts, call_id: str) -> Waiting[bool]:
-        """Read a call whose name is a number. It calls the only tool that accepts its arguments."""
+        """Read a call that has a number in place of a name.
+
+        It is taken as a call of the only tool that accepts the arguments. Returns False if not
+        exactly one tool does.
+        """
         repairs = ["inferred_name"]
         if not source.at("{"):
             return False

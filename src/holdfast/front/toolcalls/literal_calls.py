@@ -1,4 +1,4 @@
-"""Calls whose arguments are literals: in Python syntax (LFM2) or in braces (Gemma 4). Pure."""
+"""Calls whose arguments are literals: in Python syntax (LFM2) or in braces (Gemma 4). No I/O."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class PythonCalls(CallFormat):
     def _read_argument(
         self, source: Incoming, parts: CallParts, literals: Literals
     ) -> Waiting[None]:
-        """Read an argument. An argument without a name is for the tool's next parameter."""
+        """Read an argument. One without a name is assigned to the tool's next free parameter."""
         at, mark = yield from source.find(tuple("=,()[]{}'\":"), source.place)
         while at + 1 == len(source.text) and mark == "=" and not source.ended:
             yield

@@ -1,5 +1,5 @@
-"""Readers that repair the values a model writes as they arrive: literals in several syntaxes, and
-JSON objects that are streamed. Pure.
+"""Readers that parse and repair the values that a model writes: literals in several syntaxes, and
+JSON objects that are passed on while they arrive. No I/O.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def whole(text: str) -> str | None:
 
 
 def unescaped(text: str) -> str:
-    """Replace the escapes of JSON and Python in the text of a string. Other escapes stay."""
+    """Replace the escapes of JSON and Python in the text of a string. Other escapes are kept."""
     if "\\" not in text:
         return text
     joined = _ESCAPE.sub(_character, text)
@@ -319,7 +319,7 @@ class JsonStream:
         self._dangles = True
 
     def _string(self, quote: str) -> Waiting[None]:
-        """Read a string. A quote inside that cannot close the string is part of the string."""
+        """Read a string. A quote that cannot be the closing one is part of the string."""
         source = self._source
         if quote == "'":
             self._repair("single_quotes")

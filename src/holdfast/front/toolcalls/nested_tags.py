@@ -1,5 +1,5 @@
 """Calls as pairs of key and value in tags (GLM and similar models), and as nested tags (MiniMax
-M3). Pure.
+M3). No I/O.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from holdfast.front.toolcalls.tagged_parameters import (
     read_value,
 )
 
-_SPACES: Final = ("\\n",)  # models trained on such text write a new line as these two characters
+_SPACES: Final = ("\\n",)  # some models write a line break as these two characters
 _NAME_LENGTH: Final = 256
 _WORDS_LENGTH: Final = 4096
 _TAG: Final = re.compile(r"<(/?)([^\s<>=\"]+)(?:\s*=?\s*(?:name\s*=\s*)?\"?([^\"<>]*)\"?)?\s*>")
 _TAG_LENGTH: Final = 300
 _MAX_DEPTH: Final = 32
-_GUESSED: Final = frozenset({"number", "boolean"})  # for members without a schema
+_GUESSED: Final = frozenset({"number", "boolean"})  # types tried for members without a schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,10 @@ class KeyValueTags(CallFormat):
         return bool((yield from source.standing(outer))) or (source.ended and source.at_end)
 
     def _read_words(self, source: Incoming, parts: CallParts, tool: ToolName) -> Waiting[bool]:
-        """Read a call whose arguments are words, `KEY=VALUE`. Returns False if they are not."""
+        """Read a call whose arguments are words of the form `KEY=VALUE`.
+
+        Returns False if any word has another form or an undeclared key.
+        """
         at, mark = yield from source.find(
             (self.call[1].strip(),), source.place, limit=_WORDS_LENGTH
         )
@@ -176,7 +179,7 @@ class KeyValueTags(CallFormat):
         source.drop_read()
 
     def _value_ends(self) -> tuple[ValueEnd, ...]:
-        """Ends of a value. A closing tag ends it only if the rest of a call follows the tag."""
+        """What may end a value. A closing tag does so only if the rest of a call follows it."""
         key, close, value_close = self.key[0].strip(), self.call[1].strip(), self.value[1].strip()
         outer = distinct(self.section[1], self.call[0])
         return (
@@ -206,7 +209,7 @@ class Tag(NamedTuple):
 
     name: str
     closes: bool
-    value: str  # of the tag's only attribute
+    value: str  # value of the tag's only attribute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,7 +330,7 @@ class NestedTags(CallFormat):
     def _is_list(self, names: Sequence[str], types: Collection[str], *, names_item: bool) -> bool:
         """Whether nested tags are the items of an array.
 
-        names_item: the schema declares a member with the same name as the tag of array items.
+        names_item: True if the schema declares a member that is named like the tag of array items.
         """
         if set(names) != {self.item}:
             return False

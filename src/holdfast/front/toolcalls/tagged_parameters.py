@@ -1,5 +1,5 @@
 """Calls as a name in a tag and tagged parameters with raw values (Qwen3-Coder and similar models),
-and the reader of raw values for all families that use tags. Pure.
+and the reader of raw values for all families that use tags. No I/O.
 
 Strings are streamed; any other value is typed by the tool's schema once it is complete.
 """
@@ -44,10 +44,10 @@ class TagHeader(NamedTuple):
 class ValueEnd(NamedTuple):
     """What ends a value: a mark that is followed by one of `before`, or by the end of the text.
 
-    last: what must follow after `before`, unless the text ends; empty: anything. spaces: further
-    strings that count as white space. closes: True if the mark closes the value, False if the mark
-    is left to be read. names_parameter: the name of a parameter without a value is between the mark
-    and `before`.
+    last: what must follow after `before`, unless the text ends; if empty, anything may follow.
+    spaces: further strings that count as white space. closes: True if the mark closes the value,
+    False if the mark is left to be read. names_parameter: True if the mark ends the value only when
+    the name of a parameter that has no value yet is between the mark and `before`.
     """
 
     mark: str
@@ -88,7 +88,9 @@ def read_value(
         parts.json('"')
         return
     pieces: list[str] = []
-    is_open = False  # for a string or null: open as a string once it can no longer be "null"
+    # For types that allow a string or null: True once the value can no longer be null, and is
+    # therefore streamed as a string.
+    is_open = False
 
     def collect(text: str) -> None:
         nonlocal is_open
@@ -125,7 +127,10 @@ def read_raw_value(
 def read_json_body(
     source: Incoming, parts: CallParts, *, stops: Sequence[str] = (), repair: str = "json_body"
 ) -> Waiting[bool]:
-    """Read the arguments of an open call if they are one JSON object instead of tags."""
+    """Read the arguments of an open call if they are one JSON object instead of tags.
+
+    Returns False if they are not.
+    """
     if parts.given or not source.at("{"):
         return False
     parts.repair(repair)
@@ -136,7 +141,10 @@ def read_json_body(
 def read_json_call(
     source: Incoming, parts: CallParts, *, repair: str = "json_call"
 ) -> Waiting[bool]:
-    """Read a call if it is one JSON object with a name and arguments, instead of tags."""
+    """Read a call if it is one JSON object with a name and arguments, instead of tags.
+
+    Returns False if it is not.
+    """
     if not source.at("{"):
         return False
     start, repairs = source.place, [repair]
@@ -186,7 +194,7 @@ def _raw(
 def _ending(
     source: Incoming, parts: CallParts, ends: Sequence[ValueEnd], mark: str, padding: str
 ) -> Waiting[ValueEnd | None]:
-    """Return the end of the value that this mark is, or None if it ends nothing."""
+    """Return the kind of end that this mark is, or None if it does not end the value."""
     after = source.place + len(mark)
     for end in ends:
         if end.mark != mark and padding + end.mark != mark:
@@ -401,7 +409,7 @@ class TaggedParameters(CallFormat):
         yield from read_value(source, parts, self._value_ends(), types=types, padding=self.padding)
 
     def _value_ends(self) -> tuple[ValueEnd, ...]:
-        """Ends of a value. A closing tag ends it only if the rest of a call follows the tag."""
+        """What may end a value. A closing tag does so only if the rest of a call follows it."""
         section = self.section[1].strip()
         outer = distinct(self.wrapper[1], section, *(pair[1] for pair in self.sections_too))
         again = distinct(self.wrapper[0], self._open_call)
@@ -433,16 +441,19 @@ class TaggedParameters(CallFormat):
 
 
 def _may_wrap(name: str, parts: CallParts) -> bool:
-    """Whether the first parameter may hold all arguments, under a name that the tool does not
-    declare. Some models write arguments this way.
+    """Whether this parameter may hold all arguments of the call.
+
+    Some models write all arguments as one object, in a first parameter that the tool does not
+    declare.
     """
     properties = parts.types.properties
     return name in _WRAPPERS and name not in properties and bool(properties) and not parts.given
 
 
 def _forms(mark: str) -> tuple[str, ...]:
-    """A tag's first word followed by `=NAME` and by ` name=`, the family's own form first. Models
-    mix these forms up.
+    """The ways to write the beginning of a tag, the family's own first.
+
+    The tag's first word is followed by `=` or by ` name=`. Models confuse the two.
     """
     stem = mark.rstrip('"').removesuffix("=").removesuffix(" name")
     return tuple(dict.fromkeys((mark, stem + "=", stem + ' name="', stem + " name=")))
