@@ -138,7 +138,8 @@ def canonical(prompt: ChatPrompt, forms: FirstForms, *, tenant: str = "") -> Cha
 def _with_definitions(message: Any, found: dict[str, Any]) -> Any:
     """The message with its tool references written as text.
 
-    The first reference to a tool removes the tool from `found`.
+    found: definitions by tool name. The first reference to a tool removes the tool's definition, so
+        that the definition is written only once.
     """
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(content, list) or not any(map(_is_reference, content)):

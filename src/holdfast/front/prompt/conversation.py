@@ -55,7 +55,7 @@ _EXAMPLE: Final = (
 
 
 def answer_message(text: str, *, reasoning: str = "", calls: Iterable[ToolCall] = ()) -> Message:
-    """The assistant message with which the next turn will contain an answer.
+    """An answer as the assistant message that clients send with the next turn.
 
     Incomplete calls are left out.
     """

@@ -230,8 +230,8 @@ class _Search:
     def _tried(self, name: str, calls: CallFormat) -> _Candidate:
         """Try to prove a family with several habits of its template.
 
-        Returns it with the first habits that could be proven. If there are none, returns it with
-        the habits that were tried first.
+        Returns the family with the first habits that could be proven, or, if none could, with the
+        habits that were tried first.
         """
         prompt = self._template.try_render(_ASKED)
         opened = next((opener for opener in calls.openers if prompt.endswith(opener)), "")
@@ -379,7 +379,8 @@ def _is_written(reasoning: ReasoningFormat, shown: str) -> bool:
 def _frame_for(source: str, tokens: Collection[str]) -> tuple[str, str]:
     """The text that the template puts around every answer.
 
-    Returns two empty strings if the template names none, or if it consists of tokens.
+    Returns two empty strings if the template names no such text, or if that text consists of
+    tokens.
     """
     for frame in _FRAMES:
         if all(mark in source and mark not in tokens for mark in frame):

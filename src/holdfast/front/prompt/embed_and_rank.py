@@ -1,4 +1,4 @@
-"""Prepares and runs the prompts of embedding and reranking requests, which need no text as answer.
+"""Prepares and runs the prompts of embedding and reranking requests, whose results are numbers.
 
 A document is ranked in one of two ways. `yes_no`: the model is asked whether the document is
 relevant, and the score is the probability of "yes" relative to "no". `likelihood`: the score is the
@@ -60,7 +60,7 @@ from holdfast.wire.requests import (
 )
 
 READ_ONLY = SamplingParams(temperature=0.0, seed=0)
-MAX_CONCURRENT = 16  # prompts per request that are queued or running at once; that fills a step
+MAX_CONCURRENT = 16  # prompts per request that are queued or running at once; enough for a step
 MIN_SHARED_TOKENS = 64  # a shorter common prefix is not worth waiting for
 _MAX_WAIT_SECONDS = 1.0
 # a bias added to both "yes" and "no", so that they become the two most likely tokens, whose

@@ -57,7 +57,7 @@ _LONG_ANSWER_TOKENS = 2048
 _MAX_READY = 64  # events read ahead of the consumer, if a request has several choices
 # About 5 ms of tokenization. For shorter texts, moving to a thread costs more than it saves.
 _LONG_TEXT_CHARACTERS = 20_000
-# for each model. A thread spends most of its time waiting for the template process.
+# number of threads per model; each spends most of its time waiting for the template process
 _PREPARING_THREADS = 4
 
 
@@ -91,7 +91,7 @@ class Gateway:
         self._threads: dict[str, ThreadPoolExecutor] = {}
 
     async def generate(self, request: GenerationRequest) -> GenerationStream:
-        """Submit a request once its model is loaded; returns when the worker has accepted it.
+        """Load the model if necessary, submit a request, and wait until the worker has accepted it.
 
         Raises InvalidRequest (UnknownModel, PromptTooLong, …) before any work, QueueFull and
         WorkerUnavailable.
@@ -224,7 +224,10 @@ class Gateway:
 
 
 def _takes_long(prompt: Prompt) -> bool:
-    """Whether preparing a prompt may block the event loop for long. Any chat template may."""
+    """Whether preparing a prompt may block the event loop for long.
+
+    True for every conversation, because its chat template may be slow.
+    """
     return isinstance(prompt, ChatPrompt) or (
         isinstance(prompt, str) and len(prompt) > _LONG_TEXT_CHARACTERS
     )

@@ -269,7 +269,7 @@ class KnownAnswers:
             del self._tags[secret]
 
     def _secret(self, said: AnswerMeaning, tenant: str) -> Secret:
-        # without the thought, because clients leave it out
+        # does not depend on the thought, because clients leave it out
         return _digest((self._model, tenant, said.content, said.calls), SECRET_BYTES)
 
 
@@ -291,7 +291,7 @@ def meaning(reasoning: str, content: str, calls: Iterable[tuple[str, Any]]) -> A
 
 
 def meaning_of_message(message: Mapping[str, Any]) -> AnswerMeaning | None:
-    """The meaning of an assistant message; None unless it consists of text and calls."""
+    """The meaning of an assistant message; None unless it consists only of text and calls."""
     content = message.get("content") or ""
     if not isinstance(content, str):
         return None
@@ -385,7 +385,7 @@ class ReadTexts:
     def meaning(
         self, text: str, form: Callable[[], AnswerReader], *, context: str
     ) -> AnswerMeaning:
-        """The meaning of a text.
+        """The meaning of a text, which is parsed only if its meaning is not remembered.
 
         form: creates the reader that parses the text.
         context: identifies everything that the reader depends on, such as the tools.

@@ -11,7 +11,7 @@ V = TypeVar("V")
 
 
 class LruCache(Generic[K, V]):
-    """Values whose sizes together stay within a limit. Thread-safe."""
+    """A cache of values whose sizes together stay within a limit. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

@@ -153,8 +153,8 @@ class ChatTemplate:
         """The positions in a prompt's rendered text after which other prompts are likely to differ.
 
         One position is after the system prompt and tools, where other conversations branch off. The
-        other is after the last message, because in the next turn other text may follow this message
-        than the generation prompt.
+        other is after the last message, because in the next turn something other than the
+        generation prompt may follow that message.
         """
         system = [message for message in prompt.messages if message.get("role") in _SYSTEM]
         probe = {"role": "user", "content": _PROBE}

@@ -96,7 +96,8 @@ class Proof:
     """The result of `prove`. `failure` is empty if names and arguments were read back unchanged."""
 
     failure: str = ""
-    # how much of the calls in the family's own format the template writes the same way, 0 to 1
+    # how closely the template's calls match the family's own format: the share of the text that is
+    # the same, 0 to 1
     likeness: float = 0.0
 
 
@@ -439,7 +440,10 @@ class _SwitchProbe:
         return bool(first and second) and first != second
 
     def yes_or_no(self) -> dict[str, dict[bool, Any]]:
-        """The first boolean option that has an effect; further ones are usually aliases of it."""
+        """The first boolean option that has an effect, with its values for on and off.
+
+        Further options are usually aliases of this one. Empty if there is none.
+        """
         for name in _YES_OR_NO:
             if self.differs(name, (True, False)):
                 return {name: {True: True, False: False}}

@@ -103,7 +103,10 @@ class AnswerFrame:
         )
 
     def _are_one(self, between: str) -> bool:
-        """Whether two messages are separated only by an end and a header."""
+        """Whether the text between two messages consists only of an end and a header.
+
+        If so, the two messages may be one answer.
+        """
         stripped = between.strip()
         return any(
             stripped.startswith(end) and stripped.removeprefix(end).strip() == header.strip()

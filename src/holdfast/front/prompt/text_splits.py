@@ -153,7 +153,7 @@ def _flat(stage: Mapping[str, Any], inner: str) -> list[Mapping[str, Any]]:
 
 
 def _is_local(stages: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether a text that begins with a space is normalized the same whatever precedes it."""
+    """Whether normalizing a text that begins with a space does not depend on what precedes it."""
     return all(
         stage["type"] in _LOCAL_NORMALIZERS
         or (

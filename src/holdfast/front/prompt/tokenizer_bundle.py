@@ -53,7 +53,7 @@ _MAX_BUNDLES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerBundle:
-    """Tokenizer, chat template and recommendations of one model, shared by all its requests."""
+    """Tokenizer, chat template and sampling defaults of one model, shared by all its requests."""
 
     tokenizer: Tokenizer
     template: ChatTemplate | None  # None: the model has no template and cannot chat

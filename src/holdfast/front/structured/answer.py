@@ -35,8 +35,8 @@ from holdfast.front.structured.schema import SchemaBounds, SchemaFault
 from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect
 from holdfast.wire.requests import ChatPrompt, GenerationRequest, OutputFormat, PromptText
 
-_MOST_CHARACTERS: Final = 20_000  # of a regex, a grammar, or all choices together
-_LONGEST_FAULT: Final = 300  # characters
+_MOST_CHARACTERS: Final = 20_000  # maximum for a regex, a grammar, or all choices together
+_LONGEST_FAULT: Final = 300  # maximum characters of an error from llguidance in a message
 ThoughtState: TypeAlias = Literal["open", "possible", "none"]
 """Whether an answer begins inside a thought ("open"), may begin with a thought, or has none."""
 
@@ -46,7 +46,7 @@ class AnswerGrammar:
     """The grammar that restricts what the worker may sample.
 
     text: a grammar in llguidance's syntax; if empty, everything is allowed. banned_token_ids:
-    tokens that may not be sampled. unenforced: places of keywords in the tools' schemas that the
+    tokens that may not be sampled. unenforced: paths of keywords in the tools' schemas that the
     grammar does not enforce.
     """
 
@@ -80,8 +80,9 @@ def answer_grammar(
     limits: LimitsSettings,
     tools: ToolsSettings,
 ) -> AnswerGrammar:
-    """Build the grammar of an answer to a rendered prompt. Takes milliseconds: call it outside the
-    event loop.
+    """Build the grammar of an answer to a rendered prompt.
+
+    Takes milliseconds, so do not call it on the event loop.
 
     Raises InvalidRequest for an output format that cannot be enforced.
     """
@@ -129,7 +130,10 @@ def thought_state(prompt: PromptText, dialect: ModelDialect) -> ThoughtState:
 
 
 def _thought(rules: Rules, dialect: ModelDialect, state: ThoughtState) -> str:
-    """A thought before the visible answer, with its markers and the white space after it."""
+    """An expression for a thought before the visible answer; empty if there can be no thought.
+
+    It includes the markers of the thought and the white space after it.
+    """
     if dialect.reasoning is None or state == "none":
         return ""
     inner = f"{rules.text_before(dialect.reasoning.end.strip())} {rules.terminal(GAP)}"

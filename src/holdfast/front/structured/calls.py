@@ -31,8 +31,9 @@ _FIELD: Final = re.compile(r"(\{id\}|\{number\})")
 class CallBlock:
     """The grammar of all calls of an answer, in the layout of a family.
 
-    calls: for each tool and head, the text up to the first field of the head, and the rest as an
-    expression. left_out: keywords that the layout cannot enforce, by tool name.
+    calls: for each tool and each head that may precede its arguments (`CallLayout`), the text up to
+    the head's first field, and the rest of the call as an expression. left_out: keywords that the
+    layout cannot enforce, by tool name.
     """
 
     layout: CallLayout
@@ -128,7 +129,7 @@ def _filled(rules: Rules, text: str, id_form: IdForm, name: str) -> list[str]:
 
 
 def unenforced(tools: Sequence[CallableTool], block: CallBlock) -> tuple[str, ...]:
-    """Return the places of keywords that are not enforced, each with the name of its tool."""
+    """Return the paths of keywords that are not enforced, each beginning with its tool's name."""
     return tuple(
         place
         for tool in tools
@@ -232,7 +233,10 @@ def _any_call(rules: Rules, block: CallBlock) -> str:
 
 
 def _beginning(block: CallBlock) -> str:
-    """A regular expression of how calls without a marker begin, with optional white space."""
+    """A regular expression for the beginning of any call, up to the first field of its head.
+
+    Used if calls begin with no marker. Spaces become optional white space.
+    """
     opening = block.layout.opening.lstrip()
     heads = "|".join(escaped(opening + head) for head, _ in block.calls)
     return "(" + heads.replace(" ", r"\s*") + ")"

@@ -25,7 +25,7 @@ from holdfast.front.structured.schema import (
 if TYPE_CHECKING:
     from llguidance import LLParserLimits, LLTokenizer
 
-_MOST_TRIALS: Final = 20  # for finding the place of a fault or the part to leave out: about 20 ms
+_MOST_TRIALS: Final = 20  # maximum when searching for the part with a fault; takes about 20 ms
 _MOST_LEFT_OUT: Final = 4
 _ANY_OBJECT: Final = CleanSchema(schema={"type": "object"}, unenforced=("#",))
 _BEYOND: Final = "the bounds are too large to enforce"
@@ -218,7 +218,7 @@ def _fault(found: CleanSchema, node: Schema | bool) -> str:
 
 
 def _innermost(found: CleanSchema) -> tuple[str, Schema | bool]:
-    """Return the smallest part that is faulty by itself, and its place in the client's schema."""
+    """Return the smallest part that is faulty by itself, after its path in the client's schema."""
     place, node, seen, trials = "#", found.schema, set[str](), 0
     while isinstance(node, dict):
         for inner_place, inner in _parts(found, node, place=place, seen=seen):

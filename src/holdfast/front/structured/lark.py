@@ -53,7 +53,8 @@ EXACT: Final = {
     "ipv6": IPV6,
 }
 """Patterns for formats that llguidance enforces only loosely."""
-_MOST_COUNTED: Final = 10_000  # highest `maxLength`; each character becomes a state of the lexer
+# highest `maxLength` that is enforced; each character becomes a state of the lexer
+_MOST_COUNTED: Final = 10_000
 _RAW_FORMATS: Final = {
     "date": DATE,
     "time": TIME,
@@ -258,7 +259,7 @@ def _with_plain_names(schema: Any) -> Any:
 
 
 def _with_exact_formats(schema: Any) -> Any:
-    """Replace the formats that llguidance enforces only loosely with patterns."""
+    """Give each format that llguidance enforces only loosely an exact pattern instead."""
     if not isinstance(schema, dict):
         return schema
     found = _with_each_subschema(schema, _with_exact_formats)

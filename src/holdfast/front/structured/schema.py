@@ -44,7 +44,7 @@ class SchemaBounds:
 class CleanSchema:
     """A schema in which a grammar can enforce every keyword.
 
-    unenforced: places of keywords that were left out. origins: the place of each definition in the
+    unenforced: paths of keywords that were left out. origins: the path of each definition in the
     client's schema, by the definition's name.
     """
 
@@ -227,8 +227,9 @@ class _Walk:
 
 
 def children(node: Schema, *, place: str) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
-    """Iterate over the subschemas of a schema: keyword, subschema, and its name or number if any.
+    """Iterate over the subschemas of a schema.
 
+    Yields the keyword that contains the subschema, the subschema, and its name or number, if any.
     Raises SchemaFault if one of these keywords contains anything but schemas.
     """
     for keyword in keywords.MAPS:

@@ -64,7 +64,7 @@ class CallableTool:
 
     place: the path of the tool's schema in the request.
     strict: whether a keyword that cannot be enforced is an error.
-    unenforced: places of keywords that were left out of `arguments`.
+    unenforced: paths of keywords that were left out of `arguments`.
     """
 
     name: str
@@ -162,7 +162,7 @@ class _Tags:
         return self._rules.rule(f"{before} {key} {self._value(node, place=place)}")
 
     def _value(self, node: Any, *, place: str) -> str:
-        """A value, with the markup between the argument's key and the value, and after the value."""
+        """An expression for a value, with the markup between the key and the value, and after it."""
         branches = [*self._branches(node, depth=0)]
         texts = [branch for branch in branches if branch.get("type") == "string"]
         others = [branch for branch in branches if branch.get("type") != "string"]
@@ -174,7 +174,10 @@ class _Tags:
         return one_of(found)
 
     def _text(self, node: Schema, taken: str, *, place: str) -> str:
-        """A string. taken: first characters that are reserved for values of other types."""
+        """An expression for a string, with its markup.
+
+        taken: first characters that are reserved for values of other types.
+        """
         content, left_out = content_of(node)
         if left_out:
             self.left_out.append(f"{place}/{left_out}")
@@ -267,7 +270,7 @@ class _NestedTags:
         self._tags = tags
 
     def members(self, node: Schema, *, depth: int) -> str:
-        """The members of an object, each between its tags."""
+        """An expression for the members of an object, each between its tags."""
         found = self._tool.members(node)
         self.left_out += found.left_out
         given = {
@@ -284,7 +287,10 @@ class _NestedTags:
         return self._rules.rule(f"{lead} {one_of(filter(None, values))}")
 
     def _value(self, node: Schema, end_tag: str, *, depth: int) -> str:
-        """A value and the tag that closes it; empty if the value cannot be written."""
+        """An expression for a value and the tag that closes it.
+
+        Empty if the value cannot be written.
+        """
         end = self._rules.literal(end_tag)
         kind = node.get("type")
         if kind == "null":
@@ -340,7 +346,7 @@ class _Literals:
         self._anything = ""
 
     def members(self, node: Schema, *, assign: str = "") -> str:
-        """The members of an object, without its braces. assign: see `LiteralValues`."""
+        """An expression for the members of an object, without braces. assign: see `LiteralValues`."""
         found = self._tool.members(node)
         self.left_out += found.left_out
         given = {

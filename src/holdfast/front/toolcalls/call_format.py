@@ -1,4 +1,6 @@
-"""What a family declares about its tool calls, and the parts of an answer that its reader emits."""
+"""How a model family declares the syntax of its tool calls, and the parts that the parser of an
+answer emits.
+"""
 
 from __future__ import annotations
 
@@ -262,7 +264,7 @@ class CallFormat(ABC):
     @property
     @abstractmethod
     def layout(self) -> CallLayout:
-        """How calls are written."""
+        """How the family writes calls."""
 
     @property
     def drawn_layout(self) -> CallLayout | None:

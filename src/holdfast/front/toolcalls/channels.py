@@ -71,7 +71,7 @@ class Channels(CallFormat):
 
     @property
     def marks(self) -> Sequence[str]:
-        """All markers."""
+        """All markers that the family writes."""
         own = (self.start, self.channel, self.constrain, self.message, *self.ends)
         return distinct(*own, *(self.calls.marks if self.calls else ()))
 
@@ -83,12 +83,12 @@ class Channels(CallFormat):
 
     @property
     def channel_openers(self) -> Sequence[str]:
-        """All openers."""
+        """The same as `openers`: in this family, text and thoughts have markup, too."""
         return self.openers
 
     @property
     def layout(self) -> CallLayout:
-        """How calls are written."""
+        """How the family writes calls."""
         to = f"{self.start}assistant to={self.prefix}{{name}}"
         if self.calls is None:
             head = f"{to}{self.channel}commentary json{self.message}"
@@ -278,7 +278,7 @@ class KimiK3(CallFormat):
 
     @property
     def marks(self) -> Sequence[str]:
-        """All markers."""
+        """All markers that the family writes."""
         return (self.open, self.close, self.separator)
 
     @property
@@ -288,12 +288,12 @@ class KimiK3(CallFormat):
 
     @property
     def channel_openers(self) -> Sequence[str]:
-        """All openers."""
+        """The same as `openers`: in this family, text and thoughts have markup, too."""
         return self.openers
 
     @property
     def layout(self) -> CallLayout:
-        """How calls are written."""
+        """How the family writes calls."""
         lead = f'{self.open}call tool="'
         return CallLayout(
             opening=f"{self.open}tools{self.separator}{lead}",

@@ -18,7 +18,7 @@ _ALIASES: Final = {
     "int": "integer", "long": "integer", "float": "number", "double": "number", "num": "number", "decimal": "number",
     "bool": "boolean", "list": "array", "tuple": "array", "set": "array", "dict": "object", "map": "object", "none": "null",
 }  # fmt: skip
-_INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]{0,999})(\.0+)?")  # as long as `NUMBER`
+_INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]{0,999})(\.0+)?")  # as many digits as in `NUMBER`
 JSON_TYPES: Final = frozenset({"json", "object", "array", "number", "boolean", "null"})
 """The types of a value that the model itself marked as JSON."""
 _MAX_DEPTH: Final = 16  # maximum depth of nested references and unions in a schema
@@ -26,7 +26,11 @@ _NAME: Final = re.compile(r"[^\s<>\"'={}()\[\],;]{1,256}")
 
 
 class ToolName(NamedTuple):
-    """The tool that a call names. repaired: the model spelled the name differently."""
+    """The tool that a call names.
+
+    declared: whether the request declares the tool. repaired: whether the model spelled its name
+    differently.
+    """
 
     name: str
     declared: bool
@@ -109,7 +113,7 @@ class ParameterTypes:
         self.properties: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
 
     def of(self, key: str) -> frozenset[str]:
-        """Return a parameter's types by their JSON Schema names; empty if it has no schema."""
+        """Return the JSON Schema names of a parameter's types; empty if they are unknown."""
         return self.allowed(self.properties.get(key))
 
     def allowed(self, schema: Any) -> frozenset[str]:

@@ -26,7 +26,7 @@ class Family:
     words: groups of words. A chat template that contains all words of one group may belong to the
         family. The default is the first opener of the family's calls.
     aliases: further names of the family: mlx-lm's `tool_parser_type`, and model types.
-    read_too: families whose calls are read as well, because related models mix them up.
+    read_too: families whose calls are read as well, because models of this family write them, too.
     silent_marks: meaningless marks before visible text.
     end_tokens: tokens that end an answer. Converted models do not always declare these tokens and
         would then continue after a call and invent its result.

@@ -76,7 +76,10 @@ class Incoming:
         return self.plain(self.text[self.place : place])
 
     def standing(self, marks: Sequence[str], place: int | None = None) -> Waiting[str]:
-        """Return the longest mark at `place` (default: the reader's position); empty if none."""
+        """Return the longest of the marks at `place`; empty if there is none.
+
+        place: by default, the reader's position.
+        """
         at = self.place if place is None else place
         while True:
             found = max(
@@ -115,7 +118,7 @@ class Incoming:
                 return place
 
     def skip_space(self, *, spaces: Sequence[str] = ()) -> Waiting[None]:
-        """Read white space."""
+        """Move the reader's position past white space."""
         self.place = yield from self.after_space(self.place, spaces=spaces)
 
     def find(
@@ -197,7 +200,10 @@ def is_marker(text: str) -> bool:
 
 
 class Markers:
-    """The markers of one model. Immutable."""
+    """The markers of one model that are single tokens, each with the character that stands for it.
+
+    Immutable.
+    """
 
     def __init__(self, token_ids: Mapping[str, int]) -> None:
         """token_ids: token ids by marker text; only the first 1024 in sorted order are used."""

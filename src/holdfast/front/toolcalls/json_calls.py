@@ -55,7 +55,7 @@ class JsonCalls(CallFormat):
 
     @property
     def marks(self) -> Sequence[str]:
-        """All markers."""
+        """All markers that the family writes."""
         return marks_in(*(mark for pair in self._pairs for mark in pair))
 
     @property
@@ -65,7 +65,7 @@ class JsonCalls(CallFormat):
 
     @property
     def layout(self) -> CallLayout:
-        """How calls are written."""
+        """How the family writes calls."""
         head = f'{{"{self.name_key}": {{quoted}}, "{self.arguments_key}": '
         left, right, between = ("[", "]", ", ") if self.array else ("", "", self.between)
         return CallLayout(
@@ -86,7 +86,7 @@ class JsonCalls(CallFormat):
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
         """Read the calls that start at an opener. Returns False if there are none."""
         opening = distinct(*(pair[0] for pair in self._pairs))
-        endless = {pair[0] for pair in self._pairs if not pair[1]}  # have no closing marker
+        endless = {pair[0] for pair in self._pairs if not pair[1]}  # openers without closing marker
         closing = distinct(*(pair[1] for pair in self._pairs))
         opener, begun, repeated = "", False, 0
         while True:
@@ -218,7 +218,7 @@ class _JsonCall:
             self._begin(self.tool)
 
     def _object(self, text: str) -> str | None:
-        """Return the JSON text of the arguments, or None if it is not a JSON object.
+        """Return the arguments as JSON text, or None if they are not a JSON object.
 
         Some models encode the object a second time, as a JSON string.
         """
@@ -295,7 +295,7 @@ class NamedJson(CallFormat):
 
     @property
     def marks(self) -> Sequence[str]:
-        """All markers."""
+        """All markers that the family writes."""
         words = (word for head in self._heads for word in head[0::2])
         return marks_in(*self.section, *words, self.close)
 
@@ -306,7 +306,7 @@ class NamedJson(CallFormat):
 
     @property
     def layout(self) -> CallLayout:
-        """How calls are written."""
+        """How the family writes calls."""
         lead = self.head.partition("{")[0]
         return CallLayout(
             opening=self.section[0] + lead,

@@ -24,7 +24,7 @@ class PythonCalls(CallFormat):
 
     @property
     def marks(self) -> Sequence[str]:
-        """All markers."""
+        """All markers that the family writes."""
         return self.wrapper
 
     @property
@@ -34,7 +34,7 @@ class PythonCalls(CallFormat):
 
     @property
     def layout(self) -> CallLayout:
-        """How calls are written."""
+        """How the family writes calls."""
         return CallLayout(
             opening=self.wrapper[0] + "[",
             heads=("{name}(",),
@@ -127,7 +127,7 @@ class BracedCalls(CallFormat):
 
     @property
     def marks(self) -> Sequence[str]:
-        """All markers."""
+        """All markers that the family writes."""
         return (*self.wrapper, self.quote)
 
     @property
@@ -137,7 +137,7 @@ class BracedCalls(CallFormat):
 
     @property
     def layout(self) -> CallLayout:
-        """How calls are written."""
+        """How the family writes calls."""
         opening = self.wrapper[0] + self.lead
         return CallLayout(
             opening=opening,

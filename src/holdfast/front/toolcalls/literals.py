@@ -36,7 +36,7 @@ _SHORT_ESCAPES: Final = {
 _QUOTES: Final = ('"""', "'''", '"', "'")
 _CLOSERS: Final = {"[": "]", "(": ")", "{": "}"}
 _AFTER_STRING: Final = ",]}:"
-_MAX_DEPTH: Final = 64  # of brackets; clients cannot parse deeper nesting
+_MAX_DEPTH: Final = 64  # maximum nesting of brackets; clients cannot parse deeper values
 _CONTROL: Final = re.compile(r"[\x00-\x1f]")
 _AFTER_BARE: Final = tuple(" \n\t\r,:[]{}\"'")
 _NOT_JSON_SPACE: Final = re.compile(r"[^ \t\r\n]")
@@ -69,7 +69,10 @@ class Literals:
     def value(
         self, source: Incoming, repairs: list[str], *, ends: str, depth: int = 0
     ) -> Waiting[str]:
-        """Read a value. ends: the characters that end an unquoted value."""
+        """Read a value, and return it as JSON text.
+
+        ends: the characters that end an unquoted value.
+        """
         yield from source.skip_space()
         quote = yield from source.taken(*self.raw_quotes, *_QUOTES)
         if quote:
@@ -145,7 +148,7 @@ LENIENT: Final = Literals()
 
 
 def whole(text: str) -> str | None:
-    """Return the JSON text of a value that is complete and has no faults, or else None."""
+    """Return the value in a text as JSON text, or None if it is incomplete or needs repairs."""
     source, repairs = Incoming(), list[str]()
     source.add(text)
     source.ended = True
@@ -191,7 +194,7 @@ def _before(source: Incoming, ends: Sequence[str]) -> Waiting[str]:
 
 
 def _word(text: str, repairs: list[str]) -> str:
-    """Convert an unquoted value."""
+    """Convert an unquoted value to JSON text."""
     if NUMBER.fullmatch(text):
         return text
     if text.lower() in _WORDS:

@@ -56,7 +56,7 @@ class KeyValueTags(CallFormat):
 
     @property
     def marks(self) -> Sequence[str]:
-        """All markers."""
+        """All markers that the family writes."""
         return distinct(*self.section, *self.call, self.name_end, *self.key, *self.value)
 
     @property
@@ -66,7 +66,7 @@ class KeyValueTags(CallFormat):
 
     @property
     def layout(self) -> CallLayout:
-        """How calls are written."""
+        """How the family writes calls."""
         lead = self.key[1] + self.value[0]
         end = self.value[1].rstrip()
         return CallLayout(
@@ -225,7 +225,7 @@ class NestedTags(CallFormat):
 
     @property
     def marks(self) -> Sequence[str]:
-        """All markers."""
+        """All markers that the family writes."""
         return (self.mark, *self.openers)
 
     @property
@@ -235,7 +235,7 @@ class NestedTags(CallFormat):
 
     @property
     def layout(self) -> CallLayout:
-        """How calls are written."""
+        """How the family writes calls."""
         lead = f'{self.mark}<{self.call} name="'
         return CallLayout(
             opening=f"{self.mark}<{self.section}>\n{lead}",

@@ -1,5 +1,5 @@
-"""Calls as a name in a tag and tagged parameters with raw values (Qwen3-Coder and similar models),
-and the reader of raw values for all families that use tags. No I/O.
+"""Calls that consist of a name in a tag and of tagged parameters with raw values (Qwen3-Coder and
+similar models), and the reader of raw values for all families that use tags. No I/O.
 
 Strings are streamed; any other value is typed by the tool's schema once it is complete.
 """
@@ -59,7 +59,7 @@ class ValueEnd(NamedTuple):
 
 
 def header(source: Incoming) -> Waiting[TagHeader | None]:
-    """Read the rest of a tag after its first word. Returns None if it is not a tag."""
+    """Read the rest of a tag after its first word. Returns None if the text is not a tag."""
     at, mark = yield from source.find((">", "\n"), source.place, limit=_HEADER_LENGTH)
     if mark != ">" or not (found := _HEADER.fullmatch(source.text[source.place : at])):
         return None
@@ -252,7 +252,7 @@ class TaggedParameters(CallFormat):
 
     @property
     def marks(self) -> Sequence[str]:
-        """All markers."""
+        """All markers that the family writes."""
         pairs = (
             self.section,
             *self.sections_too,
@@ -270,7 +270,7 @@ class TaggedParameters(CallFormat):
 
     @property
     def layout(self) -> CallLayout:
-        """How calls are written."""
+        """How the family writes calls."""
         lead = self.wrapper[0] + self.call[0]
         close = self.parameter[2].rstrip()
         return CallLayout(
