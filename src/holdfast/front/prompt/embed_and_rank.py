@@ -416,7 +416,7 @@ def _likelihood(
     scored_from = max(1, len(opening) + encoded.tokens_before(len(before)))
     token_ids = opening + encoded.token_ids
     if scored_from >= len(token_ids):
-        raise InvalidRequest("`query` has no tokens", field="query")
+        raise InvalidRequest("`query` must have at least one token", field="query")
     has_branch = info.fixed_bytes_per_sequence and scored_from > 1
     return msgspec.structs.replace(
         _prefill(request, place, token_ids),

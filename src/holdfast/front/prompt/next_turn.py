@@ -95,7 +95,7 @@ def observer(request: GenerationRequest, bundle: TokenizerBundle, prepared: Prep
 class _Recorder:
     bundle: TokenizerBundle
     tools: tuple[dict[str, Any], ...]
-    opening: str  # the prompt's text after the header of the answer
+    opening: str  # what the prompt contains after the header of the answer, such as `<think>`
     opening_token_ids: tuple[int, ...]
     reads_calls: bool  # calls were parsed for the client, as they will be in the next turn
     tenant: str

@@ -55,7 +55,9 @@ class Prepared:
     sequences: tuple[SequenceRequest, ...]
     rules: ChoiceRules
     pieces: TokenPieces
-    opening: str | None = None  # the prompt's text after the header of the new answer, if known
+    # what the prompt contains after the template's header of the new answer, such as `<think>`;
+    # None if that is unknown
+    opening: str | None = None
     put_back_tokens: int = 0  # tokens of past answers, put into the prompt as generated
     dropped_tokens: int = 0  # tokens of past answers that the prompt does not contain as generated
     breakpoints: tuple[PinnedPrefix, ...] = ()  # the client's cache breakpoints
@@ -139,7 +141,7 @@ def prompt_text(
     template = bundle.template
     if template is None:
         raise InvalidRequest(
-            "the model has no chat template, so it can complete text, but cannot chat",
+            "the model has no chat template and cannot chat; send a text to complete instead",
             field=request.prompt_field,
         )
     rendered = _rendered(request, asked, bundle, template)
@@ -233,7 +235,8 @@ def prompt_tokens(
         return tokens
     if bos is None:
         raise InvalidRequest(
-            "the prompt is empty, and the model has no BOS token to start from", field=field
+            "the prompt must not be empty, because the model has no BOS token to start from",
+            field=field,
         )
     return PromptTokens(token_ids=TokenIds.of((bos,)))
 

@@ -99,12 +99,12 @@ class ChatTemplate:
         """Render a conversation. Raises InvalidRequest when the template refuses it."""
         if clash := sorted(RESERVED_TEMPLATE_ARGUMENTS & prompt.template_options.keys()):
             raise InvalidRequest(
-                f"chat template options may not be named {', '.join(clash)}",
+                f"chat_template_kwargs may not contain {', '.join(clash)}, which the server sets",
                 field="chat_template_kwargs",
             )
         if prompt.continue_last and not _is_text_of_assistant(prompt.messages[-1]):
             raise InvalidRequest(
-                "only an assistant message with text can be continued",
+                "only an assistant message without calls can be continued",
                 field=f"{field}.{len(prompt.messages) - 1}",
             )
         messages = self._messages(prompt, field)

@@ -51,7 +51,10 @@ class AnswerSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFrame:
-    """The texts that a template writes before and after answers. If empty, no answer is found."""
+    """The texts that a template writes before answers (`headers`) and after them (`ends`).
+
+    If either is empty, no answer is found.
+    """
 
     headers: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()

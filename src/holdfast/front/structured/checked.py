@@ -207,7 +207,7 @@ def _fault(found: CleanSchema, node: Schema | bool) -> str:
     definitions = found.schema.get("$defs") if isinstance(found.schema, dict) else None
     part = {**node, "$defs": definitions} if isinstance(node, dict) and definitions else node
     if is_endless(replace(found, schema=part)):
-        return "no finite value satisfies it"
+        return "no finite value satisfies the schema"
     fault = fault_of(grammar_text(f"start: {json_value(part)}"))
     _, is_of_schema, said = fault.partition("failed to compile JSON schema: ")
     if not fault:
@@ -218,7 +218,7 @@ def _fault(found: CleanSchema, node: Schema | bool) -> str:
 
 
 def _innermost(found: CleanSchema) -> tuple[str, Schema | bool]:
-    """Return the smallest part that is faulty by itself, after its path in the client's schema."""
+    """Return the path and the content of the smallest part that is faulty by itself."""
     place, node, seen, trials = "#", found.schema, set[str](), 0
     while isinstance(node, dict):
         for inner_place, inner in _parts(found, node, place=place, seen=seen):
