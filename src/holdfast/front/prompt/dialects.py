@@ -104,7 +104,7 @@ class DialectReport(msgspec.Struct, frozen=True, kw_only=True):
     # has no template
     tools: ToolsBy = "none"
     proven: bool = False  # whether calls that the template rendered were read back unchanged
-    why: str = ""  # if they were not: the reason
+    why: str = ""  # why the family is not proven, or why a message describes the tools
     # whether the template writes past calls; otherwise they are written into the text of answers
     calls_kept: bool = False
     # whether the template accepts several calls in one answer; otherwise each call becomes an
