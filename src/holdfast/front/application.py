@@ -53,10 +53,12 @@ _WELL_FORMED_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
 def _model_operations(speakers: Sequence[Dialect]) -> tuple[Operation, ...]:
-    """The operations that list the models and show one, in the format of the client's protocol.
+    """Create the operations that list all models and show one of them.
 
-    speakers: the protocols that define their own format; clients of other protocols get the format
-        of the first.
+    Each client gets the format of its protocol.
+
+    speakers: the protocols that define such a format; clients of other protocols get the format
+        of the first of them.
     """
     shapes = [dialect.models for dialect in speakers if dialect.models is not None]
 
@@ -122,7 +124,7 @@ def create_application(services: Services, *, dialects: Sequence[Dialect] = DIAL
     app = Starlette(
         routes=[_route(each) for each in table.operations],
         middleware=middleware,
-        exception_handlers={HTTPException: handle},  # Starlette: unknown paths and methods
+        exception_handlers={HTTPException: handle},  # of Starlette, for unknown paths and methods
         lifespan=_lifespan,
     )
     app.router.redirect_slashes = False
@@ -157,7 +159,10 @@ def _route(served: Operation) -> Route:
 
 
 def _request_lines(app: ASGIApp, *, metrics: Metrics, traces: Traces | None = None) -> ASGIApp:
-    """Middleware that identifies, counts, logs and, with `traces`, traces every request."""
+    """Middleware that gives every request an id, counts it and logs it.
+
+    traces: if given, every request is also traced.
+    """
 
     async def layer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

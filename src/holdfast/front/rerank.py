@@ -59,7 +59,7 @@ _UNSUPPORTED = UnsupportedFields(
 
 
 class TextObject(BaseModel):
-    """A text, wrapped in an object."""
+    """A text as an object with the field `text`."""
 
     model_config = STRICT
 
@@ -77,7 +77,7 @@ TextOrObject = Annotated[
 
 
 class RerankBody(SaltField):
-    """A query, and the documents to rank."""
+    """The body of a rerank request: a query, and the documents to rank."""
 
     query: TextOrObject = Field(description="The query: a text, or an object with `text`.")
     documents: Annotated[list[TextOrObject], Field(min_length=1, fail_fast=True)] = Field(
@@ -187,7 +187,7 @@ async def rerank(request: Request, services: Services) -> Response:
 
 @operation("POST", "/v2/rerank", request_of(RerankBody), answers_of(RankedList))
 async def rerank_as_cohere(request: Request, services: Services) -> Response:
-    """Serve the same under the path that Cohere's clients use."""
+    """Rank documents like /v1/rerank; Cohere's clients use this path."""
     return await rank(request, services, lambda body: parse(RerankBody, body).plan(services))
 
 

@@ -31,7 +31,7 @@ MAX_CHARACTERS = 8_000_000  # per text; tokenization takes about 1 µs per chara
 
 
 class TokenizeBody(ChatCompletionRequest):
-    """A text, or a conversation with all fields of a chat request."""
+    """The body of /tokenize: a text, or a conversation with all fields of a chat request."""
 
     content: str | None = optional(
         "A text, as llama.cpp's clients send it; by default without special tokens around it."
@@ -85,7 +85,7 @@ class TokenizeBody(ChatCompletionRequest):
 
 
 class DetokenizeBody(BaseModel):
-    """Tokens to turn into text."""
+    """The body of /detokenize: the tokens to decode."""
 
     model_config = STRICT
 
@@ -110,7 +110,7 @@ class TokenList(Struct, frozen=True, kw_only=True):
 
 
 class PlainText(Struct, frozen=True, kw_only=True):
-    """The text of the tokens, both under llama.cpp's name and under vLLM's."""
+    """The decoded text, in the field that llama.cpp uses and in the field that vLLM uses."""
 
     content: str
     prompt: str
@@ -155,7 +155,7 @@ async def tokenize(request: Request, services: Services) -> Response:
     summary="the text of tokens",
 )
 async def detokenize(request: Request, services: Services) -> Response:
-    """Turn tokens into text, including special tokens."""
+    """Decode tokens to text. The text contains the special tokens."""
     body = await read_json(request, DetokenizeBody, services.limits)
     model = model_of(services, body.model)
     tokenizer = await services.tokenizer_of(model)

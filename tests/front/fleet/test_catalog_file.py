@@ -125,7 +125,7 @@ def test_entries_keep_the_order_of_the_file(tmp_path: Path) -> None:
         ('id = "o/n"\ntemplate = "x"', "template = x is not allowed"),
         (
             'id = "o/n"\ntemplate = { tools = 1 }',
-            "template.tools is set by each request",
+            "template.tools cannot have a default: each request sets it",
         ),
         (
             'id = "o/n"\ntemplate = { date = 2026-01-01 }',

@@ -136,7 +136,7 @@ async def test_a_worker_suspended_while_loading_is_killed(
     os.kill(worker.pid, signal.SIGSTOP)
     outcome = await worker.wait_started(timeout_seconds=10 * LIMIT_SECONDS)
     assert isinstance(outcome, WorkerFailed)
-    assert "while loading it has sent no heartbeat" in outcome.message
+    assert "while loading, it has sent no heartbeat" in outcome.message
     assert not outcome.fatal_input
     assert not psutil.pid_exists(worker.pid)
 

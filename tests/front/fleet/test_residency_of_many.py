@@ -353,7 +353,7 @@ async def test_the_log_says_that_a_single_model_keeps_its_memory(
         await made.load("a")
         with caplog.at_level(logging.INFO, logger="holdfast.front.fleet"):
             await made.take_catalog(catalog_over("a", "b"))
-        assert "model a keeps all the memory until it is loaded again" in caplog.text
+        assert "model a may use all memory until it is loaded again" in caplog.text
 
 
 async def test_a_wait_for_an_unload_ends_when_the_server_stops() -> None:

@@ -164,7 +164,7 @@ def _folder(files: CertificateFiles) -> None:
         ),
         (lambda files: files.key.unlink(), "server.tls_key: .*key.pem: No such file or directory"),
         (_folder, "server.tls_cert: .*Is a directory"),
-        (_of_another, "the key does not belong to the certificate"),
+        (_of_another, "the key does not match the certificate"),
         (_locked, "needs a password"),
         (lambda files: files.key.write_text("hello"), "not a certificate and a key in PEM format"),
         (

@@ -1,11 +1,11 @@
-"""Decides which models to load and which to unload: one pure decision over all models, without
-clock, processes and tasks.
+"""Decides which models to load and which to unload. The decision is a pure function of the states
+of all models; it uses no clock, processes or tasks.
 
-A loaded model takes a *place*: one of `max_loaded`, and part of `memory_bytes`. Requests get places
-for their models in the order of their arrival. To make room, unused models are unloaded, least
-recently used first. If that is not enough, a model that has had its turn is *drained*: it gets no
-new requests, and is unloaded once the running ones have finished. So no request starves, and no
-model is unloaded while a request uses it.
+A loaded model takes a *place*: it counts towards `max_loaded`, and its memory towards
+`memory_bytes`. Requests get places for their models in the order of their arrival. To make room,
+unused models are unloaded, least recently used first. If that is not enough, a model that has been
+ready for at least `turn_seconds` is *drained*: it gets no new requests, and is unloaded once the
+running ones have finished. So no request starves, and no model is unloaded while a request uses it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Candidate:
     leases: int = 0  # requests that use the model, or only wait until it is loaded
     is_pinned: bool = False
     is_unload_requested: bool = False
-    # it is unloaded after this long without a request; None: never
+    # the model is unloaded after this many seconds without a request; None: never
     idle_seconds: float | None = None
     used_at: float = 0.0  # time of the last use, or of becoming ready if that is later
     ready_at: float = 0.0  # time at which the model became ready, and its turn began
@@ -47,7 +47,7 @@ class PlaceLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What to do now. Models are given by name."""
+    """The decision: which models to load, unload and drain now. Models are given by name."""
 
     load: tuple[str, ...] = ()
     unload: tuple[str, ...] = ()
@@ -139,7 +139,10 @@ class _Decision:
         return True
 
     def _victims(self) -> tuple[list[Candidate], list[Candidate]]:
-        """Return the models to unload now and the models to drain, each in the preferred order."""
+        """Return the models that can be unloaded now, and those that can be drained.
+
+        Both lists begin with the model that should go first.
+        """
         staying = [
             model
             for model in self._models
@@ -156,8 +159,9 @@ class _Decision:
         return idle, sorted(over, key=lambda model: model.ready_at)
 
     def _enough(self, model: Candidate, victims: Sequence[Candidate]) -> list[Candidate] | None:
-        """Return as few of the victims as make enough room, preferring the first; None if all of
-        them together do not.
+        """Choose victims that together make enough room for a model, and no victim too many.
+
+        Earlier victims are preferred. Returns None if even all victims do not make enough room.
         """
         chosen: list[Candidate] = []
         remaining = iter(victims)
@@ -172,8 +176,8 @@ class _Decision:
         return chosen
 
     def _would_fit(self, model: Candidate, *, without: Sequence[Candidate]) -> bool:
-        """Whether a model will fit once all models to be unloaded, and those in `without`, are
-        gone.
+        """Whether a model will fit once the models in `without`, and all those that are already to
+        be unloaded or drained, are gone.
         """
         staying = [
             other
@@ -212,9 +216,9 @@ def _is_unused(model: Candidate) -> bool:
 
 
 def _fits(model: Candidate, beside: Iterable[Candidate], limits: PlaceLimits) -> bool:
-    """Whether a model fits beside others.
+    """Whether a model fits beside other models.
 
-    Alone it always does: only loading shows whether it really fits.
+    A model on its own always counts as fitting, because only loading it shows whether it does.
     """
     others = list(beside)
     if not others:

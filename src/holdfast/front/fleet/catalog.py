@@ -57,9 +57,9 @@ class CatalogEntry:
     store: StoreSettings
     origin: str  # file or folder that lists the model
     aliases: tuple[str, ...] = ()
-    # whether it is loaded at the start, and never unloaded to make room or because it is idle
+    # whether the model is loaded at the start, and never unloaded because it is idle or to make room
     is_pinned: bool = False
-    # it is unloaded after this long without a request; 0: at once; None: never
+    # the model is unloaded after this many seconds without a request; 0: at once; None: never
     idle_seconds: float | None = None
     # defaults for requests; they take precedence over the model's own defaults
     sampling: Mapping[str, float] = field(default_factory=dict)
@@ -148,12 +148,12 @@ def catalog_of(
     """Build the catalog to serve. Reads files, but never asks the Hub.
 
     If `model.path` is the name of a model in models.toml, that model comes first, and the others
-    follow. If `model.path` is another model, the catalog contains that model alone, or followed by
-    those of `catalog.file` if that is set. Without `model.path`, the catalog contains every model
-    that exists, or else the bundled one.
+    follow. If `model.path` is another model, the catalog contains that model, followed by the
+    models of `catalog.file` if that setting is not empty. Without `model.path`, the catalog
+    contains every model in models.toml and on this machine; if there is none, the bundled model.
 
     Raises ConfigError if `catalog.file` cannot be read; on a reload also if the file is not TOML
-    (the running server keeps its models). Raises ModelLoadError if `model.path` cannot be a model.
+    (the running server keeps its models). Raises ModelLoadError if `model.path` is not a model.
     """
     file = _catalog_file(settings, environ)
     listed = Catalog(entries=())
@@ -183,8 +183,8 @@ def catalog_of(
 def read_catalog_file(file: Path, settings: Settings, *, raises: bool = False) -> Catalog:
     """Read the models of a file, in the order of the file. The server's settings are the defaults.
 
-    Raises ConfigError if the file cannot be opened and, with `raises`, if it is not TOML. Other
-    errors leave models out.
+    Raises ConfigError if the file cannot be opened, or if it is not TOML and `raises` is true. A
+    model whose entry has an error is left out.
     """
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -309,7 +309,7 @@ def _template(entry: Mapping[str, Any]) -> dict[str, Any]:
     words = "a table such as { enable_thinking = false }"
     table: dict[str, Any] = _of_type(entry, "template", dict, words) or {}
     if clash := sorted(RESERVED_TEMPLATE_ARGUMENTS & table.keys()):
-        raise ConfigError(f"template.{clash[0]} is set by each request")
+        raise ConfigError(f"template.{clash[0]} cannot have a default: each request sets it")
     for key, value in table.items():
         try:
             json.dumps(value, allow_nan=False)
@@ -381,7 +381,7 @@ def _entry_of_settings(settings: Settings) -> CatalogEntry:
 def _named_beside(listed: Catalog, settings: Settings, environ: Mapping[str, str]) -> CatalogEntry:
     """Return the model of `model.path`, which models.toml does not list.
 
-    It may be in a watched folder or elsewhere. Raises ModelLoadError if it cannot be served.
+    The model may be in a watched folder or elsewhere. Raises ModelLoadError if it cannot be served.
     """
     name = settings.model.path
     for wrong in listed.left_out:
@@ -470,8 +470,8 @@ def _identity(entry: CatalogEntry) -> str:
 
 
 def _found_models(settings: Settings, environ: Mapping[str, str]) -> Iterator[_FoundModel]:
-    """Find models in the Hub's cache, then in the watched folders in their order; each sorted by
-    name.
+    """Find the models in the Hub's cache, then those in the watched folders, in the order of the
+    setting. Within the cache and within each folder, the models are sorted by name.
     """
     if settings.catalog.hub_cache:
         hub_cache = hub_cache_folder(environ)

@@ -75,11 +75,11 @@ class WorkerProcess:
         on_progress: Callable[[LoadProgress], None],
         deliver: Callable[[Sequence[Event]], None],
     ) -> WorkerProcess:
-        """Start the process and send it its assignment.
+        """Start the process and send it its settings, from which it then loads its model.
 
-        The process then loads its model on its own.
+        Raises OSError if the process cannot be started.
 
-        deliver: see `WorkerLink`. Raises OSError.
+        on_progress, deliver: see `WorkerLink`.
         """
         async with contextlib.AsyncExitStack() as undo:
             temporaries = WorkerTemporaries(settings.compiled_code)
@@ -146,7 +146,7 @@ class WorkerProcess:
             return outcome
         message = f"it died while loading ({describe_exit(code)})"
         if self.hang is not None:
-            message = f"while loading it {self.hang}"
+            message = f"while loading, it {self.hang}"
         return WorkerFailed(message=message, fatal_input=False)
 
     async def wait_lost(self) -> None:
@@ -228,10 +228,10 @@ class WorkerProcess:
 
 
 class Watchdog:
-    """Judges one worker by its heartbeats, polled every `heartbeat_seconds`.
+    """Detects from a worker's heartbeats that the worker hangs; polled every `heartbeat_seconds`.
 
-    A poll counts at most one interval. So a front that was suspended or too busy to poll never
-    blames the worker.
+    The time since the last poll counts as at most one interval. So the worker never seems to hang
+    only because the front was suspended or too busy to poll.
     """
 
     def __init__(
@@ -260,9 +260,10 @@ class Watchdog:
         self._unmeasured_seconds = min(self._unmeasured_seconds, known)
 
     def look(self, beat: Heartbeat | None, *, elapsed_seconds: float) -> str | None:
-        """Judge what has come since the last poll.
+        """Judge the last heartbeat. Returns a description of the hang; None if there is none.
 
-        Returns how the worker hangs, in words, or None if it does not.
+        beat: the heartbeat that arrived since the last poll; None if none arrived.
+        elapsed_seconds: the time since the last poll.
         """
         if beat is not None:
             self.expects_heartbeats = True
@@ -311,7 +312,7 @@ async def _pass_log_on(process: asyncio.subprocess.Process, last_lines: deque[st
     """Write the worker's standard error to the log, with the loggers and levels that the worker
     used.
 
-    A line without them, such as one in a traceback, gets those of the line before.
+    A line without logger and level, such as one in a traceback, gets those of the line before.
     """
     assert process.stderr is not None
     level = logging.WARNING

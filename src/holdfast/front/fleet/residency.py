@@ -94,7 +94,7 @@ class Residency:
         places: int = 288,
         on_progress: Callable[[str, LoadProgress], None] = lambda model, progress: None,
     ) -> None:
-        """places: how many sequences at most may wait for one model."""
+        """places: the maximum number of sequences that may wait for one model."""
         self._slot_of = partial(
             ModelSlot,
             fetch=fetch,
@@ -139,7 +139,7 @@ class Residency:
         if len(catalog.entries) > 1 and math.isinf(self._machine_bytes):
             self._machine_bytes = (await asyncio.to_thread(memory_report)).total_bytes
             for name in [name for name, slot in self._slots.items() if slot.has_place]:
-                logger.info("model %s keeps all the memory until it is loaded again", name)
+                logger.info("model %s may use all memory until it is loaded again", name)
         change = change_between(self._catalog, catalog)
         new_at_start = [name for name in catalog.at_start if name not in self._catalog.at_start]
         self._catalog = catalog
@@ -204,7 +204,7 @@ class Residency:
 
     @contextlib.asynccontextmanager
     async def lease(self, model: str, sequences: int = 1) -> AsyncIterator[ModelClient]:
-        """Lease a model for this many sequences, and yield the link to its worker.
+        """Lease a model for `sequences` sequences, and yield the link to its worker.
 
         The model is not unloaded before the lease ends.
 
@@ -232,7 +232,7 @@ class Residency:
     async def load(self, model: str) -> None:
         """Load a model and wait until it is served.
 
-        Waiting for room is limited, but loading may take any time. Raises as `lease` does, and
+        The wait for room has a time limit, but loading has none. Raises what `lease` raises, and
         ModelLoadError.
         """
         slot = self._slot(model)
@@ -276,9 +276,9 @@ class Residency:
             self._look()
 
     async def pin(self, model: str, *, pinned: bool) -> None:
-        """Load a model and keep it loaded, or allow that it is unloaded again.
+        """Load a model and keep it loaded; or, if `pinned` is false, allow that it is unloaded.
 
-        Raises as `load` does; the model is not pinned then.
+        Raises what `load` raises. If the load fails, the model is not pinned.
         """
         slot = self._slot(model)
         was_pinned = slot.is_pinned

@@ -1,8 +1,8 @@
 """One model of the catalog and its worker: a state machine.
 
-`Residency` decides which models are loaded. A slot carries that out, and keeps the worker alive
-meanwhile. A worker that dies or hangs is replaced; its requests continue with the next worker
-(`ModelClient`).
+`Residency` decides which models are loaded. A slot loads and unloads one model, and makes sure that
+a loaded model has a worker: a worker that dies or hangs is replaced, and its requests continue with
+the next worker (`ModelClient`).
 
 - UNLOADED, FAILED: there is no worker. After a failure, requests are refused until `retry_at`.
 - LOADING: the first worker of this load is starting. Requests get leases and wait for the worker.
@@ -81,7 +81,7 @@ class State(enum.Enum):
 
     @property
     def phase(self) -> Phase:
-        """The state in the terms of `budget.decide`."""
+        """The state, as one of the phases that `budget.decide` distinguishes."""
         return _PHASES[self]
 
 
@@ -107,7 +107,8 @@ _PHASES: Mapping[State, Phase] = {
 _TAKES_REQUESTS = frozenset({State.LOADING, State.READY, State.RESTARTING})
 
 LONGEST_BACKOFF_SECONDS = 60.0
-# after this many in a row the first load has failed, and open requests wait no longer for a worker
+# after this many failed starts in a row, a first load counts as failed, and open requests no longer
+# wait for a worker
 FAILED_STARTS = 3
 HEALTHY_SECONDS = 60.0  # a worker that has served this long resets the backoff
 # As long as answers make progress, this many restarts are immediate. It takes that many to find one
@@ -136,7 +137,10 @@ Any thread. Raises ModelLoadError.
 
 
 class ModelSlot:
-    """One model, from one load to the next. Only use it on the event loop's thread."""
+    """One model of the catalog and, while it is loaded, its worker.
+
+    Only use it on the event loop's thread.
+    """
 
     def __init__(
         self,
@@ -149,11 +153,11 @@ class ModelSlot:
         on_change: Callable[[], None],
         on_progress: Callable[[str, LoadProgress], None],
     ) -> None:
-        """settings_of: called at each load. places: how many sequences at most may wait for the
-        model.
+        """settings_of: called at each load; returns the settings of the worker.
 
-        numbers: arrival numbers, shared by all slots. on_change: called after each change of the
-        state or of the leases.
+        places: the maximum number of sequences that may wait for the model.
+        numbers: the arrival numbers of requests, shared by all slots.
+        on_change: called after each change of the state or of the leases.
         """
         self.entry = entry
         self._next_entry = entry  # takes effect at the next load
@@ -184,7 +188,7 @@ class ModelSlot:
         self._failures_in_a_row = 0
         self._files: asyncio.Future[ModelFiles] | None = None
         self._are_files_old = False
-        # as changed by `set_limits`; None: unchanged
+        # the scheduler's settings, if `set_limits` has changed them
         self._scheduler: SchedulerSettings | None = None
         self._waiting_sequences = 0  # sequences with a lease that wait for the worker
         self._changed = asyncio.Event()
@@ -200,7 +204,7 @@ class ModelSlot:
     # -- state
 
     def _enter(self, state: State) -> None:
-        assert state in TRANSITIONS[self.state], f"from {self.state} to {state}"
+        assert state in TRANSITIONS[self.state], f"no transition from {self.state} to {state}"
         self.state = state
         if state in _TAKES_REQUESTS:
             self.leases.open()
@@ -215,12 +219,12 @@ class ModelSlot:
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the parts of the state contradict each other."""
-        assert self.leases.is_open == (self.state in _TAKES_REQUESTS), f"leases in {self.state}"
-        assert not (self.leases.is_open and self.leases.waiting), "a request waits for nothing"
-        assert bool(self.failure) == (self.state is State.FAILED), f"failure in {self.state}"
-        assert self.has_place == (self._task is not None), f"task in {self.state}"
+        assert self.leases.is_open == (self.state in _TAKES_REQUESTS), f"is_open in {self.state}"
+        assert not (self.leases.is_open and self.leases.waiting), "requests wait for a free lease"
+        assert bool(self.failure) == (self.state is State.FAILED), f"wrong failure in {self.state}"
+        assert self.has_place == (self._task is not None), f"wrong _task in {self.state}"
         if not self.has_place:
-            assert self._process is None, f"process in {self.state}"
+            assert self._process is None, f"a process exists in {self.state}"
             assert not self.is_unload_requested, f"unload requested in {self.state}"
 
     @property
@@ -246,7 +250,7 @@ class ModelSlot:
         return self._files is not None and not self._files.done()
 
     def candidate(self) -> Candidate:
-        """The model in the terms of `budget.decide`."""
+        """What `budget.decide` needs to know about the model."""
         return Candidate(
             name=self.entry.name,
             phase=self.state.phase,
@@ -275,7 +279,7 @@ class ModelSlot:
     def drain(self, *, is_wanted: bool) -> None:
         """Drain the model: new requests wait while those that hold a lease finish.
 
-        is_wanted: False undoes that.
+        is_wanted: if false, stop draining: new requests get leases again.
         """
         if is_wanted and self.state in _TAKES_REQUESTS:
             self._enter(State.DRAINING)
@@ -285,7 +289,7 @@ class ModelSlot:
     def begin_unload(self, *, reason: str) -> None:
         """Give up the place and end the worker. `unload` waits for the end.
 
-        reason: room, idle or asked.
+        reason: `room`, `idle` or `asked`; counted in `changes`.
         """
         assert not self.leases.held, "the model is in use"
         self.changes[reason] += 1
@@ -294,7 +298,7 @@ class ModelSlot:
     async def unload(self) -> None:
         """Wait until the worker has exited cleanly.
 
-        All that it had cached is in its store then.
+        By then, everything in the worker's prefix cache has been written to its store.
         """
         assert self._task is not None
         await asyncio.wait([self._task])
@@ -331,9 +335,10 @@ class ModelSlot:
     # -- its entry and files
 
     def change(self, entry: CatalogEntry) -> None:
-        """Use another entry.
+        """Use another catalog entry.
 
-        Pins and idle time change at once, everything else at the next load.
+        Whether the model is pinned and its idle time change at once, everything else at the next
+        load.
         """
         if entry.is_pinned != self._next_entry.is_pinned:
             self.is_pinned = entry.is_pinned
@@ -538,7 +543,7 @@ class ModelSlot:
         if self._process is None:
             try:
                 await self._launch(client)
-            except OSError as error:  # at the moment there is no memory, process or descriptor left
+            except OSError as error:  # out of memory, processes or file descriptors at the moment
                 message = f"the worker process cannot be started: {error}"
                 return _WorkerEnd(failure=WorkerFailed(message=message, fatal_input=False))
         process = self._process
@@ -637,7 +642,7 @@ class ModelSlot:
         # a bug in Holdfast; no request may wait forever because of it
         elif not isinstance(error, HoldfastError):
             logger.critical(
-                "the supervision of model %s has ended", self.entry.name, exc_info=error
+                "the task that supervises model %s failed", self.entry.name, exc_info=error
             )
             error = WorkerUnavailable(f"its worker is no longer supervised ({error!r})")
         if self.state is not State.LOADING:  # otherwise the caller of the load reports the error
@@ -733,7 +738,7 @@ class Leases:
     def __init__(
         self, *, places: int, numbers: Iterator[int], on_change: Callable[[], None]
     ) -> None:
-        """See `ModelSlot`."""
+        """See `ModelSlot.__init__` for the arguments."""
         self.held = 0
         self.is_open = False  # whether new requests get a lease at once
         self._places = places
@@ -865,8 +870,9 @@ class RestartDelay:
         self._deaths_at: deque[float] = deque()  # times of the deaths within the last minute
 
     def worker_ended(self, *, now: float, served_seconds: float, had_progress: bool) -> float:
-        """Return how many seconds to wait before the next start. served_seconds: 0 for a worker that
-        never became ready.
+        """Record the end of a worker. Returns how many seconds to wait before the next start.
+
+        served_seconds: 0 for a worker that never became ready.
         """
         is_healthy = had_progress or served_seconds >= HEALTHY_SECONDS
         self._failures_in_a_row = 0 if is_healthy else self._failures_in_a_row + 1

@@ -171,7 +171,7 @@ def write_report(folder: str, report: CrashReport) -> None:
 
 
 def last_report(folder: str) -> CrashReport | None:
-    """The newest readable report."""
+    """The newest readable crash report; None if there is none."""
     for path in reversed(_reports(Path(folder))) if folder else ():
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             return msgspec.json.decode(path.read_bytes(), type=CrashReport)

@@ -1,9 +1,9 @@
 """API keys, the caller of a request, limits per caller, the drain before the server stops, and the
-seal.
+encryption of texts that clients store for the server.
 
-The key file contains hashes, never keys. A sealed text is a text that clients keep and send back,
-but can neither read nor change. Clients get a model's thoughts in this form, so that a server that
-stores nothing gets them back in the next turn.
+The key file contains hashes, never keys. An encrypted ("sealed") text is stored by the client and
+sent back in the next turn, but the client can neither read nor change it. A model's thoughts are
+sent in this form, so the server gets them back without storing them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,11 @@ _log = logging.getLogger(__name__)
 
 
 class ApiKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A named key. Its name determines the tenant: a new key with that name keeps the cache."""
+    """A named API key.
+
+    The name determines the tenant: if a key is replaced by one with the same name, its client keeps
+    using the same cached prefixes.
+    """
 
     name: Annotated[str, Meta(pattern=_NAME)]
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]  # the hash of the key
@@ -175,7 +179,10 @@ def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
 def named_key(
     name: str, secret: str, *, is_admin: bool, priority: Priority, max_requests: int | None
 ) -> ApiKey:
-    """The file's entry for a new key. Raises ConfigError for an invalid name or cap."""
+    """Create the key file's entry for a new key.
+
+    Raises ConfigError if `name` or `max_requests` is invalid.
+    """
     if not re.match(_NAME, name):
         raise ConfigError(
             f"{name!r} is not a valid name for a key: use 1 to 64 letters, digits, and . _ @ -; the "
@@ -236,7 +243,7 @@ class KeyRing:
         return any(key.is_admin for key in self._by_hash.values())
 
     def find(self, key: bytes) -> ApiKey | None:
-        """The entry of a key; None if it is unknown.
+        """The entry of a key; None if the key is unknown.
 
         The lookup uses the hash, so its timing reveals nothing about other keys.
         """
@@ -247,7 +254,7 @@ def given_keys(headers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
     """The API keys in the headers, by header name.
 
     The clients of OpenAI, Anthropic and Azure each use a different header. An Authorization header
-    with another scheme than Bearer is ignored.
+    with a scheme other than Bearer is ignored.
     """
     keys = {name: headers[name].strip() for name in KEY_HEADERS[1:] if name in headers}
     scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
@@ -273,7 +280,7 @@ class Caller:
 
     @property
     def key_name(self) -> str:
-        """The name of the caller's key; empty if it has none or uses `server.api_key`."""
+        """The name of the caller's key; empty if the caller sent none or sent `server.api_key`."""
         return self.key.name if self.key is not None else ""
 
 
@@ -317,9 +324,9 @@ class AnswersAtOnce:
 
     @contextlib.contextmanager
     def counted(self, caller: Caller, answers: int, *, limits: LimitsSettings) -> Iterator[None]:
-        """Count this many answers of a caller while the block runs.
+        """While the block runs, count `answers` more answers for a caller.
 
-        Raises RequestRefused (429) if the caller would then have too many.
+        Raises RequestRefused (429) if the caller would then have too many answers.
         """
         holders = {holder: cap for holder, cap in _caps(caller, limits) if cap}
         for holder, cap in holders.items():
@@ -406,9 +413,10 @@ class Drain:
 
 
 class Seal:
-    """Seals texts with a key of this server. Thread-safe.
+    """Signs and encrypts ("seals") texts with a key of this server. Thread-safe.
 
-    The same text always gives the same sealed text, so that prompts do not change.
+    Encryption is deterministic: the same text always gives the same sealed text, so a prompt that
+    contains it does not change.
 
     folder: where the key is stored. Without a folder, seals are valid only for this process. The
         key is read or created at its first use, because the store has created the folder by then.
@@ -418,9 +426,9 @@ class Seal:
         self._key = functools.cache(functools.partial(_key_in, folder))
 
     def of(self, tenant: str) -> Seal:
-        """The seal of a tenant, whose sealed texts no other tenant can open.
+        """Return a seal for one tenant: no other tenant can decrypt the texts that it encrypts.
 
-        For an empty tenant, this is the seal itself.
+        Returns this seal itself if `tenant` is empty.
         """
         if not tenant:
             return self
@@ -444,13 +452,13 @@ class Seal:
         return hmac.compare_digest(mark.encode("utf-8", "replace"), self.sign(text).encode())
 
     def close(self, text: str) -> str:
-        """The text, encrypted so that only this server can open it."""
+        """Encrypt the text so that only this server can decrypt it."""
         packed = zlib.compress(text.encode("utf-8", "surrogatepass"))
         mark = self._mark(packed, _CLOSED)
         return f"{_SEAL_VERSION}.{_shown(mark + self._masked(packed, mark))}"
 
     def open(self, sealed: str) -> str | None:
-        """The text in a sealed text; None if this seal did not close it."""
+        """Decrypt a text that `close` encrypted. Returns None if this seal did not encrypt it."""
         version, _, shown = sealed.partition(".")
         if version != _SEAL_VERSION:
             return None
@@ -480,9 +488,9 @@ class Seal:
 
 
 def _key_in(folder: Path | None) -> bytes:
-    """The key in a folder, created if there is none.
+    """Read the secret key of a seal from a folder, or create it there if there is none.
 
-    If the folder cannot be used, this is a key that is valid only for this process.
+    If the folder cannot be used, returns a new key that only this process knows.
     """
     key = secrets.token_bytes(_SEAL_KEY_BYTES)
     if folder is None or not folder.is_dir():

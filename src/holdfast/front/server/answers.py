@@ -1,5 +1,5 @@
-"""Everything about an answer: its plan, its format in the client's protocol, the explanation of its
-cache use, and the writer of its stream.
+"""What the answers of all protocols have in common: the plan, the interface of the formats, the
+explanation of how much was cached, and the writer of a stream.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Explanation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     index: int
     prompt_tokens: int
     ram_tokens: int
-    moved_tokens: int  # reused live state of the previous answer, which this one continues
+    moved_tokens: int  # in live state taken over from the previous answer of the conversation
     shared_tokens: int  # in buffers that are shared with other sequences
     disk_tokens: int
     read_tokens: int  # prefilled
@@ -270,7 +270,7 @@ class WholeChoice:
 
 
 class StreamFormat(abc.ABC):
-    """The parts of a protocol's format that the writer of a stream needs."""
+    """What a protocol defines so that `EventWriter` can write a stream in the protocol's format."""
 
     stream_type: ClassVar[str] = "text/event-stream; charset=utf-8"
 
@@ -282,7 +282,10 @@ class StreamFormat(abc.ABC):
         return KEEP_ALIVE_COMMENT
 
     def keep_alive_of_follower(self) -> bytes:
-        """The keep-alive for one of several clients of a stream. It must not count as an event."""
+        """The keep-alive for one of several clients that read the same stream.
+
+        It must not be an event: events are numbered, and the other clients would not get this one.
+        """
         return self.keep_alive()
 
     @abc.abstractmethod
@@ -347,7 +350,7 @@ class AnswerPlan:
     cache_salt: str = ""  # only requests with the same salt share cached prompts
     session_id: str | None = None  # from the body, not validated; the header overrides it
     session_key: str = ""  # any text; names the session if neither body nor header does
-    can_wait: bool = False  # whether the body says that nobody waits for the answer
+    can_wait: bool = False  # whether the body asks for batch priority
     caller: Caller = field(default_factory=Caller)
     time_limit_seconds: float = 0.0  # including queueing; 0: no limit
 
@@ -364,10 +367,11 @@ class EventWriter:
         request_id: str = "",
         keep_alive: Callable[[], bytes] | None = None,
     ) -> None:
-        """Write `events`, the first of which is the answer's opening, which may be empty.
+        """Prepare to write; `run` writes.
 
-        request_id: appears in an error event.
-        keep_alive: used instead of the format's keep-alive.
+        events: the events; the first one is the opening of the answer and may be empty.
+        request_id: the id to show in an error event.
+        keep_alive: replaces `form.keep_alive`.
         """
         self._send = send
         self._form = form

@@ -63,9 +63,9 @@ class Operation:
 
 
 def _services_of(request: Request) -> Services:
-    """The services, with the seal of the request's tenant.
+    """The services for one request, which encrypt texts with the key of the request's tenant.
 
-    No other tenant can open texts that this seal closes.
+    No other tenant can decrypt these texts.
     """
     services: Services = request.app.state.services
     tenant = tenant_in(request, cache_salt="")
@@ -80,7 +80,10 @@ def operation(
     needs_key: bool = True,
     needs_admin: bool = False,
 ) -> Callable[[Handler], Operation]:
-    """Decorator that turns a handler into an operation, which `shapes` together describe."""
+    """Decorator that turns a handler into an operation.
+
+    shapes: the parts of the operation's description in /openapi.json.
+    """
 
     def of(handler: Handler) -> Operation:
         return Operation(
@@ -98,13 +101,13 @@ def operation(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShapes:
-    """The formats in which a protocol shows the served models: as a list, and one model."""
+    """How a protocol formats the list of served models (`many`) and a single model (`one`)."""
 
     many_type: type[Struct]
     one_type: type[Struct]
     many: Callable[[Sequence[ModelStatus]], Struct]
     one: Callable[[ModelStatus], Struct]
-    # if false, the format of the first protocol is used
+    # whether these formats are in use; if not, clients get the formats of the first protocol
     is_on: Callable[[ServerSettings], bool] = lambda server: True
 
 
@@ -112,7 +115,7 @@ class ModelShapes:
 class Dialect:
     """A protocol that clients can use.
 
-    Each has its own folder and a line in the table of `application.py`.
+    Each protocol has its own folder and a line in the table of `application.py`.
     """
 
     name: str
@@ -147,9 +150,9 @@ class DialectTable:
         self._endings = sorted(endings, key=len, reverse=True)
 
     def dialect_of(self, path: str, headers: Mapping[str, str]) -> Dialect:
-        """The protocol of a served path.
+        """The protocol of a path; for a path of no protocol, the one that the client seems to use.
 
-        For other paths, the protocol that the client seems to use.
+        headers: the headers of the request.
         """
         _, first, second = (*path.split("/", 3), "", "")[:3]
         return (
@@ -192,7 +195,7 @@ def problem_body(problem: Problem, dialect: Dialect) -> bytes:
 
 
 def answer_of(error: Exception, scope: Scope) -> Response:
-    """The answer to a request that failed. The reason is noted in the request's record."""
+    """Create the error response for a failed request, and note the reason in its log record."""
     table: DialectTable = scope["app"].state.dialects
     path = table.served_path(scope["path"])
     dialect = table.dialect_of(path, Headers(scope=scope))
@@ -211,12 +214,12 @@ def answer_of(error: Exception, scope: Scope) -> Response:
 
 
 async def handle(request: Request, error: Exception) -> Response:
-    """Exception handler: answer with the error."""
+    """Exception handler: create the error response."""
     return answer_of(error, request.scope)
 
 
 async def pass_on(request: Request, error: Exception) -> Response:
-    """Exception handler for a client that disconnected: no answer is possible."""
+    """Exception handler for a client that disconnected: raise again, as nobody reads a response."""
     raise error
 
 
@@ -224,7 +227,10 @@ HANDLERS = {Exception: handle, HTTPException: handle, ClientDisconnect: pass_on}
 
 
 def _path_problem(path: str, scope: Scope, dialect: Dialect) -> Problem:
-    """The problem with a path or a method, which replaces the framework's own error."""
+    """The problem with an unknown path, or with a method that the path does not allow.
+
+    It replaces the web framework's error.
+    """
     app, method = scope["app"], scope["method"]
     table: DialectTable = app.state.dialects
     if not dialect.operations:
@@ -255,14 +261,14 @@ def _path_problem(path: str, scope: Scope, dialect: Dialect) -> Problem:
 
 
 def request_of(model: type[BaseModel], *, required: bool = True) -> Shape:
-    """The shape of an operation that reads a JSON body."""
+    """Describe the JSON body that an operation reads."""
     return {
         "requestBody": {"required": required, "content": {"application/json": {"schema": model}}}
     }
 
 
 def response_of(schemas: Shape, *, statuses: Sequence[str] = ("200",)) -> Shape:
-    """The shape of an operation, given the media types of its answer and their schemas."""
+    """Describe the answers of an operation. schemas: the schema for each media type."""
     content = {media_type: {"schema": schema} for media_type, schema in schemas.items()}
     response = {"description": "The answer", "content": content}
     return {"responses": dict.fromkeys(statuses, response)}
@@ -274,7 +280,11 @@ def answers_of(
     chunk_type: str = "text/event-stream",
     statuses: Sequence[str] = ("200",),
 ) -> Shape:
-    """The shape of an operation, given the types of its JSON answer and of its stream's events."""
+    """Describe the answers of an operation.
+
+    wholes: the possible types of a JSON answer.
+    chunk: the type of the events of a stream, if the operation can stream.
+    """
     schemas = {"application/json": wholes[0] if len(wholes) == 1 else {"anyOf": wholes}}
     return response_of(
         schemas if chunk is None else {**schemas, chunk_type: chunk}, statuses=statuses

@@ -64,9 +64,9 @@ def optional(description: str) -> Any:
 
 
 def within(name: str, *, le: float | None = None) -> Any:
-    """The range of a sampling parameter.
+    """Declare the valid range of the sampling parameter `name`.
 
-    le: the protocol's maximum, if it is lower.
+    le: the protocol's maximum, if it is lower than Holdfast's.
     """
     lowest, highest = SAMPLING_RANGES[name]
     return Field(ge=lowest, le=highest if le is None else le)
@@ -131,7 +131,7 @@ Switch = Annotated[
 
 
 def thinking_of(*, said: Mapping[str, Any]) -> Thinking:
-    """Combine all fields about thinking into one wish.
+    """Combine all fields of a request about thinking.
 
     "Off" overrides everything, and a level overrides a plain "on". Of two levels, the first wins.
 
@@ -216,13 +216,19 @@ def choice_among(
     parallel: bool,
     field: str,
 ) -> ToolChoice:
-    """The choice among these tools, which are given in OpenAI's format.
+    """Create the tool choice from the `tool_choice` field of a request.
 
-    Raises RequestRefused for a name that no tool has.
+    Raises RequestRefused if no tool has one of the names, or if a call is required but there are no
+    tools.
+
+    names: the tools that may be called; if empty, all of them.
+    tools: all tools of the request, in OpenAI's format.
+    parallel: whether one answer may contain several calls.
+    field: the field that an error names.
     """
     known = {tool["function"]["name"] for tool in tools}
     if mode == "required" and not (known or names):
-        raise invalid_field(field, "the request has no tools")
+        raise invalid_field(field, "requires a tool call, but the request has no tools")
     for name in names:
         if name not in known:
             raise invalid_field(field, "no tool has this name", shown=f": {name[:100]!r}")

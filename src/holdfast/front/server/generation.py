@@ -69,8 +69,8 @@ from holdfast.wire.output import (
 )
 from holdfast.wire.requests import ChatPrompt, EmbeddingRequest, RankRequest
 
-# Fields that are unsupported where nothing is generated (see `UnsupportedFields`), because no
-# session is extended.
+# `UnsupportedFields.neutral` for endpoints that generate nothing: these requests extend no session,
+# so the fields that name one are refused.
 SESSION_FIELDS: Mapping[str, tuple[Any, ...]] = {"session_id": (), "prompt_cache_key": ()}
 Asked = TypeVar("Asked", EmbeddingRequest, RankRequest)
 Read = TypeVar("Read", bound=TextRead)
@@ -206,11 +206,10 @@ class GenerationResponse(Response):
             self._answer.close()
 
     async def _submit(self, record: RequestRecord) -> OutputStream:
-        """Submit the request and wait until the worker accepts it.
+        """Submit the request and wait until the worker accepts it. This may load the model.
 
-        Its model may have to be loaded first.
-
-        Answers that lost their client make room for the request, in the queue and in memory.
+        If the model is not loaded or its queue is full, answers whose client is gone are cancelled
+        first, to make room.
         """
         generate = self._services.generate
         requests = self._plan.requests
@@ -405,7 +404,7 @@ class RejoiningResponse(FollowingResponse):
     """
 
     def __init__(self, services: Services, answer: HeldAnswer, request: Request) -> None:
-        """answer: taken with `HeldAnswers.take` for this request, which leaves it in the end."""
+        """answer: the result of `HeldAnswers.take` for this request. `__call__` leaves it again."""
         super().__init__(answer.after(-1), answer.form, streams=answer.streams)
         self._services = services
         self._answer = answer
@@ -472,7 +471,7 @@ class _WatchedSend:
 def rejoined(
     identity: RequestIdentity | None, request: Request, services: Services
 ) -> Response | None:
-    """The answer to the earlier request that this one repeats; None if it repeats none."""
+    """The answer to the earlier request that `request` repeats; None if it is no repetition."""
     answer = None if identity is None else services.held.take(identity)
     return None if answer is None else RejoiningResponse(services, answer, request)
 
@@ -503,7 +502,7 @@ async def send_whole(send: Send, body: bytes) -> None:
 
 @dataclass(frozen=True, kw_only=True)  # no slots: `Generic` sets attributes
 class ReadingPlan(Generic[Asked, Read]):
-    """A checked request that only reads prompts, and the format of its answer."""
+    """A checked request whose prompts are only prefilled, and the format of its answer."""
 
     request: Asked
     form: Callable[[Sequence[Read]], bytes]  # creates the body of the answer

@@ -144,7 +144,7 @@ class ForwardedAddresses:
         self._app, self._trusted = app, tuple(trusted)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection event."""
+        """Pass the request on, with the client's address in place of a trusted proxy's."""
         client = scope.get("client")
         if scope["type"] == "http" and client and is_trusted(client[0], self._trusted):
             found = self._origin(scope["headers"])
@@ -230,7 +230,7 @@ class Guard:
         self._origins = frozenset(origin.rstrip("/").lower() for origin in server.cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection event."""
+        """Check the request; pass it to the application or answer with the refusal."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

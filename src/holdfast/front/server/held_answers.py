@@ -452,11 +452,11 @@ class HeldAnswers:
             )
         findable = [answer for same in self._by_identity.values() for answer in same]
         assert all(answer in self._answers for answer in findable), (
-            "an answer that is not held can be found"
+            "an answer that is not held can be found by its identity"
         )
         waiting = [*self._lost, *self._delivered]
         assert all(answer in findable for answer in waiting), (
-            "a lost or delivered answer cannot be found"
+            "a lost or delivered answer cannot be found by its identity"
         )
         assert not any(answer.clients for answer in waiting), (
             "an answer that has a client counts as lost or delivered"

@@ -229,9 +229,9 @@ class ServerCertificate:
     """The TLS certificate. Only use it in the event loop's thread."""
 
     def __init__(self, *, certificate: str, key: str) -> None:
-        """certificate, key: paths of PEM files, the certificate's with its chain.
+        """certificate, key: paths of PEM files; the certificate's file also contains its chain.
 
-        Raises ConfigError.
+        Raises ConfigError if a file cannot be used.
         """
         self._certificate, self._key = certificate, key
         self._current = self._read()
@@ -280,14 +280,14 @@ class ServerCertificate:
 
 def _no_password() -> str:
     # without this, OpenSSL would ask for a password on the terminal
-    raise ValueError("the key needs a password, which a server cannot enter")
+    raise ValueError("the key needs a password; use a key without one")
 
 
 def _unusable(error: Exception) -> str:
     if not isinstance(error, ssl.SSLError):
         return str(error)
     if error.reason == "KEY_VALUES_MISMATCH":
-        return "the key does not belong to the certificate"
+        return "the key does not match the certificate"
     return "not a certificate and a key in PEM format"
 
 
@@ -480,7 +480,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _head_is_late(self) -> None:
-        # part of the next request, whose time limit begins when this request is answered
+        # These bytes are part of the next request; its time limit begins when this one is answered.
         if self.is_answering:
             self._wait(self._settings.head_seconds, self._head_is_late)
         elif self._is_idle:
@@ -498,7 +498,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if left > 0:
             self._wait(left, self._body_is_late)
         else:
-            self._refuse(408, "request_timeout", f"no byte of the body came for {limit:g} s")
+            self._refuse(408, "request_timeout", f"no byte of the body arrived for {limit:g} s")
 
     def _give_up(self) -> None:
         self._stall = None

@@ -1,7 +1,7 @@
 """The objects that HTTP handlers work with: the services, the requests in progress, and the streams
 of their answers.
 
-It also resolves the model names of clients.
+It also finds the model that a client names.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class ActiveRequests:
 
     @contextlib.contextmanager
     def entered(self, record: RequestRecord) -> Iterator[ActiveRequest]:
-        """A context in which the current task answers this request."""
+        """Context manager: lists the request while the current task answers it."""
         task = asyncio.current_task()
         assert task is not None
         active = ActiveRequest(self._free_id(record.request_id), record, task)
@@ -215,7 +215,7 @@ class ActiveRequests:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """Everything that the HTTP front works with."""
+    """The objects that HTTP handlers use to answer requests."""
 
     generate: GenerateCall
     encode: EncodeCall
@@ -256,9 +256,9 @@ class Services:
 
 
 def salted(services: Services, cache_salt: str | None) -> Services:
-    """The services with the seal of this salt.
+    """The services with a seal for this salt.
 
-    It cannot open texts that another salt's seal closed.
+    This seal cannot decrypt a text that was encrypted for another salt.
     """
     return replace(services, seal=services.seal.of(cache_salt)) if cache_salt else services
 
@@ -463,9 +463,9 @@ class MergedStream:
 
 
 class TimeLimit:
-    """A deadline, this many seconds from now; 0 means none.
+    """A deadline that lies `seconds` after its creation; 0 means no deadline.
 
-    The part prefilled by then stays cached.
+    Tokens that were prefilled before the deadline stay cached.
     """
 
     def __init__(self, seconds: float) -> None:
