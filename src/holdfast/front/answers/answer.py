@@ -1,8 +1,8 @@
-"""Parses an answer in one pass into reasoning, visible text and calls, in its model's syntax. Pure.
+"""Parses an answer in one pass into reasoning, visible text and tool calls, in the model's syntax.
 
-A marker encloses a thought or opens a call. The white space around a marker is not part of the
-text. What looks like a call may be text that only mentions one, so the reader holds text back until
-it is certain.
+Markers enclose thoughts and open calls. The white space around a marker is not part of the text.
+Text that looks like a call may only mention one, so the reader holds text back until it is certain
+what the text is. The code in this file has no side effects.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ _MOST_SPACES = 64  # longer white space before a marker is treated as text and i
 
 
 class AnswerReader:
-    """Reads one answer according to the dialect of its model.
+    """Reads one answer in the syntax ("dialect") of its model.
 
-    The parts do not depend on how the text was split, once adjacent segments of a kind and adjacent
-    arguments are joined. Whatever is neither a complete call nor a marker becomes a segment: no
-    text is lost. Markers that are single tokens arrive as one character each (`Markers`).
+    However the text is divided among calls of `push`, the parts are the same, once adjacent
+    segments of one kind and adjacent arguments are joined. Whatever is neither a complete call nor
+    a marker becomes a segment: no text is lost. Markers that are single tokens arrive as one
+    character each (`Markers`).
 
     White space next to a marker is part of the marker: all white space before a marker and around
     calls; after the beginning or the end of a thought, the blank lines before the first text.
@@ -53,7 +54,10 @@ class AnswerReader:
         reads_calls: bool = True,
         in_reasoning: bool = False,
     ) -> None:
-        """in_reasoning: the prompt has opened a thought. reads_calls: if False, calls stay text."""
+        """reads_calls: if false, calls are treated as text.
+
+        in_reasoning: whether the prompt has already opened a thought.
+        """
         self._source = Incoming(dialect.markers.restore)
         self._parts = CallParts(tools or DeclaredTools(), reads_calls=reads_calls)
         self._marks = dialect.encoded
@@ -90,7 +94,10 @@ class AnswerReader:
 
     @property
     def certain(self) -> int:
-        """Length of the certain part of the answer, with markers written out."""
+        """Length of the part of the answer that later text cannot change.
+
+        Markers that arrived as one character count with their full length.
+        """
         return self._source.passed
 
     @property
@@ -223,7 +230,10 @@ class AnswerReader:
             self._give(after)
 
     def _ends_frame(self, place: int) -> Waiting[bool]:
-        """Whether only white space or calls follow: an answer's text may mention its own marks."""
+        """Whether the mark ends the frame: nothing follows it but white space or calls.
+
+        If other text follows, the answer only mentions the mark.
+        """
         place = yield from self._source.after_space(place)
         at_end = place == len(self._source.text)
         return at_end or bool((yield from self._source.standing(self._openers, place)))
@@ -305,7 +315,10 @@ class AnswerReader:
                 return not self._is_cut
 
     def _read_any_form(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Parse the calls here in the first form that matches. Returns False if there are none."""
+        """Parse the calls at this position in the first call format that matches.
+
+        Returns False if there are none.
+        """
         place = source.reached = source.place
         is_call = False
         for form in self._marks.forms:
@@ -431,7 +444,7 @@ class TextJoints:
 
 
 def _first(marks: Sequence[str]) -> re.Pattern[str]:
-    """A pattern of the first characters of the markers, and of each marker that is a token."""
+    """A pattern that matches the first character of each marker, and markers that are one token."""
     return re.compile("[\udc00-\udfff" + "".join(re.escape(mark[0]) for mark in marks) + "]")
 
 
@@ -440,7 +453,11 @@ def _not_empty(*marks: str) -> tuple[str, ...]:
 
 
 def _is_valid(trial: CallParts, *, marked: bool) -> bool:
-    """Whether all calls name declared tools and, unless marked, have all required arguments."""
+    """Whether all calls are complete and name declared tools.
+
+    marked: whether the calls have a marker; calls without one must also have all required
+        arguments.
+    """
     arguments: list[str] = []
     for part in trial.done:
         if isinstance(part, CallBegun):

@@ -64,7 +64,7 @@ class ChoiceRules:
     stop_token_ids: frozenset[int]
     max_tokens: int
     stops: tuple[str, ...] = ()
-    dialect: ModelDialect = PLAIN  # the model's for a conversation, plain for a completion
+    dialect: ModelDialect = PLAIN  # syntax of the answer: the model's for a chat, else plain text
     tools: DeclaredTools = field(default_factory=DeclaredTools)
     form_field: str = ""  # name of the request's field that asks for a grammar; empty if none does
     reads_calls: bool = False  # if False, calls are treated as text
@@ -305,7 +305,7 @@ class ChoiceText:
                 )
 
     def _echo(self, scores: tuple[TokenLogprob, ...]) -> tuple[OutputEvent, ...]:
-        """Events that echo the prompt before the answer. Its first token has the logprob NaN."""
+        """Return the events that echo the prompt. The prompt's first token has the logprob NaN."""
         if not self._owes_echo:
             return ()
         self._owes_echo = False

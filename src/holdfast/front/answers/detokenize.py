@@ -1,4 +1,4 @@
-"""Detokenization of a stream, never with half a character, and token positions in the text."""
+"""Detokenizes a stream without splitting characters, and finds the tokens' positions in the text."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _continues(byte: int) -> bool:
 
 
 class PlacedTokens:
-    """Detokenizes, and keeps each token until the caller takes it.
+    """Detokenizes one answer, and stores each token with its position until the caller takes it.
 
     Positions count the characters of the answer, with markers written out.
     """
@@ -159,13 +159,13 @@ def text_and_bytes(pieces: TokenPieces, token_id: int) -> tuple[str, bytes]:
 
 
 def rival(pieces: TokenPieces, token_id: int, logprob: float) -> TokenText:
-    """Return a token that could have been sampled instead of another one."""
+    """Return one of the likely tokens at a position (`top_logprobs`), with its text."""
     text, raw = text_and_bytes(pieces, token_id)
     return TokenText(text=text, raw=raw, logprob=logprob)
 
 
 class _ByteDecoder:
-    """For byte-level vocabularies: a table lookup per token and an incremental UTF-8 decoder."""
+    """Detokenizer for byte-level vocabularies: a table lookup per token, and a UTF-8 decoder."""
 
     def __init__(self, pieces: TokenPieces, show_special: bool) -> None:
         self._bytes = pieces.all_bytes if show_special else pieces.visible_bytes
@@ -184,7 +184,7 @@ class _ByteDecoder:
 
 
 class _PieceDecoder:
-    """For SentencePiece-like vocabularies.
+    """Detokenizer for vocabularies like those of SentencePiece.
 
     A run of byte tokens is decoded at its end: if any part of it is invalid UTF-8, the tokenizer
     turns *each* byte of the run into U+FFFD. So no part of a run is certain before its end.
@@ -242,8 +242,8 @@ class _PieceDecoder:
 
 
 class _WindowDecoder:
-    """For other decoders: decodes the last few tokens together with those before them, and returns
-    the new text. Correct if the decoder never looks back further than the window.
+    """Detokenizer for all other tokenizers: decodes the last few tokens together with those before
+    them, and returns the new text. This is correct if no token affects text beyond the window.
     """
 
     def __init__(self, pieces: TokenPieces, show_special: bool) -> None:

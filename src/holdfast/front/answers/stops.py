@@ -1,4 +1,4 @@
-"""What ends an answer or thought early: stop strings in visible text, endless repetition. Pure."""
+"""Detects what ends an answer early: stop strings in visible text, and thoughts that repeat."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class StopScanner:
 
 
 class VisibleStops:
-    """Searches for stop strings in the parts of an answer."""
+    """Searches the visible text of an answer for stop strings. Other parts pass unchanged."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         # positions count as in `Segment.start`
@@ -83,7 +83,7 @@ class VisibleStops:
 
     @property
     def found(self) -> str | None:
-        """The stop string that was found."""
+        """The stop string that was found; None if there is none so far."""
         return None if self._scanner is None else self._scanner.found
 
     def scan(self, part: AnswerPart) -> Iterator[AnswerPart]:
@@ -147,7 +147,10 @@ class RepetitionGuard:
 
 
 def is_periodic(token_ids: Iterable[int], *, longest_period: int) -> bool:
-    """Whether the tokens repeat a period of at most this length. The last may be incomplete."""
+    """Whether the tokens repeat a period of at most `longest_period` tokens.
+
+    The last repetition may be incomplete.
+    """
     ids = array("q", token_ids)
     packed = ids.tobytes()
     size = ids.itemsize

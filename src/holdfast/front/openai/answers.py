@@ -1,4 +1,4 @@
-"""OpenAI's errors, and the answers of chat and completions.
+"""The formats of OpenAI's errors, and of answers of /v1/chat/completions and /v1/completions.
 
 Whole answers are encoded from structs. The chunks of streams are assembled from bytes for speed,
 because there is one per token; tests decode the chunks with the same structs.
@@ -68,8 +68,9 @@ class PromptTokensDetails(Struct, frozen=True, kw_only=True):
 
 
 class CompletionTokensDetails(Struct, frozen=True, kw_only=True):
-    """Details of the answer's tokens. reasoning_ended_by: what interrupted a thought, if anything
-    did.
+    """Details of the answer's tokens.
+
+    reasoning_ended_by: what interrupted a thought; absent if nothing did.
     """
 
     reasoning_tokens: int
@@ -193,7 +194,9 @@ class TextCompletion(Struct, frozen=True, kw_only=True):
 
 
 class OpenAIAnswer(AnswerFormat):
-    """AnswerFormat that both endpoints share. The bytes common to all chunks are encoded once.
+    """Base class of the AnswerFormats of chat and completions.
+
+    The bytes that all chunks have in common are encoded only once.
 
     shows_usage: the last chunk of a stream contains the token counts.
     shows_counts: every chunk contains the current token counts.
@@ -203,7 +206,7 @@ class OpenAIAnswer(AnswerFormat):
 
     id_prefix: str  # chatcmpl or cmpl
     chunk_object: str  # value of `object` in a chunk
-    empty_news: bytes  # the field for a choice to which a chunk adds nothing
+    empty_news: bytes  # what a chunk that adds no text contains in place of the text
 
     def __init__(
         self,
@@ -321,7 +324,7 @@ def shown_logprob(logprob: float) -> float:
 
 
 class ChatAnswer(OpenAIAnswer):
-    """AnswerFormat of a chat answer.
+    """The AnswerFormat of /v1/chat/completions.
 
     calls_functions: the request has `functions`, so the only call is shown as `function_call`.
     """
@@ -449,7 +452,7 @@ def _bare_logprob(token: TokenText) -> ContentLogprob:
 
 
 class CompletionAnswer(OpenAIAnswer):
-    """AnswerFormat of a completion, with the choices of all its prompts."""
+    """The AnswerFormat of /v1/completions. An answer contains the choices of all prompts."""
 
     id_prefix = "cmpl"
     chunk_object = "text_completion"

@@ -237,7 +237,10 @@ def _formats(
     choice: list[str] | None,
     grammar: str | None,
 ) -> Iterator[OutputFormat]:
-    """Iterate over the formats in vLLM's fields; empty fields are skipped. form: name pattern."""
+    """Iterate over the formats that vLLM's fields request. Empty fields are skipped.
+
+    form: the pattern of the field names, such as `guided_{}`.
+    """
     if schema is not None and schema != "":
         yield _schema_format(schema, field=form.format("json"))
     if choice:
@@ -475,7 +478,7 @@ class GenerationFields(SamplingFields):
         }
 
     def refuse_what_cannot_be_served(self, limits: LimitsSettings) -> None:
-        """Raise RequestRefused for unsupported requests that the types of the fields allow."""
+        """Raise RequestRefused for unsupported requests that the field types do not exclude."""
         UNSUPPORTED.refuse(self.model_extra)
         if self.stream_options is not None and not self.stream:
             reason = "`stream_options` is allowed only with `stream`"

@@ -114,7 +114,7 @@ class ChatMessage(TypedDict):
 
 
 def history(messages: Sequence[ChatMessage]) -> tuple[dict[str, Any], ...]:
-    """Return the messages of a prompt.
+    """Convert the messages of a request to the messages of a prompt.
 
     Calls and results of the older form (`functions`) become tool calls, thoughts are moved from the
     content to `reasoning_content`, and media in results are replaced by notes.
@@ -137,7 +137,10 @@ def history(messages: Sequence[ChatMessage]) -> tuple[dict[str, Any], ...]:
 
 
 def _with_thoughts_apart(turn: dict[str, Any]) -> dict[str, Any]:
-    """Move thoughts, which Mistral's clients put in the content, to a field unless it is set."""
+    """Move thoughts from the content, where Mistral's clients put them, to `reasoning_content`.
+
+    They are dropped if a field for reasoning is already set.
+    """
     content = turn.get("content")
     if not isinstance(content, list) or not any(part["type"] in _THOUGHTS for part in content):
         return turn
@@ -261,7 +264,10 @@ Functions = Annotated[list[FunctionDefinition], Field(fail_fast=True)]
 def checked_tools(
     tools: Sequence[ToolDefinition], *, limits: LimitsSettings
 ) -> tuple[dict[str, Any], ...]:
-    """Return the tools of a prompt, without nulls. Raises RequestRefused naming the field."""
+    """Return the tools for a prompt; fields that are null are left out.
+
+    Raises RequestRefused, which names the invalid field.
+    """
     refuse_too_many(tools, limits.max_tools, field="tools")
     for place, tool in enumerate(tools):
         if (kind := tool["type"]) != _SERVED_TYPE:
@@ -283,7 +289,7 @@ def checked_tools(
 def checked_functions(
     functions: Sequence[FunctionDefinition], *, limits: LimitsSettings
 ) -> tuple[dict[str, Any], ...]:
-    """Return the functions of the older form as tools of a prompt. Raises RequestRefused."""
+    """Convert the older field `functions` to tools for a prompt. Raises RequestRefused."""
     refuse_too_many(functions, limits.max_tools, field="functions")
     return checked_definitions(
         [_tool(function) for function in functions],

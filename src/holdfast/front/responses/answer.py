@@ -1,7 +1,8 @@
 """The answer of POST /v1/responses: the response object, its output items and its numbered events.
 
-The whole answer is built from its events. An answer that compacts a conversation has one item: the
-sealed summary, which the client sends back in place of the conversation.
+An answer that is not streamed is built from the same events. The answer to a request to compact a
+conversation has one item: an encrypted summary, which the client sends back in place of the
+conversation.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class OutputText(_Tagged, frozen=True, kw_only=True, tag="output_text"):
 
 
 class ReasoningText(_Tagged, frozen=True, kw_only=True, tag="reasoning_text"):
-    """A thought."""
+    """The text of a thought (reasoning)."""
 
     text: str
 
@@ -96,7 +97,7 @@ class MessageItem(_Tagged, frozen=True, kw_only=True, tag="message"):
 
 
 class ReasoningItem(_Tagged, frozen=True, kw_only=True, tag="reasoning"):
-    """A thought. `encrypted_content` is a sealed copy for clients that send their history back."""
+    """A thought. `encrypted_content` is an encrypted copy, for clients that send it back later."""
 
     id: str
     summary: Sequence[SummaryText] = ()
@@ -128,7 +129,7 @@ class CustomCallItem(_Tagged, frozen=True, kw_only=True, tag="custom_tool_call")
 
 
 class CompactionItem(_Tagged, frozen=True, kw_only=True, tag="compaction"):
-    """A sealed summary of the conversation so far. Clients send it back in place of the
+    """An encrypted summary of the conversation so far. Clients send it back in place of the
     conversation.
     """
 
@@ -178,7 +179,7 @@ class IncompleteDetails(Struct, frozen=True, kw_only=True):
 
 
 class ResponseObject(Struct, frozen=True, kw_only=True):
-    """A response at one moment. The fields from `instructions` on are copies from the request."""
+    """The current state of a response. The fields from `instructions` on repeat the request."""
 
     id: str
     object: Literal["response"] = "response"
@@ -244,11 +245,11 @@ def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
 
 
 class ResponseAnswer(AnswerFormat):
-    """AnswerFormat of a response.
+    """The AnswerFormat of the Responses API.
 
-    seal: creates the encrypted_content of a thought.
-    record: called with the number and bytes of each event, even if the answer is sent whole, but
-        not for repeated status events. At the call for the last event, `response` is final.
+    seal: encrypts a thought for `encrypted_content`.
+    record: called with the number and bytes of each event, even if the answer is not streamed, but
+        not for repeated status events. When it is called for the last event, `response` is final.
     """
 
     def __init__(
@@ -286,7 +287,7 @@ class ResponseAnswer(AnswerFormat):
         return self._created() + self._status_event()
 
     def keep_alive_of_follower(self) -> bytes:
-        """Return a comment. An event would have a number, but be seen by only one follower."""
+        """Return a comment, not an event: events are numbered, and others would not get this one."""
         return KEEP_ALIVE_COMMENT
 
     def opening(self, *, prompt_tokens: int) -> bytes:
@@ -453,7 +454,7 @@ class ResponseAnswer(AnswerFormat):
 class CompactionAnswer(ResponseAnswer):
     """AnswerFormat of a response whose only item is a compaction item."""
 
-    # if set: the conversation to answer with a CompactedResponse for
+    # the conversation, if the answer is to be a CompactedResponse that replaces it
     replaces: Sequence[Mapping[str, Any]] | None = None
 
     def delta(self, event: OutputDelta) -> bytes:
@@ -488,7 +489,10 @@ class CompactionAnswer(ResponseAnswer):
         return msgspec.json.encode(compacted)
 
     def finish(self, event: ChoiceFinished) -> bytes:
-        """Return the end of the summary. Raises RequestRefused if the model wrote no summary."""
+        """Return the events that end the summary.
+
+        Raises RequestRefused if the model wrote no summary.
+        """
         if self._now is None or not self._now.text.strip():
             reason = "the model wrote no summary; try again, or keep the conversation unchanged"
             raise RequestRefused(reason, status=422, code="empty_summary")
@@ -500,7 +504,10 @@ class CompactionAnswer(ResponseAnswer):
 
 
 def _status_before_next(item: _WrittenItem | None) -> ItemStatus:
-    """The status of an item when another item follows. A complete call has already been closed."""
+    """The status that the current item gets when another item begins.
+
+    A call that is still current has been cut off, because complete calls are closed at their end.
+    """
     return "incomplete" if isinstance(item, _WrittenCall) else "completed"
 
 
@@ -665,7 +672,7 @@ class _WrittenCompaction(_WrittenItem):
         self._seal = seal
 
     def item(self, status: ItemStatus) -> CompactionItem:
-        """Return the item. It is sealed once the summary is complete."""
+        """Return the item. It contains the encrypted summary once the summary is complete."""
         sealed = "" if status == "in_progress" else self._seal(self.text)
         return CompactionItem(id=self.id, encrypted_content=sealed)
 
@@ -674,8 +681,9 @@ class _WrittenCompaction(_WrittenItem):
 
 
 class CustomInput:
-    """Decodes the JSON of a custom call while it arrives. The results of `more` and `rest` join to
-    the call's `input`.
+    """Decodes the JSON arguments of a custom tool's call while they arrive.
+
+    The results of `more` and `rest`, joined, are the call's `input`.
     """
 
     def __init__(self) -> None:

@@ -108,7 +108,7 @@ class InputTokens(Struct, frozen=True, kw_only=True):
     summary="responses (OpenAI)",
 )
 async def create_response(request: Request, services: Services) -> Response:
-    """Answer the items of an input (Responses)."""
+    """Generate a response to an input: a text, or the items of a conversation."""
     return await _generated(request, services)
 
 
@@ -141,7 +141,7 @@ async def count_input_tokens(request: Request, services: Services) -> Response:
 async def _generated(
     request: Request, services: Services, *, only_compacts: bool = False
 ) -> Response:
-    """Answer a request. only_compacts: compact its input and store nothing."""
+    """Generate the response. only_compacts: summarize the input, and store nothing."""
     answer = AnswerRecord(services.metrics)
     body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
     identity = identity_of(request, body, services.server)
@@ -186,8 +186,11 @@ def _session_key(request: Request) -> str:
 
 
 def _compaction(asked: ResponseRequest) -> ResponseRequest:
-    """Return the request with a trigger at the end of its input. Raises RequestRefused."""
-    if asked.model is None:  # sealed summaries are valid for one model only
+    """Add a `compaction_trigger` to the end of the request's input.
+
+    Raises RequestRefused for requests that cannot be compacted.
+    """
+    if asked.model is None:  # a summary can be decrypted only for the model that wrote it
         raise missing_field("model")
     for field in ("stream", "background"):
         if getattr(asked, field):
@@ -205,7 +208,7 @@ def _form(asked: ResponseRequest, services: Services, offered: OfferedTools) -> 
 
 
 def _response(asked: ResponseRequest, services: Services) -> ResponseObject:
-    """Return the response object as it is before anything is generated."""
+    """Create the response object, before anything is generated."""
     said = asked.model_dump(mode="json", include=_REPEATED, by_alias=True, exclude_unset=True)
     given = {name: value for name, value in said.items() if value is not None}
     if "tools" in given:
@@ -237,7 +240,10 @@ class _Resolved:
 
 
 async def _resolved(asked: ResponseRequest, request: Request, services: Services) -> _Resolved:
-    """Look up what a request refers to. Raises RequestRefused if something does not exist."""
+    """Look up the stored items, response or conversation that a request refers to.
+
+    Raises RequestRefused if one of them does not exist.
+    """
     asked.refuse_what_cannot_be_served(services.limits)
     tenant = tenant_in(request, cache_salt=asked.cache_salt or "")
     items: list[Item] = [shown_item(item) for item in items_of(asked.input)]

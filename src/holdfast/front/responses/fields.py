@@ -168,7 +168,7 @@ class NamespacedTool(TypedDict):
     strict: NotRequired[
         Annotated[bool | None, Field(description="Force the arguments to match the schema.")]
     ]
-    format: NotRequired[Annotated[CustomFormat | None, Field(description="For a custom tool.")]]
+    format: NotRequired[Annotated[CustomFormat | None, Field(description="Format of the text.")]]
 
 
 @with_config(STRICT)
@@ -176,7 +176,7 @@ class ResponseTool(NamespacedTool):
     """A function, custom tool or namespace. Other types are skipped: the server cannot run them."""
 
     tools: NotRequired[
-        Annotated[list[NamespacedTool], Field(fail_fast=True, description="For a namespace.")]
+        Annotated[list[NamespacedTool], Field(fail_fast=True, description="Of a namespace.")]
     ]
 
 
@@ -245,7 +245,7 @@ class ResponseRequest(SamplingFields):
     )
     store: bool | None = optional("False: the response is not stored and cannot be retrieved.")
     previous_response_id: Annotated[str, Field(min_length=1)] | None = optional(
-        "Continue a stored response: its input and output come first, without its instructions."
+        "The stored response to continue. Its input and output come first, its instructions do not."
     )
     conversation: ConversationField | None = optional(
         "Continue a conversation. The input and output are added to the conversation."
@@ -321,7 +321,7 @@ class ResponseRequest(SamplingFields):
         )
 
     def refuse_what_cannot_be_served(self, limits: LimitsSettings) -> None:
-        """Raise RequestRefused for unsupported requests that the types of the fields allow."""
+        """Raise RequestRefused for unsupported requests that the field types do not exclude."""
         UNSUPPORTED.refuse(self.model_extra)
         refuse_above(self.top_logprobs, limits.max_top_logprobs, field="top_logprobs")
         if self.conversation_id and self.previous_response_id:
@@ -334,7 +334,7 @@ class ResponseRequest(SamplingFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTool:
-    """A tool as the client calls it."""
+    """A tool, identified as the client names it."""
 
     name: str
     namespace: str = ""  # empty if the tool is in no namespace
@@ -343,15 +343,18 @@ class ClientTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedTools:
-    """The tools of a request, under the model's names and under the client's names."""
+    """The tools of a request that are offered to the model, and the client's names for them."""
 
     definitions: tuple[dict[str, Any], ...] = ()  # in OpenAI's format
-    fields: tuple[str, ...] = ()  # where in the request their schemas are
+    fields: tuple[str, ...] = ()  # for each definition, the request field that contains its schema
     by_model_name: Mapping[str, ClientTool] = field(default_factory=dict)
     held: tuple[str, ...] = ()  # names of functions for which the client did not set `strict`
 
     def client_tool(self, model_name: str) -> ClientTool:
-        """Return the tool that has this name in the prompt. An unknown name becomes a function."""
+        """Return the tool that has this name in the prompt.
+
+        For an unknown name, returns a function with that name.
+        """
         return self.by_model_name.get(model_name) or ClientTool(name=model_name)
 
 

@@ -2,8 +2,8 @@
 form, and compaction.
 
 Compaction: if an input ends with a `compaction_trigger`, the model summarizes the conversation.
-The summary is ordinary text that the model writes on request. A `compaction` item contains the
-summary, sealed, in `encrypted_content`. In a later prompt, the summary replaces the item.
+The summary is ordinary text that the model writes on request. The `encrypted_content` of a
+`compaction` item contains the encrypted summary. In a later prompt, the summary replaces the item.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _SUMMARY_INTRODUCTION = (
 )
 
 Unseal = Callable[[str], str | None]
-"""Opens an `encrypted_content`. Returns None if this server did not create it."""
+"""Decrypts an `encrypted_content`. Returns None if this server did not create it."""
 
 
 @with_config(STRICT)
@@ -142,10 +142,12 @@ def conversation(
     The last compaction item replaces all earlier items except for messages that are not the
     assistant's.
 
-    Raises RequestRefused naming an unusable item.
+    Raises RequestRefused for an item that cannot be used; the error names the item.
 
+    unseal: decrypts thoughts.
+    open_summary: decrypts the summaries in compaction items.
     earlier: number of leading items that come from the store, not from the request.
-    open_summary: opens compaction items.
+    field: the request field that contains the other items; errors name it.
     """
     places = [place for place, item in enumerate(items) if item.get("type") == "compaction"]
     compacted = places[-1] if places else 0
@@ -199,7 +201,7 @@ class _Messages:
         role = _required(item, "role", place)
         if role not in _ROLES:
             shown = f", got {role[:_LONGEST_SHOWN]!r}"
-            raise invalid_field(f"{place}.role", f"one of {', '.join(_ROLES)}", shown=shown)
+            raise invalid_field(f"{place}.role", f"must be {' or '.join(_ROLES)}", shown=shown)
         content = _content(_required(item, "content", place), f"{place}.content")
         if role != "assistant":
             self.add(role, content)
@@ -212,7 +214,7 @@ class _Messages:
         turn["content"] += separator(turn["content"], content) + content
 
     def _reasoning(self, item: Mapping[str, Any]) -> None:
-        """Add a thought. A thought sealed by another server cannot be read and is left out."""
+        """Add a thought. A thought that another server encrypted cannot be read and is left out."""
         sealed = item.get("encrypted_content")
         thought = self._unseal(sealed) if sealed else None
         if thought is None:
@@ -307,12 +309,15 @@ def _thought_in(item: Mapping[str, Any]) -> str:
 
 
 def summary_seal(seal: Seal, model: str) -> Seal:
-    """Return the seal for a model's summaries, for the same tenant as the given seal."""
+    """Return the seal that encrypts the summaries of a model.
+
+    seal: the seal of the tenant; other tenants cannot decrypt the summaries.
+    """
     return seal.of(f"summary by {model}")
 
 
 def summary_request(request: GenerationRequest) -> GenerationRequest:
-    """Return the request for a summary of a request's conversation.
+    """Return the request that makes the model summarize the conversation of `request`.
 
     The prompt begins with the conversation, including tools, so most of it is in the prefix cache.
     Raises RequestRefused if no token may be generated.

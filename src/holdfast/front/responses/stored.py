@@ -151,7 +151,10 @@ class ItemList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseRun(EventLog):
-    """The events of one response. The first stores it as running, the last one as finished."""
+    """The events of one response.
+
+    The first event stores the response as running, the last one stores it as finished.
+    """
 
     def __init__(
         self,
@@ -566,7 +569,7 @@ def _number_of(frame: bytes) -> int:
 
 
 def _last_event(record: StoredRecord, *, number: int) -> bytes:
-    """Return the last event of a response whose events are not stored."""
+    """Create the last event of a finished response from its stored state."""
     shown = _shown(record)
     kind = shown["status"].replace("cancelled", "incomplete")
     data = msgspec.json.encode(
