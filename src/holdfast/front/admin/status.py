@@ -115,8 +115,8 @@ class StoreHealth(Struct, frozen=True, kw_only=True):
     """The prefix cache of a model on disk.
 
     `mode` is writing; it is memory-only while the folder cannot be written or its volume is full.
-    `model` is the model's name in `holdfast store ls`. The sizes are those of the whole folder. So
-    is `written_today_bytes`, which counts from midnight UTC and is limited by
+    `model` is the model's name in `holdfast store ls`. All sizes in bytes are those of the whole
+    folder. `written_today_bytes` counts from midnight UTC and is limited by
     `store.daily_write_bytes`.
     """
 
@@ -165,8 +165,8 @@ class ModelHealth(Struct, frozen=True, kw_only=True):
     unloaded. `footprint_bytes` is the model's memory, 0 if it is not loaded. `failure` says why it
     could not be loaded. `memory` is null if the model has no prefix cache, or has not reported one
     yet. `dialect` describes how the model writes tool calls and reasoning, as far as its chat
-    template proves it. The last two fields are the memory of a sequence: per token, and a fixed
-    part (for windows and recurrent states). Both are null until the model is loaded.
+    template proves it. A sequence takes `kv_bytes_per_token` for each token and, for windows and
+    recurrent states, `fixed_bytes_per_sequence`. Both are null until the model is loaded.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""The answer of Messages: its events, the message built from them, token counts and errors."""
+"""The format of answers of the Messages API: events, whole messages, token counts and errors."""
 
 from __future__ import annotations
 
@@ -74,7 +74,11 @@ def anthropic_error(problem: Problem) -> MessagesError:
 
 
 def _message(problem: Problem) -> str:
-    """Return the message. Claude Code compacts the conversation if it finds this text in it."""
+    """Return the error message for a client.
+
+    If the prompt is too long, this is Anthropic's text, on which Claude Code compacts the
+    conversation.
+    """
     if isinstance(cause := problem.cause, PromptTooLong):
         most = min(cause.context_tokens, cause.prompt_tokens - 1)  # leaves a token for the answer
         return f"prompt is too long: {cause.prompt_tokens} tokens > {most} maximum"
@@ -146,7 +150,7 @@ class TokenCount(Struct, frozen=True, kw_only=True):
 
 
 class CacheCreation(Struct, frozen=True, kw_only=True):
-    """Divides cache_creation_input_tokens by how long the tokens stay cached."""
+    """The parts of cache_creation_input_tokens that stay cached for five minutes and for an hour."""
 
     ephemeral_5m_input_tokens: int
     ephemeral_1h_input_tokens: int
@@ -196,7 +200,7 @@ def usage_of(counts: TokenCounts) -> MessageUsage:
 
 
 class MessagesAnswer(AnswerFormat):
-    """AnswerFormat of an answer. The whole message is built from the same events.
+    """The AnswerFormat of the Messages API. Unstreamed messages are built from the same events.
 
     max_tokens: as in the request.
     hides_thinking: thinking blocks have no text, only a signature that contains the text.
@@ -350,7 +354,7 @@ class MessagesAnswer(AnswerFormat):
 
     def _stop_reason(self, counts: TokenCounts) -> tuple[StopReason, str | None]:
         """Return the stop reason, and the stop sequence if there is one."""
-        assert self._end is not None, "an answer has an end"
+        assert self._end is not None, "the answer has not ended"
         if self._end.finish_reason == "length":
             is_at_limit = counts.completion_tokens >= self._max_tokens
             return "max_tokens" if is_at_limit else "model_context_window_exceeded", None

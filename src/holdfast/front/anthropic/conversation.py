@@ -440,8 +440,9 @@ class MessagesToolChoice(TypedDict):
 
 
 class ShownTools(NamedTuple):
-    """The tools of a prompt, without nulls, and the names of the request fields with their schemas.
+    """The tools for a prompt (`definitions`), without fields that are null.
 
+    schema_fields: for each tool, the request field that contains its schema.
     found: the names of the tools that tool searches have found; they come after all other tools.
     """
 
@@ -453,10 +454,10 @@ class ShownTools(NamedTuple):
 def shown_tools(
     tools: Sequence[MessagesTool], *, referenced: Iterable[str], limits: LimitsSettings
 ) -> ShownTools:
-    """Return the tools that the model is offered. Deferred tools are included only after a
-    reference to them.
+    """Return the tools that are offered to the model. A deferred tool is one of them only if
+    `referenced` contains its name.
 
-    Raises RequestRefused naming whatever is not supported.
+    Raises RequestRefused, which names the field that is not supported.
     """
     refuse_too_many(tools, limits.max_tools, field="tools")
     shown: list[tuple[dict[str, Any], str]] = []

@@ -65,7 +65,7 @@ _SESSION_HEADER = "x-claude-code-session-id"
 _WITHOUT_EFFECT = frozenset(
     "metadata service_tier speed inference_geo context_management safeguards diagnostics betas "
     "user_profile_id "
-    # the next line applies where tokens are only counted
+    # the next line is needed for requests that only count tokens
     "fallbacks max_tokens stream stop_sequences temperature top_p top_k".split()
 )
 _NOT_SERVED = UnsupportedFields(neutral=dict.fromkeys(("container", "mcp_servers"), ([], {}, "")))
@@ -181,10 +181,10 @@ class PromptFields(SharedFields):
         _NOT_SERVED.refuse({name: value for name, value in extras if name not in _WITHOUT_EFFECT})
 
     def _continues(self, messages: list[Message]) -> bool:
-        """Whether the last message is an answer that the model should continue. Removes it if
-        empty.
+        """Whether the last message is an answer that the model should continue.
 
-        Raises RequestRefused if it cannot be continued.
+        An empty answer is removed from `messages`. Raises RequestRefused if the answer cannot be
+        continued.
         """
         field = f"messages.{len(self.messages) - 1}.content"
         if not messages:

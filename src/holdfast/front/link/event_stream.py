@@ -50,7 +50,7 @@ _RIVAL_BYTES = 100  # memory of each log-probability of a token
 
 
 class EngineClient(Protocol):
-    """A loaded model, seen from an asyncio loop."""
+    """A loaded model, as code on the event loop uses it."""
 
     @property
     def info(self) -> ModelInfo:
@@ -77,10 +77,9 @@ class EngineClient(Protocol):
     async def ask_session(self, command: SessionCommand) -> SessionAnswer:
         """Carry out a session command.
 
-        If the worker dies meanwhile, the next worker gets the command.
-
-        If the command fails there, the answer says so if the first worker may have carried it out.
-        Raises WorkerUnavailable if no worker comes, or if both die.
+        If the worker dies meanwhile, the command is sent to the next worker. If it fails there, but
+        the first worker may already have carried it out, the message of the answer says so. Raises
+        WorkerUnavailable if no worker comes, or if both die.
         """
         ...
 

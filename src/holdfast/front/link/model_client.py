@@ -44,9 +44,9 @@ _IF_DONE_BEFORE: Final[Mapping[OperationName, SessionFailure]] = {
     "fork": SessionFailure.EXISTS,
     "close": SessionFailure.NOT_FOUND,
 }
-"""How each of these commands fails if it was carried out before.
+"""The failure of a repeated command that shows that it may already have been carried out.
 
-All other commands may be repeated.
+Commands that are not listed here can be repeated without harm.
 """
 
 # deaths in a row without a new token of any request; then all requests that ran are tried alone

@@ -1,4 +1,4 @@
-"""Ollama's answers, streamed or whole, and the `context` of /api/generate."""
+"""The formats of Ollama's answers, and the `context` by which /api/generate continues one."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ class AnswerLine(Struct, frozen=True, kw_only=True):
 
 
 class ChatLine(AnswerLine, frozen=True, kw_only=True):
-    """A line of /api/chat's stream, or its whole answer."""
+    """A line of a stream of /api/chat, or a whole answer."""
 
     message: MessageLine
 
 
 class GenerateLine(AnswerLine, frozen=True, kw_only=True):
-    """A line of /api/generate's stream, or its whole answer."""
+    """A line of a stream of /api/generate, or a whole answer."""
 
     response: str
     thinking: str | UnsetType = UNSET
@@ -131,7 +131,7 @@ def unpacked(numbers: Sequence[int], *, limit_bytes: int) -> tuple[dict[str, Any
 
 
 class OllamaAnswer(AnswerFormat):
-    """AnswerFormat that both endpoints share, with one choice.
+    """Base class of the AnswerFormats of /api/chat and /api/generate. Answers have one choice.
 
     Tool calls are sent once they are complete; a call that was cut off is omitted.
     """
@@ -184,7 +184,7 @@ class OllamaAnswer(AnswerFormat):
 
     def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
         """Return the last line."""
-        assert self._end is not None, "a stream ends after its choice"
+        assert self._end is not None, "the stream is closed before its choice has ended"
         return written(self.line(**self._ending(self._end, counts, explanation)))
 
     def broken(self, problem: Problem) -> bytes:
@@ -231,7 +231,7 @@ class OllamaAnswer(AnswerFormat):
 
 
 class ChatLines(OllamaAnswer):
-    """AnswerFormat of /api/chat."""
+    """The AnswerFormat of /api/chat."""
 
     def line(
         self,
@@ -247,7 +247,7 @@ class ChatLines(OllamaAnswer):
 
 
 class GenerateLines(OllamaAnswer):
-    """AnswerFormat of /api/generate, which does not support tools.
+    """The AnswerFormat of /api/generate, which does not support tools.
 
     turns: the conversation of the prompt; empty for a raw prompt, whose answer has no `context`.
     """

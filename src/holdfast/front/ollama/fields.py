@@ -115,10 +115,10 @@ class OllamaOptions(BaseModel):
         "0 switches repeat_penalty off. With other values, it covers the whole prompt and answer."
     )
     presence_penalty: Annotated[float, within("presence_penalty")] | None = optional(
-        "As in OpenAI."
+        "Penalty on each token that the answer already contains."
     )
     frequency_penalty: Annotated[float, within("frequency_penalty")] | None = optional(
-        "As in OpenAI."
+        "Penalty on a token for each time that the answer already contains it."
     )
 
     @property
@@ -179,7 +179,10 @@ class OllamaRequest(SaltField):
     )
 
     def shown_model(self, services: Services) -> str:
-        """Return the model's name as the client wrote it. Raises RequestRefused if not served."""
+        """Return the model's name as the client wrote it.
+
+        Raises RequestRefused if this server does not serve the model.
+        """
         model = served_model(self.model, services)
         return self.model or shown_name(model.id)
 

@@ -64,7 +64,8 @@ from holdfast.wire.output import Embedding
 from holdfast.wire.requests import ChatPrompt, EmbeddingRequest, GenerationRequest, Prompt
 
 _FUNCTION = "function"
-_COPILOT = "GitHubCopilotChat/"  # this client asks every model to think; that cannot be set
+# User-Agent of a client that always asks the model to think; its users cannot turn that off
+_COPILOT = "GitHubCopilotChat/"
 _UNSUPPORTED = UnsupportedFields(neutral=SESSION_FIELDS)
 
 
@@ -133,7 +134,10 @@ OllamaTools = Annotated[list[OllamaTool], Field(fail_fast=True)]
 def definitions(
     tools: Sequence[OllamaTool], *, limits: LimitsSettings
 ) -> tuple[dict[str, Any], ...]:
-    """Return the tools of a prompt, without nulls. Raises RequestRefused naming the field."""
+    """Return the tools for a prompt; fields that are null are left out.
+
+    Raises RequestRefused, which names the invalid field.
+    """
     refuse_too_many(tools, limits.max_tools, field="tools")
     for place, tool in enumerate(tools):
         if (kind := tool.get("type") or _FUNCTION) != _FUNCTION:
@@ -148,7 +152,7 @@ def definitions(
 
 
 def conversation(messages: Sequence[OllamaMessage]) -> tuple[dict[str, Any], ...]:
-    """Return the messages of a prompt.
+    """Convert the messages of a request to the messages of a prompt.
 
     Images in tool results are replaced by notes. Raises RequestRefused for images of the user.
 
@@ -203,7 +207,7 @@ def _answered(given_id: str, name: str, open_calls: dict[str, str]) -> str:
 
 
 async def answered(request: Request, services: Services, kind: type[OllamaGeneration]) -> Response:
-    """Answer a request of this kind."""
+    """Answer a request to /api/chat or /api/generate. kind: the type of the request's body."""
     body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
     asked = parse(kind, body)
     model_id = served_model(asked.model, services).id

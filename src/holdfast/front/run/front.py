@@ -88,7 +88,7 @@ def run(effective: EffectiveSettings, *, progress: Progress = lambda stage, frac
     _allow_open_files(WANTED_OPEN_FILES)
     certificate = _certificate(settings)
     if (keys_file := key_file_of(settings.server.keys_file, os.environ)) is not None:
-        read_keys(keys_file)  # fails early
+        read_keys(keys_file)  # raises an error before the worker starts
     catalog = catalog_of(settings, os.environ)
     for each in catalog.left_out:
         if each.is_asked_for:
@@ -215,7 +215,7 @@ class Front:
             signals.disarm()
             serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
             await asyncio.sleep(0)  # the HTTP server now handles the signals
-            # or: the server may have handled a signal itself already
+            # `or`, because the HTTP server may already have handled a signal
             server.should_exit = server.should_exit or signals.came
             host, port = listener.getsockname()[:2]
             url = http.url_of(listener, scheme=self._settings.server.scheme)
