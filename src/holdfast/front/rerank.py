@@ -103,7 +103,7 @@ class RerankBody(SaltField):
     def plan(self, services: Services) -> RankPlan:
         """Convert the body into a plan: what to rank, and how to answer.
 
-        Raises RequestRefused naming the field at fault.
+        Raises RequestRefused, which names the invalid field.
         """
         _UNSUPPORTED.refuse(self.model_extra)
         documents = tuple(map(_text, self.documents))
@@ -163,7 +163,7 @@ class RankedDocument(Struct, frozen=True, kw_only=True):
 
 
 class RankedList(Struct, frozen=True, kw_only=True):
-    """The documents, the most relevant first."""
+    """The answer: the documents, the most relevant first."""
 
     id: str
     object: Literal["list"] = "list"

@@ -57,7 +57,7 @@ class TokenizeBody(ChatCompletionRequest):
     def text(self) -> str | None:
         """The text to tokenize; None if a conversation was sent.
 
-        Raises RequestRefused unless exactly one of the inputs is given.
+        Raises RequestRefused unless exactly one of `content`, `prompt` and `messages` is given.
         """
         given = {
             name: value

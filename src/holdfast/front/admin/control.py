@@ -233,7 +233,7 @@ async def pin_model(request: Request, services: Services) -> Response:
 async def _done(
     request: Request, services: Services, work: Callable[[str], Coroutine[Any, Any, None]]
 ) -> Response:
-    """Do the work, and respond with the model's state.
+    """Run `work` on the model that the path names, and respond with the state of the model.
 
     Raises ClientDisconnect if the client leaves first.
     """

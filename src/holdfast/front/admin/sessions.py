@@ -329,7 +329,7 @@ def _from_query(operation: SessionOperation, query: Mapping[str, str]) -> dict[s
 async def _objects(
     request: Request, services: Services, model: str, command: SessionCommand
 ) -> list[SessionObject]:
-    """Run a command, and return its sessions.
+    """Run a command, and return the sessions in the worker's answer.
 
     Raises ClientDisconnect if the client disconnects while the model loads.
     """

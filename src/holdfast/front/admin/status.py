@@ -114,7 +114,7 @@ def _figures(settings: StoreSettings) -> StoreOverview:
 class StoreHealth(Struct, frozen=True, kw_only=True):
     """The prefix cache of a model on disk.
 
-    `mode` is writing; it is memory-only while the folder cannot be written or its volume is full.
+    `mode` is `writing`, or `memory-only` while the folder cannot be written or its volume is full.
     `model` is the model's name in `holdfast store ls`. All sizes in bytes are those of the whole
     folder. `written_today_bytes` counts from midnight UTC and is limited by
     `store.daily_write_bytes`.

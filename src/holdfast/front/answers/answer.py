@@ -129,7 +129,7 @@ class AnswerReader:
     def flush(self, *, cut: bool = False) -> Sequence[AnswerPart]:
         """Return the parts that were held back. Call this when no more text follows.
 
-        cut: the answer reached its length limit, so an open call stays open.
+        cut: whether the answer reached its length limit; if so, an open call stays open.
         """
         source = self._source
         source.ended = True
@@ -192,7 +192,10 @@ class AnswerReader:
             yield from self._at_mark_in_text(mark, space, begins_line=begins_line)
 
     def _at_mark_in_text(self, mark: str, space: int, *, begins_line: bool) -> Waiting[None]:
-        """begins_line: the mark is at the start of a line, or is a token and may be anywhere."""
+        """Handle a mark outside a thought.
+
+        begins_line: whether the mark is at the start of a line, or is a token and may be anywhere.
+        """
         marks = self._marks
         after = space + len(mark)
         if mark == marks.start and begins_line:

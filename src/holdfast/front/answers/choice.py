@@ -171,7 +171,7 @@ class ChoiceText:
         return (*events, self._ending(FinishReason.STOP)) if self.done else events
 
     def _pass_on(self, token_ids: tuple[int, ...]) -> tuple[OutputDelta, ...]:
-        """The shortcut for plain text. Used only if nobody needs the positions of tokens."""
+        """Detokenize plain text without parsing it, for requests that need no token positions."""
         self.completion_tokens += len(token_ids)
         if token_ids and token_ids[-1] in self._rules.stop_token_ids:
             token_ids = token_ids[:-1]

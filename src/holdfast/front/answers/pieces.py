@@ -37,7 +37,10 @@ class DecodingRules:
 
 
 def decoding_rules(decoder: Any) -> DecodingRules:
-    """Return the rules of a decoder. An unusual decoder is opaque: correct, but slower."""
+    """Return the rules of a decoder.
+
+    An unusual decoder gets the style `opaque`: its text is correct, but decoding is slower.
+    """
     opaque = DecodingRules(style="opaque")
     if decoder is None:
         return opaque

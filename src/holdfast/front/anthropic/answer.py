@@ -76,7 +76,7 @@ def anthropic_error(problem: Problem) -> MessagesError:
 def _message(problem: Problem) -> str:
     """Return the error message for a client.
 
-    If the prompt is too long, this is Anthropic's text, on which Claude Code compacts the
+    If the prompt is too long, this is Anthropic's text: Claude Code recognizes it, and compacts the
     conversation.
     """
     if isinstance(cause := problem.cause, PromptTooLong):

@@ -175,8 +175,8 @@ class Conversation:
     def mark(self, block: Mapping[str, Any], *, messages: int, parts: int = 0) -> None:
         """Add a breakpoint if the block has `cache_control`.
 
-        messages, parts: the number of whole messages before the end of the block, and the number of
-        parts of the message after them.
+        messages: the number of whole messages before the end of the block.
+        parts: the number of parts of the next message that are before the end of the block.
         """
         if control := block.get("cache_control"):
             seconds = _SECONDS[control.get("ttl") or "5m"]
@@ -195,7 +195,10 @@ class Conversation:
             self.messages.append({"role": "system", "content": [_part(block) for block in blocks]})
 
     def add(self, turn: Turn, field: str) -> None:
-        """Add a turn. Raises RequestRefused naming the first block that the model cannot read."""
+        """Add a turn.
+
+        Raises RequestRefused, which names the first block that the model cannot read.
+        """
         content = turn["content"]
         if isinstance(content, str):
             self.messages.append({"role": turn["role"], "content": content})

@@ -134,7 +134,10 @@ class PromptFields(SharedFields):
     output_format: JsonOutput | None = optional("Older name for output_config.format.")
 
     def request(self, services: Services, *, request_id: str, **options: Any) -> GenerationRequest:
-        """Return what to generate or count. Raises RequestRefused naming the field at fault."""
+        """Return what to generate or count.
+
+        Raises RequestRefused, which names the invalid field.
+        """
         self._refuse_unsupported()
         tools = shown_tools(
             self.tools or (), referenced=referenced_tools(self.messages), limits=services.limits
@@ -240,7 +243,10 @@ class MessagesRequest(PromptFields):
     metadata: dict[str, Any] | None = optional("Accepted, but has no effect.")
 
     def plan(self, services: Services, *, session_key: str = "") -> AnswerPlan:
-        """Return what to generate and how to answer. Raises RequestRefused naming the field."""
+        """Return what to generate, and the format of the answer.
+
+        Raises RequestRefused, which names the invalid field.
+        """
         stop = tuple(dict.fromkeys(self.stop_sequences or ()))
         refuse_too_many(
             self.stop_sequences or (), services.limits.max_stop_strings, field="stop_sequences"

@@ -20,7 +20,10 @@ Phase: TypeAlias = Literal["unloaded", "loading", "ready", "stopping"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """What the decision needs to know about one model. All times are seconds of one clock."""
+    """The state of one model, as far as the decision depends on it.
+
+    All times are in seconds, measured by the same clock.
+    """
 
     name: str
     phase: Phase
@@ -159,7 +162,7 @@ class _Decision:
         return idle, sorted(over, key=lambda model: model.ready_at)
 
     def _enough(self, model: Candidate, victims: Sequence[Candidate]) -> list[Candidate] | None:
-        """Choose victims that together make enough room for a model, and no victim too many.
+        """Choose a minimal set of victims that makes enough room for a model.
 
         Earlier victims are preferred. Returns None if even all victims do not make enough room.
         """

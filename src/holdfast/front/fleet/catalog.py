@@ -1,6 +1,6 @@
-"""Which models a server serves, and how.
+"""The catalog: which models a server serves, and with which settings.
 
-Sources: the settings, `models.toml`, and the models found on this machine.
+Its sources are the settings, `models.toml`, and the models found on this machine.
 
 `catalog_of` builds the catalog. `models.toml` has one table `[models.NAME]` per model. If a table
 has an error, that model is left out, with the reason.
@@ -270,7 +270,10 @@ def _specs() -> dict[str, SettingSpec]:
 
 
 def _place(table: Mapping[str, Any], *, revision: str, file: Path) -> dict[str, str]:
-    """Return `path` (a folder or a Hub id) and `revision`."""
+    """Return the settings that say where a model's files are: `path` and `revision`.
+
+    `path` is a folder or a Hub id.
+    """
     path = _of_type(table, "path", str, "a string")
     hub_id = _of_type(table, "id", str, "a string")
     if bool(path) == bool(hub_id):
@@ -359,7 +362,10 @@ def _left_out(name: str, file: Path, reason: str) -> LeftOut:
 
 
 def _catalog_file(settings: Settings, environ: Mapping[str, str]) -> Path | None:
-    """Return `catalog.file`, or the user's own models.toml if it exists, or else None."""
+    """Return the path in `catalog.file`, or else that of the user's own models.toml.
+
+    Returns None if the setting is empty and the user has no such file.
+    """
     if settings.catalog.file:
         return Path(os.path.expanduser(settings.catalog.file))
     files = (folder / FILE_NAME for folder in config_folders(environ))

@@ -42,7 +42,7 @@ class Pull:
         self._steps: dict[PullStage, PullStep] = {}
 
     def note(self, stage: PullStage, done_bytes: int, total_bytes: int) -> None:
-        """Record progress. Any thread. Raises WorkerUnavailable if the pull was stopped."""
+        """Record progress. Thread-safe. Raises WorkerUnavailable if the pull was stopped."""
         if self.is_stopped:
             raise WorkerUnavailable(
                 "the pull was stopped; the next one continues with the missing files"

@@ -1,4 +1,4 @@
-"""One worker as a child process: starts, watches and stops it. Knows nothing of restarts."""
+"""Starts, watches and stops one worker, a child process. Restarts are decided in `slot.py`."""
 
 from __future__ import annotations
 

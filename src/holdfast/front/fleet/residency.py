@@ -3,8 +3,8 @@
 A model is loaded when a request asks for it, stays loaded while it is used, and makes room for
 others.
 
-`budget` decides which models to load and to unload. `Residency` carries that out, and connects each
-request with the worker of its model.
+`budget` decides which models to load and to unload. `Residency` carries out these decisions, and
+connects each request with the worker of its model.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class Residency:
                 logger.error("the pinned model %s is not available: %s", name, error)
 
     async def stop(self) -> None:
-        """Have all workers exit cleanly. Open streams end as failed."""
+        """Stop all workers; they exit cleanly. Open streams end as failed."""
         self._has_stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -393,7 +393,7 @@ class Residency:
     # -- decisions
 
     def _look(self) -> None:
-        """Decide which models to load and unload, and carry that out."""
+        """Decide which models to load and unload, then load and unload them."""
         if self._is_looking or self._has_stopped:
             return
         self._is_looking = True

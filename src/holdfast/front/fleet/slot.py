@@ -307,7 +307,7 @@ class ModelSlot:
         self._end_load(State.UNLOADED)
 
     async def stop(self) -> None:
-        """End everything, because the server stops."""
+        """Refuse all waiting requests and stop the worker, because the server stops."""
         self._refusal = WorkerUnavailable(SHUTTING_DOWN)
         self.leases.turn_away(self._refusal)
         if self._loaded is not None:
@@ -337,8 +337,7 @@ class ModelSlot:
     def change(self, entry: CatalogEntry) -> None:
         """Use another catalog entry.
 
-        Whether the model is pinned and its idle time change at once, everything else at the next
-        load.
+        Changes of `is_pinned` and `idle_seconds` apply at once, all others at the next load.
         """
         if entry.is_pinned != self._next_entry.is_pinned:
             self.is_pinned = entry.is_pinned
@@ -430,7 +429,7 @@ class ModelSlot:
         return client
 
     def cannot_be_served(self) -> WorkerUnavailable:
-        """The error for requests after a failure."""
+        """The error for requests while the model is in the state FAILED."""
         later = max(self.retry_at - asyncio.get_running_loop().time(), 0.0)
         return WorkerUnavailable(
             f"model {self.entry.name!r} cannot be served: {self.failure}", retry_after_seconds=later

@@ -177,7 +177,7 @@ class EventStream:
     def limit_thoughts(self, budget: ThinkingBudget) -> None:
         """Change the reasoning budget of the request.
 
-        The reasoning tokens generated so far count.
+        Reasoning tokens that were already generated count towards the new budget.
         """
         if not self._over:
             self._control(ThoughtLimit(request_id=self.request_id, budget=budget))
@@ -213,7 +213,7 @@ class EventStream:
     def fail(self, message: str, *, is_deadly: bool = False) -> None:
         """End the request as failed, because no worker serves it.
 
-        is_deadly: the reason is that the request killed workers.
+        is_deadly: whether the reason is that the request killed workers.
         """
         if not self.was_accepted:
             self.push(Accepted(request_id=self.request_id))

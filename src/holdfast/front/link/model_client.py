@@ -308,8 +308,8 @@ class ModelClient:
         self._send_commands()
 
     def _judge_trial(self, request_id: RequestId) -> None:
-        """Let other requests run once this one has generated enough tokens, has ended, or is not
-        read.
+        """Let other requests run once the request that runs alone has generated enough tokens, has
+        ended, or is not read.
         """
         opened = self._open.get(request_id)
         if opened is None or opened.new_tokens >= self._isolation.tokens_to_pass:
@@ -462,8 +462,8 @@ class Isolation:
 
     @property
     def tokens_to_pass(self) -> int:
-        """The number of new tokens that the request running alone needs: more than twice as many as
-        in its last life.
+        """The number of tokens that the request running alone has to generate: more than twice as
+        many as it had generated when a worker last died during it.
         """
         assert self.alone is not None
         drawn = [death[self.alone] for death in self._deaths if self.alone in death]
@@ -479,9 +479,10 @@ class Isolation:
     ) -> RequestId | None:
         """Record the death of a worker. Returns the request to refuse, or None.
 
-        drawn: the new tokens in this life of each request that ran, oldest request first.
+        drawn: for each request that ran, the number of tokens that this worker generated for it;
+            the oldest request is first.
 
-        had_progress: whether any request got a token or ended in this life.
+        had_progress: whether any request got a token from this worker, or ended.
 
         open_requests: all requests that have not ended; the others are forgotten.
         """

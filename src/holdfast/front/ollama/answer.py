@@ -62,7 +62,7 @@ class MessageLine(Struct, frozen=True, kw_only=True):
 
 
 class AnswerLine(Struct, frozen=True, kw_only=True):
-    """The fields that the lines of both endpoints share.
+    """The fields that the lines of /api/chat and of /api/generate share.
 
     Only the last line contains counts and durations (in nanoseconds).
     """
@@ -313,7 +313,7 @@ def calls_of(deltas: Iterable[OutputDelta], *, first: int = 0) -> list[ToolCallL
 
 
 def written(line: Struct) -> bytes:
-    """Return a line of a stream."""
+    """Encode a line of a stream."""
     text = msgspec.json.encode(line)
     for found, escape in _OTHER_BREAKS.items():
         if found in text:

@@ -221,7 +221,10 @@ class OllamaGeneration(SharedFields, OllamaRequest, abc.ABC):
 
     @abc.abstractmethod
     def plan(self, services: Services) -> AnswerPlan:
-        """Return what to generate and how to answer. Raises RequestRefused naming the field."""
+        """Return what to generate, and the format of the answer.
+
+        Raises RequestRefused, which names the invalid field.
+        """
 
     def plan_of(self, request: GenerationRequest, form: OllamaAnswer) -> AnswerPlan:
         """Return the plan for this request and this answer format."""

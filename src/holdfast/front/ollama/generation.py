@@ -293,7 +293,10 @@ class OllamaChat(OllamaGeneration):
         return ChatLines(model=self.shown_model(services), shows_logprobs=bool(self.logprobs))
 
     def plan(self, services: Services) -> AnswerPlan:
-        """Return what to generate and how to answer. Raises RequestRefused naming the field."""
+        """Return what to generate, and the format of the answer.
+
+        Raises RequestRefused, which names the invalid field.
+        """
         messages = conversation(self.messages or ())
         tools = definitions(self.tools or (), limits=services.limits)
         if tools:
@@ -347,7 +350,10 @@ class OllamaGenerate(OllamaGeneration):
         return GenerateLines(model=self.shown_model(services), shows_logprobs=bool(self.logprobs))
 
     def plan(self, services: Services) -> AnswerPlan:
-        """Return what to generate and how to answer. Raises RequestRefused naming the field."""
+        """Return what to generate, and the format of the answer.
+
+        Raises RequestRefused, which names the invalid field.
+        """
         prompt = self._prompt(services)
         form = self.form(services)
         if isinstance(prompt, ChatPrompt):
@@ -415,7 +421,7 @@ class OllamaEmbedding(OllamaRequest):
         input_field: str = "input",
         is_list: bool = False,
     ) -> EmbeddingPlan:
-        """Return what to embed and how to answer. Raises RequestRefused."""
+        """Return what to embed, and the format of the answer. Raises RequestRefused."""
         _UNSUPPORTED.refuse(self.model_extra)
         refuse_too_many(inputs, services.limits.max_inputs, field=input_field)
         request = EmbeddingRequest(
@@ -448,7 +454,7 @@ class OllamaEmbed(OllamaEmbedding):
     )
 
     def plan(self, services: Services) -> EmbeddingPlan:
-        """Return what to embed and how to answer. Raises RequestRefused."""
+        """Return what to embed, and the format of the answer. Raises RequestRefused."""
         began = time.perf_counter()
         model = self.shown_model(services)
 
@@ -483,7 +489,7 @@ class OllamaEmbeddings(OllamaEmbedding):
     )
 
     def plan(self, services: Services) -> EmbeddingPlan:
-        """Return what to embed and how to answer. Raises RequestRefused."""
+        """Return what to embed, and the format of the answer. Raises RequestRefused."""
 
         def form(vectors: Sequence[Embedding]) -> EmbeddedPrompt:
             return EmbeddedPrompt(embedding=_numbers(vectors[0]) if vectors else [])
@@ -501,13 +507,13 @@ class OllamaEmbeddings(OllamaEmbedding):
     summary="embeddings (Ollama)",
 )
 async def ollama_embed(request: Request, services: Services) -> Response:
-    """Embed texts."""
+    """Compute an embedding vector for each text."""
     return await _embedded(request, services, OllamaEmbed)
 
 
 @operation("POST", "/api/embeddings", request_of(OllamaEmbeddings), answers_of(EmbeddedPrompt))
 async def ollama_embeddings(request: Request, services: Services) -> Response:
-    """Embed one text. Older form of /api/embed."""
+    """Compute the embedding vector of one text. This is the older form of /api/embed."""
     return await _embedded(request, services, OllamaEmbeddings)
 
 

@@ -144,7 +144,10 @@ class ChatCompletionRequest(GenerationFields, FormatFields):
     verbosity: str | None = optional("Accepted, but has no effect.")
 
     def plan(self, services: Services) -> AnswerPlan:
-        """Return what to generate and how to answer. Raises RequestRefused naming the field."""
+        """Return what to generate, and the format of the answer.
+
+        Raises RequestRefused, which names the invalid field.
+        """
         self.refuse_what_cannot_be_served(services.limits)
         self._refuse_contradictions(services.limits)
         refuse_what_is_not_text(self.messages)
@@ -280,7 +283,10 @@ class CompletionRequest(GenerationFields, FormatFields):
     add_special_tokens: bool | None = optional("Only true is supported.")
 
     def plan(self, services: Services) -> AnswerPlan:
-        """Return what to generate and how to answer. Raises RequestRefused naming the field."""
+        """Return what to generate, and the format of the answer.
+
+        Raises RequestRefused, which names the invalid field.
+        """
         self.refuse_what_cannot_be_served(services.limits)
         self._refuse_contradictions(services.limits)
         prompts = prompts_of(self.prompt)
@@ -397,7 +403,10 @@ class EmbeddingsRequest(SaltField):
     user: str | None = optional("Accepted, but has no effect.")
 
     def plan(self, services: Services) -> EmbeddingPlan:
-        """Return what to embed and how to answer. Raises RequestRefused naming the field."""
+        """Return what to embed, and the format of the answer.
+
+        Raises RequestRefused, which names the invalid field.
+        """
         extras = self.model_extra or {}
         _UNSUPPORTED.refuse(extras)
         inputs = prompts_of(self.input)
@@ -456,14 +465,14 @@ def _numbers(vector: bytes) -> list[float]:
     summary="embeddings (OpenAI)",
 )
 async def create_embedding(request: Request, services: Services) -> Response:
-    """Embed texts."""
+    """Compute an embedding vector for each text."""
     return await embed(
         request, services, lambda body: parse(EmbeddingsRequest, body).plan(services)
     )
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):
-    """A model.
+    """A served model.
 
     max_model_len, context_length, context_window: the context length, under the names that clients
         of vLLM, OpenRouter and others look for; null while unknown, before the model is loaded.

@@ -157,7 +157,7 @@ class JsonSchemaFormat(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """OpenAI's field: text, any JSON object, or JSON that matches a schema."""
+    """OpenAI's field `response_format`: text, any JSON object, or JSON that matches a schema."""
 
     model_config = STRICT
 
@@ -169,7 +169,7 @@ class ResponseFormat(BaseModel):
 
 
 class StructuredOutputs(BaseModel):
-    """vLLM's field. At most one of these may be set."""
+    """vLLM's field `structured_outputs`. At most one of its fields may be set."""
 
     model_config = STRICT
 
@@ -436,7 +436,7 @@ class SamplingFields(SharedFields):
 
 
 class GenerationFields(SamplingFields):
-    """Further fields that chat and completions share."""
+    """The fields that chat and completions share, in addition to SamplingFields."""
 
     stream_options: StreamOptions | None = None
     return_progress: bool | None = optional(
@@ -457,7 +457,7 @@ class GenerationFields(SamplingFields):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def request_options(self) -> dict[str, Any]:
-        """Return the fields of a GenerationRequest that both endpoints share."""
+        """Return the fields of a GenerationRequest that chat and completions share."""
         return {
             **super().request_options(),
             "choices": self.choices,

@@ -214,7 +214,7 @@ class Shows:
 
 
 class ResponseRequest(SamplingFields):
-    """A request to answer the items of an input."""
+    """A request to generate a response to an input."""
 
     input: Input | None = optional("A text, or the conversation as items, oldest first.")
     instructions: str | None = optional("A system message before the input.")
@@ -301,7 +301,7 @@ class ResponseRequest(SamplingFields):
 
     @property
     def conversation_id(self) -> str | None:
-        """The id of the conversation to continue, or None."""
+        """The id of the conversation to continue; None if the request continues none."""
         named = self.conversation
         return named.id if isinstance(named, ConversationName) else named
 

@@ -481,7 +481,7 @@ async def _conversation(request: Request, services: Services) -> ConversationObj
 
 
 async def _page(request: Request, services: Services, kind: Kind) -> Response:
-    """Return a page of the input items of a record."""
+    """Return a page of the items of a conversation, or of the input items of a response."""
     query = request.query_params
     limit = _number_in(query, "limit", 1, _MOST_LISTED) or _LISTED
     order = query.get("order", "desc")

@@ -182,7 +182,7 @@ class Front:
 
         Raises ModelLoadError, ConfigError and WorkerUnavailable if the server cannot start.
 
-        on_begin: called in the event loop.
+        on_begin: called first, in the event loop.
         """
         signals = _EarlySignals()
         on_begin()
@@ -305,7 +305,7 @@ class _EarlySignals:
     def end_at_next(self) -> None:
         """Exit at the next signal.
 
-        Only the workers are left then, which flush and exit on their own.
+        By then, only the workers are left; they write their cache to disk and exit on their own.
         """
         self._armed, self._ends_at_next = False, True
 

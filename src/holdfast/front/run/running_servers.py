@@ -2,9 +2,9 @@
 folder.
 
 A server's run folder holds the files that the server needs only while it runs: sockets, sessions in
-transfer, temporary files. The folder is private, lies among the user's caches, and is removed at
-the end. The next server removes the folder of a killed one. A file in the folder describes the
-server; the folder's lock tells whether the server is alive.
+transfer, temporary files. The folder is private, is in the user's cache folder, and is removed when
+the server ends. If a server is killed, the next one removes its folder. A file in the folder
+describes the server; the folder's lock tells whether the server is alive.
 """
 
 from __future__ import annotations

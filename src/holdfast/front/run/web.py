@@ -45,7 +45,7 @@ _log = logging.getLogger("holdfast.front.run")
 
 
 class Awake:
-    """Keeps macOS awake while requests run; does nothing elsewhere.
+    """Keeps macOS awake while requests run; does nothing on other systems.
 
     Event loop's thread only.
     """
@@ -119,7 +119,7 @@ class ReloadedCatalog:
 def build_application(
     settings: Settings, residency: Residency, *, dialects: Sequence[Dialect] = DIALECTS
 ) -> Starlette:
-    """Build the application for the models of a residency.
+    """Build the web application that serves the models of `residency`.
 
     Raises ConfigError if an optional package is missing.
     """

@@ -94,7 +94,7 @@ class KeyFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def new_secret() -> str:
-    """A new random key."""
+    """Create a random API key."""
     return _PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
 
 
@@ -108,10 +108,11 @@ def hash_of(key: bytes) -> str:
 
 
 def key_file_of(setting: str, environ: Mapping[str, str]) -> Path | None:
-    """The key file that `server.keys_file` names; None if there is none.
+    """The path of the key file to use; None if no key file is used.
 
-    `auto` is the user's own file, if it exists. Raises ConfigError if the home directory does not
-    exist.
+    setting: value of `server.keys_file`; `auto` means the user's own file, if that exists.
+
+    Raises ConfigError if the home directory does not exist.
     """
     if setting in ("", OFF):
         return None
@@ -130,7 +131,7 @@ def own_key_file(environ: Mapping[str, str]) -> Path | None:
 
 
 def read_keys(path: Path) -> tuple[ApiKey, ...]:
-    """The keys of a file.
+    """Read the entries of a key file.
 
     Raises ConfigError if the file is unreadable or invalid, or if other users may read or change
     it.
@@ -162,7 +163,10 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
 
 
 def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
-    """Replace the key file atomically. Only its owner can read the new file. Raises ConfigError."""
+    """Replace the key file atomically. Only the file's owner can read the new file.
+
+    Raises ConfigError if the file cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
@@ -234,7 +238,7 @@ class KeyRing:
 
     @property
     def is_needed(self) -> bool:
-        """Whether clients need a key, because a key file is in use."""
+        """Whether a key file is in use, so that clients need a key."""
         return self._path is not None
 
     @property
@@ -265,7 +269,7 @@ def given_keys(headers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """The sender of a request, as the guard identified it."""
+    """The sender of a request, as identified by the middleware `Guard`."""
 
     address: str = ""
     key: ApiKey | None = None  # the named key that the caller sent
@@ -285,7 +289,7 @@ class Caller:
 
 
 def caller_of(request: Request) -> Caller:
-    """The sender of a request, as identified by the guard."""
+    """The sender of a request, as identified by the middleware `Guard`."""
     caller: Caller = request.scope[CALLER]
     return caller
 
@@ -363,9 +367,9 @@ class AnswersAtOnce:
 
 
 def _caps(caller: Caller, limits: LimitsSettings) -> Iterator[tuple[str, int]]:
-    """The limits that apply to a request: who holds the limit, and how many answers it allows.
+    """Yield the limits that apply to a caller: whom a limit applies to, in words, and its value.
 
-    0 means no limit.
+    The value is a number of concurrent answers; 0 means no limit.
     """
     if caller.key is not None:
         own = caller.key.max_requests

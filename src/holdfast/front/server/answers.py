@@ -104,7 +104,7 @@ class Explanation(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def explanation_of(choices: list[Explanation]) -> Explanation | None:
-    """Combine the explained choices of one answer into one object; None if there are none."""
+    """Combine the explanations of an answer's choices into one; None if there are no choices."""
     if not choices:
         return None
     first, *further = sorted(choices, key=lambda choice: choice.index)
@@ -300,7 +300,7 @@ class AnswerFormat(StreamFormat):
     """
 
     def sampled_by(self, sampling: SamplingParams) -> None:
-        """Note the parameters with which the worker accepted the request.
+        """Record the sampling parameters that the worker uses for the request.
 
         Only the Responses API shows them.
         """

@@ -1,8 +1,9 @@
-"""The protocols of a server: finds the protocol of a path, formats errors for it, and describes all
-operations in /openapi.json.
+"""The protocols of a server. This file finds the protocol of a path, formats errors for the
+protocol, and describes all operations in /openapi.json.
 
-The description at /openapi.json is generated from the operations and from the types that check
-requests and encode answers: where a schema is expected, a shape contains the type itself.
+The description is generated from the operations and from the types that check requests and encode
+answers: each operation has a `Shape`, a part of the description that contains the types themselves
+in place of their schemas.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _VARIABLE = re.compile(r"{(\w+)(?::\w+)?}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One method of one path, with its description. It is an ASGI application."""
+    """One HTTP method of one path, with its handler and description. It is an ASGI application."""
 
     method: str
     path: str  # variables in braces, as in Starlette

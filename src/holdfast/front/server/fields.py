@@ -73,7 +73,7 @@ def within(name: str, *, le: float | None = None) -> Any:
 
 
 def one_or_many(value: Any) -> str:
-    """The union tag for a value of a field that takes one value or a list."""
+    """The discriminator of a pydantic union: tells whether a field got one value or a list."""
     return MANY if isinstance(value, list) else ONE
 
 
@@ -196,7 +196,7 @@ class SharedFields(SaltField):
     holdfast: HoldfastOptions | None = optional("Options that only Holdfast has.")
 
     def plan_options(self, *, session_key: str = "") -> dict[str, Any]:
-        """The fields of an AnswerPlan that these fields set.
+        """The arguments for AnswerPlan that follow from these fields.
 
         session_key: the session to use if neither body nor X-Session-ID names one.
         """
@@ -245,8 +245,11 @@ def checked_definitions(
 ) -> tuple[dict[str, Any], ...]:
     """Check tool definitions in OpenAI's format, and return them. Raises RequestRefused.
 
-    Errors name the field of the tool at fault: `field`, formatted with the tool's index, or, if
-    `fields` is given, the tool's item of `fields`.
+    Errors name the request field that contains the invalid tool: `field`, formatted with the index
+    of the tool, or, if `fields` is given, the item of `fields` with that index.
+
+    most_parts: maximum number of keys and values in all definitions together.
+    schema: name under which clients send the schema of the arguments.
     """
     names: set[str] = set()
     parts = 0
@@ -271,7 +274,7 @@ def checked_definitions(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnsupportedFields:
-    """The fields that a dialect does not support.
+    """The request fields that a protocol does not support.
 
     neutral: for each field, the values that have no effect; null never has an effect.
     reasons: for a field, why it is unsupported, unless the reason is just "not yet".
@@ -283,7 +286,7 @@ class UnsupportedFields:
     def refuse(self, extras: Mapping[str, Any] | None) -> None:
         """Raise RequestRefused for the first unsupported field that would have an effect.
 
-        Each unknown field name is logged only once.
+        Fields that are not in `neutral` are ignored; each of their names is logged once.
         """
         for name, value in (extras or {}).items():
             if name not in self.neutral:

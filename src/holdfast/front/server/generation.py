@@ -368,7 +368,10 @@ async def run_alone(
 
 
 class FollowingResponse(Response):
-    """Sends events that do not depend on this client, as a stream or in one piece."""
+    """Sends the events of an answer that is generated independently of this client.
+
+    The events are sent as a stream or in one piece.
+    """
 
     def __init__(
         self, events: AsyncIterator[bytes], form: StreamFormat, *, streams: bool = True
@@ -404,7 +407,7 @@ class RejoiningResponse(FollowingResponse):
     """
 
     def __init__(self, services: Services, answer: HeldAnswer, request: Request) -> None:
-        """answer: the result of `HeldAnswers.take` for this request. `__call__` leaves it again."""
+        """answer: the result of `HeldAnswers.take`; `__call__` ends with the call of `leave`."""
         super().__init__(answer.after(-1), answer.form, streams=answer.streams)
         self._services = services
         self._answer = answer
@@ -556,7 +559,10 @@ async def _read(
 
 
 class _ReadingResponse(Response):
-    """Sends the result of some work, unless the client disconnects or the server stops first."""
+    """Sends embeddings or scores, unless the client disconnects or the server stops first.
+
+    work: computes the body of the response.
+    """
 
     def __init__(
         self,

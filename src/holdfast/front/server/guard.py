@@ -137,7 +137,8 @@ def trusted_networks(given: Iterable[str]) -> tuple[Network, ...]:
 class ForwardedAddresses:
     """ASGI middleware that replaces a trusted proxy's address with the client's address.
 
-    The headers are used only if a trusted proxy sent them, because any client can write them.
+    The headers Forwarded and X-Forwarded-For count only if a trusted proxy sent them, because any
+    client can write them.
     """
 
     def __init__(self, app: ASGIApp, *, trusted: Sequence[Network]) -> None:

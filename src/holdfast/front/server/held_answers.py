@@ -111,7 +111,7 @@ class NumberedEvent(NamedTuple):
 
 
 class LogCursor:
-    """A follower's position in a log. It lives as long as the follower's iterator."""
+    """The position of a follower (a client that reads a log). It lives as long as its iterator."""
 
     __slots__ = ("__weakref__", "place")
 
@@ -159,7 +159,7 @@ class EventLog:
 
     @property
     def next_place(self) -> int:
-        """Number of events so far, including freed ones."""
+        """The index of the next event: the number of events so far, including freed ones."""
         return self._freed + len(self.events)
 
     def free_read(self) -> list[NumberedEvent]:
@@ -179,7 +179,7 @@ class EventLog:
         self.events.clear()
 
     def after(self, number: int) -> AsyncIterator[bytes]:
-        """Yield an empty opening, then all events with higher numbers, until the log ends."""
+        """Yield an empty opening, then all events with a number above `number`, until the log ends."""
         cursor = LogCursor()
         self._cursors.add(cursor)
         return self._read(cursor, number)
@@ -205,7 +205,7 @@ class EventLog:
 
 
 class Generating(Protocol):
-    """The stream that generates an answer."""
+    """A stream that generates an answer, as far as this file uses it."""
 
     sampling: SamplingParams
 
@@ -227,7 +227,7 @@ class KeptEvents(Enum):
 
 
 class HeldAnswer(EventLog):
-    """An answer that a retry may get. Only call it from the event loop's thread."""
+    """An answer that a retry may get. Only use it in the event loop's thread."""
 
     def __init__(self, identity: RequestIdentity, plan: AnswerPlan, record: RequestRecord) -> None:
         """record: the log record of the request that generates the answer."""
@@ -320,7 +320,7 @@ class HeldAnswers:
     def begin(
         self, identity: RequestIdentity, plan: AnswerPlan, record: RequestRecord
     ) -> HeldAnswer:
-        """Register the answer to a new request. The client must `leave` it in the end."""
+        """Register the answer to a new request. The caller must call `leave` in the end."""
         answer = HeldAnswer(identity, plan, record)
         self._answers[answer] = None
         self._by_identity.setdefault(identity, []).append(answer)
@@ -346,7 +346,7 @@ class HeldAnswers:
     def take(self, identity: RequestIdentity) -> HeldAnswer | None:
         """The existing answer that a request gets; None if it needs a new one.
 
-        The client must `leave` the answer in the end.
+        The caller must call `leave` in the end.
         """
         same = self._by_identity.get(identity, ())
         answer = next((each for each in same if each.can_go_to(identity)), None)
@@ -399,7 +399,7 @@ class HeldAnswers:
     async def recorded(
         self, answer: HeldAnswer, events: AsyncIterator[bytes]
     ) -> AsyncIterator[bytes]:
-        """Pass the events through, and keep a copy of each."""
+        """Yield the events of an answer, and `keep` a copy of each."""
         try:
             async for frame in events:
                 self.keep(answer, frame)
@@ -410,7 +410,7 @@ class HeldAnswers:
         answer.end()
 
     def keep(self, answer: HeldAnswer, frame: bytes) -> None:
-        """Keep an event if a client may still read it and there is room."""
+        """Store an event in memory if a client may still read it and there is room."""
         if not frame or answer.kept is KeptEvents.NONE or answer.has_ended:
             return
         size = len(frame) + _EVENT_BYTES
@@ -423,9 +423,9 @@ class HeldAnswers:
         answer.add(NumberedEvent(answer.next_place, frame))
 
     def keep_unwritten(self, name: RecordKey, log: EventLog) -> None:
-        """Keep an answer whose end could not be stored.
+        """Keep an answer in memory because its last event could not be written to the store.
 
-        If there are too many, the oldest such answer is dropped.
+        If there are too many of these answers, the oldest is dropped.
         """
         if len(self._unwritten) == _MOST_UNWRITTEN:
             self.named.pop(self._unwritten.popleft(), None)
@@ -477,7 +477,7 @@ class HeldAnswers:
         return [answer for answer in self._lost if answer.identity.sender == sender]
 
     def _make_room(self, answer: HeldAnswer, size: int) -> bool:
-        """Make room for an event. Returns whether there is room; if not, the answer is not kept."""
+        """Make room for an event. Returns False if there is no room; then the event is not kept."""
         for ended in self._ended():
             if self.held_bytes + size <= self._most_bytes:
                 return True

@@ -94,7 +94,7 @@ class HttpServer(uvicorn.Server):
         self._shutdown_seconds = settings.shutdown_seconds
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, then call `on_started`."""
+        """Begin to serve, then call `on_started`."""
         if self._certificate is not None:
             self.config.ssl = self._certificate.context
         await super().startup(sockets=sockets)
@@ -180,7 +180,7 @@ def _answers(tasks: Collection[asyncio.Task[None]]) -> str:
 
 
 def listen(settings: ServerSettings) -> socket.socket:
-    """Bind a socket.
+    """Bind a socket to the configured address and port.
 
     Raises ConfigError if the address is in use or does not belong to this machine.
     """
@@ -398,20 +398,20 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """The transport's buffer is full, so the application has to wait."""
+        """Make the application wait, because the transport's buffer is full."""
         super().pause_writing()
         if self._stall is None:
             self._stall = self.loop.call_later(self._settings.stalled_seconds, self._give_up)
 
     def resume_writing(self) -> None:
-        """The client has read most of the buffer, so the application can continue."""
+        """Let the application continue, because the client has read most of the buffer."""
         self._stop_stall()
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes from the client.
 
-        Invalid bytes get a 400 and at most one log line a minute.
+        Invalid bytes are answered with status 400, and logged at most once a minute.
         """
         if self._is_refused:
             return
@@ -444,7 +444,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The head is complete, so the time limit of the body begins."""
+        """Start the time limit of the body, because the head is complete."""
         self._unparsed_bytes = 0
         self._refuse_large_head(
             len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
@@ -467,7 +467,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is complete."""
+        """Stop the time limit of the body, because the request is complete."""
         self._unparsed_bytes = 0
         self._in_body, self._is_idle = False, True
         self._stop_timer()

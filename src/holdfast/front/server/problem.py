@@ -68,7 +68,7 @@ _SESSION_FAILURES = {
 
 
 class RequestRefused(InvalidRequest):
-    """A request that the front refuses, with its status and code."""
+    """The error for a request that the front refuses, with its HTTP status and error code."""
 
     def __init__(
         self,
@@ -115,9 +115,9 @@ class Problem:
 
     @property
     def message_with_field(self) -> str:
-        """The message with the name of the field.
+        """The message, preceded by the name of the field at fault if there is one.
 
-        For formats that have no separate place for the field.
+        Used by protocols whose error format has no separate place for that name.
         """
         if self.field and self.field not in self.message:
             return f"`{self.field}`: {self.message}"
@@ -125,9 +125,9 @@ class Problem:
 
 
 def problem_of(error: BaseException) -> Problem:
-    """The problem for any error.
+    """Convert any error to a `Problem`.
 
-    Unexpected errors are logged with their traceback and shown as a plain 500.
+    Unexpected errors are logged with their traceback; clients get status 500 without details.
     """
     status, code = _status_of(error)
     message = str(error)

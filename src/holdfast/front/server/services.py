@@ -1,7 +1,7 @@
 """The objects that HTTP handlers work with: the services, the requests in progress, and the streams
 of their answers.
 
-It also finds the model that a client names.
+This file also finds the model that a client names.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ def salted(services: Services, cache_salt: str | None) -> Services:
 
 
 def is_waited_for(services: Services, model_id: str) -> bool:
-    """Whether requests for this model must wait, because it is not loaded."""
+    """Whether requests for this model must wait, because the model is not loaded."""
     return any(model.id == model_id and model.state != "ready" for model in services.statuses())
 
 
@@ -474,7 +474,7 @@ class TimeLimit:
 
     @contextlib.asynccontextmanager
     async def enforced(self) -> AsyncIterator[None]:
-        """Cancel the block at the deadline and raise TimeLimitExceeded."""
+        """Context manager: cancels the block at the deadline, and raises TimeLimitExceeded."""
         limit = asyncio.timeout_at(self._ends_at)
         try:
             async with limit:
