@@ -85,7 +85,7 @@ class RerankBody(SaltField):
     )
     model: Model | None = optional("A model that /v1/models lists. Default: the first one.")
     top_n: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = optional(
-        "Return only this number of results, the best ones."
+        "Maximum number of results. The best ones are returned."
     )
     return_documents: bool | None = optional(
         "Whether to return the texts with the results. Default: true."

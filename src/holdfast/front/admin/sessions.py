@@ -236,7 +236,7 @@ _BODIES: dict[str, type[BaseModel]] = {
     "update": SessionChange,
     "fork": SessionForking,
 }
-# the command's field that gets the body's `id`, which is generated if omitted
+# operation → field of its command that gets the `id` of the body; a missing `id` is generated
 _NAMED = {"open": "session_id", "fork": "new_session_id"}
 _ANSWERS: dict[str, type[Struct]] = {"list": SessionList, "close": SessionDeleted}
 

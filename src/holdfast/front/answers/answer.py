@@ -310,7 +310,8 @@ class AnswerReader:
                 return False
             said = next((part for part in trial.done if isinstance(part, Segment)), None)
             if said is not None:
-                return not is_called and said.start > begin  # else it is the mark
+                # a segment that starts at `begin` is the mark itself, as text
+                return not is_called and said.start > begin
             is_called = is_called or trial.any_ended
             yield from ahead.skip_space()
             ahead.drop_read()

@@ -53,7 +53,7 @@ from holdfast.wire.output import (
 )
 from holdfast.wire.requests import TokenIds
 
-_TOKENS_BEFORE = 16  # shown before the first token at which a prompt differs from the cached one
+_TOKENS_BEFORE = 16  # number of tokens to show before the first one that differs from the cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from holdfast.wire.events import TokenLogprob
 from holdfast.wire.output import TokenText
 
 _REPLACEMENT = "\ufffd"
-# a trailing U+FFFD from an opaque decoder is accepted only after this number of tokens
+# a trailing U+FFFD from a decoder of the style `opaque` is accepted only after this number of tokens
 _WINDOW_TOKENS = 16
 
 

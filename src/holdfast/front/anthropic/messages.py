@@ -196,7 +196,7 @@ class PromptFields(SharedFields):
         if self.messages[-1]["role"] != "assistant":
             return False
         if last.get("tool_calls"):
-            raise invalid_field(field, "the results of its calls are missing")
+            raise invalid_field(field, "the results of this turn's tool calls are missing")
         text: str = last["content"]
         if text != text.rstrip():
             raise invalid_field(field, "an answer to continue must not end with white space")
@@ -235,10 +235,10 @@ class MessagesRequest(PromptFields):
         "0: always take the most likely token."
     )
     top_p: Annotated[float, within("top_p")] | None = optional(
-        "Sample from the most likely tokens with this total probability."
+        "Total probability of the most likely tokens to sample from."
     )
     top_k: Annotated[int, within("top_k")] | None = optional(
-        "Sample from this many of the most likely tokens; 0: off."
+        "Number of the most likely tokens to sample from; 0: off."
     )
     metadata: dict[str, Any] | None = optional("Accepted, but has no effect.")
 

@@ -27,7 +27,7 @@ from holdfast.wire.requests import RESERVED_TEMPLATE_ARGUMENTS, SAMPLING_RANGES
 
 FILE_NAME = "models.toml"
 _SECTION = "models"
-# keys that have the type and limits of a server setting
+# key of a model's table → server setting that has the same type and limits
 _LIKE_SETTING = {
     "revision": "model.revision",
     "context": "model.context_tokens",

@@ -106,7 +106,7 @@ class WorkerProcess:
         process.stdin.write(msgspec.json.encode(assignment))
         process.stdin.close()
         try:
-            # the process has died; `_watch_exit` notices that
+            # suppressed: the process has died, which `_watch_exit` notices
             with contextlib.suppress(ConnectionError):
                 await process.stdin.wait_closed()
         except asyncio.CancelledError:
@@ -163,7 +163,7 @@ class WorkerProcess:
         """
         self._watch_task.cancel()
         if not self.link.started.done():
-            # nothing can get lost, and a load cannot be interrupted in another way
+            # a worker that loads has nothing to save, and only SIGKILL interrupts a load
             self._signal(signal.SIGKILL)
         elif self.is_alive:
             self.link.send(SHUT_DOWN)

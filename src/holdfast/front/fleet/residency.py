@@ -44,7 +44,7 @@ ModelState: TypeAlias = Literal["unloaded", "loading", "ready", "stopping", "fai
 WorkerOf: TypeAlias = Callable[[CatalogEntry, ModelFiles, MemoryShare], WorkerSettings]
 """Returns the settings of a model's worker."""
 
-AUTO_MEMORY_SHARE = 0.75  # share of the machine's memory, or of a GPU's
+AUTO_MEMORY_SHARE = 0.75  # default for all models together, as a share of machine or GPU memory
 HAS_UNIFIED_MEMORY = sys.platform == "darwin"  # whether GPU and system share their memory
 # without `max_loaded`, a model gets at most half of the memory for KV
 _AUTO_PARTS = 2

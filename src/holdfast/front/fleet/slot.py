@@ -111,8 +111,8 @@ LONGEST_BACKOFF_SECONDS = 60.0
 # wait for a worker
 FAILED_STARTS = 3
 HEALTHY_SECONDS = 60.0  # a worker that has served this long resets the backoff
-# As long as answers make progress, this many restarts are immediate. It takes that many to find one
-# bad request.
+# As long as answers make progress, this number of restarts a minute happens without delay: it can
+# take as many to find one bad request.
 DEATHS_A_MINUTE = 5
 RETRY_AFTER_SECONDS = 5.0  # for a full queue, since nobody knows how long the load takes
 SHUTTING_DOWN = "the server is shutting down"
@@ -573,7 +573,7 @@ class ModelSlot:
         self, client: ModelClient, process: WorkerProcess, info: ModelInfo
     ) -> None:
         self.info = info
-        # the settings have changed while it was loading
+        # whether the settings have changed while the worker was loading
         is_outdated = self._settings != process.settings
         resumed = client.begin_with(process.link, info)  # open requests go before new ones
         self.resumed += resumed

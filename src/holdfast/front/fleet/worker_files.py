@@ -144,13 +144,13 @@ class CrashReport(msgspec.Struct, frozen=True, kw_only=True):
     more_requests: int = 0
     # ids of requests that ran alone when it died; they are not tried again
     refused: tuple[str, ...] = ()
-    # its last figures
+    # the last figures that the worker reported
     running: int = 0
     queued: int = 0
     steps: int = 0
     resident_bytes: int = 0
     kv_reserved_bytes: int = 0
-    log: tuple[str, ...] = ()  # its last lines, with the traceback of a fault
+    log: tuple[str, ...] = ()  # the last lines of the worker's log, with the traceback of a fault
     versions: Mapping[str, str] = {}
 
 

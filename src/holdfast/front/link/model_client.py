@@ -35,7 +35,7 @@ from holdfast.wire.events import (
 from holdfast.wire.requests import RequestId, TokenIds, common_tokens
 from holdfast.wire.sessions import OperationName, SessionAnswer, SessionCommand
 
-# prompts that were prefilled in advance; remembered for the next worker's figures
+# maximum number of prompts prefilled in advance that are remembered for the next worker's figures
 MOST_READ_AHEAD = 8
 MOST_SENDINGS = 2  # of a session command: a command that killed two workers is not sent to a third
 _IF_DONE_BEFORE: Final[Mapping[OperationName, SessionFailure]] = {

@@ -127,7 +127,7 @@ def unpacked(numbers: Sequence[int], *, limit_bytes: int) -> tuple[dict[str, Any
             raise ValueError("it is incomplete or too long")
         return tuple(msgspec.to_builtins(turn) for turn in _turns.decode(text))
     except (ValueError, zlib.error, msgspec.DecodeError):
-        raise invalid_field("context", "it is not from an answer of this server") from None
+        raise invalid_field("context", "it was not returned by this server") from None
 
 
 class OllamaAnswer(AnswerFormat):

@@ -96,13 +96,13 @@ class OllamaOptions(BaseModel):
         "0: always take the most likely token."
     )
     top_k: Annotated[WholeNumber, Field(ge=-1, le=SAMPLING_RANGES["top_k"][1])] | None = optional(
-        "Sample from this many of the most likely tokens; 0 and -1: from all tokens."
+        "Number of the most likely tokens to sample from; 0 and -1: all tokens."
     )
     top_p: Annotated[float, within("top_p")] | None = optional(
-        "Sample from the most likely tokens with this total probability."
+        "Total probability of the most likely tokens to sample from."
     )
     min_p: Annotated[float, within("min_p")] | None = optional(
-        "Sample from tokens at least this likely, relative to the most likely one."
+        "Smallest probability of a token to sample, as a fraction of the highest probability."
     )
     seed: Annotated[WholeNumber, Field(ge=-(2**63), le=2**64 - 1)] | None = optional(
         "The same seed gives the same answer; -1: a random seed."

@@ -450,7 +450,7 @@ class OllamaEmbed(OllamaEmbedding):
         "False: refuse a text that is too long. Otherwise: cut off its end."
     )
     dimensions: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = optional(
-        "Keep only this many leading dimensions, and normalize the vector again."
+        "Number of leading dimensions to keep; the vector is then normalized again."
     )
 
     def plan(self, services: Services) -> EmbeddingPlan:

@@ -94,7 +94,7 @@ class ContentLogprob(Struct, frozen=True, kw_only=True):
     token: str
     logprob: float
     bytes: list[int]
-    top_logprobs: list[ContentLogprob] | UnsetType = UNSET  # tokens in the list have none
+    top_logprobs: list[ContentLogprob] | UnsetType = UNSET  # absent in the entries of such a list
 
 
 class ChatLogprobs(Struct, frozen=True, kw_only=True):

@@ -275,7 +275,7 @@ class CompletionRequest(GenerationFields, FormatFields):
     )
     max_tokens: MaxTokens | None = optional("Maximum number of tokens of each choice; default: 16.")
     logprobs: Annotated[int, Field(ge=0)] | None = optional(
-        "Return the log-probabilities of each token and of this many of the most likely tokens."
+        "Return the log-probability of each token, and list this number of most likely tokens."
     )
     echo: bool | None = optional("Return the prompt before the completion.")
     best_of: Annotated[int, Field(ge=1)] | None = optional("Must be equal to `n`.")
@@ -395,7 +395,7 @@ class EmbeddingsRequest(SaltField):
         "float: numbers; base64: their float32 bytes in base64."
     )
     dimensions: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = optional(
-        "Keep only this many leading dimensions, and normalize the vector again."
+        "Number of leading dimensions to keep; the vector is then normalized again."
     )
     pooling: Pooling | None = optional(
         "Use the mean of all hidden states, or the last one; default: as the model was trained."

@@ -50,7 +50,7 @@ SAMPLING = (
 _MOST_BIASES = 4096
 _MOST_DIGITS = 9
 
-# Unsupported fields that clients send. Some belong to other routes; they are refused, not ignored.
+# Unsupported fields that clients send. Some are fields of other endpoints. They are refused.
 _EMPTY = (
     "grammar json_schema guided_whitespace_pattern structural_tag mm_processor_kwargs "
     "media_io_kwargs stop_token_ids bad_words "
@@ -315,7 +315,8 @@ def prompts_of(given: Any) -> tuple[str | tuple[int, ...], ...]:
 
 
 def _not_too_many(value: Any) -> Any:
-    # Checked before the entries: each invalid entry becomes an error, and a million need gigabytes.
+    # Checked before the entries: each invalid entry becomes an error, and a million errors take
+    # gigabytes.
     if isinstance(value, dict) and len(value) > _MOST_BIASES:
         raise ValueError(f"at most {_MOST_BIASES} tokens, got {len(value)}")
     return value
@@ -364,12 +365,12 @@ class SamplingFields(SharedFields):
     temperature: Annotated[float, within("temperature", le=2)] | None = optional(
         "0: always take the most likely token."
     )
-    top_p: TopP | None = optional("Sample from the most likely tokens with this total probability.")
+    top_p: TopP | None = optional("Total probability of the most likely tokens to sample from.")
     top_k: Annotated[int, within("top_k")] | None = optional(
-        "Sample from this many of the most likely tokens; 0: off."
+        "Number of the most likely tokens to sample from; 0: off."
     )
     min_p: Annotated[float, within("min_p")] | None = optional(
-        "Sample from tokens at least this likely, relative to the most likely one."
+        "Smallest probability of a token to sample, as a fraction of the highest probability."
     )
     presence_penalty: PresencePenalty | None = optional(
         "Penalty on each token that the answer already contains."

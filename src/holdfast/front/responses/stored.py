@@ -495,7 +495,7 @@ async def _page(request: Request, services: Services, kind: Kind) -> Response:
         # if several items have the id, continue after the last of them, so that paging always ends
         places = [place for place, item in enumerate(items) if item["id"] == after]
         if not places:
-            raise invalid_field("after", "there is no such item here")
+            raise invalid_field("after", "no item of this list has this id")
         begin = places[-1] + 1
     end = begin + limit
     return _list(items[begin:end], has_more=len(items) > end)

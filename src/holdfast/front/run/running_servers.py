@@ -118,7 +118,7 @@ def _claimed(environ: Mapping[str, str]) -> Claim:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         sweep(place, prefix=CLAIM_PREFIX)
         return claim(place, prefix=CLAIM_PREFIX)
-    except (OSError, RuntimeError) as error:  # read-only, full, without locks; or no home
+    except (OSError, RuntimeError) as error:  # read-only, full, no locks; or no home
         logger.info(
             "temporary files are put in %s, because the usual folder cannot be used: %s",
             shared,

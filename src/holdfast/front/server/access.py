@@ -507,7 +507,7 @@ def _key_in(folder: Path | None) -> bytes:
         kept = path.read_bytes()
         return kept if len(kept) == _SEAL_KEY_BYTES else key
     except OSError as error:
-        _log.warning("sealed texts are valid only until this process ends: %s", error)
+        _log.warning("thoughts encrypted for clients are valid only in this process: %s", error)
         return key
 
 

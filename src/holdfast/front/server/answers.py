@@ -31,9 +31,10 @@ from holdfast.wire.output import (
 )
 from holdfast.wire.requests import GenerationRequest, SamplingParams
 
-KEEP_ALIVE_SECONDS = 5.0  # between two checks, so a keep-alive is sent after 5 to 10 silent seconds
+# time between two checks for silence; a keep-alive is therefore sent after 5 to 10 silent seconds
+KEEP_ALIVE_SECONDS = 5.0
 MOST_READY_BYTES = 64 << 10  # the socket's buffer may hold as many bytes in addition
-HEADER_GRACE_SECONDS = 0.5  # wait with the headers, so that an early failure gets its own status
+HEADER_GRACE_SECONDS = 0.5  # delay of the headers, so that an early failure gets its own status
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"  # a comment, which readers of server-sent events ignore
 _HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
@@ -197,14 +198,14 @@ _SENTENCES = {
         "{unused} more tokens were cached in files that are damaged or gone; that part of the "
         "prompt was prefilled instead."
     ),
-    CacheOutcome.FORGOTTEN: "{unused} more tokens were cached, but somebody deleted them.",
+    CacheOutcome.FORGOTTEN: "{unused} more tokens were cached, but were deleted on request.",
 }
 
 
 def _in_words(event: ChoiceFinished, difference: Difference | None, *, dropped_tokens: int) -> str:
     memory = event.memory
     sentences: list[str] = []
-    if memory.outcome in _SENTENCES:  # otherwise, the difference explains it
+    if memory.outcome in _SENTENCES:  # otherwise, `difference` says why not more was cached
         sentences.append(_SENTENCES[memory.outcome].format(unused=f"{memory.unused_tokens:,}"))
     if difference is not None:
         sentences.append(
@@ -463,7 +464,7 @@ class EventWriter:
         self._is_sending = False
 
     def _tick_in(self, seconds: float) -> None:
-        # one task per stream, so that it costs nothing per token
+        # one timer at a time for the whole stream, because one for each token would cost too much
         self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
 
     def _tick(self) -> None:

@@ -35,7 +35,8 @@ from holdfast.telemetry.request_log import RECORD, RequestRecord
 
 Handler: TypeAlias = Callable[[Request, Services], Awaitable[Response]]
 Shape: TypeAlias = Mapping[str, Any]  # part of an operation's description in /openapi.json
-ENDLESS_MARK = "x-endless"  # tells programs that call every operation that this one does not end
+# marks an operation whose response does not end; programs that call all operations skip it
+ENDLESS_MARK = "x-endless"
 _VERSION = "v1"
 _LONGEST_PATH = 100
 _COMPONENTS = "#/components/schemas/{name}"

@@ -34,7 +34,7 @@ from holdfast.front.server.problem import Problem
 from holdfast.front.server.services import Services
 
 MOST_HEAD_BYTES = 64 * 1024
-# size of the system's send buffer: Linux's default takes 4 MB for each client that does not read
+# size of a socket's send buffer; by default, Linux uses 4 MB for each client that does not read
 _MOST_UNSENT_BYTES = 128 << 10
 _LOG_SECONDS = 60.0
 _MOST_ADDRESSES_LOGGED = 1000

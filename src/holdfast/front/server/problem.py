@@ -115,9 +115,9 @@ class Problem:
 
     @property
     def message_with_field(self) -> str:
-        """The message, preceded by the name of the field at fault if there is one.
+        """The message, preceded by the name of the field at fault unless it contains that name.
 
-        Used by protocols whose error format has no separate place for that name.
+        Used by protocols whose error format has no separate place for the name.
         """
         if self.field and self.field not in self.message:
             return f"`{self.field}`: {self.message}"
