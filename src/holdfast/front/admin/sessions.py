@@ -138,7 +138,7 @@ class SessionOpening(SessionChange):
 
 
 class SessionObject(Struct, frozen=True, kw_only=True):
-    """A session. Times are in Unix seconds; token counts are those of the branch used last."""
+    """A session. Times are in Unix seconds. Token counts are those of its last used branch."""
 
     id: str
     object: Literal["session"] = "session"
@@ -212,7 +212,10 @@ async def take_in(request: Request, path: Path, *, limit_bytes: int) -> None:
 
 
 def sent(path: Path, *, name: str) -> StreamingResponse:
-    """A response that sends the file. It holds the file open, so the path may be deleted at once."""
+    """Create a response that sends the file.
+
+    The file is already open when this function returns, so the path may be deleted at once.
+    """
     file = path.open("rb")
     safe = "".join(
         character if character.isascii() and (character.isalnum() or character in "._-") else "_"
@@ -347,7 +350,7 @@ async def _objects(
 
 
 def _answer(command: SessionCommand, objects: list[SessionObject]) -> Response:
-    """The response to a command."""
+    """Create the HTTP response to a session command. objects: the sessions in the answer."""
     shown: Struct
     if command.operation == "list":
         shown = SessionList(

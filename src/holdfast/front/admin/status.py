@@ -349,7 +349,8 @@ def _models(request: Request, services: Services) -> list[str]:
 def _is_ollamas(request: Request) -> bool:
     """Whether an Ollama client sent the request.
 
-    Such a client names itself, or is a script in a browser that does not accept a page.
+    Ollama clients are programs with "ollama" in their User-Agent and scripts in browsers. Neither
+    accepts HTML.
     """
     agent, accepts = (request.headers.get(name, "").lower() for name in ("user-agent", "accept"))
     return "text/html" not in accepts and ("ollama" in agent or "mozilla" in agent)

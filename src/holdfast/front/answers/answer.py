@@ -437,7 +437,7 @@ class TextJoints:
         self._parted = False  # a part that is not visible text followed
 
     def separator(self, part: AnswerPart) -> str:
-        """Return what to insert before this part, which is the next one."""
+        """Return the separator to insert before `part`, the next part of the answer."""
         if not isinstance(part, Segment) or part.kind != "text":
             self._parted = True
             return ""

@@ -127,7 +127,7 @@ class WorkerProcess:
     async def wait_started(self, *, timeout_seconds: float) -> WorkerReady | WorkerFailed:
         """Wait until the model is served, or the worker fails or dies.
 
-        After the timeout, kill the worker.
+        If none of these happens within the timeout, the worker is killed.
         """
         try:
             # not asyncio.wait_for: before Python 3.12 it may swallow a cancellation

@@ -436,7 +436,8 @@ class Residency:
                 other for other, slot in self._slots.items() if slot.is_pinned and slot.has_place
             )
             message = (
-                f"model {name!r} cannot be loaded: pinned models ({pinned}) leave no room for it"
+                f"model {name!r} cannot be loaded: pinned models ({pinned}) leave no room for it; "
+                "unpin one of them"
             )
             self._slots[name].leases.turn_away(WorkerUnavailable(message))
         for name in verdict.unload:

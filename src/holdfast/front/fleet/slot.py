@@ -398,7 +398,7 @@ class ModelSlot:
     # -- for requests
 
     async def wait_loaded(self) -> None:
-        """Wait for the outcome of the current load. If it fails, raises the reason."""
+        """Wait until the current load has ended. If the load fails, raises its error."""
         assert self._loaded is not None
         await asyncio.shield(self._loaded)
 

@@ -245,7 +245,7 @@ class ControlRequest(BaseModel):
 
 
 class ControlAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Whether the action succeeded. If it did not, `message` tells the reason."""
+    """Whether the action succeeded. If it did not, `message` gives the reason."""
 
     success: bool = msgspec.field()
     message: str = ""

@@ -156,9 +156,9 @@ class ForwardedAddresses:
     def _origin(self, headers: Iterable[tuple[bytes, bytes]]) -> Address | None:
         """The client's address as seen by the outermost trusted proxy.
 
-        Returns None if it is missing or ambiguous. A proxy writes one of the two headers (Forwarded
-        and X-Forwarded-For) and passes the other one on unchanged. If they disagree, one of them is
-        forged, and we cannot tell which.
+        Returns None if the address is missing or ambiguous. A proxy writes one of the two headers
+        (Forwarded and X-Forwarded-For) and passes the other one on unchanged. If they disagree, one
+        of them is forged, and we cannot tell which.
         """
         values: dict[bytes, list[str]] = {b"x-forwarded-for": [], b"forwarded": []}
         for name, value in headers:
@@ -193,7 +193,10 @@ def is_trusted(text: str, networks: Sequence[Network]) -> bool:
 
 
 def _hop_address(hop: str) -> Address | None:
-    """The address of a hop, without quotes, brackets and port. IPv4-mapped IPv6 becomes IPv4."""
+    """The address of a hop, without quotes, brackets and port; None if it is not an address.
+
+    IPv4-mapped IPv6 addresses become IPv4 addresses.
+    """
     text = hop.strip().strip('"')
     if text.startswith("["):
         text = text[1:].partition("]")[0]

@@ -67,8 +67,8 @@ class RequestIdentity:
 def identity_of(request: Request, body: bytes, settings: ServerSettings) -> RequestIdentity | None:
     """The identity of a request; None if the request cannot share its answer.
 
-    It consists of sender, path, query, body, and the headers that influence the answer. Headers
-    that differ between attempts (`x-stainless-retry-count`, `traceparent`) are not part of it.
+    The identity consists of sender, path, query, body, and the headers that influence the answer.
+    Headers that differ between attempts (`x-stainless-retry-count`, `traceparent`) are left out.
 
     An answer cannot be shared if lost answers are not kept and the request has no
     `Idempotency-Key`.

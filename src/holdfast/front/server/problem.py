@@ -103,7 +103,7 @@ def missing_field(field: str) -> RequestRefused:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What went wrong with a request. From status 500 on, the server is at fault."""
+    """What went wrong with a request. If `status` is 500 or more, the server is at fault."""
 
     status: int
     code: str

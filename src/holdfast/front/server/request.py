@@ -260,7 +260,8 @@ def service_in(request: Request, *, can_wait: bool = False) -> ServiceClass:
 def time_limit_in(headers: Mapping[str, str], *, limits: LimitsSettings) -> float:
     """The time limit of a request in seconds; 0: no limit.
 
-    It is the client's limit, but at most the server's. Raises RequestRefused.
+    The client's limit applies, but cannot exceed the server's. Raises RequestRefused if the
+    client's limit is not a positive number.
     """
     text = headers.get(TIME_LIMIT_HEADER)
     if text is None:
