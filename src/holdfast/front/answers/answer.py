@@ -381,8 +381,10 @@ class AnswerReader:
         self._last = text[-1]
 
     def _shortcut(self, text: str) -> Segment:
-        """Return the text as a segment at once. Only for text that contains no beginning of a marker,
-        has no trailing white space, and arrives while no text is held back.
+        """Return the text as a segment at once.
+
+        Only for text that contains no beginning of a marker, has no trailing white space, and
+        arrives while no text is held back.
         """
         source = self._source
         start = source.passed

@@ -1,4 +1,4 @@
-"""Detokenizes a stream without splitting characters, and finds the tokens' positions in the text."""
+"""Detokenizes a stream without splitting characters, and locates the tokens in the text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.wire.events import TokenLogprob
 from holdfast.wire.output import TokenText
 
 _REPLACEMENT = "\ufffd"
-# a trailing U+FFFD from a decoder of the style `opaque` is accepted only after this number of tokens
+# a trailing U+FFFD from a decoder of style `opaque` is accepted only after this number of tokens
 _WINDOW_TOKENS = 16
 
 

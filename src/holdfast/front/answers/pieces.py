@@ -118,7 +118,7 @@ _BYTE_OF_CHARACTER = _byte_alphabet()
 class TokenPieces:
     """The text that each token of a tokenizer contributes. Shared by all requests.
 
-    The tables contain only tokens that have occurred, because a vocabulary has up to 260,000 tokens.
+    The tables contain only tokens that have occurred: a vocabulary has up to 260,000 tokens.
     """
 
     def __init__(self, backend: Tokenizer) -> None:

@@ -150,7 +150,7 @@ class TokenCount(Struct, frozen=True, kw_only=True):
 
 
 class CacheCreation(Struct, frozen=True, kw_only=True):
-    """The parts of cache_creation_input_tokens that stay cached for five minutes and for an hour."""
+    """How many of cache_creation_input_tokens stay cached for five minutes, and for an hour."""
 
     ephemeral_5m_input_tokens: int
     ephemeral_1h_input_tokens: int

@@ -57,7 +57,7 @@ class CatalogEntry:
     store: StoreSettings
     origin: str  # file or folder that lists the model
     aliases: tuple[str, ...] = ()
-    # whether the model is loaded at the start, and never unloaded because it is idle or to make room
+    # whether the model is loaded at the start, and never unloaded to make room or when it is idle
     is_pinned: bool = False
     # the model is unloaded after this many seconds without a request; 0: at once; None: never
     idle_seconds: float | None = None

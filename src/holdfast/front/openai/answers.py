@@ -263,8 +263,9 @@ class OpenAIAnswer(AnswerFormat):
         return b'%b%b%b,"prompt_progress":%b}\n\n' % fields
 
     def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
-        """Return the end mark of the stream, preceded by a chunk with token counts and explanation if
-        the stream shows any.
+        """Return the end mark of the stream.
+
+        It is preceded by a chunk with token counts and explanation if the stream shows any.
         """
         fields = b""
         if self._shows_usage:
@@ -341,7 +342,7 @@ class ChatAnswer(OpenAIAnswer):
         ]
 
     def keep_alive(self) -> bytes:
-        """Return an empty chunk, because some clients ignore comments and time out without events."""
+        """Return an empty chunk: some clients ignore comments and time out without events."""
         return self._choices[0] + b'{},"logprobs":null,"finish_reason":null}' + self._chunk_end()
 
     def opening(self, *, prompt_tokens: int) -> bytes:
@@ -459,7 +460,7 @@ class CompletionAnswer(OpenAIAnswer):
     empty_news = b'"text":""'
 
     def keep_alive(self) -> bytes:
-        """Return an empty chunk, because some clients ignore comments and time out without events."""
+        """Return an empty chunk: some clients ignore comments and time out without events."""
         choice = b'{"index":0,"text":"","logprobs":null,"finish_reason":null}'
         return self._chunk_begin + choice + self._chunk_end()
 

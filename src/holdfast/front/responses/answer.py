@@ -287,7 +287,7 @@ class ResponseAnswer(AnswerFormat):
         return self._created() + self._status_event()
 
     def keep_alive_of_follower(self) -> bytes:
-        """Return a comment, not an event: events are numbered, and others would not get this one."""
+        """Return a comment, because an event would have a number, but reach only one client."""
         return KEEP_ALIVE_COMMENT
 
     def opening(self, *, prompt_tokens: int) -> bytes:
@@ -710,7 +710,10 @@ class CustomInput:
         return self._give(json.loads(f'"{piece}"', strict=False))
 
     def rest(self) -> str:
-        """Return the rest of the text after the call has ended. Unexpected JSON is left unchanged."""
+        """Return the rest of the text after the call has ended.
+
+        Unexpected JSON is left unchanged.
+        """
         arguments = "".join(self._arguments)
         try:
             whole = json.loads(arguments, strict=False)

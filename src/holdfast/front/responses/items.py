@@ -350,8 +350,9 @@ def stored_input(items: Iterable[Mapping[str, Any]]) -> list[Item]:
 
 
 def stored_output(items: Sequence[Any], hidden_thoughts: Mapping[str, str]) -> list[Item]:
-    """Return output items as they are stored. hidden_thoughts: item id → thought, for thoughts that
-    the item does not show.
+    """Return output items as they are stored.
+
+    hidden_thoughts: item id → thought, for thoughts that the item does not show.
     """
     stored: list[Item] = msgspec.to_builtins(items)
     return [

@@ -179,7 +179,10 @@ class EventLog:
         self.events.clear()
 
     def after(self, number: int) -> AsyncIterator[bytes]:
-        """Yield an empty opening, then all events with a number above `number`, until the log ends."""
+        """Yield an empty opening, then all events with a number above `number` until the log ends.
+
+        Waits for events that have not been added yet.
+        """
         cursor = LogCursor()
         self._cursors.add(cursor)
         return self._read(cursor, number)
