@@ -124,7 +124,7 @@ def create_application(services: Services, *, dialects: Sequence[Dialect] = DIAL
     app = Starlette(
         routes=[_route(each) for each in table.operations],
         middleware=middleware,
-        exception_handlers={HTTPException: handle},  # of Starlette, for unknown paths and methods
+        exception_handlers={HTTPException: handle},  # Starlette's, for unknown paths and methods
         lifespan=_lifespan,
     )
     app.router.redirect_slashes = False

@@ -64,7 +64,8 @@ from holdfast.wire.output import Embedding
 from holdfast.wire.requests import ChatPrompt, EmbeddingRequest, GenerationRequest, Prompt
 
 _FUNCTION = "function"
-# User-Agent of a client that always asks the model to think; its users cannot turn that off
+# beginning of the User-Agent of a client that always asks the model to think, and has no setting
+# to turn that off
 _COPILOT = "GitHubCopilotChat/"
 _UNSUPPORTED = UnsupportedFields(neutral=SESSION_FIELDS)
 

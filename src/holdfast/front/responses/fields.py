@@ -168,7 +168,11 @@ class NamespacedTool(TypedDict):
     strict: NotRequired[
         Annotated[bool | None, Field(description="Force the arguments to match the schema.")]
     ]
-    format: NotRequired[Annotated[CustomFormat | None, Field(description="Format of the text.")]]
+    format: NotRequired[
+        Annotated[
+            CustomFormat | None, Field(description="For a custom tool: the format of the text.")
+        ]
+    ]
 
 
 @with_config(STRICT)
@@ -176,7 +180,9 @@ class ResponseTool(NamespacedTool):
     """A function, custom tool or namespace. Other types are skipped: the server cannot run them."""
 
     tools: NotRequired[
-        Annotated[list[NamespacedTool], Field(fail_fast=True, description="Of a namespace.")]
+        Annotated[
+            list[NamespacedTool], Field(fail_fast=True, description="For a namespace: its tools.")
+        ]
     ]
 
 

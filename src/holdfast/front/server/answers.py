@@ -297,7 +297,7 @@ class StreamFormat(abc.ABC):
 class AnswerFormat(StreamFormat):
     """The format of one answer: the events of a stream, or the whole answer as JSON.
 
-    All methods return complete frames of the protocol, such as whole server-sent events.
+    The bytes that the methods return are complete, for example whole server-sent events.
     """
 
     def sampled_by(self, sampling: SamplingParams) -> None:

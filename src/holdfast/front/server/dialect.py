@@ -35,7 +35,7 @@ from holdfast.telemetry.request_log import RECORD, RequestRecord
 
 Handler: TypeAlias = Callable[[Request, Services], Awaitable[Response]]
 Shape: TypeAlias = Mapping[str, Any]  # part of an operation's description in /openapi.json
-# marks an operation whose response does not end; programs that call all operations skip it
+# marks an operation whose response does not end, for programs that call all operations
 ENDLESS_MARK = "x-endless"
 _VERSION = "v1"
 _LONGEST_PATH = 100

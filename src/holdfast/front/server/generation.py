@@ -407,7 +407,7 @@ class RejoiningResponse(FollowingResponse):
     """
 
     def __init__(self, services: Services, answer: HeldAnswer, request: Request) -> None:
-        """answer: the result of `HeldAnswers.take`; `__call__` ends with the call of `leave`."""
+        """answer: the result of `HeldAnswers.take`; `__call__` calls `leave` in the end."""
         super().__init__(answer.after(-1), answer.form, streams=answer.streams)
         self._services = services
         self._answer = answer

@@ -127,7 +127,7 @@ class Problem:
 def problem_of(error: BaseException) -> Problem:
     """Convert any error to a `Problem`.
 
-    Unexpected errors are logged with their traceback; clients get status 500 without details.
+    Unexpected errors are logged with their traceback; clients get status 500 and the error's type.
     """
     status, code = _status_of(error)
     message = str(error)
