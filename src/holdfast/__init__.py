@@ -1,11 +1,11 @@
-"""Holdfast runs language models with MLX for agents: what a model has read stays read."""
+"""Holdfast runs language models with MLX for agents. Every token of a prompt is prefilled once."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-DISTRIBUTION = "holdfast-mlx"  # what is installed; the command and the import are called `holdfast`
+DISTRIBUTION = "holdfast-mlx"  # the package on PyPI; command and import: `holdfast`
 
 if TYPE_CHECKING:
     from holdfast.library.llm import LLM
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["DISTRIBUTION", "LLM", "__version__"]
 
 
-def __getattr__(name: str) -> Any:  # the library face loads MLX, the command line must not
+def __getattr__(name: str) -> Any:  # LLM imports MLX, which the command line must not do
     if name == "LLM":
         from holdfast.library.llm import LLM
 

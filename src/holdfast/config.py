@@ -56,10 +56,10 @@ def _setting(
     off: bool = False,
     secret: bool = False,
 ) -> T:
-    """A field of a setting.
+    """Declare a setting as a dataclass field.
 
-    off: the word `off` stands for 0. None, written `auto` or 0, lets Holdfast decide; for a
-    duration it is written `never`.
+    default: None lets Holdfast decide; users write it as `auto` or 0 (for a duration, as `never`).
+    doc: the text in the documentation. off: whether users may write `off` for 0.
     """
     metadata = {
         "doc": doc,
@@ -210,7 +210,7 @@ class ModelSettings:
     )
     layout: LayoutChoice = _setting(
         "auto",
-        "Layout of a batch; `auto`: the fastest layout that computes correct results.",
+        "How the sequences of a batch become forward passes; `auto`: the fastest correct way.",
         flag="--layout",
     )
     context_tokens: int | None = _setting(
@@ -365,7 +365,8 @@ class SchedulerSettings:
     )
     aging_seconds: float = _setting(
         60.0,
-        "How long a batch request waits, while others run, before it counts as interactive.",
+        "How long a request of priority `batch` waits, while others run, before it counts as "
+        "interactive.",
         limits=NOT_NEGATIVE,
     )
 
@@ -397,8 +398,8 @@ class LimitsSettings:
     max_top_logprobs: int = _setting(20, "Largest `top_logprobs`.", limits=NOT_NEGATIVE)
     repeated_thought_tokens: int = _setting(
         2048,
-        "Reasoning is ended if this many tokens repeat one piece that is at most an eighth as "
-        "long; 0: never.",
+        "Reasoning is ended when its last tokens, this many, repeat one sequence that is at most "
+        "an eighth as long; 0: never.",
         limits=NOT_NEGATIVE,
     )
     max_body_bytes: int = _setting(
@@ -439,8 +440,8 @@ class ToolsSettings:
 
     constrain: ConstrainChoice = _setting(
         "strict",
-        "Which tools' calls a grammar enforces while the model may call tools: `strict`: those "
-        "of tools with `strict: true`; `auto`: those of all tools.",
+        "For which tools a grammar enforces valid calls when calling a tool is optional: `strict`: "
+        "for tools with `strict: true`; `auto`: for all tools.",
     )
 
 
@@ -459,15 +460,16 @@ class StoreSettings:
     )
     ram_bytes: int | None = _setting(
         None,
-        "RAM budget for the KV of ended requests, as blocks and parked states; `auto`: a "
-        "quarter of the KV budget for blocks, and for parked states the part that running "
-        "requests leave free; `off`: on disk only.",
+        "RAM budget for the KV of ended requests (cached blocks and parked states); `auto`: a "
+        "quarter of the KV budget for blocks, and what running requests leave of the KV budget "
+        "for parked states; `off`: ended requests are cached on disk only.",
         limits=NOT_NEGATIVE,
         off=True,
     )
     disk_bytes: int | None = _setting(
         None,
-        "Disk budget of the prefix cache; `auto`: a fifth of the volume, but never its last 2 GiB.",
+        "Disk budget of the prefix cache; `auto`: a fifth of the volume, but at least 2 GiB stay "
+        "free.",
         limits=NOT_NEGATIVE,
     )
     daily_write_bytes: int | None = _setting(
@@ -575,7 +577,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffectiveSettings:
-    """The settings in force, and where they come from.
+    """The settings in force, and the source of each value.
 
     origins: key → "default", "file PATH", "variable HOLDFAST_X", "flag --x" or "argument MODEL".
     """
@@ -612,7 +614,11 @@ def all_specs() -> dict[str, SettingSpec]:
 
 
 def default_file(environ: Mapping[str, str]) -> Path | None:
-    """HOLDFAST_CONFIG, ./holdfast.toml or the one in ~/.config/holdfast; None if none exists."""
+    """Return the path of the settings file.
+
+    This is the file that HOLDFAST_CONFIG names, else ./holdfast.toml, else the one in
+    ~/.config/holdfast; None if none of them exists.
+    """
     if environ.get("HOLDFAST_CONFIG"):
         return Path(environ["HOLDFAST_CONFIG"])
     places = [Path.cwd(), *config_folders(environ)]
@@ -620,7 +626,10 @@ def default_file(environ: Mapping[str, str]) -> Path | None:
 
 
 def config_folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """The user's settings folder, ~/.config/holdfast, which may not exist; none without a home."""
+    """The user's settings folder, ~/.config/holdfast, which may not exist.
+
+    Empty if the user has no home folder.
+    """
     if environ.get("XDG_CONFIG_HOME"):
         return (Path(environ["XDG_CONFIG_HOME"]) / "holdfast",)
     return (Path(environ["HOME"]) / ".config" / "holdfast",) if environ.get("HOME") else ()
@@ -629,10 +638,10 @@ def config_folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
 def load_settings(
     *, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]
 ) -> EffectiveSettings:
-    """Read all sources: flags override variables, which override the file.
+    """Read the settings: flags override environment variables, which override the file.
 
-    file: None reads no file (see `default_file`). flags: key → value, None if not given. Raises
-    ConfigError, which names the key, value, allowed values and source.
+    file: the settings file (see `default_file`); None: read no file. flags: key → value, None if
+    absent. Raises ConfigError, which names the key, value, allowed values and source.
     """
     specs = all_specs()
     given: dict[str, Given] = {}
@@ -666,7 +675,7 @@ def shown_value(settings: Settings, key: str) -> str:
 
 
 def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
-    """Refuse combinations of values. Raises ConfigError."""
+    """Raise ConfigError if the values of two settings contradict each other."""
     scheduler = settings.scheduler
     for name in ("min_chunk_tokens", "max_running"):
         smaller = getattr(scheduler, name)

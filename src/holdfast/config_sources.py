@@ -1,6 +1,4 @@
-"""Reads settings from a TOML file, environment variables and flags; parses sizes, durations and
-other values.
-"""
+"""Reads settings from a TOML file, environment variables and flags, and converts their values."""
 
 from __future__ import annotations
 
@@ -88,7 +86,7 @@ class Given:
 
     value: object
     origin: str
-    place: str = ""  # the origin with the line in the file, for messages
+    place: str = ""  # the origin and, for a file, the line; for messages
 
 
 def spec_of(*, key: str, type_hint: Any, default: Any, metadata: Mapping[str, Any]) -> SettingSpec:
@@ -226,7 +224,7 @@ def _as_written(value: object) -> str:
 def _converted(spec: SettingSpec, value: object) -> Any:
     """Convert a value to the setting's type.
 
-    A result of None, ValueError or TypeError means that the value has the wrong form.
+    If the value has the wrong form, returns None or raises ValueError or TypeError.
     """
     match spec.kind:
         case "text":
@@ -342,13 +340,13 @@ def _unknown(noun: str, name: str, place: str, known: Iterable[str]) -> ConfigEr
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The known name nearest to an unknown one, as the end of a sentence; empty if none is near."""
+    """Return `; did you mean NAME?` with the most similar known name; empty if none is similar."""
     near = nearest_names(name, known)
     return f"; did you mean {near[0]}?" if near else ""
 
 
 def _place(text: str, origin: str, *, section: str, name: str = "") -> str:
-    """The origin, with the line of a section or setting if a simple search finds that line."""
+    """The origin, plus the line of a section or setting if a simple search finds that line."""
     inside = False
     bare = re.escape(name)
     for number, line in enumerate(text.splitlines(), start=1):

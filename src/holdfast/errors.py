@@ -219,11 +219,14 @@ class TimeLimitExceeded(HoldfastError):
 
 
 class ConfigError(HoldfastError):
-    """A setting is unknown or has an invalid value. A server that starts exits with code 2."""
+    """A setting is unknown or has an invalid value. A starting server exits with code 2."""
 
 
 class AddressInUse(ConfigError):
-    """Another program already listens on the port, at `url`."""
+    """Another program already listens on the server's port.
+
+    url: the address at which that program can be reached.
+    """
 
     def __init__(self, *, host: str, port: int, url: str) -> None:
         super().__init__(

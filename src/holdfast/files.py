@@ -23,7 +23,7 @@ from typing import IO
 
 from holdfast.errors import ConfigError
 
-CLAIM_PREFIX = "holdfast."  # of claimed folders; short, because socket paths have a limit
+CLAIM_PREFIX = "holdfast."  # for names of claimed folders; short, because socket paths are
 LOCK = "lock"
 _CLAIM_ATTEMPTS = 100
 _NO_FULL_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOTTY}
@@ -143,9 +143,9 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def atomic_create(path: Path) -> Iterator[IO[bytes]]:
-    """Like `atomic_write`, but an existing file is kept.
+    """Like `atomic_write`, but if `path` already exists, it is kept and the new file is discarded.
 
-    So concurrent writers all end with the same file.
+    If several processes write at the same time, the first file wins.
     """
     with _written_beside(path, place=_place_if_first) as file:
         yield file
@@ -195,7 +195,7 @@ def claim(parent: Path, *, prefix: str) -> Claim:
         folder = parent / f"{prefix}{secrets.token_hex(6)}"
         folder.mkdir(mode=0o700)
         file = lock_file(folder)
-        if file is None:  # another process mistook the not yet locked folder for an abandoned one
+        if file is None:  # before it was locked, another process took it for abandoned
             continue
         try:
             if try_lock(file) and folder.is_dir():
@@ -210,10 +210,9 @@ def claim(parent: Path, *, prefix: str) -> Claim:
 
 @contextlib.contextmanager
 def abandoned(folders: Iterable[Path]) -> Iterator[list[Path]]:
-    """Yield those folders whose owners are dead.
+    """Yield those of the claimed folders whose owners have died.
 
-    No other process gets them before the context ends.
-
+    The folders are locked until the context ends, so no other process handles them meanwhile.
     Raises OSError.
     """
     files: list[int] = []

@@ -354,7 +354,7 @@ def test_an_untrusted_certificate_is_not_reported_as_a_missing_server(
     agent_of(machine, "claude")
     result = launched(secure_url, "claude")
     assert result.exit_code == 2
-    assert f"{secure_url} shows a certificate that is not trusted" in result.output
+    assert f"{secure_url} presents a certificate that is not trusted" in result.output
     assert "SSL_CERT_FILE=cert.pem" in result.output
     assert "holdfast serve" not in result.output
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _STDIN = "-"
-# a server that takes longer than this to list its models is too busy to be used
+# if a running server takes longer than this to list its models, it is too busy to be used
 _MODELS_SECONDS = 2.0
 _POLL_SECONDS = 0.05
 _SHUTDOWN_SECONDS = 15.0
@@ -59,7 +59,7 @@ _SERVER_ONLY = (
     "server.cors_origins",
     "server.tls_key",
 )
-# All other flags need a server that was started with them.
+# Flags that a running server need not have been started with; every other flag needs a new server.
 _CLIENT_FLAGS = frozenset(
     {"model.path", "server.api_key", "server.tls_cert", "log.level", "log.format"}
 )
@@ -77,7 +77,7 @@ HELP = """\
 /stats          tokens and times of the last answer and of the conversation
 /help           this list
 /exit           leave (also Ctrl-D)
-Enter sends. Alt-Enter, or a \\ at the end of a line, starts a new line; a paste is one message.
+Enter sends. Alt-Enter, or a \\ at the end of a line, starts a new line; pasted text is one message.
 Ctrl-C stops an answer; the part already shown stays in the conversation.
 Type two slashes to send a message that begins like a command."""
 LEAVE_HINT = "(press Ctrl-C again to leave; Ctrl-D and /exit leave too)"
@@ -177,7 +177,7 @@ def _converse(
     system: str,
     options: dict[str, float | None],
 ) -> None:
-    """Answer the question, or without one the messages that are typed or piped. Then exit."""
+    """Answer the question; if it is empty, answer all typed or piped messages. Then exit."""
     from rich.console import Console
 
     _check_is_no_question(effective.settings.model.path)
@@ -284,7 +284,7 @@ def _served_model(client: ServerClient, wanted: str) -> str:
 
 
 class ChatSession:
-    """A conversation: keeps the messages, sends them and prints the answers."""
+    """A conversation in the terminal: stores the messages, sends them and prints the answers."""
 
     def __init__(
         self,
@@ -458,7 +458,7 @@ class ChatSession:
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """One answer: its parts so far, and its counts and times as measured here."""
+    """One answer: its parts so far, its token counts, and its times as measured by this client."""
 
     text: str = ""
     reasoning: str = ""
@@ -637,7 +637,7 @@ def _typed_messages(keyboard: PromptSession[str]) -> Iterator[str]:
                 typer.echo(LEAVE_HINT)
             continue
         about_to_leave = False
-        keyboard.output.enable_bracketed_paste()  # the prompt has switched it off
+        keyboard.output.enable_bracketed_paste()  # prompt_toolkit switches it off after each prompt
         keyboard.output.flush()
         yield message
 
@@ -756,7 +756,7 @@ def _last_error(log: IO[bytes]) -> str:
         last = line.strip() or last
         if line.startswith("holdfast: "):
             last_error = line.removeprefix("holdfast: ")
-        # the server's log.format is json
+        # for log.format json
         last_error = json_object(line).get("message") or last_error
     return last_error or last
 

@@ -78,7 +78,7 @@ def doctor(
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about this machine that are known without MLX."""
+    """What is known about this machine without MLX: hardware, system, Python version."""
 
     system: str
     architecture: str
@@ -110,7 +110,7 @@ class LayoutCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Diagnosis(msgspec.Struct, kw_only=True):
-    """All findings. A finding is None if its check failed; `problems` says why."""
+    """The results of all checks. A result is None if its check failed; `problems` says why."""
 
     machine: Machine
     platform: PlatformReport | None = None
@@ -358,7 +358,7 @@ def _dialect_rows(dialect: DialectReport) -> dict[str, str]:
     tools = "rendered by the chat template"
     if dialect.tools == "text":
         tools = f"described in the system message: {dialect.why}"
-    proof = "proven by a round trip" if dialect.proven else f"not proven: {dialect.why}"
+    proof = "proven: rendered calls parse back" if dialect.proven else f"not proven: {dialect.why}"
     history = "kept" if dialect.calls_kept else "calls are written into the text"
     parallel = "several calls per answer" if dialect.parallel else "one call per answer"
     rows = {

@@ -481,10 +481,7 @@ def _with_hint(error: str, server: ServerClient) -> str:
 
 
 def _server_line(target: AgentTarget, pid: int | None) -> str:
-    """Describe the server and model that the agent uses.
-
-    They may not be those that the user expects.
-    """
+    """Name the server and model that the agent uses, because the user may expect other ones."""
     facts = [f"model {target.model}"]
     if target.context_tokens is not None:
         facts.append(f"context {target.context_tokens:,} tokens")
@@ -494,7 +491,7 @@ def _server_line(target: AgentTarget, pid: int | None) -> str:
 
 
 def _check_demo(target: AgentTarget, *, is_allowed: bool) -> None:
-    """Ask before an agent uses the bundled model, which would only produce minutes of gibberish.
+    """Ask the user before an agent uses the bundled model, which cannot do an agent's work.
 
     Raises LaunchFailed if nobody can be asked, or Exit if the user declines.
     """
@@ -516,7 +513,7 @@ def _is_interactive() -> bool:
 
 
 def _resume_line(name: str, options: Mapping[str, str | None], *, allow_demo: bool) -> str:
-    """How to continue the conversation later.
+    """Return the line that says how to continue the conversation later.
 
     The command that the agent itself prints refers to deleted files.
     """

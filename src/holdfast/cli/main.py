@@ -26,7 +26,7 @@ FURTHER_COMMANDS = "holdfast.commands"
 
 _HELP = "help"
 _BENCH = "bench"
-# commands of other programs whose names are not similar to ours
+# what users of other programs may type → our command; for names that are not similar
 _ELSEWHERE = {
     "talk": "chat",
     "up": "serve",

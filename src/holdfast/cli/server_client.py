@@ -1,7 +1,4 @@
-"""Finds the running server that a command is about.
-
-Also: the options that name a server, and its HTTP client.
-"""
+"""Finds the running server for a command: the options that name a server, and an HTTP client."""
 
 from __future__ import annotations
 
@@ -127,8 +124,8 @@ def client_of(
 ) -> ServerClient:
     """Return a client of the server at `url`, or without `url` of the server in the settings.
 
-    If the settings contain no port, the only server that this user runs is meant, whatever its
-    port. Raises NoSuchServer if there are several, and ServerFailed.
+    If the settings contain no port, this is the only server that the user runs, on any port.
+    Raises NoSuchServer if there are several, and ServerFailed.
     """
     effective = read_settings()
     settings = effective.settings.server
@@ -322,8 +319,8 @@ class ServerClient:
             reason = str(error).rstrip(".") or type(error).__name__
             if "CERTIFICATE_VERIFY_FAILED" in reason:
                 raise ServerFailed(
-                    f"{self.url} shows a certificate that is not trusted: {reason}. If it is the "
-                    "server's own certificate, name its file: SSL_CERT_FILE=cert.pem holdfast …"
+                    f"{self.url} presents a certificate that is not trusted: {reason}. If it is "
+                    "the server's own certificate, name its file: SSL_CERT_FILE=cert.pem holdfast …"
                 ) from None
             if isinstance(error, httpx.RemoteProtocolError) and self.url.startswith("http:"):
                 https = self.url.replace("http:", "https:", 1)

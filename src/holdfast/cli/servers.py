@@ -611,7 +611,7 @@ def uninstall() -> None:
         system = service_system(sys.platform, os.environ)
         if not system.file.exists():
             raise ServiceFailed(f"no service is installed: there is no {system.file}")
-        # without it, the service cannot be running
+        # without this program, the service cannot be running
         has_program = shutil.which(system.status[0]) is not None
         if has_program:
             _run_all(system.stop, may_fail=True)

@@ -333,7 +333,7 @@ def pin_session(server: ServerClient, session_id: Id) -> None:
 @sessions.command("unpin")
 @server_command
 def unpin_session(server: ServerClient, session_id: Id) -> None:
-    """Allow that a session's blocks are evicted like any others."""
+    """Allow eviction of a session's blocks."""
     _print(_ask(server, "update", session_id, json={"pinned": False}))
 
 
@@ -473,7 +473,7 @@ def _time(seconds: float) -> str:
 
 
 class StateInUse(HoldfastError):
-    """This state cannot be deleted."""
+    """The state cannot be deleted: it is in use, unknown, or deleted by another command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -539,7 +539,7 @@ def clear_state(
     config: Config = None,
     yes: Yes = False,
 ) -> None:
-    """Delete some or all of this state, unless a running server uses it."""
+    """Delete some or all of what Holdfast keeps on disk, unless a running server uses it."""
     kinds = {kind.name: kind for kind in _state_kinds(config)}
     if all_kinds:
         names = [name for name, kind in kinds.items() if kind.clear is not None]
@@ -608,7 +608,7 @@ def _kinds_in_store(folder: Path, settings: Settings) -> list[StateKind]:
     def is_used_by(server: RunningServer) -> bool:
         return server.store_folder == str(folder)
 
-    exists = (folder / "blocks").is_dir()  # the folder exists once a server has used it
+    exists = (folder / "blocks").is_dir()  # created when a server first uses the store
     allowed_bytes = settings.store.disk_bytes
     if exists:
         limits = store_limits(settings.store)

@@ -1,4 +1,4 @@
-"""The library's link to its worker, which runs on a thread of this process."""
+"""How the library starts its worker on a thread of this process and exchanges messages with it."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class InProcessClient:
         return stream
 
     def statistics(self) -> WorkerStatistics:
-        """The worker's current figures."""
+        """Ask the worker for its current statistics."""
         answer: Future[WorkerStatistics] = Future()
         with self._alive():
             self._statistics.put(answer)
@@ -236,9 +236,9 @@ class InProcessClient:
 def close_before_exit(engine: InProcessClient) -> None:
     """Close the engine when the main thread ends, unless `closed` is called before.
 
-    Device threads are not daemons (MLX would abort), so the interpreter waits for them before it
-    runs any exit handler. That is why a daemon thread, which touches no device, watches the main
-    thread.
+    Device threads are not daemons, because MLX would abort the process at exit. So the interpreter
+    waits for them before it runs any exit handler. That is why a daemon thread, which touches no
+    device, watches the main thread.
     """
     global _watch
     with _lock:
@@ -251,7 +251,7 @@ def close_before_exit(engine: InProcessClient) -> None:
 
 
 def closed(engine: InProcessClient) -> None:
-    """Close the engine now. It needs no further care at exit."""
+    """Close the engine now, so that nothing needs to be closed at exit."""
     engine.close()
     with _lock:
         _open.discard(engine)

@@ -83,7 +83,7 @@ Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
 FormatOption: TypeAlias = OutputFormat | Mapping[str, Any]
 ChoiceOption: TypeAlias = ToolChoice | str
 ThinkingOption: TypeAlias = Thinking | ThinkingEffort | bool
-LEAVE = msgspec.UNSET  # keep the current value, or use that of the settings
+LEAVE = msgspec.UNSET  # an argument not given: the current value, or the one in the settings
 _ENDS_BY_ITSELF = (FinishReason.STOP, FinishReason.LENGTH)
 _Request = TypeVar("_Request")
 _Stream = TypeVar("_Stream", bound="BlockingEventStream | TextStream")
@@ -91,7 +91,7 @@ _Result = TypeVar("_Result")
 
 
 class GenerationOptions(TypedDict, total=False):
-    """How to generate. A sampling parameter that is not given has the model's recommended value."""
+    """Options of a generation. Sampling parameters default to the model's recommended values."""
 
     max_tokens: int  # default: as many as fit in the context window
     temperature: float  # 0: always the most likely token
@@ -104,7 +104,7 @@ class GenerationOptions(TypedDict, total=False):
     logit_bias: dict[int, float]
     seed: int
     stop: str | Sequence[str]
-    top_logprobs: int  # log-probabilities of each token, and of this many alternatives; may be 0
+    top_logprobs: int  # log-probabilities of each token and of this many alternatives; may be 0
     ignore_eos: bool
     # as in OpenAI's API: {"type": "json_object"}, {"type": "json_schema", …}; or a JSON schema
     # itself
@@ -114,7 +114,7 @@ class GenerationOptions(TypedDict, total=False):
 
 
 class ChatOptions(GenerationOptions, total=False):
-    """How to answer a conversation."""
+    """Options for answering a conversation."""
 
     # as in OpenAI's API: {"type": "function", "function": {"name", "parameters", …}}
     tools: Sequence[Mapping[str, Any]]
@@ -124,7 +124,7 @@ class ChatOptions(GenerationOptions, total=False):
 
 
 class EmbeddingOptions(TypedDict, total=False):
-    """How to embed texts."""
+    """Options for embedding texts."""
 
     pooling: (
         Pooling  # "mean" of all hidden states, or the "last"; default: as the model was trained
@@ -339,7 +339,7 @@ def _read_prompt(stream: BlockingEventStream) -> ReadPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """A whole answer."""
+    """An answer: its text and tokens, tool calls, token counts and times."""
 
     text: str  # does not include reasoning and tool calls
     token_ids: tuple[int, ...]  # all generated tokens, including markers
@@ -449,7 +449,7 @@ class TextStream:
         return self.completion
 
     def close(self) -> None:
-        """Stop generating, within one step."""
+        """Stop generating; the model computes at most one further step."""
         self._events.close()
 
     def _read(self) -> Iterator[OutputEvent]:

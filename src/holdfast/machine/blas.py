@@ -26,10 +26,10 @@ _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlasReport:
-    """The BLAS that MLX uses.
+    """Which BLAS library MLX uses.
 
-    in_front: whether it was loaded before MLX's own. If it is False, MLX uses its own, and `reason`
-    says why.
+    in_front: whether a faster library was loaded before MLX's own. If not, MLX uses its own, and
+    `reason` says why.
     """
 
     in_front: bool
@@ -91,9 +91,9 @@ class BlasThreads:
 
 
 def blas_of_numpy() -> tuple[BlasThreads, ...]:
-    """Return the BLAS of numpy after its import: numpy's own library, or the one loaded before MLX.
+    """Return the BLAS libraries that numpy uses: its own, or the one that was loaded before MLX.
 
-    Linux only; empty if unknown.
+    Call it after numpy was imported. Linux only; empty if unknown.
     """
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
@@ -141,7 +141,7 @@ def _wanted_threads() -> int:
 def _candidates() -> list[str]:
     """Return the files and library names to try.
 
-    Wheels such as numpy's prefix their symbols, so their BLAS cannot be used.
+    The BLAS inside a wheel (such as that of numpy) cannot be used: its symbols have a prefix.
     """
     prefixes = [os.environ.get("CONDA_PREFIX", ""), sys.prefix, sys.base_prefix]
     folders = [Path(prefix) / "lib" for prefix in dict.fromkeys(prefixes) if prefix]

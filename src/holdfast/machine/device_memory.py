@@ -14,15 +14,15 @@ from holdfast.errors import ModelLoadError
 
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
-# KV's share of the memory that is free after loading; the rest is for activations, snapshots and
-# other programs
+# KV gets this share of the memory that is free after loading; the rest is for activations,
+# snapshots and other programs
 _KV_SHARE = 0.6
-# share of what weights and steps leave of the working set, on a GPU that shares the machine's
-# memory
+# on a GPU with unified memory, KV and cached blocks get this share of the part of the working set
+# that weights and steps leave free
 _UNIFIED_SHARE = 0.8
 _RAM_TIER_PARTS = 4  # cached blocks in RAM get the KV budget divided by this
-# share of the working set above which weights are wired; the system has no reason to page out
-# smaller ones
+# weights are wired if they are at least this share of the working set; the system has no reason to
+# page out smaller ones
 _WIRED_FROM_SHARE = 0.4
 _WIRED_MARGIN = 1.01  # because buffers are rounded up to whole pages
 _SMALLEST_BUDGET_BYTES = 64 << 20
@@ -34,7 +34,7 @@ _SYSCTL = b"kern.memorystatus_vm_pressure_level"
 class MemoryShare:
     """The part of the remaining memory that a worker may use, considering the other workers."""
 
-    parts: int = 1  # its KV may use one of this many equal parts
+    parts: int = 1  # the memory for KV has this many equal parts, of which this worker gets one
     promised_bytes: int = 0  # memory that other workers may still allocate
     # memory used by other workers; for devices that report only their total memory
     taken_bytes: int = 0
@@ -116,11 +116,11 @@ def plan_memory(
 
     full_context_bytes: KV of one sequence that fills the model's context.
 
-    If a GPU shares the machine's memory, the budget ignores what other programs use now, because
-    the system makes room for a working set. KV and cached blocks together get a share of what
-    weights and steps leave of the working set, and at least one full context if possible. On other
-    machines, the KV budget is a share of the free memory. Raises ModelLoadError if the settings ask
-    for more than exists.
+    On a GPU with unified memory, the budget ignores what other programs use now, because the system
+    makes room for a working set. There, KV and cached blocks together get a share of the part of
+    the working set that weights and steps leave free. KV gets at least one full context if
+    possible. On other machines, the KV budget is a share of the free memory. Raises ModelLoadError
+    if the settings ask for more than exists.
     """
     unified = memory.unified and memory.working_set_bytes > 0
     _check_requested(kv_bytes, memory)
@@ -158,11 +158,11 @@ def _check_requested(kv_bytes: int | None, memory: DeviceMemory) -> None:
 
 
 def state_bytes(working_set_bytes: int, *, taken_bytes: Sequence[int], parts: int = 1) -> int:
-    """How much each loaded model may use for KV and cached blocks in RAM: an equal part of what is
-    left.
+    """How many bytes each loaded model may use for KV and cached blocks in RAM.
 
-    taken_bytes: weights and step memory of each loaded model. parts: the working set is divided by
-    this first, for other models whose weights are unknown.
+    This is an equal part of what the loaded models leave of the working set. taken_bytes: weights
+    and step memory of each loaded model. parts: the working set is divided by this first, to leave
+    room for other models whose weights are unknown.
     """
     left = working_set_bytes // parts - sum(taken_bytes)
     return max(0, left // len(taken_bytes))

@@ -32,13 +32,13 @@ DEMO_ID = "holdfast-demo"
 DEMO_IDS = (DEMO_ID, "holdfast-demo-draft", "holdfast-demo-window")
 Progress: TypeAlias = Callable[[str, float], None]
 OnBytes: TypeAlias = Callable[[int, int], None]
-"""Called with the fetched and the missing bytes, by several threads.
+"""A function that several threads call with the bytes fetched so far and the bytes to fetch.
 
 An exception stops the download.
 """
 PullStage: TypeAlias = Literal["download", "checking"]
 OnStep: TypeAlias = Callable[[PullStage, int, int], None]
-"""Called with the stage and the done and total bytes, by several threads.
+"""A function that several threads call with the stage, the bytes done and the bytes in total.
 
 An exception stops the pull.
 """
@@ -62,7 +62,7 @@ _PATIENCE_SECONDS = 2.0  # how long to wait before the warning that the Hub is s
 # how long to wait for any answer of the Hub; huggingface_hub itself tries for 23 s and prints each
 # attempt
 _REACH_SECONDS = 10.0
-_SHA256 = re.compile(r"[0-9a-f]{64}")  # name of files in Git LFS and Xet, such as weights
+_SHA256 = re.compile(r"[0-9a-f]{64}")  # the cache names files from Git LFS and Xet by this hash
 _GIT_SHA1 = re.compile(r"[0-9a-f]{40}")
 _CHUNK_BYTES = 8 << 20
 _logger = logging.getLogger(__name__)
@@ -338,7 +338,7 @@ def _bar_class(add: Callable[[float], None] | None) -> type[Any]:
 
 
 def _from_cache(source: ModelSource, wanted: dict[str, Any], reason: Exception) -> Path:
-    """Return the snapshot in the cache, because the Hub cannot be reached."""
+    """Return the model's folder in the cache, for use without the Hub. Raises ModelLoadError."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -408,7 +408,7 @@ def _not_found(name: str) -> str:
 
     hint = "or it is private and HF_TOKEN is not set"
     if get_token():
-        hint = "or your token may not see it"
+        hint = "or your token has no access to it"
     return f"there is no folder {name} here and no model {name} on the Hub, {hint}"
 
 

@@ -154,7 +154,7 @@ def _changed(path: Path) -> ModelChanged:
 class FileStamp(msgspec.Struct, frozen=True, array_like=True):
     """Identifies a version of a file.
 
-    Programs can set its modification time, not its change time.
+    It contains the change time, because programs can set only the modification time.
     """
 
     device: int
@@ -191,7 +191,7 @@ class HashCache:
     """A cache of hashes in a file, which any process may replace. Not thread-safe."""
 
     def __init__(self, path: Path | None) -> None:
-        """path: None to keep nothing on disk."""
+        """path: the file of the cache; None: cache nothing on disk."""
         self._path = path
         self._known = {} if path is None else _load(path)
         self._used: dict[FileStamp, str] = {}
@@ -204,7 +204,7 @@ class HashCache:
         return known
 
     def add(self, stamp: FileStamp, found: str) -> None:
-        """Store the hash (xxh3-128, hexadecimal) of a file. Its stamp must have been settled."""
+        """Store the hash (xxh3-128, hexadecimal) of a file. The stamp must be settled."""
         if stamp.size >= LEAST_BYTES:
             self._used[stamp] = found
 

@@ -29,7 +29,8 @@ _KV_SHARE = 0.6  # share of the memory that the weights leave, as in `device_mem
 _GROUP_BITS = 32 / 64  # 16 bits each for scale and bias, per 64 weights
 BITS = (8, 6, 4)
 AS_IS = "as is"
-_AIMS = ((4, 32768), (1, 32768), (4, 8192), (1, 8192), (1, 2048))  # (agents, tokens of each)
+# (agents, tokens of each), the most ambitious aim first
+_AIMS = ((4, 32768), (1, 32768), (4, 8192), (1, 8192), (1, 2048))
 _CONFIG = "config.json"
 _SCALES = ".scales"
 _GROUP_SIZE = 64  # the default of mlx-lm
@@ -192,7 +193,7 @@ def _other(files: Iterable[str]) -> str:
 def _parameters(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> int:
     """The number of parameters.
 
-    A quantized weight has as many as its scales times the group size.
+    A quantized weight has as many parameters as it has scales, times the group size.
     """
     table: Mapping[str, Any] = next(
         (config[key] for key in _QUANTIZATION if isinstance(config.get(key), Mapping)), {}

@@ -227,11 +227,10 @@ def _some(names: list[str], limit: int = 3) -> str:
 
 
 def check_loadable(folder: Path) -> Mapping[str, Any]:
-    """Return the configuration if mlx-lm can load the model, judged by file names and config.json
-    (0.1 ms).
+    """Return the configuration if mlx-lm can load the model.
 
-    Truncated files are only noticed when the model is loaded. Raises ModelLoadError with the
-    reason.
+    Checks only file names and config.json, which takes 0.1 ms; truncated files are noticed when the
+    model is loaded. Raises ModelLoadError with the reason.
     """
     try:
         return _checked(folder)

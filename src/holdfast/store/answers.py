@@ -4,7 +4,8 @@ After a restart, conversations continue from exactly these tokens.
 
 Only a request that contains the answer can read its row: the row's key is a hash of the answer's
 text and of the tenant, and the row's bytes are encrypted with another part of the same hash. The
-file only saves work: no failure here costs an answer. A damaged file is replaced by an empty one.
+file only saves prefill work: a failure here never makes a request fail. A damaged file is replaced
+by an empty one.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class AnswerFile:
             if self._writer is None:
                 self._writer = threading.Thread(target=self._write_all, name="answers", daemon=True)
                 self._writer.start()
-                atexit.register(self.close)  # the thread would end with the process
+                atexit.register(self.close)  # a daemon thread would lose its queue at exit
         with contextlib.suppress(queue.Full):
             self._waiting.put_nowait((secret, answer))
 
@@ -180,7 +181,7 @@ class AnswerFile:
         )
         try:
             use_write_ahead_log(database, busy_seconds=_BUSY_SECONDS)
-            # a killed process loses nothing; a power failure only costs saved work
+            # a killed process loses nothing; a power failure may lose cached answers
             database.execute("PRAGMA synchronous = OFF")
             database.execute("PRAGMA journal_size_limit = 1048576")
             make_tables(database, _SCHEMA, version=_FORMAT)
@@ -203,7 +204,7 @@ class AnswerFile:
         self._database = None
         self._ids = set()
         self._bytes = 0
-        # such a file is full, locked or read-only, but not damaged
+        # the file is full, locked or read-only, but not damaged, so it is kept
         if isinstance(error, sqlite3.OperationalError):
             return
         for suffix in ("", "-wal", "-shm"):

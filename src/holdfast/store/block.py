@@ -44,7 +44,7 @@ BlockKind: TypeAlias = Literal["kv", "state"]
 
 KEY_BYTES = 32
 KINDS: tuple[BlockKind, ...] = ("kv", "state")
-MOST_TOKENS = 1 << 40  # in a chain; limits what a damaged header can claim
+MOST_TOKENS = 1 << 40  # length of a chain; a header that claims more is damaged
 
 Part: TypeAlias = bytes | memoryview
 
@@ -150,7 +150,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StoreChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """What has happened to blocks since the last call."""
+    """What has happened to blocks since the last call of `changes`."""
 
     stored: tuple[BlockKey, ...] = ()  # durable by now
     lost: tuple[BlockKey, ...] = ()  # dropped, evicted, or found missing or damaged

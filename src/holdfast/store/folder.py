@@ -11,8 +11,8 @@
     answers/                    the exact tokens of generated answers, see answers.py
     responses/                  stored responses and conversations, see responses.py
 
-Nothing outside the folder is touched: only this module builds names, links are not followed, and
-only files with such names are removed.
+Nothing outside the folder is touched: only this module builds paths, links are not followed, and
+only files whose names have one of these forms are removed.
 """
 
 from __future__ import annotations
@@ -202,8 +202,8 @@ class StoreFolder:
 
         The lock is reentrant, because work under it may have to rebuild the index.
 
-        Raises OSError if there is no marker, or if another process holds the lock for longer than
-        `wait_seconds`.
+        Raises OSError if the folder is not marked as a store, or if another process holds the lock
+        for longer than `wait_seconds`.
         """
         if self._holds_lock:
             yield
@@ -335,9 +335,7 @@ def is_folder(settings: StoreSettings) -> bool:
 
 
 def library_folder(settings: StoreSettings, environ: Mapping[str, str]) -> str:
-    """Like `chosen_folder`, for a model inside another program, which writes nothing unless it was
-    asked to.
-    """
+    """Like `chosen_folder`, but for the Python library, which has no store on disk by default."""
     return "" if settings.folder == AUTO else chosen_folder(settings, environ)
 
 

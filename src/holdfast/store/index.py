@@ -212,9 +212,7 @@ class BlockIndex:
             self._database.executemany("DELETE FROM pins WHERE key = ?", gone)
 
     def remove_rows(self, keys: Iterable[BlockKey]) -> None:
-        """Remove blocks but not their pins, because rows that differ from the files may be added
-        again.
-        """
+        """Remove the rows of blocks, but not their pins: `reconcile` may add the rows again."""
         self._write("DELETE FROM blocks WHERE key IS ?", [(key,) for key in keys])
 
     def touch(self, used: Mapping[BlockKey, float]) -> None:
@@ -349,15 +347,14 @@ class IndexSupervisor:
         self._index: BlockIndex | None = None
         self._path = _IN_MEMORY  # path of the index that was opened last
         self._file: tuple[int, int] | None = None  # device and inode of the open index
-        self.gone: Gone = {}  # blocks that were found missing when opening; the owner handles them
+        # blocks found missing or damaged when the index was opened; the owner handles them
+        self.gone: Gone = {}
 
     def use(self, work: Callable[[BlockIndex], Result]) -> Result:
         """Call `work` with the open index.
 
-        If the index is damaged, rebuild it and call `work` again.
-
-        Raises OSError if that fails, also if the disk is full or read-only, or if another process
-        holds the index.
+        If the index is damaged, rebuild it and call `work` again. Raises OSError if the index
+        cannot be rebuilt, if the disk is full or read-only, or if another process locks the index.
         """
         for _ in range(_ATTEMPTS):
             try:
@@ -417,10 +414,10 @@ class IndexSupervisor:
 
 
 def reconcile(index: BlockIndex, folder: StoreFolder) -> Gone:
-    """Add rows for files that only the folder has, and remove rows whose files are gone.
+    """Make the index agree with the folder: add rows for unknown files, remove rows without a file.
 
-    Reads only the headers of files that the index does not know. Returns the blocks that are gone;
-    for each of them, the file if it is damaged and still there. Raises OSError, sqlite3.Error.
+    Reads only the headers of unknown files. Returns the missing and damaged blocks; for each
+    damaged block with its file, else with None. Raises OSError, sqlite3.Error.
     """
     unseen = index.places()
     wrong: list[BlockKey] = []

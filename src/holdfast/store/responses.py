@@ -92,7 +92,7 @@ logger = logging.getLogger("holdfast.store")
 
 
 class RecordKey(NamedTuple):
-    """Identifies a record."""
+    """Identifies a response or a conversation of a tenant."""
 
     tenant: str
     id: str

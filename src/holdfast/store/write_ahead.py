@@ -42,11 +42,11 @@ Answer = TypeVar("Answer")
 Task: TypeAlias = Callable[[], None]
 Offer: TypeAlias = Literal["taken", "held already", "full", "closed"]
 
-_MOST_CHANGES = 1 << 17  # older changes that nobody fetched are dropped; a read finds them out, too
+_MOST_CHANGES = 1 << 17  # how many changes to remember; a read also notices a lost block
 
 
 class Mailbox:
-    """A bounded number of blocks, and tasks, for the I/O thread, in one order.
+    """The queue of the I/O thread: a bounded number of blocks, and tasks, in the order sent.
 
     Any thread may call it. Blocks can be read from the mailbox until the I/O thread has finished
     with them.
@@ -68,7 +68,7 @@ class Mailbox:
     def offer(self, block: StoredBlock) -> Offer:
         """Queue a block for writing if there is room.
 
-        A single block is always taken, however large it is.
+        An empty mailbox takes a block of any size.
         """
         size = block.nbytes
         with self._changed:
@@ -213,7 +213,7 @@ class WriteAhead:
 
     @property
     def oldest_at(self) -> float:
-        """The time at which the oldest file was written. There must be a file."""
+        """The time at which the oldest file was written. Requires at least one file."""
         return next(iter(self._written_at.values()))
 
     @property

@@ -1,4 +1,4 @@
-"""The metrics for /metrics: those that the front counts itself, and the statistics of the workers.
+"""The metrics at /metrics: what the front counts itself, and the statistics of the workers.
 
 Tables of (field, documentation) turn a worker's figures into metric families.
 """
@@ -33,7 +33,7 @@ from holdfast.wire.events import (
 )
 from holdfast.wire.events import Histogram as HistogramFigures
 
-# the second name is the old one, which stays until the next release
+# each metric has both names; the second one will be removed in the next release
 _PREFIXES = ("holdfast_prefix_cache_", "holdfast_memory_")
 _CACHE_GAUGES = (
     ("kept_tokens", "Cached tokens, in RAM or on disk."),
@@ -204,7 +204,7 @@ class Metrics(Collector):
         )
         self.put_back_tokens = self._counter(
             "request_put_back_tokens",
-            "Tokens of earlier answers that prompts contain as they were generated.",
+            "Tokens of earlier answers that later prompts reuse exactly as generated.",
             "model",
         )
         self.dropped_tokens = self._counter(
@@ -349,7 +349,7 @@ def _cache_families(prefix: str, caches: Mapping[str, CacheFigures]) -> Iterator
     yield _labelled(f"{prefix}reused_tokens", "Cached tokens used, by tier.", "tier", tiers)
     yield _labelled(
         f"{prefix}reused_ram_tokens",
-        "Cached tokens used from RAM: moved, shared or copied.",
+        "Cached tokens used from RAM, by how a request got their KV: moved, shared, copied.",
         "how",
         ways,
     )

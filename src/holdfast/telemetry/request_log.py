@@ -76,7 +76,7 @@ class RequestRecord:
     error_message: str = ""
     is_aborted: bool = False  # aborted by the client
     rejoined: str = ""  # id of the earlier request whose answer it received
-    asked: GenerationRequest | None = None  # the first prompt, if a model generates
+    asked: GenerationRequest | None = None  # the first generation request; None if there is none
     answer: AnswerRecord | None = None  # set when a model has accepted the request
     waits_for: WaitReason | None = None  # what the request waits for now, in the front
     waited: dict[WaitReason, float] = field(default_factory=dict)  # seconds in the front, by reason
@@ -261,7 +261,7 @@ def write_progress(record: RequestRecord, progress: PromptProgress) -> None:
 class AnswerRecord:
     """Records the events of one answer.
 
-    Its clock starts when this object is created, together with the request.
+    Times are measured from the creation of this object, when the request arrives.
     """
 
     def __init__(self, metrics: Metrics, *, clock: Callable[[], float] = perf_counter) -> None:
@@ -294,7 +294,8 @@ class AnswerRecord:
     ) -> None:
         """Note that the request is in the worker's queue.
 
-        Metrics start here, where the model is known to exist.
+        Metrics with the model as a label are counted from here on, because only now it is known to
+        exist.
 
         prompt: empty unless contents are logged. If it is set, the texts of the answers are
             recorded, too.
