@@ -373,7 +373,7 @@ class SchedulerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsSettings:
-    """Limits of a request."""
+    """Limits of a single request, and of requests per key or address."""
 
     max_requests_per_key: int = _setting(
         0,
@@ -398,7 +398,7 @@ class LimitsSettings:
     max_top_logprobs: int = _setting(20, "Largest `top_logprobs`.", limits=NOT_NEGATIVE)
     repeated_thought_tokens: int = _setting(
         2048,
-        "Reasoning is ended when its last tokens, this many, repeat one sequence that is at most "
+        "Reasoning is ended when this many tokens at its end repeat one sequence that is at most "
         "an eighth as long; 0: never.",
         limits=NOT_NEGATIVE,
     )
@@ -436,7 +436,7 @@ class LimitsSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolsSettings:
-    """Tool calls."""
+    """Settings for tool calls."""
 
     constrain: ConstrainChoice = _setting(
         "strict",
@@ -598,7 +598,7 @@ def _sections() -> dict[str, type[Any]]:
 
 
 def all_specs() -> dict[str, SettingSpec]:
-    """Key (`section.name`) → spec of the setting, in the order of the documentation."""
+    """Return the specs of all settings by key (`section.name`), in the documentation's order."""
     specs = {}
     for section, slice_type in _sections().items():
         hints = get_type_hints(slice_type)

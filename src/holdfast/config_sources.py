@@ -28,14 +28,14 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The range of a setting."""
+    """The allowed range of a numeric setting."""
 
     at_least: float = -math.inf
     at_most: float = math.inf
     above: float = -math.inf
 
     def hold(self, value: float) -> bool:
-        """Whether the range contains a number."""
+        """Whether the range contains the value."""
         return self.at_least <= value <= self.at_most and value > self.above
 
     def in_words(self) -> str:
@@ -270,7 +270,10 @@ def _list(value: object) -> tuple[str, ...] | None:
 
 
 def given_by_file(specs: Mapping[str, SettingSpec], file: Path) -> dict[str, Given]:
-    """The values in a TOML file. Raises ConfigError if it is unreadable or has an unknown key."""
+    """Return the values in a TOML file, by key of the setting.
+
+    Raises ConfigError if the file is unreadable or has an unknown key.
+    """
     try:
         text = file.read_text(encoding="utf-8")
         tables = tomllib.loads(text)
@@ -303,7 +306,10 @@ def given_by_file(specs: Mapping[str, SettingSpec], file: Path) -> dict[str, Giv
 def given_by_variables(
     specs: Mapping[str, SettingSpec], environ: Mapping[str, str]
 ) -> dict[str, Given]:
-    """The values of HOLDFAST_… variables. Raises ConfigError for an unknown one."""
+    """Return the values of the variables HOLDFAST_…, by key of the setting.
+
+    Raises ConfigError for an unknown variable.
+    """
     by_variable = {spec.variable: key for key, spec in specs.items()}
     given = {}
     for variable, value in environ.items():
@@ -318,9 +324,9 @@ def given_by_variables(
 def given_by_flags(
     specs: Mapping[str, SettingSpec], flags: Mapping[str, object]
 ) -> dict[str, Given]:
-    """The values of flags. Raises ConfigError for an unknown key.
+    """Return the values of the given flags, by key of the setting.
 
-    flags: key → value; None for a flag that is absent.
+    flags: key → value; None for a flag that is absent. Raises ConfigError for an unknown key.
     """
     given = {}
     for key, value in flags.items():

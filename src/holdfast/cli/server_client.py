@@ -91,8 +91,9 @@ class NoSuchServer(HoldfastError):
 def server_command(
     command: Callable[..., None], *, options: Mapping[str, Any] = SESSION_OPTIONS
 ) -> Callable[..., None]:
-    """Give a command `(server, **own options)` the options that name the server, and errors of one
-    line.
+    """Turn a function `(server, **own options)` into a command with options that name the server.
+
+    The command prints an error as one line.
     """
     own = own_parameters(command)
     added = [option(name, annotation) for name, annotation in options.items()]

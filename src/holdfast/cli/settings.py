@@ -91,11 +91,10 @@ HelpAll: TypeAlias = Annotated[
 def settings_command(
     command: Callable[..., None], *, shown: Collection[str] = _SHOWN, left_out: Collection[str] = ()
 ) -> Callable[..., None]:
-    """Give a command `(effective, **own options)` an option for each setting, and errors of one
-    line.
+    """Turn a function `(effective, **own options)` into a command with an option for each setting.
 
-    shown: keys of the settings that `--help` shows. left_out: keys of settings that this command
-    does not use.
+    The command prints an error as one line. shown: keys of the settings that `--help` shows.
+    left_out: keys of settings that this command does not use.
     """
     own = own_parameters(command)
     specs = [spec for spec in all_specs().values() if spec.flag and spec.key not in left_out]
@@ -190,7 +189,7 @@ def own_parameters(command: Callable[..., None]) -> list[inspect.Parameter]:
 def with_parameters(
     run: Callable[..., None], parameters: Sequence[inspect.Parameter]
 ) -> Callable[..., None]:
-    """Give a function that takes keyword arguments this signature, which Typer reads."""
+    """Set the signature of a function with keyword arguments; Typer derives the options from it."""
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run

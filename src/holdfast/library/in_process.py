@@ -105,7 +105,7 @@ class BlockingEventStream:
 
 
 class InProcessClient:
-    """Starts a worker on a device thread, which is not a daemon. Any thread may call any method."""
+    """Runs a worker on a thread of this process. Any thread may call any method."""
 
     def __init__(self, run_worker: Callable[[QueueInbox], object]) -> None:
         """run_worker: loads the model, serves the inbox until `SHUT_DOWN`, releases the device."""

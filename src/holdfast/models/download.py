@@ -130,7 +130,7 @@ def demo_folder(model: str = DEMO_ID) -> Path:
     name = model or DEMO_ID
     folder = Path(str(resources.files("holdfast.models"))) / "bundled" / name
     if not (folder / "config.json").is_file():
-        raise ModelLoadError(f"this installation does not have the bundled model {name}")
+        raise ModelLoadError(f"there is no bundled model {name} here; install Holdfast again")
     return folder
 
 

@@ -243,7 +243,7 @@ def _checked(folder: Path) -> Mapping[str, Any]:
     config = checked_config(folder)
     model_type = str(config["model_type"])
     if not (is_supported(model_type) or config.get("model_file")):
-        raise ModelLoadError(f"mlx-lm has no models of the type {model_type}")
+        raise ModelLoadError(f"the installed mlx-lm has no models of the type {model_type}")
     weights = [name for name in os.listdir(folder) if fnmatchcase(name, WEIGHT_FILES)]
     if not weights:
         raise _no_weights(folder)
