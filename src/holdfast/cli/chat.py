@@ -735,7 +735,8 @@ def _wait_until_ready(
     while server.poll() is None:
         if time.monotonic() > deadline:
             raise ServerFailed(
-                f"the model was not ready after {limit_seconds:.0f} s (model.startup_seconds)"
+                f"the model was not ready after {limit_seconds:.0f} s; for a slow model, raise "
+                "model.startup_seconds"
             )
         with contextlib.suppress(ServerFailed):  # the server does not listen yet
             health = client.health()

@@ -215,7 +215,8 @@ def check_layout(settings: ModelSettings) -> LayoutCheck:
         )
     except subprocess.TimeoutExpired:
         raise HoldfastError(
-            f"loading and probing took more than {limit:.0f} s (model.startup_seconds)"
+            f"loading and probing took more than {limit:.0f} s; for a slow model, raise "
+            "model.startup_seconds"
         ) from None
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]

@@ -112,7 +112,7 @@ def list_models(
             return
         _print_models(rows, with_state=served is not None)
         if server is not None:
-            typer.echo(f"state: as in the server at {server}")
+            typer.echo(f"the states are those of the server at {server}")
         for each in left_out:
             typer.echo(f"left out: {each['name']} ({each['origin']}): {each['reason']}")
 

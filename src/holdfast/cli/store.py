@@ -131,7 +131,7 @@ def prune(folder: Folder = None, config: Config = None) -> None:
     typer.echo(f"removed {count_text(len(report.keys), 'block')}, {size_text(report.freed_bytes)}")
     if report.salvaged_blocks:
         blocks = count_text(report.salvaged_blocks, "block")
-        typer.echo(f"finished {blocks} that a crashed server had left incomplete")
+        typer.echo(f"saved {blocks} that a crashed server had left unfinished")
 
 
 @store.command("clear")
@@ -209,7 +209,7 @@ def _summary_rows(summary: StoreSummary) -> list[tuple[str, str]]:
     volume = f"{size_text(summary.volume_free_bytes)} free of {size_text(summary.volume_bytes)}"
     rows = [
         ("folder", str(summary.folder)),
-        ("kept", f"{count_text(summary.blocks, 'block')}, {size_text(summary.file_bytes)}"),
+        ("stored", f"{count_text(summary.blocks, 'block')}, {size_text(summary.file_bytes)}"),
         ("limit", size_text(summary.allowed_bytes)),
         ("written today", size_text(summary.written_today_bytes)),
         ("volume", volume),

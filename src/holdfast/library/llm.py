@@ -675,9 +675,9 @@ def _tool_choice(choice: ChoiceOption | None, prompt: Prompt) -> ToolChoice:
                 field="tool_choice",
             )
     if missing := [name for name in made.names if name not in names]:
-        raise InvalidRequest(f"there is no tool {missing[0]!r}", field="tool_choice")
+        raise InvalidRequest(f"tool_choice: there is no tool {missing[0]!r}", field="tool_choice")
     if made.mode == "required" and not names:
-        raise InvalidRequest("there are no tools to choose from", field="tool_choice")
+        raise InvalidRequest("tool_choice requires a call, but tools is empty", field="tool_choice")
     return made
 
 

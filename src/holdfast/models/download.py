@@ -433,9 +433,14 @@ def _not_fetched(name: str, error: BaseException) -> str:
                 "the rest"
             )
         case OSError(errno=errno.ENOSPC):
-            return f"the disk is full: {name} could not be fetched completely"
+            return (
+                f"the disk is full: {name} could not be fetched completely; free some space and "
+                "try again"
+            )
         case OSError(errno=errno.EACCES | errno.EPERM | errno.EROFS):
-            return f"the cache folder {error.filename} cannot be written: change HF_HOME"
+            return (
+                f"the cache folder {error.filename} cannot be written: set HF_HOME to another folder"
+            )
     if isinstance(error, (_network_error(), ConnectionError, TimeoutError)):
         return (
             f"the Hub cannot be reached, and {name} is neither a folder here nor completely in "

@@ -154,7 +154,8 @@ def _check_shards(folder: Path) -> None:
     missing = sorted(name for name in named if not (folder / name).exists())
     if missing:
         raise ModelLoadError(
-            f"{folder} lacks {len(missing)} of {len(named)} weight files: {_some(missing)}"
+            f"{folder} lacks {len(missing)} of {len(named)} weight files: {_some(missing)}; "
+            "download the model again"
         )
 
 
@@ -186,8 +187,8 @@ def read_header(file: Path) -> dict[str, Any]:
             header_bytes = struct.unpack("<Q", start[:8])[0] if len(start) >= 8 else 0
             if not 2 <= header_bytes <= min(_LARGEST_HEADER_BYTES, size - 8):
                 raise ModelLoadError(
-                    f"{file} ({size:,} bytes) is damaged or cut short: its header does not fit "
-                    "into it"
+                    f"{file} ({size:,} bytes) is damaged or cut short, because its header does "
+                    "not fit into the file; download the file again"
                 )
             opened.seek(8)
             header: dict[str, Any] = json.loads(opened.read(header_bytes))
@@ -197,12 +198,13 @@ def read_header(file: Path) -> dict[str, Any]:
         raise ModelLoadError(f"{file} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise ModelLoadError(
-            f"{file} is damaged: its header is not that of a safetensors file"
+            f"{file} is damaged: its header is not that of a safetensors file; download the file "
+            "again"
         ) from error
     if 8 + header_bytes + expected != size:
         raise ModelLoadError(
             f"{file} is damaged or cut short: {8 + header_bytes + expected:,} bytes expected, "
-            f"{size:,} found"
+            f"{size:,} found; download the file again"
         )
     return header
 
@@ -296,7 +298,7 @@ def context_tokens(
     known = known_context_tokens(config) or _sane(tokenizer_limit)
     if known and requested is not None and requested > known:
         raise ModelLoadError(
-            f"model.context_tokens = {requested:,} is more than the model's own {known:,}"
+            f"model.context_tokens = {requested:,} is more than the model's own {known:,} tokens"
         )
     return requested or known or UNKNOWN_CONTEXT_TOKENS
 

@@ -75,7 +75,7 @@ class ReadFailed(HoldfastError):
 
 
 class BlockMissing(ReadFailed):
-    """The store does not have the block, or cannot be reached now."""
+    """The store does not have the block, or its folder cannot be read now."""
 
 
 class BadBlock(ReadFailed):
@@ -83,7 +83,7 @@ class BadBlock(ReadFailed):
 
 
 class StoreRefused(HoldfastError):
-    """The folder cannot be used as a store, because it contains other files."""
+    """The folder cannot be used as a store, for example because it contains other files."""
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True, gc=False):

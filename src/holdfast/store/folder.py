@@ -330,7 +330,7 @@ def chosen_folder(settings: StoreSettings, environ: Mapping[str, str]) -> str:
 
 
 def is_folder(settings: StoreSettings) -> bool:
-    """Whether the settings name a folder."""
+    """Whether store.folder names a folder, and is not `auto` or `off`."""
     return settings.folder not in ("", AUTO, OFF)
 
 
@@ -392,7 +392,7 @@ def _plain_folders(root: Path) -> list[Path]:
 class Records:
     """The records of one model's sessions: small named files with a checksum.
 
-    They are replaced as a whole. I/O thread. Every method may raise OSError.
+    A record is only ever replaced as a whole. I/O thread only. Every method may raise OSError.
     """
 
     def __init__(self, folder: StoreFolder, *, model: str) -> None:

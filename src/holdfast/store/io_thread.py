@@ -54,7 +54,7 @@ class Clocks:
 
 
 class IoThread:
-    """The work of the I/O thread. Only the constructor runs on another thread."""
+    """What the I/O thread does. Only the constructor may be called on another thread."""
 
     def __init__(
         self,
@@ -389,7 +389,7 @@ class IoThread:
         self._recount()
 
     def entries(self) -> tuple[Entry, ...]:
-        """Return all blocks of this model that a root leads to, parents before children."""
+        """Return the blocks of this model whose parents are all stored, parents before children."""
         self.flush()
         if self._retry_at is not None:
             self._supervisor.open_in_memory()

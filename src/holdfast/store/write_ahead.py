@@ -196,7 +196,7 @@ class Mailbox:
 class WriteAhead:
     """Files that are complete, but not durable or not in the index yet; oldest first.
 
-    I/O thread.
+    I/O thread only.
     """
 
     def __init__(self, folder: StoreFolder, *, fingerprint: str, figures: StoreFigures) -> None:
