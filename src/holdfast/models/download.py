@@ -438,9 +438,7 @@ def _not_fetched(name: str, error: BaseException) -> str:
                 "try again"
             )
         case OSError(errno=errno.EACCES | errno.EPERM | errno.EROFS):
-            return (
-                f"the cache folder {error.filename} cannot be written: set HF_HOME to another folder"
-            )
+            return f"the cache folder {error.filename} cannot be written: change it with HF_HOME"
     if isinstance(error, (_network_error(), ConnectionError, TimeoutError)):
         return (
             f"the Hub cannot be reached, and {name} is neither a folder here nor completely in "
