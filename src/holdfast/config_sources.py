@@ -39,7 +39,7 @@ class Limits:
         return self.at_least <= value <= self.at_most and value > self.above
 
     def in_words(self) -> str:
-        """The range in words, as the end of a sentence."""
+        """Describe the range for the end of a message, such as `, at least 0`."""
         if self.at_most < math.inf:
             return f" from {self.at_least:g} to {self.at_most:g}"
         if self.at_least > -math.inf:
@@ -82,7 +82,7 @@ class SettingSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """A value of a setting from one source."""
+    """A value of a setting, as one source (file, variable or flag) gives it."""
 
     value: object
     origin: str

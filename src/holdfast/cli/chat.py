@@ -372,7 +372,7 @@ class ChatSession:
     def _show(self, piece: AnswerPiece) -> None:
         """Print a piece of an answer. Reasoning and tool calls are dimmed.
 
-        Into a pipe, it prints no reasoning, and the text exactly as the model wrote it.
+        If the output is a pipe, reasoning is not printed, and text is printed exactly as generated.
         """
         kind, text = piece
         for_person = self._interactive or self._console.is_terminal
@@ -703,7 +703,7 @@ def own_server(
 def _server_command(effective: EffectiveSettings, port: int) -> list[str]:
     """The command that starts the server with exactly these settings.
 
-    It reads no file or variable.
+    The server reads no settings file and no environment variables.
     """
     command = [sys.executable, "-P", "-m", "holdfast.cli.main", "serve"]
     command += ["--config", os.devnull, "--until-stdin-closes"]

@@ -82,8 +82,10 @@ class AgentTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSetup:
-    """What configures an agent: options that go before the user's, variables, and files (name →
-    text) in the folder of the target.
+    """How an agent is configured.
+
+    This takes options that are put before the user's own, environment variables, and files (name →
+    text) in the target's folder.
     """
 
     options: tuple[str, ...] = ()
@@ -197,8 +199,8 @@ def _opencode(target: AgentTarget) -> AgentSetup:
 
 
 def _aider(target: AgentTarget) -> AgentSetup:
-    """Configures aider with a file of variables, because .env of the project and of the user would
-    override the environment.
+    """Configures aider with a file of variables, because the .env files of the project and the user
+    override environment variables.
     """
     model, small = f"openai/{target.model}", f"openai/{target.small_model}"
     variables, limits = target.folder / "aider.env", target.folder / "models.json"
@@ -231,7 +233,7 @@ def _aider(target: AgentTarget) -> AgentSetup:
 
 
 def _qwen(target: AgentTarget) -> AgentSetup:
-    """Configures the context in a file of defaults, because no option or variable exists for it."""
+    """Configures Qwen Code's context length in a file of defaults; there is no option for it."""
     options = (
         "--auth-type",
         "openai",

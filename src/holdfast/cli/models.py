@@ -246,9 +246,9 @@ def _running(url: str | None, api_key: str | None) -> dict[str, dict[str, Any]]:
 def _first_running(
     url: str | None, api_key: str | None
 ) -> tuple[str | None, dict[str, Any] | None]:
-    """Return the URL and the models of the first server.
+    """Return the URL and the models of the first running server; two Nones if there is none.
 
-    Prints a line if a server does not answer.
+    If a server does not answer, prints a line and also returns two Nones.
     """
     try:
         return next(iter(_running(url, api_key).items()), (None, None))

@@ -42,7 +42,7 @@ def print_rows(rows: Sequence[tuple[str, str]]) -> None:
 
 
 def new_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    """Create a table without lines. right: names of the columns to align right."""
+    """Create a table without borders. right: names of the columns to align right."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")

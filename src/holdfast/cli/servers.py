@@ -104,7 +104,7 @@ def serve(
 
 def _stop_when_stdin_closes() -> None:
     """Stop this process when its parent has ended. The parent holds the other end of stdin."""
-    # not sys.stdin.read: it holds a lock without which the interpreter cannot exit
+    # sys.stdin.read would hold a lock that the interpreter needs to exit
     while os.read(sys.stdin.fileno(), 1024):
         continue
     os.kill(os.getpid(), signal.SIGTERM)
@@ -160,7 +160,7 @@ def ps(as_json: Json = False) -> None:
 
 
 def _server_report(server: RunningServer) -> dict[str, Any]:
-    """One server in the JSON of `ps`. memory_bytes: memory of its front process."""
+    """Describe a server for `ps`. memory_bytes: memory of its front process."""
     health = health_of(server, seconds=_REPORT_SECONDS) or {"status": "does not answer"}
     models = health.get("models", [])
     requests: list[dict[str, Any]] = []
@@ -181,7 +181,7 @@ def _server_report(server: RunningServer) -> dict[str, Any]:
 def _model_report(
     model: Mapping[str, Any], requests: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """One model in the JSON of `ps`.
+    """Describe one of a server's models for `ps`.
 
     memory_bytes: memory of its worker process.
 
@@ -222,7 +222,7 @@ def health_of(server: RunningServer, *, seconds: float) -> dict[str, Any]:
 
 
 def _asked(server: RunningServer, path: str, *, seconds: float) -> dict[str, Any]:
-    """Return the content of a path.
+    """Return the JSON with which the server answers `path`.
 
     Returns {} if the server refuses the request or does not answer in time.
     """

@@ -148,7 +148,7 @@ def _parameter(spec: SettingSpec, *, is_shown: bool) -> inspect.Parameter:
 
 
 def _assignments(texts: Sequence[str]) -> dict[str, str]:
-    """Return key → value of the options --set."""
+    """Parse the options --set into key → value."""
     named = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -259,7 +259,7 @@ def add(
     ] = None,
     file: File = None,
 ) -> None:
-    """Create a key and print it, only this once.
+    """Create a key and print it; it is not shown again.
 
     As soon as a key exists, the server refuses requests without a key.
     """
@@ -280,7 +280,7 @@ def add(
 
 @keys.command("rotate")
 def rotate(name: Name, file: File = None) -> None:
-    """Replace the key of a name and print the new key, only this once.
+    """Replace the key of a name and print the new key; it is not shown again.
 
     The name keeps its permissions and its cache.
     """

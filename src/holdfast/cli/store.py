@@ -586,7 +586,7 @@ def _refuse_used(chosen: Sequence[StateKind]) -> None:
 
 
 def _state_kinds(config: Path | None) -> list[StateKind]:
-    """All kinds of state on disk, with these settings."""
+    """Return all kinds of state on disk, according to the settings in `config`."""
     from holdfast.store.folder import chosen_folder
 
     with plain_errors():

@@ -557,7 +557,7 @@ class Sessions:
         return self._ask(operation="export", session_id=session_id, path=str(Path(path).absolute()))
 
     def import_from(self, path: str | Path, session_id: str = "") -> SessionInfo:
-        """Read a session from a file. It keeps its id unless another one is given.
+        """Read a session from a file. The session keeps its id unless another id is given.
 
         The session must come from the same model, with the same weights, tokenizer and codec.
         """

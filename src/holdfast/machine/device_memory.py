@@ -92,7 +92,7 @@ def usable_bytes(working_set_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """How a worker divides the memory that its weights leave."""
+    """How a worker divides the memory that its weights leave free."""
 
     kv_bytes: int  # live KV and recurrent states
     ram_tier_bytes: int  # cached blocks in RAM

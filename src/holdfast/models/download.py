@@ -154,8 +154,8 @@ def check_present(settings: ModelSettings) -> None:
 def resolve_model(settings: ModelSettings, *, progress: Progress) -> Path:
     """Return the local folder of the model. Fetches the model from the Hub if necessary. Blocks.
 
-    progress: if something is fetched, called by several threads with "download" and the fraction of
-    bytes. Raises ModelLoadError with a message of one line.
+    progress: during a download, several threads call it with "download" and the fetched fraction of
+    the bytes. Raises ModelLoadError with a message of one line.
     """
     source = model_source(settings.path, revision=settings.revision)
     if source.kind == "bundled":
@@ -460,12 +460,10 @@ def _one_line(error: BaseException) -> str:
 
 
 def check_files(files: Iterable[Path], *, read: Callable[[int], None] = lambda size: None) -> None:
-    """Compare the files of a snapshot with their hashes.
+    """Compare the files of a snapshot with their hashes, which are their names in the Hub's cache.
 
-    Damaged files are removed, to be fetched again.
-
-    In the Hub's cache, the name of a file is its hash. read: called with the number of bytes of
-    each chunk. Raises ModelLoadError with the names of the damaged files.
+    Damaged files are removed, so that the next download fetches them again. read: called with the
+    number of bytes of each chunk. Raises ModelLoadError with the names of the damaged files.
     """
     damaged = [file for file in files if not _is_whole(file, read)]
     for file in damaged:
@@ -580,10 +578,10 @@ def _hub_id(name: str) -> str:
 
 
 def _snapshot(repository: Path, revision: str = "") -> Path | None:
-    """Return the folder of a revision.
+    """Return the folder of a revision; None if it does not exist.
 
-    Without a revision: that of the main branch, or of the latest snapshot if there is no main
-    branch. None if there is no such folder.
+    Without a revision, return the folder of the main branch, or that of the latest snapshot if
+    there is no main branch.
     """
     ref = repository / "refs" / (revision or "main")
     try:

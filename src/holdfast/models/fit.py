@@ -67,7 +67,7 @@ class Choice:
 
 
 def usable_of(total_bytes: int) -> int:
-    """The part of a memory shared by system and GPU that weights and KV may use."""
+    """How many bytes weights and KV may use, if system and GPU share a memory of this size."""
     return int(total_bytes * _WEIGHTS_SHARE)
 
 

@@ -331,9 +331,7 @@ def _own_context(config: Mapping[str, Any]) -> int:
 
 
 def _extended_context(config: Mapping[str, Any]) -> int:
-    """The window after RoPE scaling, if the configuration contains the original window; otherwise
-    0.
-    """
+    """The context window after RoPE scaling; 0 if the configuration has no original window."""
     scaling = config.get("rope_scaling") or config.get("rope_parameters")
     if not isinstance(scaling, Mapping):
         return 0

@@ -22,14 +22,17 @@ _POOLINGS: Final[Mapping[str, Pooling]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnPooling:
-    """The pooling of hidden states that the model was trained with."""
+    """How the model was trained to pool hidden states into one vector."""
 
     pooling: Pooling | None = None  # None: unknown
     unserved: str = ""  # why that pooling is not supported; empty if it is
 
 
 def own_pooling(folder: Path) -> OwnPooling:
-    """Read the pooling from modules.json and the module's config.json. Ignores damaged files."""
+    """Read the pooling from modules.json and the pooling module's config.json.
+
+    Ignores damaged files.
+    """
     modules = _modules(folder)
     paths = [path for kind, path in modules if kind == "Pooling"] or [_POOLING]
     named = _named_poolings(_read(folder / paths[0] / "config.json"))
@@ -78,7 +81,7 @@ def answer_tokens(folder: Path, *, token_id: Callable[[str], int | None]) -> Ans
 
 
 def _modules(folder: Path) -> list[tuple[str, str]]:
-    """The kind and the folder name of each module."""
+    """Return the kind and the folder name of each module in modules.json."""
     listed = _read(folder / "modules.json")
     if not isinstance(listed, list):
         return []

@@ -50,9 +50,9 @@ logger = logging.getLogger("holdfast.store")
 
 
 class StoredAnswer(NamedTuple):
-    """A stored answer.
+    """A stored answer. Only the caller interprets the body.
 
-    The tag distinguishes answers with the same secret. Only the caller interprets the body.
+    tag: distinguishes answers with the same secret.
     """
 
     tag: bytes

@@ -71,7 +71,7 @@ class BlockFile:
 
     @property
     def path(self) -> Path:
-        """The path.
+        """The path of the file.
 
         It is computed on demand, because most files of a large store are only counted.
         """
@@ -401,7 +401,7 @@ class Records:
         self._model = model
 
     def put(self, name: str, data: bytes) -> None:
-        """Write or replace a record. It is durable when this returns."""
+        """Write or replace a record. The record is durable when this returns."""
         path = self._path(name)
         self._folder.mkdir(mode=0o700, exist_ok=True)
         fresh = path.with_suffix(f".{os.getpid()}.new")

@@ -223,7 +223,7 @@ class BlockIndex:
         )
 
     def pin(self, keys: Iterable[BlockKey], *, holder: str, until: float) -> None:
-        """Protect blocks from eviction for `holder` until a time.
+        """Protect blocks from eviction for `holder`, up to the time `until`.
 
         The blocks need not be stored yet.
         """

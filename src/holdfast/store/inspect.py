@@ -66,7 +66,7 @@ class StoreSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
-    """The result of reading every file."""
+    """The result of `verify_store`, which reads every file."""
 
     files: int
     file_bytes: int

@@ -182,7 +182,7 @@ class IoThread:
             self._pause(error)
 
     def _drop(self, keys: list[BlockKey], reason: DropReason) -> None:
-        """Give up writing these blocks."""
+        """Drop blocks instead of writing them, and count them under `reason`."""
         self._figures.dropped_blocks[reason] += len(keys)
         self._mailbox.finish(keys, stored=False)
 
@@ -210,7 +210,7 @@ class IoThread:
     def _note_room(self, has_room: bool) -> None:
         """Record whether the store has room for any block at all.
 
-        Shown in the figures, and logged once.
+        The statistics show this; if the volume has just become full, it is also logged.
         """
         if not has_room and self._figures.mode == "writing":
             _LOG.warning(
@@ -225,7 +225,7 @@ class IoThread:
         return {*self._ahead.parent_keys, *(stored.block.parent_key for stored in blocks)}
 
     def _with_room(self, work: Callable[[], None], *blocks: StoredBlock) -> None:
-        """Do something that needs disk space. If there is none left, evict and try once more.
+        """Call `work`, which needs disk space. If the disk is full, evict blocks and try once more.
 
         blocks: the blocks that `work` writes.
         """
@@ -302,9 +302,9 @@ class IoThread:
         self._supervisor.use(lambda index: index.count_written(written_bytes, day=self._day()))
 
     def _write_arrived(self) -> None:
-        """Write blocks that have arrived meanwhile.
+        """Write blocks that have arrived while a group of files is being made durable.
 
-        Their number is limited, so that the group gets finished.
+        The number of blocks per call is limited, so that the group gets finished.
         """
         for _ in range(GROUP_BLOCKS):
             block = self._mailbox.take_block() if self._retry_at is None else None
@@ -414,7 +414,7 @@ class IoThread:
         self._attempt(what, lambda: self._supervisor.use(work))
 
     def _attempt(self, what: str, work: Callable[[], object]) -> None:
-        """Do something. If the folder cannot be written, only log a warning."""
+        """Call `work`. If it raises OSError, only log that the store could not do `what`."""
         try:
             work()
         except OSError as error:

@@ -150,13 +150,13 @@ class StoreMaintenance:
         )
 
     def shortage_bytes(self, wanted_bytes: int) -> int:
-        """How many bytes must be removed before this many more may be written."""
+        """How many bytes must be removed before `wanted_bytes` more may be written."""
         return max(
             0, self.supervisor.use(BlockIndex.stored_bytes) + wanted_bytes - self.allowed_bytes()
         )
 
     def make_room(self, wanted_bytes: int, *, in_use: Collection[BlockKey]) -> list[Entry]:
-        """Evict until `wanted_bytes` more fit.
+        """Evict blocks until `wanted_bytes` more bytes fit.
 
         Frees a little more than that, so that not every new block causes an eviction. Returns the
         evicted blocks.
@@ -172,7 +172,7 @@ class StoreMaintenance:
             return self.evict(shortage + allowed // SLACK_PARTS, in_use=in_use)
 
     def evict(self, excess_bytes: int, *, in_use: Collection[BlockKey] = ()) -> list[Entry]:
-        """Remove the least recently used blocks until this many bytes are free.
+        """Remove the least recently used blocks, which together free `excess_bytes`.
 
         Returns the removed blocks.
         """

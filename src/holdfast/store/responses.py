@@ -269,7 +269,7 @@ class ResponseFile:
     def find_items(self, tenant: str, item_ids: Sequence[str]) -> dict[str, Item]:
         """Return items of any of the tenant's records, by id.
 
-        If several have the same id, the latest counts.
+        If several items have the same id, the latest one is returned.
         """
         select = (
             "SELECT items.body FROM items JOIN records ON records.number = owner"
@@ -337,9 +337,10 @@ class ResponseFile:
 
     @contextlib.contextmanager
     def _changed(self) -> Iterator[sqlite3.Connection]:
-        """A transaction. At its end, it evicts what exceeds the limits, least recently used first.
+        """Yield the database in a transaction, which finally evicts what exceeds the limits.
 
-        Running responses are neither counted nor evicted.
+        The least recently used records are evicted first. Running responses are neither counted nor
+        evicted.
         """
         most_count = self._limits.max_count
         most_bytes = self._limits.max_bytes
@@ -395,7 +396,7 @@ class _Database:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that changes the database."""
+        """Yield the database in a transaction. Rolls back if the block raises."""
         with self.reading() as database:
             database.execute("BEGIN IMMEDIATE")
             try:
@@ -467,7 +468,7 @@ class _Database:
     def _mark_lost(self, database: sqlite3.Connection, folder: Path) -> None:
         """Mark the running responses of dead servers as lost.
 
-        A living server holds a locked folder.
+        Each living server holds a locked folder with the name of its `run`.
         """
         if self._claim is None:
             sweep(folder, prefix=_CLAIM_PREFIX)

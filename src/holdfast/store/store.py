@@ -47,7 +47,7 @@ Answer = TypeVar("Answer")
 
 
 class BlockReader:
-    """The work of the thread that reads. Any thread may call `ask`."""
+    """Reads blocks on a thread of its own. Any thread may call `ask`."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class BlockStore:
     def changes(self) -> StoreChanges:
         """Return what has become durable and what was lost since the last call.
 
-        A key may be in both.
+        A key may be in both lists.
         """
         return self._mailbox.changes()
 

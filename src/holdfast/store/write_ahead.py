@@ -147,7 +147,7 @@ class Mailbox:
             return self._held.get(key)
 
     def finish(self, keys: Iterable[BlockKey], *, stored: bool) -> None:
-        """Release blocks that are durable now (`stored`), or that will never be."""
+        """Release blocks. stored: they are durable now; otherwise they will never be."""
         with self._changed:
             for key in keys:
                 block = self._held.pop(key, None)

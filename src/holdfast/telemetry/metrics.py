@@ -152,7 +152,7 @@ class LoopLag:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Measure while a request is served."""
+        """Within the block, measure the lag, because a request is being served."""
         self._served += 1
         if self._tick is None:
             self._set_tick(asyncio.get_running_loop())
