@@ -97,12 +97,12 @@ def configuration_folder(environ: Mapping[str, str]) -> Path:
 
 
 def hash_cache_file(environ: Mapping[str, str]) -> str:
-    """The file that keeps hashes of model files; empty if the user has no home."""
+    """The file that caches hashes of model files; empty if the user has no home."""
     return _in_caches(environ, "hashes", "model-files.json")
 
 
 def compiled_code_folder(environ: Mapping[str, str]) -> str:
-    """The folder that keeps the code MLX compiles; empty if the user has no home."""
+    """The folder that caches the code that MLX compiles; empty if the user has no home."""
     return _in_caches(environ, "compiled")
 
 

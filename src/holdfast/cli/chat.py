@@ -59,7 +59,7 @@ _SERVER_ONLY = (
     "server.cors_origins",
     "server.tls_key",
 )
-# Flags that a running server need not have been started with; every other flag needs a new server.
+# These flags also work with a running server; any other flag starts a new server.
 _CLIENT_FLAGS = frozenset(
     {"model.path", "server.api_key", "server.tls_cert", "log.level", "log.format"}
 )

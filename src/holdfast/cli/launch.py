@@ -53,7 +53,7 @@ _TASK_TOKENS = 4_000  # room for a task, besides the agent's own prompt
 _CERTIFICATE_VARIABLES = ("NODE_EXTRA_CA_CERTS", "CODEX_CA_CERTIFICATE")
 _NOT_FOUND = 127  # exit code if the program does not exist
 _REAL_MODEL = "mlx-community/Qwen3-4B-4bit"  # a small model with 40,960 tokens of context
-# options that only `launch` has; agents may have options with the names of the others
+# options that only `launch` has; an agent may have options named like the other ones
 _OPTIONS_OF_NO_AGENT = ("--allow-demo", "--small-model")
 
 

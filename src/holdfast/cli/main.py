@@ -26,7 +26,7 @@ FURTHER_COMMANDS = "holdfast.commands"
 
 _HELP = "help"
 _BENCH = "bench"
-# what users of other programs may type → our command; for names that are not similar
+# what users of other programs may type → our command, where the names are not similar
 _ELSEWHERE = {
     "talk": "chat",
     "up": "serve",

@@ -129,7 +129,7 @@ def _threads_of(file: str) -> BlasThreads | None:
 
 
 def _wanted_threads() -> int:
-    """Return one thread per usable core, or fewer if the environment says so."""
+    """Return one thread per usable core, or the number in an environment variable if that is less."""
     wanted = [
         int(value)
         for name in _THREAD_VARIABLES

@@ -108,7 +108,7 @@ def plan_memory(
     full_context_bytes: int = 0,
     share: MemoryShare = ALL_OF_IT,
 ) -> MemoryPlan:
-    """Divide the memory that the weights leave. Call it after loading.
+    """Divide the memory that the weights leave free. Call it after loading.
 
     kv_bytes, ram_tier_bytes: the settings model.memory_bytes and store.ram_bytes; None: automatic.
 

@@ -25,7 +25,7 @@ from holdfast.models.model_folder import (
 )
 
 _WEIGHTS_SHARE = 0.75  # share of the memory that macOS lets a GPU use, if system and GPU share it
-_KV_SHARE = 0.6  # share of the memory that the weights leave, as in `device_memory`
+_KV_SHARE = 0.6  # KV gets this share of what the weights leave free, as in `device_memory`
 _GROUP_BITS = 32 / 64  # 16 bits each for scale and bias, per 64 weights
 BITS = (8, 6, 4)
 AS_IS = "as is"

@@ -11,7 +11,7 @@ from typing import Any, Final
 from holdfast.wire.requests import Pooling
 
 _POOLING = "1_Pooling"
-_WITHOUT_EFFECT = ("Transformer", "Normalize", "Pooling")  # these change nothing here
+_WITHOUT_EFFECT = ("Transformer", "Normalize", "Pooling")  # layers that Holdfast supports
 _POOLINGS: Final[Mapping[str, Pooling]] = {
     "mean": "mean",
     "mean_tokens": "mean",

@@ -44,7 +44,7 @@ MARKER_STEM = "HOLDFAST-STORE-"
 MARKER = MARKER_STEM + "2"
 _EARLIER_MARKER = MARKER_STEM + "1"
 BLOCK_SUFFIX = ".block"
-_NAME_FILE = "name"  # file beside a model's blocks with the name that it was last served as
+_NAME_FILE = "name"  # file beside a model's blocks with the name under which it was last served
 _LONGEST_NAME = 200
 
 _OUR_FOLDERS = ("blocks", "incoming", "index", "quarantine", "sessions", "answers", "responses")
@@ -59,7 +59,7 @@ _SUM_BYTES = 16
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)  # positional: one per file of the store
+@dataclass(frozen=True, slots=True)  # not kw_only: one is created per file of the store
 class BlockFile:
     """The file of a block, as found in a listing of the folder. Its content was not read."""
 

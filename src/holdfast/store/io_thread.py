@@ -41,7 +41,7 @@ GROUP_BYTES = 64 << 20  # … or has this many bytes, …
 GROUP_BLOCKS = 64  # … or has this many blocks
 TOUCH_SECONDS = 1.0
 RETRY_SECONDS = 60.0
-_LEAST_EVICTED_BYTES = 256 << 10  # makes room for the index as well
+_LEAST_EVICTED_BYTES = 256 << 10  # beyond the size of the new blocks, for the index
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 

@@ -41,7 +41,7 @@ _FORMAT = 1
 _CLAIM_PREFIX = "run-"
 _BUSY_SECONDS = 2.0
 _CHECKSUM_BYTES = 8
-_LONGEST_CHAIN = 100_000  # in records; only a damaged file has longer chains
+_LONGEST_CHAIN = 100_000  # responses in a chain; only a damaged file has longer chains
 # share of the limits that remains after an eviction, so that not every new response causes one
 _KEPT_SHARE = 0.95
 _SCHEMA = """

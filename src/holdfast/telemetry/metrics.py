@@ -126,7 +126,7 @@ _RESIDENT = (
     ("footprint_bytes", "Memory of the model."),
 )
 _SECONDS = (("step_seconds", "Duration of the engine's steps."),)
-# pairs of a field, whose name also ends the metric's name, and its documentation
+# (field of the figures, documentation); the metric's name ends with the field's name
 Table: TypeAlias = Iterable[tuple[str, str]]
 Label = TypeVar("Label", bound=str)
 
