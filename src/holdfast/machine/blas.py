@@ -129,7 +129,7 @@ def _threads_of(file: str) -> BlasThreads | None:
 
 
 def _wanted_threads() -> int:
-    """Return one thread per usable core, or the number in an environment variable if that is less."""
+    """Return one thread per usable core, or fewer if one of `_THREAD_VARIABLES` says so."""
     wanted = [
         int(value)
         for name in _THREAD_VARIABLES
