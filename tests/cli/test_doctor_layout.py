@@ -36,7 +36,5 @@ def test_a_bad_model_or_setting_is_reported_in_one_line(tmp_path: Path) -> None:
         check_layout(ModelSettings(path=str(tmp_path / "none")))
     write_tiny(tmp_path / "model", "qwen3")
     settings = ModelSettings(path=str(tmp_path / "model"))
-    with pytest.raises(
-        HoldfastError, match="took more than 0 s; for a slow model, raise model.startup_seconds"
-    ):
+    with pytest.raises(HoldfastError, match=r"took more than 0 s; .* raise model\.startup_seconds"):
         check_layout(dataclasses.replace(settings, startup_seconds=0.01))
