@@ -1,4 +1,6 @@
-"""Messages from the front to a worker: its assignment, and the commands of the link."""
+"""Messages from the front to a worker: the settings that it starts with, and the commands that it
+gets while it runs.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,10 @@ MOST_STEP_TOKENS = 1 << 20
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit on reasoning tokens.
+    """A limit on the reasoning tokens of an answer, however often the reasoning is interrupted.
 
-    After this many, the worker forces the tokens that end the reasoning.
-
-    All reasoning of an answer counts together. While a grammar does not allow the reasoning to end,
-    it continues.
+    At the limit, the worker forces the tokens that end the reasoning. As long as a grammar does not
+    allow these tokens, the reasoning continues.
     """
 
     tokens: int
@@ -41,25 +41,28 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PinnedPrefix(msgspec.Struct, frozen=True, kw_only=True):
-    """Keep the first `tokens` tokens of a prompt cached for some seconds after their last use."""
+    """The first `tokens` tokens of a prompt, to be cached until `seconds` after their last use."""
 
     tokens: int
     seconds: float
 
 
 class ReadAhead(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefill a prompt for a later request, as idle work. No token is generated."""
+    """Marks a request that only prefills its prompt, for a later request, while the worker is idle.
 
-    # length of the prefix that was known at creation; a request that shares it makes this obsolete
+    known_tokens: how many of the prompt's tokens belong to the conversation so far. A request that
+    begins with these tokens continues the conversation, and makes this prefill obsolete.
+    """
+
     known_tokens: int
 
 
 class ReadAheadRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Tokens that were prefilled in advance, and that no request has used yet: those from `start`
-    to the end of `token_ids`.
+    """Tokens that were prefilled in advance and that no request has used yet: the tokens of
+    `token_ids` from `start` on.
 
-    As a command: an earlier worker prefilled them, and the new worker only counts them in its
-    figures.
+    As a command, it tells a new worker what an earlier worker has prefilled. The new worker only
+    counts these tokens in its figures.
     """
 
     tenant: str
@@ -87,9 +90,9 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     session_id: str = ""  # opened by the request if the tenant has no session of that id
     # positions in the prompt after which later prompts are likely to differ
     branch_points: tuple[int, ...] = ()
-    pins: tuple[PinnedPrefix, ...] = ()  # in ascending order of position, one for each position
+    pins: tuple[PinnedPrefix, ...] = ()  # by rising number of tokens, without duplicates
     service: ServiceClass = ServiceClass()
-    # tokens that an earlier worker has already streamed: counted, but not sent again
+    # the beginning of the answer, if an earlier worker has streamed it: counted, but not sent again
     generated_token_ids: TokenIds = TokenIds()
     read_ahead: ReadAhead | None = None  # None: a client waits for the answer
 
@@ -112,7 +115,8 @@ ControlAction: TypeAlias = Literal["cancel", "pause", "resume"]
 class SequenceControl(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Cancel a sequence, pause it because its client does not read the stream, or resume it.
 
-    Takes effect within a step. The worker ignores unknown ids: the sequence may have just finished.
+    Takes effect within one step. The worker ignores unknown ids, because the sequence may have just
+    finished.
     """
 
     request_id: RequestId
@@ -120,7 +124,7 @@ class SequenceControl(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ThoughtLimit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Change the reasoning budget of a sequence. The reasoning tokens generated so far count.
+    """Change the reasoning budget of a sequence. Reasoning tokens generated so far are included.
 
     A budget of 0 ends the reasoning at once, and prevents more. The worker ignores unknown ids.
     """
@@ -132,7 +136,7 @@ class ThoughtLimit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class WorkerControl(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A command without arguments.
 
-    tell_statistics: the worker answers with `WorkerStatistics`. shut_down: the worker cancels
+    "tell_statistics": the worker answers with `WorkerStatistics`. "shut_down": the worker cancels
     running requests and exits cleanly.
     """
 
@@ -142,10 +146,8 @@ class WorkerControl(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Change how many sequences may run at once and how many tokens a step may have.
 
-    No sequence is lost.
-
-    The next `WorkerStatistics` contain the limits that are in effect; invalid limits change
-    nothing.
+    Sequences that exceed `max_running` wait again; none is lost. Invalid limits change nothing. The
+    next `WorkerStatistics` contain the limits that are in effect.
     """
 
     max_running: int
@@ -161,7 +163,7 @@ class LogChange(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class MemoryChange(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Change how much memory KV and cached blocks may use together.
 
-    Sent after a model came or went.
+    Sent after another model was loaded or unloaded.
     """
 
     state_bytes: int
@@ -184,7 +186,7 @@ Command: TypeAlias = (
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings of one worker, with its model resolved to a local folder."""
+    """All settings of one worker. Its model is a local folder."""
 
     folder: str
     hash_cache: str = ""  # file for hashes of model files; empty: none

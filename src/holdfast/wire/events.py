@@ -14,9 +14,10 @@ DropReason: TypeAlias = Literal["queue_full", "memory_only", "daily_budget", "no
 
 
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):
-    """A histogram.
+    """A histogram whose counts are not cumulative.
 
-    `counts[i]` observations are ≤ `bounds[i]`; the last count is for those above all bounds.
+    `counts[i]` observations are at most `bounds[i]`, but above the bound before it. The last count
+    is for observations above all bounds. total: the sum of all observations.
     """
 
     bounds: tuple[float, ...]
@@ -63,8 +64,8 @@ class CacheFigures(msgspec.Struct, frozen=True, kw_only=True):
     shared_tokens: int = 0  # of `ram_tokens`: in buffers that several sequences share
     disk_tokens: int = 0  # cache hits on disk
     read_ahead_tokens: int = 0  # prefilled for next turns, as idle work
-    used_ahead_tokens: int = 0  # of `read_ahead_tokens`: used by such turns
-    lookups: dict[str, int] = {}  # how many lookups had which CacheOutcome
+    used_ahead_tokens: int = 0  # of `read_ahead_tokens`: reused when the turn arrived
+    lookups: dict[str, int] = {}  # number of lookups by the value of their CacheOutcome
     waiting: int = 0  # requests that wait now, until another request has prefilled their prefix
     waits: int = 0
     lookup_seconds: Histogram | None = None
@@ -91,15 +92,16 @@ class ResidencyFigures(msgspec.Struct, frozen=True, kw_only=True):
     leases: int = 0  # requests that use it
     waiting: int = 0  # requests that wait until there is room to load the model
     footprint_bytes: int = 0  # memory of the model, as measured
-    changes: dict[str, int] = {}  # loads (loaded, failed) and unloads (room, idle, asked)
-    # total waiting time of requests, by what they waited for: place or load
+    # number of loads by result (loaded, failed), and of unloads by cause (room, idle, asked)
+    changes: dict[str, int] = {}
+    # total waiting time of requests, by the value of their WaitReason (place, load)
     wait_seconds: dict[str, float] = {}
 
 
 class WaitReason(enum.Enum):
     """What a request waits for.
 
-    The front decides about PLACE and LOAD, the worker about the others.
+    The front reports PLACE and LOAD, the worker the others.
     """
 
     PLACE = "place"  # room for its model in the machine's memory
@@ -113,7 +115,7 @@ class WaitReason(enum.Enum):
 class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A worker's gauges, and counters since its start."""
 
-    # whether this answers TELL_STATISTICS; a busy worker also sends figures unasked
+    # whether this is the answer to TELL_STATISTICS; a busy worker also sends statistics unasked
     in_answer: bool = False
     running: int = 0
     queued: int = 0
@@ -149,9 +151,9 @@ class FinishReason(enum.Enum):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """Natural log-probability of a token, and those of the likeliest tokens at its position.
+    """The natural log-probability of a token, and those of the likeliest tokens at its position.
 
-    Computed after bias and penalties, before temperature.
+    They are computed after bias and penalties, but before the temperature is applied.
     """
 
     token_id: int
@@ -175,12 +177,13 @@ class CacheOutcome(enum.Enum):
     NEW_TOKENS = "new_tokens"  # the cached sequence ends where the hit ends
     DIVERGED = "diverged"  # the cached sequence differs after the hit
     NOTHING_STORED = "nothing_stored"  # nothing is cached for this model and tenant
-    # more is cached, but this model can resume only where a state was saved
+    # more is cached, but this model can resume only at a saved checkpoint
     NO_BOUNDARY = "no_boundary"
     EVICTED = "evicted"
     UNREADABLE = "unreadable"  # more is on disk, in files that are damaged, missing or unsuitable
     FORGOTTEN = "forgotten"  # more was cached, but was deleted on request
-    # the request needs an output for every prompt token (log-probabilities, a mean)
+    # the model has to read the whole prompt: the request asks for log-probabilities of the prompt,
+    # or for a mean of hidden states
     SCORED = "scored"
     FAILED = "failed"  # the cache failed; the worker's log says how
     OFF = "off"  # this worker has no cache
@@ -203,7 +206,7 @@ class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
     # of `ram_tokens`: in buffers shared with other sequences; the rest was copied
     shared_tokens: int = 0
     disk_tokens: int = 0
-    read_ahead_tokens: int = 0  # of all cached tokens: prefilled in advance for this turn
+    read_ahead_tokens: int = 0  # of all `cached_tokens`: prefilled in advance for this turn
     unused_tokens: int = 0  # further tokens that are, or were, cached but could not be used
     divergence: Divergence | None = None
     waited_for_another: bool = False  # whether another request was prefilling the same prefix
@@ -247,9 +250,9 @@ class PromptRead(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Progress of a long prefill. Sent now and then, but never after the prefill has ended."""
 
     request_id: RequestId
-    total_tokens: int  # in the prompt
-    cached_tokens: int  # of these, found in the cache
-    read_tokens: int  # of these, cached or prefilled so far
+    total_tokens: int  # the length of the prompt
+    cached_tokens: int  # prompt tokens that were found in the cache
+    read_tokens: int  # prompt tokens that are cached or prefilled so far
     seconds: float  # since the admission of the request
 
 
@@ -285,7 +288,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     prompt_tokens: int
     completion_tokens: int
     error: str = ""  # for FAILED and REFUSED
-    is_deadly: bool = False  # whether the request killed workers; set by the front
+    # whether the request crashed workers, so that it must not be retried; set by the front
+    is_deadly: bool = False
     timings: Timings = Timings()
     memory: CacheReport = CacheReport()
     embedding: bytes = b""  # of a pooled prompt: float32, little-endian, normalized
@@ -347,12 +351,12 @@ Activity: TypeAlias = Literal["loading", "resting", "working"]
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """What the device thread is doing. Another thread sends this, on a socket of its own."""
+    """What the device thread is doing. The heartbeat thread sends this, on a separate socket."""
 
     activity: Activity
-    # how long the step has lasted, without time in which the process did not run or was paging
+    # how long the current activity has lasted, except while the process was stopped or paging
     lasting_seconds: float = 0.0
-    # the longest time measured for similar work
+    # the longest time measured for similar work; None: unknown
     expected_seconds: float | None = None
 
 

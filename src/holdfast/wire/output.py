@@ -16,9 +16,10 @@ EndWord: TypeAlias = Literal["stop", "length", "tool_calls"]
 
 
 class AnswerDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """The base of all deltas: the choice that a delta belongs to, and the tokens that it adds.
+    """The base of all deltas: the index of the choice that a delta extends, and the new tokens.
 
-    The token ids of all deltas of a choice are all its generated tokens, markers included.
+    Together, the deltas of a choice have all its generated tokens, including the special tokens
+    that mark reasoning and tool calls.
     """
 
     index: int
@@ -39,7 +40,7 @@ class TextDelta(AnswerDelta, frozen=True, kw_only=True):
 
     @property
     def appended(self) -> str:
-        """What this delta adds to that string."""
+        """The text that this delta adds if all text of a choice is joined to one string."""
         return self.separator + self.text
 
 
@@ -62,7 +63,8 @@ class ToolCallFinished(AnswerDelta, frozen=True, kw_only=True):
     """A call is complete. A call without this event was cut off and must not be executed."""
 
     call: int
-    repairs: tuple[str, ...] = ()  # names of the repairs that the parser made, as in the metric
+    # names of the repairs that the parser made, as in the metric `tool_call_repairs`
+    repairs: tuple[str, ...] = ()
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +73,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
     arguments: str  # JSON text
-    is_complete: bool = True  # False: it was cut off and must not be executed
+    is_complete: bool = True  # False: the call was cut off and must not be executed
 
 
 class TokenText(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,13 +97,13 @@ class DivergentTexts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ThoughtEnder: TypeAlias = Literal["repetition", "request"]
-"""What ended the reasoning early: it repeated itself, or the client asked for its end."""
+"""What ended the reasoning early: the text repeated itself, or a client's request to end it."""
 
 
 class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
     """The last event of a choice.
 
-    timings: do not include decoding if a stop string ended the answer.
+    timings: the decoding time is missing if a stop string ended the answer.
     """
 
     index: int
@@ -110,8 +112,8 @@ class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     timings: Timings = Timings()
     memory: CacheReport = CacheReport()
-    divergent: DivergentTexts | None = None  # texts for memory.divergence
-    # included in completion_tokens; the marker that ends the reasoning counts too
+    divergent: DivergentTexts | None = None  # the texts at `memory.divergence`
+    # included in completion_tokens; the marker that ends the reasoning is counted, too
     reasoning_tokens: int = 0
     calls: int = 0  # complete tool calls
     stop_string: str | None = None  # the stop string that ended the answer
@@ -133,7 +135,7 @@ class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextRead(msgspec.Struct, frozen=True, kw_only=True):
-    """A text that was prefilled without generating anything."""
+    """The result for a text that was prefilled without generating an answer."""
 
     prompt_tokens: int
     timings: Timings = Timings()
@@ -151,19 +153,20 @@ class Relevance(TextRead, frozen=True, kw_only=True):
 
     method: RankMethod
     score: float  # 0 to 1
-    logprob: float  # natural: of the model's yes, or the mean over the query's tokens
+    # natural log-probability of the model's yes, or the mean of those of the query's tokens
+    logprob: float
 
 
 class PromptProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Progress of a choice's prefill.
 
-    Sent if the prefill takes long or the request asked for it.
+    Sent if the prefill takes long, or if the request asked for progress.
     """
 
     index: int
     total_tokens: int
-    cached_tokens: int  # of the prompt's tokens: found in the cache
-    read_tokens: int  # of the prompt's tokens: cached or prefilled so far
+    cached_tokens: int  # prompt tokens that were found in the cache
+    read_tokens: int  # prompt tokens that are cached or prefilled so far
     seconds: float  # since the admission of the request
 
 

@@ -1,4 +1,4 @@
-"""Requests, independent of protocol and model: the prompt, its token ids, sampling."""
+"""Requests in the form that all protocols share: the prompt, its token ids, sampling parameters."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ TOKEN_BYTES = 4
 _SMALL_BYTES = 2048
 
 RequestId: TypeAlias = str
-Priority: TypeAlias = Literal["interactive", "batch"]  # batch runs on what interactive leaves free
+# batch requests use only the capacity that interactive requests leave free
+Priority: TypeAlias = Literal["interactive", "batch"]
 
 
 class TokenIds(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Token ids, packed as little-endian uint32.
 
-    Sending, copying or comparing 100,000 of them takes microseconds. A slice is packed too. Packed
-    ids are equal only to other packed ids, never to a tuple.
+    Sending, copying or comparing 100,000 ids takes microseconds. A slice is a `TokenIds`, too. A
+    `TokenIds` equals only another `TokenIds`, never a tuple.
     """
 
     packed: bytes = b""
 
     @staticmethod
     def of(token_ids: Iterable[int]) -> TokenIds:
-        """Pack token ids. Raises OverflowError if an id does not fit."""
+        """Pack token ids. Raises OverflowError if an id is negative or does not fit in 32 bits."""
         if isinstance(token_ids, TokenIds):
             return token_ids
         return TokenIds(array("I", token_ids).tobytes())
@@ -59,7 +60,7 @@ class TokenIds(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def common_tokens(ours: bytes | bytearray, theirs: bytes | bytearray) -> int:
-    """The length of the common prefix of two packed sequences.
+    """The number of tokens in the common prefix of two packed token sequences.
 
     For 100,000 equal tokens this takes 20 µs.
     """
@@ -87,9 +88,10 @@ def token_at(packed: bytes, index: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PlacedAnswer:
-    """An earlier answer within the text of a prompt.
+    """An earlier answer whose text is part of a prompt.
 
-    Its tokens replace the characters from `start` to `end`.
+    When the prompt is tokenized, the tokens of the answer as they were generated replace the
+    characters from `start` to `end` (exclusive).
     """
 
     start: int
@@ -107,17 +109,18 @@ class PromptText:
     answers: tuple[PlacedAnswer, ...] = ()  # earlier answers in a chat, in order of appearance
     # whether the template opens the reasoning, so that the answer begins inside it
     in_reasoning: bool = False
-    # positions in the text after which later prompts may differ, if that matters to the model
+    # positions in the text after which later prompts are likely to differ; empty for models that
+    # can resume at any token
     branch_points: tuple[int, ...] = ()
-    breakpoints: tuple[int, ...] = ()  # positions of the cache breakpoints; 0: unknown
-    # the template's text after the header of the new answer; None: unknown
+    breakpoints: tuple[int, ...] = ()  # positions of the `CacheBreakpoint`s; 0: unknown
+    # the template's text between the header of the new answer and the answer; None: unknown
     opening: str | None = None
     dropped_tokens: int = 0  # tokens of earlier answers that the template left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedPrompt:
-    """A prompt as the model sees it."""
+    """A prompt as the model sees it: rendered by the chat template, and tokenized."""
 
     text: str  # empty if the client sent token ids
     token_ids: TokenIds
@@ -136,7 +139,9 @@ class PromptTokens:
 class ServiceClass(msgspec.Struct, frozen=True, kw_only=True):
     """How the scheduler ranks a request."""
 
-    flow: str = ""  # for fair queueing: flows share the machine, however many requests each has
+    # the client that the request belongs to; flows share the machine fairly, however many requests
+    # each of them has
+    flow: str = ""
     priority: Priority = "interactive"
 
 
@@ -151,13 +156,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
-    seed: int | None = None  # None: the gateway chooses one
+    seed: int | None = None  # None: the front chooses one
 
 
 SAMPLING_RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "temperature": (0, 100),
     "top_p": (0, 1),  # 0: always the most likely token
-    "top_k": (0, 2**31 - 1),  # it is an int32 on the device
+    "top_k": (0, 2**31 - 1),  # an int32 on the device
     "min_p": (0, 1),
     "presence_penalty": (-2, 2),
     "frequency_penalty": (-2, 2),
@@ -166,7 +171,7 @@ SAMPLING_RANGES: Final[Mapping[str, tuple[float, float]]] = {
 }
 """Lowest and highest value of each field of `SamplingParams` that has a range.
 
-A protocol may allow less: OpenAI's temperature ends at 2.
+A protocol may allow a smaller range: in OpenAI's API, the temperature is at most 2.
 """
 
 
@@ -174,7 +179,7 @@ class CacheBreakpoint(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a part of the conversation that the client wants cached.
 
     The breakpoint comes after `messages` whole messages, plus `parts` content parts of the next
-    message. With no message at all, it comes after the tools and the leading system messages, which
+    message. If both are 0, it comes after the tools and the leading system messages, which
     templates write in one piece.
     """
 
@@ -201,11 +206,12 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     # where a message part {"type": "tool_reference", "tool_name": NAME} refers to it, so that the
     # prefix before that part stays the same.
     found_tools: tuple[str, ...] = ()
-    # for errors: the request's field of each tool's schema; empty: as in OpenAI's chat API
+    # for error messages: the request field with the schema of each tool; empty: the fields of
+    # OpenAI's chat API
     tool_fields: tuple[str, ...] = ()
     template_options: dict[str, Any] = {}  # e.g. {"enable_thinking": False}
     continue_last: bool = False  # continue the last assistant message instead of answering it
-    cache_breakpoints: tuple[CacheBreakpoint, ...] = ()  # a protocol allows a handful
+    cache_breakpoints: tuple[CacheBreakpoint, ...] = ()  # only a few: the protocols limit them
 
     @property
     def listed_tools(self) -> tuple[dict[str, Any], ...]:
@@ -218,19 +224,23 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the answer may or must call tools. If names are given, only those tools."""
+    """Whether the answer may or must call tools. If `names` is set, it may call only these."""
 
     mode: Literal["auto", "none", "required"] = "auto"
     names: tuple[str, ...] = ()
     parallel: bool = True  # whether one answer may contain several calls
-    held: tuple[str, ...] = ()  # tools whose schemas are enforced, as far as a grammar can do that
+    # tools whose arguments are held to their schemas, as far as a grammar can enforce them
+    held: tuple[str, ...] = ()
 
 
 ThinkingEffort: TypeAlias = Literal["off", "on", "minimal", "low", "medium", "high", "max"]
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether and how much the model reasons first, as far as its chat template supports that."""
+    """Whether and how much the model reasons before it answers.
+
+    Has an effect only as far as the model's chat template supports it.
+    """
 
     effort: ThinkingEffort | None = None  # None: the template's default
     budget_tokens: int | None = None  # the reasoning is ended after this many tokens
@@ -240,7 +250,10 @@ FormatKind: TypeAlias = Literal["json_object", "json_schema", "regex", "lark", "
 
 
 class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """The grammar of the visible answer. field: the request's field that sets it, for errors."""
+    """The grammar of the visible answer.
+
+    field: the request field that asks for this format, for error messages.
+    """
 
     kind: FormatKind
     schema: dict[str, Any] | bool | None = None  # for json_schema
@@ -250,19 +263,21 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Pooling: TypeAlias = Literal["mean", "last"]
-"""How hidden states become the embedding of a text: as their mean, or as that of the last token."""
-
-RankMethod: TypeAlias = Literal["yes_no", "likelihood"]
-"""How a document is scored: by the model's yes or no, or by the likelihood of the query after the
-document.
+"""How hidden states become the embedding of a text: "mean" averages those of all its tokens, "last"
+takes that of its last token.
 """
 
-# the tokenizer puts its special tokens in front of a plain text
+RankMethod: TypeAlias = Literal["yes_no", "likelihood"]
+"""How a document is scored: by the probability that the model answers yes when it is asked whether
+the document is relevant, or by the likelihood of the query as a continuation of the document.
+"""
+
+# str: a plain text, to which the tokenizer adds its special tokens; tuple: token ids
 Prompt: TypeAlias = ChatPrompt | str | tuple[int, ...]
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a protocol or the library asks for, independent of protocol and model."""
+    """A request to generate one or more answers, in the form that protocols and library share."""
 
     request_id: RequestId
     model: str
@@ -284,11 +299,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""  # tenants do not share cached prefixes; a hash, nothing secret
     session_id: str = ""
     service: ServiceClass = ServiceClass()
-    prompt_field: str = "messages"  # the request's field that contains the prompt, for errors
+    prompt_field: str = "messages"  # the request field with the prompt, for error messages
 
 
 class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Texts or token ids to embed; each becomes one vector."""
+    """A request to embed texts or token ids. Each input becomes one vector."""
 
     request_id: RequestId
     model: str
@@ -299,16 +314,17 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     truncates: bool = False
     tenant: str = ""
     service: ServiceClass = ServiceClass()
-    input_field: str = "input"  # the request's field, for errors: the third input is `input.2`
-    is_list: bool = True  # False: there is one input, called `input` in errors
+    # the request field, for error messages, which call the third input `input.2`
+    input_field: str = "input"
+    is_list: bool = True  # False: there is one input, and error messages call it `input`
 
     def field_of(self, place: int) -> str:
-        """The name of an input, for errors."""
+        """The name of the input at index `place` in error messages."""
         return f"{self.input_field}.{place}" if self.is_list else self.input_field
 
 
 class RankRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Score documents by their relevance to a query."""
+    """A request to score documents by their relevance to a query."""
 
     request_id: RequestId
     model: str

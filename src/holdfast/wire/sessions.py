@@ -1,5 +1,5 @@
-"""Sessions, which are named branches of the prefix cache: the table of operations, the command, the
-answer.
+"""Messages about sessions, which are named branches of the prefix cache: the table of operations,
+the command, the answer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 from holdfast.errors import SessionFailure
 
 LONGEST_SESSION_ID = 256
-# as OpenAI limits metadata
+# the limits of metadata in OpenAI's API
 MOST_METADATA_PAIRS = 16
 LONGEST_METADATA_KEY = 64
 LONGEST_METADATA_VALUE = 512
@@ -31,40 +31,42 @@ class SessionOperation(msgspec.Struct, frozen=True):
 
     name: OperationName
     method: str
-    path: str  # of HTTP, below SESSIONS_PATH
-    takes: tuple[str, ...]  # fields of SessionCommand, besides those of every operation
-    title: str  # for the API's description
+    path: str  # the HTTP path below SESSIONS_PATH
+    # the fields of SessionCommand that this operation uses, besides those of every operation
+    takes: tuple[str, ...]
+    title: str  # the name in the description of the API
     summary: str
 
 
 SESSIONS_PATH = "/v1/sessions"
 _OF_ONE = "/{session_id}"
 _OPERATIONS = (
-    SessionOperation("list", "GET", "", ("limit",), "list_sessions", "The sessions of a model, most recently used first."),
+    SessionOperation("list", "GET", "", ("limit",), "list_sessions", "List the sessions of a model, most recently used first."),
     SessionOperation(
         "open", "POST", "", ("session_id", "ttl_seconds", "pinned", "metadata"), "open_session", "Open a session."
     ),
     SessionOperation(
         "import", "POST", "/import", ("path", "session_id"), "import_session",
-        "Import an exported session. It keeps its id unless `id` is set.",
+        "Import an exported session. The session keeps its id unless `id` is set.",
     ),
     SessionOperation(
         "export", "GET", f"{_OF_ONE}/export", ("session_id", "path"), "export_session",
-        "A session as one file, for a backup or another server with the same model.",
+        "Export a session as one file, for a backup or another server with the same model.",
     ),
-    SessionOperation("get", "GET", _OF_ONE, ("session_id",), "get_session", "One session."),
+    SessionOperation("get", "GET", _OF_ONE, ("session_id",), "get_session", "Get one session."),
     SessionOperation(
         "update", "PATCH", _OF_ONE, ("session_id", "ttl_seconds", "pinned", "metadata"), "change_session",
         "Pin or unpin a session, or change its expiry or metadata.",
     ),
     SessionOperation(
         "fork", "POST", f"{_OF_ONE}/fork", ("session_id", "new_session_id", "ttl_seconds", "pinned"), "fork_session",
-        "Open a session at the current end of another one; they share the common prefix.",
+        "Open a session that continues from the current state of another one. The two sessions "
+        "share the common prefix.",
     ),
     SessionOperation(
         "close", "DELETE", _OF_ONE, ("session_id", "forget"), "close_session",
-        "Close a session. Its prefix stays cached while there is room. With `forget`, the part "
-        "that no other session shares is deleted.",
+        "Close a session. Its prefix stays cached while there is room. With `forget`, the part of "
+        "the prefix that no other session shares is deleted.",
     ),
 )  # fmt: skip
 SESSION_OPERATIONS: dict[OperationName, SessionOperation] = {
@@ -77,7 +79,7 @@ def _new_call_id() -> str:
 
 
 class SessionCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """An operation on a tenant's sessions, answered by one `SessionAnswer`.
+    """An operation on a tenant's sessions. The worker answers it with one `SessionAnswer`.
 
     Of the fields from `session_id` on, only those that the operation `takes` are used.
     """
@@ -87,12 +89,12 @@ class SessionCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     call_id: str = msgspec.field(default_factory=_new_call_id)
     session_id: str = ""  # for an import: the id of the new session; empty: the id in the file
     new_session_id: str = ""
-    # unset: unchanged, the default, or the value of the forked session
+    # if unset: unchanged (update), the default (open), or the value of the forked session (fork)
     ttl_seconds: Ttl = msgspec.UNSET
     pinned: bool | msgspec.UnsetType = msgspec.UNSET
     metadata: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
-    forget: bool = False  # whether to delete what no other session or branch shares
-    path: str = ""  # of the file to export or import
+    forget: bool = False  # whether to delete cached blocks that no other session or branch shares
+    path: str = ""  # path of the file to export or import
     limit: int = 1000  # the most sessions in a list
 
 
@@ -114,17 +116,17 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     branches: int
     tokens: int  # in the branch that was used last
     kept_tokens: int  # of `tokens`: cached in RAM or on disk
-    ram_tokens: int
+    ram_tokens: int  # of `kept_tokens`: in RAM
     disk_tokens: int  # of `kept_tokens`: on disk only
-    # of those in RAM: in a live state, so that the next turn begins without a copy
+    # of `ram_tokens`: in a live state, so that the next turn begins without a copy
     live_tokens: int
-    kept_bytes: int  # of all branches, in RAM and on disk; shared blocks count once
+    kept_bytes: int  # cached blocks of all branches, in RAM and on disk; shared blocks count once
     metadata: dict[str, str]
     forked_from: str = ""
 
 
 class SessionAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The answer to a session command: the sessions that it was about, or why it failed."""
+    """The answer to a session command: the sessions concerned, or why the command failed."""
 
     call_id: str
     sessions: tuple[SessionInfo, ...] = ()
@@ -151,7 +153,7 @@ def is_fit_metadata(metadata: dict[str, str]) -> bool:
 
 
 def is_fit_ttl(seconds: float | None) -> bool:
-    """Whether this is a valid time to live. None is valid: the session lives until it is closed."""
+    """Whether a time to live is valid. None is valid: the session lives until it is closed."""
     return seconds is None or 0 < seconds <= LONGEST_TTL_SECONDS
 
 

@@ -102,7 +102,7 @@ def test_what_was_generated_against_the_grammar_cannot_be_gone_on_with() -> None
 
 def test_a_model_without_grammars_refuses_them_and_takes_budgets() -> None:
     constraints = Constraints(None, vocab_size=VOCAB_SIZE)
-    with pytest.raises(InvalidRequest, match="takes no grammar"):
+    with pytest.raises(InvalidRequest, match="does not support grammars"):
         constraint(GREETING, of=constraints)
     assert (
         constraint(

@@ -128,7 +128,7 @@ def test_a_tokenizer_that_cannot_be_read_costs_those_requests_only_that_have_a_g
     (folder / "tokenizer.json").write_text(content)
     grammars = Grammars(folder, vocab_size=VOCAB_SIZE)
     for _ in range(2):
-        with pytest.raises(InvalidRequest, match="this model takes no grammar") as caught:
+        with pytest.raises(InvalidRequest, match="this model does not support grammars") as caught:
             grammars.matcher('start: "a"\n')
         assert "\n" not in str(caught.value)
 

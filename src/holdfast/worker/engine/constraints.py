@@ -1,4 +1,4 @@
-"""Limits the next token of a sequence: by grammars, which llguidance matches, and thinking budgets.
+"""Limits the next token of a sequence, by grammars (matched by llguidance) and thinking budgets.
 
 Plain Python, no MLX. A matcher follows the tokens of one answer on the host and computes a mask of
 the tokens that may follow, with one bit per token of the vocabulary. After a preemption, a failure
@@ -44,8 +44,8 @@ _LONGEST_REASON = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarVocabulary:
-    """The parts of a tokenizer that grammars need: the text of tokenizer.json, and all end token
-    ids.
+    """The parts of a tokenizer that grammars need: the text of tokenizer.json, and the ids of all
+    tokens that end an answer.
     """
 
     tokenizer_json: str
@@ -53,7 +53,7 @@ class GrammarVocabulary:
 
     @staticmethod
     def of_folder(folder: Path) -> GrammarVocabulary:
-        """The vocabulary of the model in a folder. Raises ModelLoadError."""
+        """Read the vocabulary from a model folder. Raises ModelLoadError."""
         backend = read_backend(folder)
         config = tokenizer_config(folder)
         special_tokens = named_special_tokens(config)
@@ -99,7 +99,10 @@ class GrammarMatcher:
         return bool(self._matcher.validate_tokens(list(token_ids)) == len(token_ids))
 
     def fill(self, words: Words) -> bool:
-        """Write the mask of the tokens that may follow into one row; returns whether any may."""
+        """Write the mask of the tokens that may follow into `words`, the row of a sequence.
+
+        Returns False if no token may follow.
+        """
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if np.count_nonzero(words) == 1:
             self._cut_marker(words)
@@ -124,14 +127,14 @@ class GrammarMatcher:
 
 
 class Grammars:
-    """Creates matchers, which are copies of compiled grammars.
+    """Compiles and caches the grammars of one model, and creates matchers from them.
 
-    The tokenizer is built for the first grammar, or by the thread that `prepare` starts.
+    llguidance's tokenizer is built for the first grammar, or by the thread that `prepare` starts.
     """
 
     def __init__(self, source: Path | GrammarVocabulary, *, vocab_size: int) -> None:
-        """source: a model's folder, or the vocabulary that would be read from it. vocab_size:
-        columns of the logits.
+        """source: the model's folder, or the vocabulary that would be read from it. vocab_size: the
+        number of logits per position.
         """
         self._source = source
         self._vocab_size = vocab_size
@@ -140,7 +143,7 @@ class Grammars:
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def prepare(self) -> None:
-        """Start building the tokenizer in a thread if it is large; does not wait."""
+        """If the tokenizer is large, start to build it in a thread. Does not wait."""
         if (
             isinstance(self._source, Path)
             and _file_bytes(self._source / "tokenizer.json") >= LARGE_FILE_BYTES
@@ -148,7 +151,7 @@ class Grammars:
             threading.Thread(target=self._build_if_possible, name="holdfast-grammars").start()
 
     def matcher(self, grammar: str, *, stop_token_ids: Iterable[int] = ()) -> GrammarMatcher:
-        """A matcher at the start of a grammar.
+        """Create a matcher at the start of a grammar.
 
         stop_token_ids: tokens that end this answer, in addition to those of the tokenizer. Raises
         InvalidRequest if the grammar is invalid, or if the model's tokenizer cannot be used for
@@ -201,13 +204,14 @@ class Grammars:
                     )
                 except (ModelLoadError, ValueError) as error:
                     raise InvalidRequest(
-                        f"this model takes no grammar: {first_line(str(error))}", field="grammar"
+                        f"this model does not support grammars: {first_line(str(error))}",
+                        field="grammar",
                     ) from error
             return self._tokenizer
 
 
 def first_line(text: str) -> str:
-    """The first line of a message of llguidance; the lines after it are a dump of its state."""
+    """The first line of an error message of llguidance; the other lines dump its internal state."""
     line = text.strip().splitlines()[0] if text.strip() else "no reason given"
     return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 1] + "…"
 
@@ -221,9 +225,10 @@ def _file_bytes(path: Path) -> int:
 
 
 class ThoughtMeter:
-    """Counts the thinking tokens of one answer.
+    """Counts the reasoning tokens of one answer.
 
-    All thoughts share one budget. Once it is spent, a thought has to end as soon as it begins.
+    All thoughts (pieces of reasoning) share one budget. Once the budget is spent, a thought has to
+    end as soon as it begins.
     """
 
     def __init__(self, budget: ThinkingBudget) -> None:
@@ -231,7 +236,7 @@ class ThoughtMeter:
         self._end = budget.end_token_ids
         self._left = budget.tokens
         self._thinks = not budget.start_token_ids
-        # the last tokens since the thought began or ended, at most as many as the marker has
+        # the latest tokens since the thought began or ended, at most as many as the marker has
         self._since: list[int] = []
 
     def take(self, token_id: int) -> None:
@@ -245,8 +250,8 @@ class ThoughtMeter:
 
     @property
     def due(self) -> tuple[int, ...]:
-        """The tokens that must follow, which are the rest of the end marker. Empty if any token
-        may.
+        """The tokens that must follow because the budget is spent: the rest of the end marker.
+        Empty if any token may follow.
         """
         if not self._thinks or self._left > 0:
             return ()
@@ -254,7 +259,7 @@ class ThoughtMeter:
 
 
 def _begun(marker: Sequence[int], tokens: Sequence[int]) -> int:
-    """How many of the marker's first tokens these tokens end with."""
+    """The length of the longest incomplete prefix of the marker with which `tokens` ends."""
     most = min(len(tokens), len(marker) - 1)
     return next((n for n in range(most, 0, -1) if tuple(tokens[-n:]) == tuple(marker[:n])), 0)
 
@@ -263,8 +268,8 @@ class Constraints:
     """The constraints of one model's sequences. Device thread only."""
 
     def __init__(self, grammars: Grammars | None, *, vocab_size: int) -> None:
-        """grammars: if None, requests with a grammar are refused. vocab_size: columns of the
-        logits.
+        """grammars: if None, requests with a grammar are refused. vocab_size: the number of logits
+        per position.
         """
         self.figures = ConstraintFigures()
         self.words_per_row = -(-vocab_size // 32)
@@ -273,8 +278,8 @@ class Constraints:
     def of(
         self, request: SequenceRequest, *, generated: Sequence[int] = ()
     ) -> SequenceConstraint | None:
-        """The constraint of a sequence after the tokens in `generated`; None if its tokens are not
-        limited.
+        """Create the constraint of a sequence after the tokens in `generated`. Returns None if the
+        request has neither a grammar nor a thinking budget.
 
         Raises InvalidRequest if the grammar is invalid or does not allow the generated tokens.
         """
@@ -300,8 +305,8 @@ class Constraints:
         *,
         generated: Sequence[int],
     ) -> SequenceConstraint:
-        """The constraint of a sequence that gets a new thinking budget after the tokens in
-        `generated`.
+        """Give a sequence a new thinking budget after the tokens in `generated`, and return its
+        constraint. constraint: None if the sequence had none.
         """
         if constraint is None:
             self.figures.sequences += 1
@@ -313,7 +318,7 @@ class Constraints:
 
     def _matcher(self, request: SequenceRequest) -> GrammarMatcher:
         if self._grammars is None:
-            raise InvalidRequest("this model takes no grammar", field="grammar")
+            raise InvalidRequest("this model does not support grammars", field="grammar")
         return self._grammars.matcher(request.grammar, stop_token_ids=request.stop_token_ids)
 
 
@@ -337,15 +342,16 @@ class SequenceConstraint:
         """The token that must follow because a thought has to end; None if no token is forced."""
         due = () if self.meter is None else self.meter.due
         if not due or (self.matcher is not None and not self.matcher.allows(due)):
-            # The grammar has precedence: within a character, the thought goes on for a token.
+            # The grammar has precedence. For example, it does not let a thought end in the middle
+            # of a character, so the thought continues for another token.
             return None
         return due[0]
 
     def fill(self, words: Words) -> bool:
-        """Write the mask of allowed tokens into `words`, one row; returns False if the row has no
-        mask.
+        """Write the mask of allowed tokens into `words`, the row of this sequence.
 
-        Sets `failure` if no token may follow.
+        Returns False if there is no mask: no grammar limits the token, or no token may follow; in
+        the latter case, `failure` is set.
         """
         if self.matcher is None or self.failure:
             return False

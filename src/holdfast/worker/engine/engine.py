@@ -8,9 +8,9 @@ graph of the next step overlaps with computing this one. Since nothing holds the
 finished step when the next one starts, these buffers are updated in place. (Launching earlier would
 copy every KV buffer once per step on the CPU: 3.5 ms instead of 0.3 ms, measured with 134 MB.)
 
-The mask of a constrained sequence depends on its previous token, which the host has to know. For
-such a sequence, the forward pass is laid out and launched as usual, and while it runs, the host
-reads the token, fills the mask and lays out the sampling.
+The mask of a constrained sequence depends on its previous token, which the host has to know. If a
+step contains such a sequence, its forward pass is laid out and launched as usual; while it runs,
+the host reads the previous tokens, fills the mask and lays out the sampling.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ from holdfast.worker.engine.views import StepContext
 from holdfast.worker.kv.live import LiveState, ModelForm
 
 NOT_A_NUMBER = "the model's output is not a number at this position, or no token is left to sample"
-NOTHING_ALLOWED = "the grammar allows only tokens here that the request bans"
-# bytes of float32 logits that exist at a time; 50 % more if the model computes in 16 bits
+NOTHING_ALLOWED = "the grammar allows only tokens here that the request's logit_bias bans"
+# bytes of float32 logits that exist at the same time while prompts are scored; 50 % more if the
+# model computes in 16 bits
 PIECE_BYTES = 32 << 20
 
 
@@ -71,7 +72,10 @@ class PendingStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCosts:
-    """Bytes of a sequence's live state, and the form of its snapshots (None if it has none)."""
+    """The memory that the live state of a sequence takes.
+
+    form: the types and shapes of its snapshots; None if the state cannot be snapshotted.
+    """
 
     bytes_per_token: int
     fixed_bytes: int
@@ -84,12 +88,12 @@ class Engine:
     def __init__(
         self, runner: Runner, *, vocab_size: int, constraints: Constraints | None = None
     ) -> None:
-        """constraints: None for a model that takes no grammars."""
+        """constraints: None for a model that does not support grammars."""
         self._runner = runner
         self._vocab_size = vocab_size
         self._constraints = constraints or Constraints(None, vocab_size=vocab_size)
         self._sequences: dict[RequestId, EngineSequence] = {}
-        # only the first is launched
+        # dispatched steps that are not collected yet; only the first is launched
         self._under_way: deque[PendingStep] = deque()
 
     @property
@@ -122,10 +126,10 @@ class Engine:
     ) -> LiveState:
         """Open a sequence, or reopen it after a preemption with the tokens that it had generated.
 
-        prefix: cached state to start from; the tokens that the returned state holds need no
-        prefill. keep: what to copy out while the sequence runs. Raises SnapshotMismatch if the
-        prefix does not fit the model, and InvalidRequest if the grammar is invalid or the model
-        cannot embed; then the sequence is not open.
+        Returns the sequence's live state; the tokens that it already has need no prefill. prefix:
+        cached state to start from. keep: when to copy state for the prefix cache. Raises
+        SnapshotMismatch if the prefix does not fit the model, and InvalidRequest if the grammar is
+        invalid or the model cannot embed; then the sequence is not open.
         """
         assert request.request_id not in self._sequences, f"sequence {request.request_id} is open"
         if request.pooling is not None and not self.embedding_dimensions:
@@ -205,13 +209,14 @@ class Engine:
         return results
 
     def take_kept(self, pending: PendingStep) -> list[Kept]:
-        """Return the evaluated snapshots that a collected step has made, once."""
+        """Return the evaluated snapshots of a collected step; a second call returns none."""
         kept = pending.kept
         pending.kept = []
         return kept
 
     def keep_rest(self, request_id: RequestId) -> Kept | None:
-        """Copy out the unsaved rest of a sequence that is about to be closed; does not wait.
+        """Copy the part of a sequence's state that is not copied yet, because the sequence is about
+        to be closed. Does not wait.
 
         Returns None if the sequence is empty or its layers have no snapshot form.
         """
@@ -231,7 +236,7 @@ class Engine:
             raise RuntimeError("the device no longer computes correctly")
 
     def abandon_pending(self) -> None:
-        """Forget steps that cannot be collected because one of them failed."""
+        """Forget all pending steps, because one of them failed."""
         self._under_way.clear()
 
     # -- measurements
@@ -249,8 +254,8 @@ class Engine:
         return costs
 
     def measure_step(self, tokens: int) -> tuple[int, int]:
-        """Measure a step that reads this many tokens: its peak memory in addition to weights and
-        KV, and the memory that MLX caches for the next step, in bytes.
+        """Run a step that prefills this many tokens. Returns its peak memory in addition to weights
+        and KV, and the memory that MLX caches for the next step, in bytes.
 
         Also compiles the kernels for prefill.
         """
@@ -346,10 +351,9 @@ class Engine:
                 pending.outputs.extend(sequence.live.arrays())
 
     def _wait(self, pending: PendingStep) -> dict[RequestId, tuple[TokenLogprob, ...]]:
-        """Wait for a step; returns the log-probabilities of prompts.
+        """Wait for a step. Returns the log-probabilities of scored prompts, by request.
 
-        The log-probabilities are computed here, before the next step is launched, so that they do
-        not wait for that step.
+        They are computed here, before the next step is launched, so that they do not wait for it.
         """
         if pending.outputs:
             pending.launch()
@@ -402,7 +406,7 @@ def _embedded(request_id: RequestId, pooled: mx.array) -> SpanResult:
 
 
 def _draws(pending: PendingStep) -> dict[RequestId, SpanResult]:
-    """The tokens that were sampled for the spans, read back from the device."""
+    """The results of the spans that sampled a token, read back from the device, by request."""
     drawn = pending.drawn
     if drawn is None:
         return {}
@@ -452,7 +456,7 @@ def prompt_logprobs(
 ) -> tuple[TokenLogprob, ...]:
     """The log-probabilities of prompt tokens, from the logits of the positions before them.
 
-    Computed in pieces, so that at any time the logits fit in `piece_bytes`, or are one row.
+    The logits are computed in pieces of at most `piece_bytes`, but at least one row.
     """
     rows = max(1, piece_bytes // (4 * vocab_size))
     found: list[TokenLogprob] = []
@@ -468,7 +472,9 @@ def prompt_logprobs(
 
 
 def _logprobs(scores: Scores, token_ids: Sequence[int]) -> list[TokenLogprob]:
-    """Scores as they are sent, each with as many top tokens as the row that wants the most."""
+    """Convert scores, [n], to messages. All have the same number of top tokens: as many as the row
+    that wants the most.
+    """
     chosen: list[float] = scores.chosen.tolist()  # type: ignore[assignment]
     tops: list[tuple[tuple[int, float], ...]] = [()] * len(chosen)
     if scores.top is not None:

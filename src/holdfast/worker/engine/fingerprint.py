@@ -23,8 +23,8 @@ from holdfast.models.model_folder import WEIGHT_FILES, read_json
 _FORMAT = 4  # version of the hashed data's format
 
 _CONFIG = "config.json"
-# Adapters are included although this version does not load them: these are the names that mlx-lm
-# and others use.
+# Adapters are included although this version does not load them; the names are those that mlx-lm
+# and other software use.
 _FILES_OF_A_MODEL = (
     WEIGHT_FILES, "adapter*.safetensors", "adapter_config.json", _CONFIG, "hf_quant_config.json",
     "tokenizer*", "*.tiktoken", "spiece.model", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json",
@@ -34,7 +34,7 @@ _FILES_OF_A_MODEL = (
 _IRRELEVANT_KEYS = frozenset(
     {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"}
 )
-# files of Holdfast that affect the numbers in a state
+# source files of Holdfast that affect the numbers in a cached state
 _OWN_CODE = (
     "worker/engine/seams.py",
     "worker/engine/weight_format.py",
@@ -47,7 +47,7 @@ _OWN_CODE = (
 
 
 def files_of_identity(folder: Path, *, runs_own_code: bool) -> dict[str, Path]:
-    """Every file that affects the states of the model in `folder`, by name: model files and code.
+    """All files that affect the KV of the model in `folder`, by name: model files and source code.
 
     runs_own_code: whether Python files of the folder are executed. If so, all files of the folder
     count, because that code may read them.
@@ -67,13 +67,13 @@ def runs_own_code(folder: Path, *, trust_remote_code: bool) -> bool:
 def model_fingerprint(
     folder: Path, hashes: Mapping[str, str], *, computed_as: str, versions: Iterable[str]
 ) -> str:
-    """A hash of everything that affects the states of the model in `folder`.
+    """A hash of everything that affects the KV of the model in `folder`.
 
-    Paths and dates do not count: a copy of a model finds the cache of the original, and new weights
+    Paths and dates do not count: a copy of a model uses the cache of the original, but new weights
     under an old path do not. hashes: the hashes of `files_of_identity`, by name. computed_as: the
-    compute format (dtype, packed or dequantized weights, codec), since each rounds differently.
-    versions: versions of the packages that compute. Raises ModelChanged if the configuration was
-    changed after it was hashed.
+    number format (dtype, packed or dequantized weights, codec), since each format rounds
+    differently. versions: versions of the packages that compute. Raises ModelChanged if the
+    configuration was changed after it was hashed.
     """
     digest = hashlib.blake2b(digest_size=32)
     _add(digest, f"holdfast {_FORMAT}", computed_as, *versions)
@@ -107,7 +107,7 @@ def _matching(root: Path, patterns: Iterable[str]) -> dict[str, Path]:
 
 
 def _everything(folder: Path) -> dict[str, Path]:
-    """All files of a folder except hidden ones, which are files of tools (.git, .cache)."""
+    """All files of a folder except hidden ones, which belong to tools such as git."""
     found = {}
     seen: set[str] = set()
     for place, folders, names in os.walk(folder, followlinks=True):
@@ -125,7 +125,10 @@ def _everything(folder: Path) -> dict[str, Path]:
 
 
 def _code() -> dict[str, Path]:
-    """The installed mlx-lm, and the files of Holdfast that affect states; imports nothing."""
+    """The source files of the installed mlx-lm, and those of Holdfast that affect KV, by name.
+
+    Imports nothing.
+    """
     package = importlib.util.find_spec("mlx_lm")
     places = [] if package is None else list(package.submodule_search_locations or ())
     theirs = {

@@ -3,8 +3,8 @@ softmax uses one core.
 
 Most of the prefill time of a long prompt goes into exponentials, which MLX computes one at a time.
 numpy uses vector instructions and releases the interpreter lock, so the heads of all spans are
-distributed over threads, in blocks that fit a core's cache. This is 7 to 15 times as fast as
-mx.fast on 4 cores (docs/lab-log.md).
+distributed over threads, in blocks that fit in a core's cache. On 4 cores, this is 7 to 15 times as
+fast as mx.fast (docs/lab-log.md).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ import numpy.typing as npt
 from holdfast.machine.blas import blas_of_numpy, current_blas, usable_cores
 
 _BLOCK_SCORES = 1 << 18  # 1 MiB of float32: a core's share of the cache
-_MIN_ROWS = 64  # rows of a block: keys are read once for this many queries
+_MIN_ROWS = 64  # rows of a block, if there are enough: the keys are read once for all rows
 _SMALL_PRODUCT = 1_000_000  # up to this many multiplications, OpenBLAS does not pack matrices
-_LEAST_STEP = 200  # columns; with fewer, the overhead of numpy calls is too large
-_FEW_ROWS = 32  # with more rows, packing pays
+_LEAST_STEP = 200  # keys per product; with fewer, the overhead of numpy calls is too large
+_FEW_ROWS = 32  # with more rows, packing the matrices pays
 SCORES_WORTH_IT = 1 << 15  # with fewer, waiting for MLX and waking threads costs the time saved
 
 _Array: TypeAlias = npt.NDArray[np.float32]
@@ -43,7 +43,7 @@ class AttentionSpan:
     queries: mx.array  # scaled, [1, heads, tokens, head_dim]
     # adjoining: keys [1, kv_heads, tokens, head_dim], values […, value_dim]
     parts: Sequence[tuple[mx.array, mx.array]]
-    window: int | None  # how many positions a query sees, with its own; None: all
+    window: int | None  # how many positions a query sees, including its own; None: all
 
     @property
     def tokens(self) -> int:
@@ -63,9 +63,10 @@ class AttentionSpan:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Queries [rows, head_dim], adjoining parts of keys and values [columns, …], and an array for
-    the result [rows, value_dim]. A block of several heads has heads as an additional first
-    dimension.
+    """A piece of attention work: queries [rows, head_dim], adjoining parts of keys and values
+    [columns, …], and an array for the result [rows, value_dim].
+
+    If a block has several heads, they are an additional first dimension of all arrays.
     """
 
     queries: _Array
@@ -74,11 +75,11 @@ class _Block:
 
     @property
     def columns(self) -> int:
-        """Columns of all parts."""
+        """The number of columns (keys) in all parts."""
         return sum(keys.shape[-2] for keys, _ in self.parts)
 
     def of_head(self, head: int, seen: slice) -> list[tuple[_Array, _Array]]:
-        """The parts of these columns for one key head."""
+        """Parts of the keys and values of one key head, for the columns in `seen`."""
         found = []
         first = 0
         for keys, values in self.parts:
@@ -91,11 +92,11 @@ class _Block:
 
 
 def pays(spans: Sequence[AttentionSpan], *, host_scores: int) -> bool:
-    """Whether `attend` is faster than MLX. It is in prefill, but decoding waits for memory, not
-    exponentials.
+    """Whether `attend` is faster than MLX. It is faster in prefill only: decoding is limited by
+    memory bandwidth, not by exponentials.
 
-    host_scores: the number of scores from which `attend` is faster; SCORES_WORTH_IT except in
-    probes.
+    host_scores: the number of attention scores from which `attend` is faster: SCORES_WORTH_IT,
+    except in the probe.
     """
     if sys.platform != "linux" or all(span.tokens == 1 for span in spans):
         return False
@@ -106,9 +107,9 @@ def attend(spans: Sequence[AttentionSpan], *, sinks: mx.array | None) -> list[mx
     """Causal attention of each span over its own keys, computed in float32.
 
     Returns [1, heads, tokens, value_dim] for each span, in the type of the queries. Evaluates the
-    spans. sinks: [heads], a score per head that takes weight and has no value. A query's result
-    depends only on its own keys, except for rounding: products with another number of rows add in
-    another order.
+    arrays of the spans. sinks: [heads], a score per head that takes part in the softmax but has no
+    value; None: no sinks. A query's result depends only on its own keys, except for rounding:
+    products with a different number of rows add in a different order.
     """
     lazy = [
         [_as_float32(array) for array in (span.queries, *itertools.chain(*span.parts))]
@@ -138,8 +139,8 @@ def _as_float32(array: mx.array) -> mx.array:
 def _pieces(
     heads: _Block, *, window: int | None, sinks: _Array | None
 ) -> Iterator[Callable[[], None]]:
-    """Split the work into pieces that write separate parts of the result: some rows of one head, or
-    the few rows of several heads that share keys.
+    """Split the work into pieces that write separate parts of the result. A piece is some rows of
+    one head; if there are few rows, it is all rows of several heads that share keys.
     """
     tokens = heads.queries.shape[1]
     held = heads.columns
@@ -159,7 +160,7 @@ def _pieces(
         )
         queries = heads.queries[group, asking]
         result = heads.result[group, asking]
-        # if there are several heads, all of their tokens are here, so the reshaped result is a view
+        # a piece of several heads has all of their rows, so the reshaped result is a view
         queries = queries.reshape(-1, queries.shape[2]) if together > 1 else queries[0]
         result = result.reshape(-1, result.shape[2]) if together > 1 else result[0]
         block = _Block(queries, heads.of_head(first // shared, seen), result)
@@ -174,8 +175,8 @@ def _pieces(
 
 @lru_cache(maxsize=8)
 def _hidden(rows: int, columns: int, window: int | None) -> _Mask | None:
-    """The mask of what each row must not see in the last columns, [rows, columns]; None if each row
-    sees all.
+    """A mask of the positions that each row must not see: bool [rows, n], for the last n columns.
+    None if every row sees all columns.
     """
     if window is not None and columns > window:
         position = np.arange(columns - rows, columns)[:, None]
@@ -185,7 +186,10 @@ def _hidden(rows: int, columns: int, window: int | None) -> _Mask | None:
 
 
 def _attend(block: _Block, *, hidden: _Mask | None, sinks: _Array | None) -> None:
-    """Write the result of one block. hidden: the mask of each head's rows. sinks: [rows, 1]."""
+    """Compute one block and write its result.
+
+    hidden: the positions that each row of a head must not see (`_hidden`). sinks: [rows, 1].
+    """
     scores = _room(len(block.queries), block.columns)
     ends = list(itertools.accumulate(len(keys) for keys, _ in block.parts))
     step = _step(block.queries)
@@ -210,10 +214,10 @@ def _attend(block: _Block, *, hidden: _Mask | None, sinks: _Array | None) -> Non
 
 
 def _step(queries: _Array) -> int:
-    """The number of keys per product that is fastest; 0: all at once.
+    """The number of keys per matrix product that is fastest; 0: all keys in one product.
 
-    For AVX-512, OpenBLAS has kernels for small products, which do not pack the matrices. With few
-    rows, packing is most of the work.
+    For AVX-512, OpenBLAS has kernels for small products that do not pack the matrices. With few
+    rows, packing would be most of the work.
     """
     if len(queries) > _FEW_ROWS or not _has_small_products():
         return 0
@@ -222,7 +226,7 @@ def _step(queries: _Array) -> int:
 
 
 def _score(queries: _Array, keys: _Array, *, out: _Array, step: int) -> None:
-    """Products of queries and keys, [rows, columns]."""
+    """Write the products of queries and keys to `out`, [rows, columns]. step: see `_step`."""
     if not step:
         np.matmul(queries, keys.T, out=out)
         return
@@ -232,7 +236,7 @@ def _score(queries: _Array, keys: _Array, *, out: _Array, step: int) -> None:
 
 
 def _weighted(weights: _Array, values: _Array, *, step: int) -> _Array:
-    """Weighted sums of values, [rows, value_dim]."""
+    """The weighted sums of the values, [rows, value_dim]. step: see `_step`."""
     cuts = range(0, len(values), step or len(values))
     total = weights[:, : cuts.step] @ values[: cuts.step]
     for start in cuts[1:]:
@@ -260,7 +264,7 @@ def _has_small_products() -> bool:
     )
 
 
-# otherwise two models in one process would restore each other's number of threads
+# With two models in one process, each would otherwise restore the thread limit that the other set.
 _one_at_a_time = threading.Lock()
 
 
@@ -297,7 +301,7 @@ def _products_on_one_thread() -> Iterator[None]:
 
 
 def _run_all(work: Sequence[Callable[[], None]]) -> None:
-    """Do all pieces of work on all threads. Raises the error of a piece that failed."""
+    """Run all pieces of work, distributed over all threads. Raises the error of a failed piece."""
     left = iter(work)  # shared by the threads: each takes the next piece
 
     def take() -> None:

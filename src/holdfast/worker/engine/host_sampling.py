@@ -1,12 +1,13 @@
-"""Samples and scores tokens in numpy: for large vocabularies without top-k, on a CPU, where the
-logits are in host memory anyway.
+"""Samples and scores tokens in numpy. This is faster than MLX for large vocabularies on a CPU,
+where the logits are in host memory anyway. Top-k is not supported here.
 
 On a CPU, MLX computes exponentials one at a time, 13 ns each, and top-p takes 21 passes over the
-vocabulary. Here the largest entry of each group of tokens bounds the weight of the others in it. If
-these bounds decide which tokens are in the nucleus, exponentials are computed for its candidates
-only; otherwise for all tokens (0.5 ns each, with vector instructions), but few tokens are sorted.
-The sampled token is the same as that of `sampling_draw`, except for rounding: the random numbers
-are the same.
+vocabulary. Here the vocabulary is divided into groups, and the largest logit of a group bounds the
+weights of its tokens. If these bounds decide which tokens are in the nucleus (the tokens that pass
+top-p), exponentials are computed for a few groups only; otherwise for all tokens (0.5 ns each, with
+vector instructions), but few tokens are sorted. The edge of the nucleus is the smallest weight in
+it. The sampled token is the same as that of `sampling_draw`, except for rounding, because the
+random numbers are the same.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ Ids: TypeAlias = npt.NDArray[np.intp]
 
 # from this size on, numpy is faster than MLX on a CPU for any number of rows
 LARGE_VOCABULARY = 8192
-_GROUP = 32  # tokens per maximum
-# as LARGE_VOCABULARY, with top-p
+_GROUP = 32  # tokens per group, approximately
+# as LARGE_VOCABULARY, but for rows with top-p
 _SMALLEST_FOR_NUCLEUS = 1024
 _ALLOWANCE = 1 / 4  # share of 1 - top_p that tokens may weigh together without being examined
 _FEW_GROUPS = 1 / 16  # share of all groups; if more matter, all weights are computed
-# share of all groups; if more matter, the edge is not searched among the largest tokens
+# share of all groups; if more matter, the edge is searched in a histogram of all weights
 _MANY_GROUPS = 1 / 2
 _SORTED_AT_ONCE = 4096  # weights; sorting this many takes 30 µs
 _ROUNDING_NATS = 1e-3  # above the largest rounding error of one block's sums and logarithms
@@ -44,14 +45,14 @@ _Words: TypeAlias = npt.NDArray[np.uint32]
 
 
 def rows_of(logits: mx.array) -> Floats:
-    """A view of float32 logits, [rows, vocab]; evaluates them."""
+    """Evaluate float32 logits, [rows, vocab], and return a numpy view of them."""
     mx.eval(logits)
     return np.array(logits, copy=False)
 
 
 class GroupedRow:
-    """A row of logits in n groups. Group g has the tokens g, g + n, g + 2n, …, so that maxima are
-    computed on vectors.
+    """A row of logits, divided into n groups of tokens. Group g has the tokens g, g + n, g + 2n, …,
+    so that the maxima of all groups are computed with vector instructions.
     """
 
     __slots__ = ("_count", "_rest", "maxima", "row", "size")
@@ -76,7 +77,7 @@ class GroupedRow:
         """
         if count * 4 > self._count:
             return np.argsort(-self.row, kind="stable")[:count]
-        # each of the groups with the largest maxima has an entry of at least `least`
+        # `count` groups have a maximum of at least `least`, so no wanted entry is smaller
         least = np.partition(self.maxima, -count)[-count]
         ids = self.tokens(np.flatnonzero(self.maxima >= least))
         values = self.row[ids]
@@ -88,10 +89,10 @@ class GroupedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Log-probabilities of given tokens.
+    """Log-probabilities at n positions.
 
-    chosen: fp32 [n]. top: ids, uint32 [n, k], and log-probabilities, fp32 [n, k], of the most
-    likely tokens, the likeliest first; None if k is 0.
+    chosen: those of one given token per position, fp32 [n]. top: the k most likely tokens, the
+    likeliest first, as ids, uint32 [n, k], and log-probabilities, fp32 [n, k]; None if k is 0.
     """
 
     chosen: mx.array
@@ -103,7 +104,9 @@ class Scores:
 
 
 def scoring_pays(*, vocab_size: int) -> bool:
-    """Whether numpy scores faster than MLX here; the same for all rows of a model."""
+    """Whether `score_on_host` is faster than MLX on this device; the same for all rows of a
+    model.
+    """
     return vocab_size >= LARGE_VOCABULARY and on_host()
 
 
@@ -112,7 +115,7 @@ def score_on_host(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -
     tokens.
 
     logits: fp32 [n, vocab]; token_ids: int [n]; both are evaluated. Rows without a finite maximum
-    get NaN. Needs memory for one more row.
+    get NaN. Allocates memory for one additional row.
     """
     mx.eval(logits, token_ids)
     rows = rows_of(logits)
@@ -139,8 +142,8 @@ def score_on_host(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -
 
 
 def drawing_pays(kind: DrawKind, *, vocab_size: int) -> bool:
-    """Whether numpy samples faster than MLX here; the same for all rows of a kind, so that no
-    sampled token depends on the batch.
+    """Whether `draw_on_host` is faster than MLX on this device. The answer is the same for all rows
+    of a kind, so that no sampled token depends on the other rows of a batch.
     """
     if kind.greedy or kind.candidates or not on_host():
         return False
@@ -165,14 +168,17 @@ def draw_on_host(
 
 @dataclass(frozen=True, slots=True)
 class FewKept:
-    """The tokens that pass the filters, by rising id, and their weights."""
+    """The ids of the tokens that pass the filters, in ascending order, and their weights.
+
+    columns: the size of the vocabulary.
+    """
 
     ids: Ids
     weights: Floats
     columns: int
 
     def draw(self, key: tuple[int, int]) -> int:
-        """Sample by Gumbel-max: a block that has tokens left, then a token of that block."""
+        """Sample a token by Gumbel-max: first a block that has tokens left, then a token in it."""
         block = self.ids // BLOCK
         starts = np.flatnonzero(np.diff(block, prepend=-1))
         sums = np.add.reduceat(self.weights, starts)
@@ -215,13 +221,11 @@ class WeighedRow:
         self._coldness = np.float32(1.0 / min(params.temperature, HOTTEST))
 
     def nats(self, logits: Floats) -> Floats:
-        """Natural logarithms of the weights (unnormalized sampling probabilities) of some of the
-        row's logits.
-        """
+        """Natural logarithms of the weights that some logits of the row have."""
         return (logits - self.peak) * self._coldness
 
     def weights(self, logits: Floats) -> Floats:
-        """Weights (unnormalized sampling probabilities) of some of the row's logits."""
+        """The weights that some logits of the row have."""
         scaled = self.nats(logits)
         return np.exp(scaled, out=scaled)
 
@@ -236,14 +240,14 @@ class WeighedRow:
         return self.weights(self.groups.maxima)
 
     def at_least(self, weight: float) -> tuple[Ids, Floats]:
-        """The tokens, with their weights, of all groups that have a token of at least this weight;
-        unordered.
+        """All tokens of the groups that have a token of at least this weight, and their weights.
+        Unordered.
         """
         ids = self.groups.tokens(np.flatnonzero(self.tops >= np.float32(weight)))
         return ids, self.weights(self.row[ids])
 
     def few(self, ids: Ids, weights: Floats, *, threshold: float) -> FewKept:
-        """Select the tokens of at least this weight from `ids`."""
+        """Select the tokens with a weight of at least `threshold` from `ids`."""
         kept = np.flatnonzero(weights >= np.float32(threshold))
         order = kept[np.argsort(ids[kept])]
         return FewKept(ids[order], weights[order], self.row.size)
@@ -282,9 +286,11 @@ def _many(weights: Floats, *, threshold: float) -> ManyKept:
 
 
 def _nucleus(row: WeighedRow, *, top_p: float, floor: float) -> FewKept | ManyKept:
-    """The tokens of the nucleus. If possible, bounds on the weights replace most of the weights."""
+    """The tokens in the nucleus with a weight of at least `floor`. If possible, the weights of most
+    tokens are not computed, but only bounded.
+    """
     rising = np.sort(row.tops)
-    # indexed by the number of groups left out
+    # upper bound of the summed weight of unexamined tokens, by the number of groups left out
     unseen_at_most = np.append(0.0, np.cumsum(rising, dtype=np.float64)) * row.groups.size
     left_out = _groups_within(
         unseen_at_most, _ALLOWANCE * (1.0 - top_p) * unseen_at_most[-1] / row.groups.size
@@ -301,7 +307,10 @@ def _nucleus(row: WeighedRow, *, top_p: float, floor: float) -> FewKept | ManyKe
 
 
 def _certain_edge(weights: Floats, *, top_p: float, unseen_at_most: float) -> float | None:
-    """The weight at the edge of the nucleus; None if tokens that are not given may change it."""
+    """The weight at the edge of the nucleus; None if it depends on tokens that are not examined.
+
+    weights: those of the examined tokens. unseen_at_most: upper bound of the sum of the others.
+    """
     falling, cumulated = _falling(weights)
     least, most = (
         int(np.searchsorted(cumulated, top_p * (cumulated[-1] + unseen)))
@@ -311,7 +320,9 @@ def _certain_edge(weights: Floats, *, top_p: float, unseen_at_most: float) -> fl
 
 
 def _groups_within(unseen_at_most: _Doubles, limit: float) -> int:
-    """How many groups weigh so little that they can be left out; at least one is never left out."""
+    """How many of the lightest groups can be left out because their bounds sum up to at most
+    `limit`. At least one group remains.
+    """
     return min(
         int(np.searchsorted(unseen_at_most, limit, side="right")) - 1, len(unseen_at_most) - 2
     )
@@ -335,7 +346,7 @@ def _edge(weights: Floats, *, top_p: float) -> float:
 
 
 def _edge_by_histogram(weights: Floats, *, top_p: float) -> float:
-    """As `_edge`, by a histogram of the weights: only the bin at the edge is sorted.
+    """As `_edge`, but by a histogram of the weights, so that only the bin at the edge is sorted.
 
     The bins come from the floats' bits, which have the same order as positive floats.
     """
@@ -350,8 +361,8 @@ def _edge_by_histogram(weights: Floats, *, top_p: float) -> float:
 
 
 def _draw_unfiltered(weighed: WeighedRow, key: tuple[int, int]) -> int:
-    """Sample from the whole vocabulary. Sums only the blocks that can win, given their maximum and
-    noise.
+    """Sample from the whole vocabulary. The weights are summed only in blocks that can still win,
+    given the maximum and the random number of each block.
     """
     row = weighed.row
     whole = row.size // BLOCK

@@ -1,4 +1,5 @@
-"""The three ways to lay out the spans of a step as forward passes. The probe chooses one.
+"""The three ways (layouts) to run the spans of a step as forward passes. The probe chooses one for
+each model.
 
 A runner returns the logits of the spans that need a sampled token, in the order of the spans.
 Logits that score a prompt are computed later.
@@ -33,11 +34,11 @@ class Runner(ABC):
     """One layout of one model.
 
     mixes_chunks: whether prefill chunks and decoding rows share one forward pass.
-    variant: the name, and how the layout works if there are several ways.
+    variant: the layout's name and, if the layout has several variants, which one this is.
     reason: why the probe chose this layout.
-    attends_to_parts: whether attention takes keys and values in several buffers.
-    shares: whether running sequences share frozen parts (`choose_sharing`); otherwise each has one
-        buffer.
+    attends_to_parts: whether keys and values may be in several buffers.
+    shares: whether running sequences share the buffers of a common prefix (`choose_sharing`);
+        otherwise each sequence has its own buffer.
     """
 
     name: str
@@ -70,11 +71,11 @@ class Runner(ABC):
 
     @abstractmethod
     def forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
-        """Run the spans. Lazy."""
+        """Run the model on these spans. Lazy."""
 
 
 class RowsRunner(Runner):
-    """Every token of every span is a row of one (tokens, 1) batch.
+    """Runs all spans in one forward pass. Every token is a row of one (tokens, 1) batch.
 
     A span that is alone in its step keeps its shape, (1, tokens): with one position offset instead
     of one per row, the model runs fewer operations.
@@ -106,10 +107,11 @@ class RowsRunner(Runner):
 
 
 class SplitRunner(Runner):
-    """Decoding rows share one (sequences, 1) forward pass; every other span has its own.
+    """Runs all decoding rows in one (sequences, 1) forward pass, and every other span in its own.
 
-    Recurrent states are stacked for the decoding rows. Their attention goes through the seam if the
-    model's attention does; otherwise their keys and values are gathered into padded copies.
+    Recurrent states are stacked for the decoding rows. If the model calls attention through the
+    seam, each row attends to its own keys and values; otherwise these are gathered into padded
+    copies.
     """
 
     name = "split"
@@ -118,7 +120,9 @@ class SplitRunner(Runner):
     def __init__(
         self, model: Any, head: HeadSeam | None, *, gather_mask_dimensions: int | None
     ) -> None:
-        """gather_mask_dimensions: rank of the mask for gathered copies; None: use the seam."""
+        """gather_mask_dimensions: the rank of the mask for padded copies of keys and values; None:
+        attention goes through the seam, without copies.
+        """
         super().__init__(model, head)
         self._gather = gather_mask_dimensions
         self.attends_to_parts = gather_mask_dimensions is None
@@ -166,8 +170,8 @@ class SplitRunner(Runner):
 
 
 class SoloRunner(Runner):
-    """Each span is a forward pass over mlx-lm's own caches: slow, but correct for all its
-    models.
+    """Runs each span in its own forward pass, over mlx-lm's own caches: slow, but correct for all
+    models of mlx-lm.
     """
 
     name = variant = "solo"
@@ -193,7 +197,9 @@ def own_caches(model: Any) -> list[Any]:
 
 
 def own_kinds(model: Any) -> list[Layer]:
-    """The empty layers that replace mlx-lm's caches, whether or not a layout can use them."""
+    """Empty layers for a new sequence, which replace mlx-lm's caches. A layout may not support all
+    of them.
+    """
     return [fresh_layer(cache) for cache in own_caches(model)]
 
 
@@ -210,7 +216,7 @@ def _views(
     for_kv: Callable[[Sequence[LayerKV]], Any],
     for_recurrent: Callable[[Sequence[RecurrentState]], Any],
 ) -> list[Any]:
-    """What the model gets as its caches: for each layer, a view of it in all these sequences."""
+    """The caches to pass to the model: for each layer, one view of its states in all sequences."""
     layers = zip(*(each.sequence.live.layers for each in spans), strict=True)
     return [states[0].view(states, for_kv=for_kv, for_recurrent=for_recurrent) for states in layers]
 
@@ -232,7 +238,7 @@ def _project(
     caches: list[Any],
     spans: Sequence[SequenceSpan],
 ) -> StepLogits:
-    """Run the model once for these spans, which are concatenated in `ids`."""
+    """Run the model once on these spans. ids: the tokens of the spans, concatenated."""
     ends = list(itertools.accumulate(each.span.tokens for each in spans))
     starts = [end - each.span.tokens for end, each in zip(ends, spans, strict=True)]
     drawn = [
@@ -275,7 +281,9 @@ def _project(
 
 
 def _parted(rows: mx.array, places: Mapping[RequestId, range]) -> dict[RequestId, mx.array]:
-    """Split rows that were set aside by request. places: each request's rows in the pass."""
+    """Split the rows that were set aside into one array per request. places: each request's rows
+    in the forward pass.
+    """
     parts = {}
     first = 0
     for request_id, at in places.items():
@@ -285,8 +293,8 @@ def _parted(rows: mx.array, places: Mapping[RequestId, range]) -> dict[RequestId
 
 
 def _places(starts: Sequence[int], wanted: Mapping[RequestId, range]) -> dict[RequestId, range]:
-    """Convert the wanted rows of each span to rows of the pass. starts: the first row of each
-    span.
+    """Convert the wanted rows of each span to rows of the forward pass, into which all spans are
+    concatenated. starts: the first row of each span.
     """
     places = zip(starts, wanted.items(), strict=True)
     return {
@@ -297,9 +305,11 @@ def _places(starts: Sequence[int], wanted: Mapping[RequestId, range]) -> dict[Re
 
 
 def choose_sharing(runner: Runner, *, composes_attention: bool | None = None) -> None:
-    """Decide whether the runner's layers share frozen parts, and append why to the runner's reason.
+    """Decide whether running sequences share the buffers of a common prefix, and append the reason
+    to `runner.reason`.
 
-    composes_attention: whether attention takes several buffers; None: as on this device.
+    composes_attention: whether attention is composed of matrix products, which can take keys and
+    values in several buffers; None: determine it from the device.
     """
     if composes_attention is None:
         composes_attention = StepContext().composes_attention

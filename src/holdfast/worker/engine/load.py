@@ -31,7 +31,8 @@ from holdfast.worker.engine.seams import HEAD_NAMES
 
 Progress = Callable[[str, float], None]
 _LONGEST_REASON = 300
-# what a model's code raises, besides ValueError and OSError, if configuration or weights misfit
+# exceptions that a model's code raises, besides ValueError and OSError, if the configuration or the
+# weights do not fit the code
 _MISFITS = (
     ArithmeticError,
     AssertionError,
@@ -62,7 +63,8 @@ def vocabulary_size(model: Module, config: Mapping[str, Any]) -> int:
         (value for part in parts_of(config) if isinstance(value := part.get("vocab_size"), int)), 0
     )
     rows = heads or embeddings
-    # if several (auxiliary heads, embeddings per layer): the configured number, or the largest
+    # If there are several (auxiliary heads, embeddings per layer): the one with the configured
+    # number of rows, or else the largest.
     return said if said in rows else max(rows, default=said)
 
 
@@ -85,7 +87,7 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
     """Load the model in `folder`. Device thread only; blocks until the weights are read.
 
     progress: called with the stage ("checking", "building", "reading") and the fraction of the
-    whole load that is done. Raises ModelLoadError, with a message of one line, whatever is wrong
+    whole load that is done. Raises ModelLoadError, with a message of one line, if anything is wrong
     with the model.
     """
     progress("checking", 0.0)
@@ -125,7 +127,10 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
 def _build(
     folder: Path, stored_config: dict[str, Any], settings: ModelSettings
 ) -> tuple[Module, dict[str, Any]]:
-    """The model with its weights mapped but not read."""
+    """Build the model. Its weights are mapped into memory, but not read yet.
+
+    Returns the model and its configuration.
+    """
     utils = seams.mlx_lm_utils()
     with _one_line_errors(folder), _no_bytecode_written():
         if "model_file" not in stored_config:
@@ -187,7 +192,9 @@ def _one_line_errors(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _no_bytecode_written() -> Iterator[None]:
-    """Leave no __pycache__ in the user's folder when code of a model is imported."""
+    """Write no __pycache__ within the block, so that importing a model's code leaves none in the
+    user's folder.
+    """
     before = sys.dont_write_bytecode
     sys.dont_write_bytecode = True
     try:

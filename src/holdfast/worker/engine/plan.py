@@ -1,4 +1,6 @@
-"""Step plans: a step is a list of spans. Data without MLX, so that the scheduler can use it."""
+"""Plans and results of steps; a step is a list of spans. Does not import MLX, so that the scheduler
+can use it.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,14 @@ class Span:
     """The next `tokens` tokens of one sequence, starting at position `start`.
 
     The tokens of a span in the prompt are known. A decoding span (tokens == 1, start >= prompt
-    length) reads the token that was sampled for the previous span. That token stays on the device,
-    so that the next step can be laid out before the host knows it.
+    length) reads the token that was sampled for the sequence's previous span. That token stays on
+    the device, so that the next step can be laid out before the host knows it.
     """
 
     request_id: RequestId
     start: int
     tokens: int
-    draws: bool  # whether to sample a token at the last position, which ends the known tokens
+    draws: bool  # whether to sample the next token: the span reaches the end of the known tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,21 +39,23 @@ class SpanResult:
     """The result of one span."""
 
     request_id: RequestId
-    token_ids: tuple[int, ...] = ()  # empty if the span does not sample, and on failure
+    token_ids: tuple[int, ...] = ()  # the sampled token; empty if the span samples none or failed
     logprobs: tuple[TokenLogprob, ...] = ()
     # the log-probability of the token after each position of this chunk, if requested
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     # set with the last chunk of a prompt to be embedded: float32, normalized to length 1
     embedding: bytes = b""
-    # why the computation failed; only this sequence has to end or to be prefilled again
+    # why the computation failed; this sequence, and no other, has to end or to be prefilled again
     failure: str = ""
-    # why no token can be sampled although the computation is right; only this sequence has to end
+    # why no token can be sampled although the computation succeeded; this sequence has to end
     refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepPolicy:
-    """When state is copied out: layers that grow after every `block_tokens` tokens, and all layers
+    """When the state of a sequence is copied for the prefix cache.
+
+    Layers that keep every token are copied after each `block_tokens` tokens; all layers are copied
     at each boundary.
     """
 

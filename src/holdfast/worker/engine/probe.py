@@ -9,20 +9,20 @@ context.
 A layout is right if the largest error of any logit is within rounding. A layout with larger errors
 may still be right: kernels that add in another order can make a mixture of experts choose another
 expert if two are almost equal, and then many logits change. So such a layout is tried with several
-prompts. An expert changes for some prompts and not for others, but a wrong mask, position or KV is
-wrong at the same position of the step for all of them. At each position, the KL divergence of the
-two distributions of the next token is computed for every prompt, and the median over the prompts
-counts; the worst position decides. The bounds are measured (docs/lab-log.md).
+prompts. Rounding changes the choice of experts for some prompts only, but a wrong mask, position or
+KV causes an error at the same position for all prompts. At each position, the KL divergence of the
+two distributions of the next token is computed for every prompt, and the median over the prompts is
+taken; the worst position decides. The bounds are based on measurements (docs/lab-log.md).
 
 **Long contexts.** The layouts are compared over some 30 tokens. With 1,024 or 4,096 keys or more,
 and for chunks of many queries, a GPU runs other kernels, and some versions of MLX were silently
 wrong exactly there (ml-explore/mlx#3586, #3797). So the attention shapes of the model are tried
-over random keys, once per shape, and a few queries are computed again in float32 by plain products.
-Each of these queries attends mostly to one key, and these keys are spread over the whole context,
-including the boundaries between kernels: if a key is left out or confused with another, the error
-is as large as a value. For 32 heads of dimension 128 and 8 key heads in bf16, this takes 70 MB for
-a moment and 110 GFLOP, some 10 to 50 ms on a GPU (calculated). If MLX has no fused kernel for a
-head dimension, the scores take 330 MB more.
+over random keys, once per shape, and the attention of a few queries is computed again in float32
+with plain matrix products. Each of these queries attends mostly to one key, and these keys are
+spread over the whole context, including the boundaries between kernels: if a key is left out or
+confused with another, the error is as large as a value. For 32 heads of dimension 128 and 8 key
+heads in bf16, this takes 70 MB for a short time and 110 GFLOP, some 10 to 50 ms on a GPU
+(calculated). If MLX has no fused kernel for a head dimension, the scores take 330 MB more.
 """
 
 from __future__ import annotations
@@ -66,15 +66,16 @@ ALLOWED_ERROR = {2: 0.05, 4: 0.01}
 # relative to the effect of one changed context token; wrong layouts are off by 0.1 or more
 RIGHT_RELATIVE_ERROR = 1e-3
 ROUNDINGS = 8.0  # rounding steps of the logits' precision that do not count as an error
-# per length, if the first prompt does not decide: two may change experts and keep the median
+# prompts per length, if the first one does not decide; two of five may get other experts without an
+# effect on the median
 PROMPTS = 5
 # Square roots of KL divergences, relative to that of one changed token, by the bytes of a logit
 # (TF32 is visible in fp32, too).
 DECIDES_AT_ONCE = {2: 0.05, 4: 0.01}  # up to this, the first prompt is enough
 RIGHT_DIVERGENCE = {2: 0.1, 4: 0.02}  # median of the prompts at the worst position
-LARGEST_DIVERGENCE = {2: 0.2, 4: 0.04}  # allowed if mlx-lm's own results diverge by half of that
+LARGEST_DIVERGENCE = {2: 0.2, 4: 0.04}  # allowed if mlx-lm's own results diverge by half as much
 NOISE_FACTOR = 2.0
-LEAST_AGREEMENT = 0.75  # share of equal most probable tokens, over all positions and prompts
+LEAST_AGREEMENT = 0.75  # share of positions, over all prompts, with the same most probable token
 DECODED_TOKENS = 3
 LONGEST_WINDOW_PROBED = 128
 
@@ -96,7 +97,10 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """The result of trying one layout."""
+    """The result of trying one layout.
+
+    variant: `Runner.variant`. note: the measured errors, or the error that the layout raised.
+    """
 
     variant: str
     relative_error: float | None  # None: the layout raised an error
@@ -106,6 +110,8 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
+    """A sequence that layouts are tried with."""
+
     tokens: tuple[int, ...]
     chunks: tuple[int, ...]  # lengths of the prompt's chunks; the rest is decoded token by token
 
@@ -113,8 +119,8 @@ class _Case:
 def choose_layout(model: Any, *, vocab_size: int, wanted: str = "auto") -> Runner:
     """Probe the layouts in order of speed and return the first right one. Device thread only.
 
-    wanted: "auto", or the name of a layout. Raises ModelLoadError if no layout is right, or if the
-    named one is not.
+    wanted: "auto", or the name of the only layout to use. Raises ModelLoadError if no layout is
+    right, or if the wanted one is not.
     """
     trials: list[Trial] = []
     judge = _judge_of(model, vocab_size)
@@ -147,7 +153,7 @@ def choose_layout(model: Any, *, vocab_size: int, wanted: str = "auto") -> Runne
 
 
 def warnings_about(runner: Runner) -> tuple[str, ...]:
-    """Warnings if the layout is slow: why it was chosen, and what to do. Otherwise empty."""
+    """Warnings if the chosen layout is slow; otherwise empty."""
     if runner.name != "solo":
         return ()
     return (
@@ -160,7 +166,7 @@ def warnings_about(runner: Runner) -> tuple[str, ...]:
 
 
 def trial_of_each_layout(model: Any, *, vocab_size: int) -> tuple[Trial, ...]:
-    """The relative error of every layout and variant, for the table in the documentation."""
+    """Try every layout and variant, for the table in the documentation."""
     judge = _judge_of(model, vocab_size)
     head = HeadSeam(model)
     return tuple(_try(runner, judge) for runner in _candidates(model, head))
@@ -204,9 +210,7 @@ def _reason(trials: Sequence[Trial]) -> str:
 
 
 def _cases(model: Any, vocab_size: int, *, prompt: int) -> tuple[_Case, ...]:
-    """The sequences that a layout is tried with. prompt: a number; each one gives different
-    tokens.
-    """
+    """The sequences that a layout is tried with. prompt: a seed for their tokens."""
     windows = [
         leaf.window
         for layer in own_kinds(model)
@@ -225,8 +229,8 @@ def _cases(model: Any, vocab_size: int, *, prompt: int) -> tuple[_Case, ...]:
 
 
 class _Judge:
-    """Decides whether a layout is right, by one prompt of each length, or by several if in
-    doubt.
+    """Decides whether a layout is right, using one prompt of each length, or several if the first
+    ones do not decide.
     """
 
     def __init__(self, model: Any, vocab_size: int) -> None:
@@ -235,7 +239,7 @@ class _Judge:
         self.first = _Reference(model, _cases(model, vocab_size, prompt=0))
 
     def trial_of(self, runner: Runner) -> Trial:
-        """Try a layout. Raises what the model raises in this layout."""
+        """Try a layout. Raises the exceptions of the model in this layout."""
         got = _staggered(runner, self.first.cases)
         error = self.first.relative_error(got)
         note = f"relative error {error:.1e}"
@@ -251,7 +255,10 @@ class _Judge:
         return Trial(variant=runner.variant, relative_error=error, note=note, is_right=is_right)
 
     def _by_several(self, runner: Runner, first: list[mx.array]) -> tuple[bool, str]:
-        """Whether the layout is right, and the measured figures as text."""
+        """Try several prompts; returns whether the layout is right, and the measurements as text.
+
+        first: the logits for the first prompts.
+        """
         others = [_staggered(runner, reference.cases) for reference in self._references[1:]]
         divergence, agreement = self._compared([first, *others])
         is_right = divergence <= self._allowed and agreement >= LEAST_AGREEMENT
@@ -262,8 +269,8 @@ class _Judge:
         return is_right, f"{figures}, the most probable token agrees in {agreement:.0%}"
 
     def _compared(self, got: list[list[mx.array]]) -> tuple[float, float]:
-        """The median divergence at the worst position, relative to the effect of a changed token,
-        and the share of most probable tokens that agree.
+        """Returns the median divergence at the worst position, relative to the effect of a changed
+        token, and the share of positions at which the most probable tokens agree.
         """
         pairs = list(zip(self._references, got, strict=True))
         at_places = np.stack([reference.divergences(each) for reference, each in pairs])
@@ -281,8 +288,8 @@ class _Judge:
 
     @cached_property
     def _allowed(self) -> float:
-        """The allowed divergence: larger than usual if mlx-lm's results differ between a prompt
-        read at once and the same prompt read in chunks.
+        """The allowed divergence. It is larger than usual if the results of mlx-lm itself change
+        when a prompt is prefilled in chunks instead of at once.
         """
         own_way = SoloRunner(self._model, None)
         noise, _ = self._compared(
@@ -295,8 +302,8 @@ class _Judge:
 
 
 class _Reference:
-    """Logits of one-by-one evaluation, and the scale of errors when others are compared with
-    them.
+    """The expected logits, computed by mlx-lm for one sequence at a time, and the scale by which
+    errors of a layout's logits are divided.
     """
 
     def __init__(self, model: Any, cases: tuple[_Case, ...]) -> None:
@@ -325,7 +332,7 @@ class _Reference:
 
     @property
     def is_coarse(self) -> bool:
-        """Whether the model rounds to 16 bits, so that correct results may differ much."""
+        """Whether the model rounds to 16 bits, so that correct results may differ a lot."""
         return self.logit_bytes < mx.float32.size
 
     @property
@@ -334,8 +341,8 @@ class _Reference:
         return ROUNDINGS * float(mx.finfo(self._expected[0].dtype).eps)
 
     def hidden_size_of(self, head: HeadSeam) -> int:
-        """The size of rows that are set aside; 0 unless projecting them later gives the model's
-        logits.
+        """The size of the hidden states that the seam can set aside; 0 if it cannot, or if
+        projecting them later does not give the model's logits.
         """
         ids = mx.array([self.cases[1].tokens])
         with head.selecting(None, aside=mx.arange(ids.size)):
@@ -362,7 +369,7 @@ class _Reference:
         return np.stack([_divergence(a, b) for a, b in zip(self._expected, got, strict=True)])
 
     def agreements(self, got: list[mx.array]) -> NDArray[np.bool_]:
-        """Whether the most probable token is the same: [cases, sampled tokens]."""
+        """Whether the most probable token is the expected one: [cases, sampled tokens]."""
         pairs = zip(self._expected, got, strict=True)
         return np.stack([np.array(a.argmax(axis=-1) == b.argmax(axis=-1)) for a, b in pairs])
 
@@ -398,8 +405,9 @@ def _distance(a: mx.array, b: mx.array) -> float:
 
 
 def _one_by_one(model: Any, tokens: tuple[int, ...], prompt: int) -> mx.array:
-    """Logits after the prompt and after each later token, computed through mlx-lm's own caches: [1
-    + later tokens, vocabulary].
+    """Logits after the prompt and after each later token, computed through mlx-lm's own caches.
+
+    prompt: the number of tokens in the prompt. Returns [1 + later tokens, vocabulary].
     """
     caches = own_caches(model)
     after_prompt = model(mx.array([tokens[:prompt]]), cache=caches)[0, -1:]
@@ -409,7 +417,9 @@ def _one_by_one(model: Any, tokens: tuple[int, ...], prompt: int) -> mx.array:
 
 
 def _staggered(runner: Runner, cases: tuple[_Case, ...]) -> list[mx.array]:
-    """Run the cases as the scheduler would. Returns logits as `_one_by_one` does, per case."""
+    """Run the cases in steps, as the scheduler would. Returns, for each case, logits of the same
+    shape as `_one_by_one`.
+    """
     live = [_sequence(case, runner.fresh_layers(), index) for index, case in enumerate(cases)]
     queues = [_spans(case, str(index)) for index, case in enumerate(cases)]
     got: list[list[mx.array]] = [[] for _ in cases]
@@ -420,7 +430,8 @@ def _staggered(runner: Runner, cases: tuple[_Case, ...]) -> list[mx.array]:
         spans = [SequenceSpan(live[index], queues[index].pop(0)) for index in active]
         for index, each in zip(active, spans, strict=True):
             live[index].drawn = mx.array([cases[index].tokens[each.span.start]])
-        # On a CPU, numpy computes attention for long prompts only: use it here in every other step.
+        # On a CPU, numpy would compute attention for long prompts only; here it does so in every
+        # other step.
         context = StepContext(host_scores=0) if step % 2 == 0 else StepContext()
         logits = runner.forward(spans, context).drawn
         mx.eval(logits, [list(each.sequence.live.arrays()) for each in spans])
@@ -469,7 +480,7 @@ def _spans(case: _Case, request_id: str) -> list[Span]:
 
 
 def warnings_about_kernels(model: Any, *, force: bool = False) -> tuple[str, ...]:
-    """Warnings about this model's attention over long contexts; empty if it is right.
+    """Warnings if this model's attention over long contexts is wrong on this device; else empty.
 
     Device thread only. force: check even on a CPU, which has no separate kernels for long contexts.
     """
@@ -507,8 +518,8 @@ def _faults(shape: AttentionShape, keys: int, queries: int) -> list[str]:
 
 
 def attention_error(shape: AttentionShape, *, keys: int, queries: int) -> float:
-    """The largest error of the fused kernel compared with float32, relative to the largest exact
-    value.
+    """The largest error of the fused attention kernel, relative to the largest exact value, which
+    is computed in float32.
     """
     dtype = mx.bfloat16 if shape.dtype_bytes == 2 else mx.float32
     size = (1, shape.kv_heads, keys, shape.head_dimension)
@@ -532,8 +543,10 @@ def attention_error(shape: AttentionShape, *, keys: int, queries: int) -> float:
 
 
 def _wanted_keys(at_once: int, *, seen: int) -> list[int]:
-    """The key that each query attends to: keys at boundaries, the last key, and as many spread
-    evenly.
+    """The key that each query attends to. Half of them are at the boundaries or the last one; the
+    other half is spread evenly over the `seen` keys.
+
+    at_once: queries per call; the number of keys returned is a multiple of it.
     """
     special = [key for key in (*BOUNDARIES, seen - 1) if key < seen]
     count = -(-2 * len(special) // at_once) * at_once

@@ -1,7 +1,7 @@
 """Samples one token for each row of a step's logits, on the device, with any mix of parameters.
 
-Nothing is read back from a GPU. On a CPU, numpy samples rows of large vocabularies
-(`host_sampling`), which waits until their logits are computed.
+Nothing is read back from a GPU. On a CPU, numpy samples from large vocabularies (`host_sampling`),
+and has to wait for the logits.
 
 Order: logit bias; repetition, presence and frequency penalties; computing the log-probabilities;
 the grammar's mask; temperature, top-k, top-p, min-p; choosing the token. A row's token depends only
@@ -46,8 +46,8 @@ _ANY_TOKEN = np.int32(-1)  # a word with all bits set
 class RowEdits:
     """The logit bias and penalties of one sequence, on the device.
 
-    Sparse: the work depends on the number of ids, not on the vocabulary. Immutable: each sampled
-    token creates new edits.
+    Sparse: the work depends on the number of ids, not on the vocabulary. Immutable: `with_token`
+    returns new edits.
 
     bias_ids: int32 [entries]. bias_values: fp32 [entries], -inf for banned tokens.
     prompt_ids: int32 [n], the distinct ids of the prompt; empty without a repetition penalty.
@@ -68,16 +68,16 @@ class RowEdits:
         generated_ids: Sequence[int],
         vocab_size: int,
     ) -> RowEdits | None:
-        """The edits after these generated tokens; None if there is no bias and no penalty.
+        """The edits after the tokens in `generated_ids`; None if there is no bias and no penalty.
 
-        Raises InvalidRequest if the bias has ids that the model does not have.
+        Raises InvalidRequest if the bias has token ids that the model does not have.
         """
         if not params.logit_bias and not _penalises(params):
             return None
         for token_id in params.logit_bias:
             if not 0 <= token_id < vocab_size:
                 raise InvalidRequest(
-                    f"logit_bias names token {token_id}, the model's tokens are 0 to "
+                    f"logit_bias contains token {token_id}, but the model's tokens are 0 to "
                     f"{vocab_size - 1}",
                     field="logit_bias",
                 )
@@ -119,8 +119,9 @@ def apply_edits(logits: mx.array, edits: Sequence[RowEdits]) -> mx.array:
     """Apply the bias, then the repetition penalty, then presence and frequency penalties. Lazy.
 
     logits: fp32 [rows, vocab], one row per entry of `edits`; rows do not depend on each other. The
-    repetition penalty (prompt and generated tokens) divides positive logits and multiplies others.
-    Presence is subtracted once, frequency once per occurrence, for generated tokens only.
+    repetition penalty divides the positive logits, and multiplies the other logits, of prompt
+    tokens and generated tokens. From the logits of generated tokens, the presence penalty is
+    subtracted once, and the frequency penalty once per occurrence.
     """
     biased = [(row, edit.bias_ids) for row, edit in enumerate(edits)]
     if _entries(biased):
@@ -206,9 +207,10 @@ NO_LIMITS = RowLimits(words=None, forced={})
 
 
 def limits_of(constraints: Sequence[SequenceConstraint | None], *, words_per_row: int) -> RowLimits:
-    """The masks and forced tokens of rows. constraints: one per row; None: the row is not limited.
+    """The masks and forced tokens of all rows.
 
-    If a constraint allows no token, its `failure` is set.
+    constraints: one per row; None: any token may follow. If a constraint allows no token, its
+    `failure` is set.
     """
     if not any(constraints):
         return NO_LIMITS
@@ -227,8 +229,9 @@ def limits_of(constraints: Sequence[SequenceConstraint | None], *, words_per_row
 
 
 def with_masks(logits: mx.array, limits: RowLimits) -> mx.array:
-    """Set logits of masked tokens to -inf; NaN stays NaN. Lazy. logits: [rows, vocab], any float
-    dtype.
+    """Set the logits of tokens that a row must not sample to -inf; NaN stays NaN. Lazy.
+
+    logits: [rows, vocab], any float dtype.
     """
     if limits.words is None:
         return logits
@@ -251,7 +254,7 @@ def with_forced(tokens: mx.array, limits: RowLimits) -> mx.array:
 
 @cache
 def _additions(dtype: mx.Dtype) -> mx.array:
-    """For each possible byte of a mask, the values to add to the logits of its 8 tokens: [256, 8]."""
+    """A table [256, 8]: for each byte of a mask, what to add to the logits of its 8 tokens."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     table = mx.array(np.where(bits, np.float32(0), np.float32(-np.inf))).astype(dtype)
     mx.eval(table)
@@ -275,11 +278,12 @@ class RowState:
 class DrawnRows:
     """The result of `sample` for R rows. Lazy.
 
-    tokens: uint32 [R]. ok: bool [R], False if the logits contain NaN or inf, or no token is left to
-    sample; then the token is meaningless (but a valid id). empty: bool [R], whether no token is
-    left; None if no row is masked.
-    scores: log-probabilities of the sampled tokens, and of the k likeliest tokens of each of the R
-        rows, where k is the largest `top_logprobs` of any row. Meaningless for rows without
+    tokens: uint32 [R].
+    ok: bool [R], False if the logits contain NaN or inf, or if no token is left to sample. The
+        token of such a row is a valid id without a meaning.
+    empty: bool [R], whether no token is left to sample; None if no row is masked.
+    scores: log-probabilities of the sampled tokens, and of the k likeliest tokens of each row,
+        where k is the largest `top_logprobs` of any row. Without a meaning for rows without
         `want_logprobs`; None if no row wants log-probabilities.
     """
 
@@ -301,10 +305,10 @@ class DrawnRows:
 def row_state(
     request: SequenceRequest, *, generated: Sequence[int] = (), vocab_size: int
 ) -> RowState:
-    """The sampling state of a sequence after the tokens in `generated`. vocab_size: columns of the
-    logits.
+    """The sampling state of a sequence after the tokens in `generated`.
 
-    Raises InvalidRequest if the logit bias has tokens that the model does not have.
+    vocab_size: the number of logits per position. Raises InvalidRequest if the logit bias has token
+    ids that the model does not have.
     """
     params = request.sampling
     return RowState(
@@ -332,9 +336,9 @@ def advance(rows: Sequence[RowState], tokens: mx.array) -> None:
 
 
 def sample(logits: mx.array, rows: Sequence[RowState], limits: RowLimits = NO_LIMITS) -> DrawnRows:
-    """Sample a token for each row. Lazy, unless numpy samples; changes neither `logits` nor `rows`.
+    """Sample a token for each row. Changes neither `logits` nor `rows`; lazy unless numpy samples.
 
-    logits: any float dtype [R, vocab], R = len(rows) ≥ 1.
+    logits: [R, vocab], any float dtype, R = len(rows) ≥ 1.
     """
     if any(row.edits is not None for row in rows):
         logits = _edited(logits.astype(mx.float32), rows)
@@ -353,10 +357,9 @@ def sample(logits: mx.array, rows: Sequence[RowState], limits: RowLimits = NO_LI
 
 def score_tokens(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -> Scores:
     """Log-probabilities of one given token per row, and of each row's `top_logprobs` likeliest
-    tokens.
+    tokens. Lazy unless numpy computes them.
 
-    Lazy, unless numpy computes them. logits: [n, vocab], any float dtype. token_ids: int [n], the
-    token that follows each row's position.
+    logits: [n, vocab], any float dtype. token_ids: int [n], the given token of each row.
     """
     logits = logits.astype(mx.float32)
     if scoring_pays(vocab_size=logits.shape[-1]):

@@ -16,10 +16,12 @@ import mlx.core as mx
 
 from holdfast.wire.requests import SamplingParams
 
-GREEDY_BELOW = 1e-5  # temperatures under this differ from greedy by less than fp32 can show
-HOTTEST = 1e30  # more changes nothing, and 1 / temperature must not underflow: -inf * 0 is NaN
-BLOCK = 128  # tokens per block, whose weights are summed before sampling
-SEARCH_BLOCK = 32  # tokens per block, whose maximum is computed before searching largest entries
+GREEDY_BELOW = 1e-5  # below this temperature, fp32 cannot show a difference from greedy sampling
+# Higher temperatures are lowered to this one. They would sample the same tokens, but
+# 1 / temperature must not underflow to 0, because -inf * 0 is NaN.
+HOTTEST = 1e30
+BLOCK = 128  # tokens per block: first a block is sampled, by its summed weight, then a token in it
+SEARCH_BLOCK = 32  # tokens per block: only the blocks with the largest maxima are searched
 _WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -32,9 +34,10 @@ def on_host() -> bool:
 
 
 def fused_on_gpus(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """Fuse a function of elementwise operations into one kernel on a GPU, with the same bits.
+    """On a GPU, fuse a function of elementwise operations into one kernel with bit-identical
+    results.
 
-    Not on a CPU, where compiling takes seconds and needs a C++ compiler.
+    On a CPU, the function is not compiled: that takes seconds and needs a C++ compiler.
     """
     fused = mx.compile(function, shapeless=True)
 
@@ -47,8 +50,9 @@ def fused_on_gpus(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
 @dataclass(frozen=True, slots=True)
 class DrawKind:
-    """How a row is sampled. Rows of one kind are sampled together, always by the same
-    operations.
+    """How a row is sampled. Rows of one kind are sampled together, by the same operations.
+
+    nucleus: whether top-p is on.
     """
 
     greedy: bool = False
@@ -87,9 +91,9 @@ def draw(
 ) -> mx.array:
     """Sample one token per row: uint32 [rows]. All rows are of this kind. Lazy.
 
-    logits: fp32 [rows, vocab]. peaks: fp32 [rows], the rows' maxima. Exactly k tokens pass top-k;
-    of equally likely tokens, those with the lowest ids. Without top-k, all equally likely tokens at
-    the edge of top-p pass.
+    logits: fp32 [rows, vocab]. peaks: fp32 [rows], the rows' maxima. Exactly k tokens pass top-k:
+    if the last ones are equally likely, those with the lowest ids. Without top-k, if several
+    equally likely tokens are at the edge of top-p, all of them pass.
     """
     if kind.greedy:
         return mx.argmax(logits, axis=-1)
@@ -111,8 +115,8 @@ def largest(values: mx.array, *, count: int) -> tuple[mx.array, mx.array]:
     """The `count` largest entries of each row, largest first, ties by rising column. Lazy.
 
     values: fp32 [rows, columns], count ≤ columns. Returns the entries, fp32, and their columns,
-    uint32, both [rows, count]. The entries are in the `count` blocks with the largest maxima: if
-    these are a small part of the row, only they are searched.
+    uint32, both [rows, count]. All of these entries are in the `count` blocks with the largest
+    maxima, so only these blocks are searched, unless they are a large part of the row.
     """
     if count * SEARCH_BLOCK * 2 > values.shape[-1]:
         return _largest_of(values, count=count)
@@ -137,8 +141,8 @@ def _largest_of(values: mx.array, *, count: int) -> tuple[mx.array, mx.array]:
 
 
 def _mix(word: int) -> int:
-    # The finalizer of SplitMix64 (Steele, Lea, Flood 2014): a bijection, so equal keys need equal
-    # words.
+    # The finalizer of SplitMix64 (Steele, Lea, Flood 2014): a bijection, so different words have
+    # different keys.
     word = (word + _GOLDEN) & _WORD
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
     word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
@@ -152,9 +156,9 @@ def _column(values: Sequence[float]) -> mx.array:
 def _draw_candidate(
     scaled: mx.array, *, ids: mx.array, params: Sequence[SamplingParams], keys: mx.array
 ) -> mx.array:
-    # Top-p is relative to the candidates that top-k leaves, as if one is applied after the other. A
-    # candidate's random number depends on its id, not its rank: then rounding that swaps two nearly
-    # equal candidates does not change which of them wins.
+    # Top-p is applied after top-k: it is a share of the weight of the candidates that top-k leaves.
+    # A candidate's random number depends on its id, not on its rank, so that rounding which swaps
+    # two nearly equal candidates does not change which of them wins.
     candidates = ids.shape[-1]
     rank = mx.arange(candidates, dtype=mx.int32)[None, :]
     kept = rank < mx.array([[min(p.top_k, candidates)] for p in params], dtype=mx.int32)
@@ -182,14 +186,14 @@ def _threshold(
 
 
 def nucleus_threshold(weights: mx.array, *, top_p: mx.array) -> mx.array:
-    """The smallest weight of a token in the nucleus, float32 [rows, 1]. Lazy.
+    """The smallest weight in the nucleus (the tokens that pass top-p), float32 [rows, 1].
 
-    weights: float32 [rows, vocabulary], exp of the logits minus their maximum. top_p: float32
-    [rows, 1].
+    Lazy. weights: float32 [rows, vocabulary], exp of the scaled logits minus their maximum. top_p:
+    float32 [rows, 1].
     """
-    # The edge is the heaviest token that, together with all heavier tokens, weighs enough.
-    # Bisecting for the edge is twice as fast on a CPU, but takes 150 operations, and numpy handles
-    # large vocabularies there.
+    # The nucleus ends at the heaviest token that, together with all heavier tokens, weighs enough.
+    # Finding it by bisection is twice as fast on a CPU, but takes 150 operations; on a CPU, numpy
+    # handles large vocabularies anyway.
     rising = mx.sort(weights, axis=-1)
     with_heavier = mx.cumsum(rising, axis=-1, reverse=True)
     return mx.max(
@@ -263,8 +267,8 @@ def _in_blocks(values: mx.array, *, size: int, fill: float) -> mx.array:
 
 def _draw_weighted(weights: mx.array, *, keys: mx.array) -> mx.array:
     # Gumbel-max twice: choose a block by its summed weight, then a token in it. The distribution is
-    # the same as over the whole vocabulary, but takes vocab / 128 + 128 random numbers instead of
-    # vocab. A weight of 0 becomes -inf in both, so no filtered token can win.
+    # the same as over the whole vocabulary, but this takes only vocab / 128 + 128 random numbers. A
+    # weight of 0 becomes -inf in both choices, so no filtered token can win.
     rows = weights.shape[0]
     blocks = _in_blocks(weights, size=BLOCK, fill=0.0)
     count = blocks.shape[1]
@@ -285,8 +289,8 @@ def _gumbel(keys: mx.array, *, numbers: mx.array) -> mx.array:
 def _gumbel_of(first_words: mx.array, second_words: mx.array, numbers: mx.array) -> mx.array:
     hashed = _scramble((numbers * mx.array(0x9E3779B1, dtype=mx.uint32)) ^ first_words)
     hashed = _scramble(hashed ^ second_words)
-    # log1p keeps the resolution of small numbers, which decide the result. 0 would give inf (NaN
-    # for a filtered token, which has -inf), and 1 would give -inf.
+    # log1p keeps the resolution of small numbers, which decide the result. A number of 0 would give
+    # inf (and NaN for a filtered token, which has -inf), and 1 would give -inf.
     uniform = mx.clip(hashed.astype(mx.float32) * 2.0**-32, 1e-10, 1.0 - 2.0**-24)
     return -mx.log(-mx.log1p(-uniform))
 

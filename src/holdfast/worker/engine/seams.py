@@ -3,8 +3,9 @@
 **Import.** `import mlx_lm` imports transformers (60 MB, 1 s) for tokenizers and a command line;
 `mlx_lm.utils` imports huggingface_hub (20 MB). Models and loading need neither. So a stand-in
 package, whose `__path__` is the real folder, is registered before the first import, and light
-stand-ins replace the two heavy modules while `mlx_lm.utils` is imported. When code in the process
-uses a stand-in, it becomes the real module. If mlx-lm was imported before, it is not changed.
+stand-ins replace the two heavy modules while `mlx_lm.utils` is imported. A stand-in becomes the
+real module when other code in the process uses it. If mlx-lm was imported before, no stand-in is
+registered for it.
 
 **Attention.** Models bind `scaled_dot_product_attention` by name when their module is imported, so
 the seam must be installed in `mlx_lm.models.base` before that. Modules that were imported earlier
@@ -15,9 +16,9 @@ the seam must be installed in `mlx_lm.models.base` before that. Modules that wer
 module is replaced by a subclass that first selects the wanted rows; parameters and their names do
 not change. Rows can also be set aside and projected later, some at a time: the logits of 2,048
 positions over 152,000 tokens take 1.2 GB. Since a model may change logits after its projection
-(scale, cap), its `__call__` is then run again on one dummy token, and the seam replaces that
-token's row by the rows that were set aside; since MLX is lazy, no layer is computed for the dummy
-token.
+(scale, cap), the later projection runs the model's `__call__` again, on one dummy token, and the
+seam replaces that token's row by the rows that were set aside. Since MLX is lazy, no layer is
+computed for the dummy token.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _HUB = "huggingface_hub"
 
 
 class AttentionShape(NamedTuple):
-    """The shape of an attention call; keys and values have the same head dimension."""
+    """The shape of an attention call in which keys and values have the same head dimension."""
 
     heads: int
     kv_heads: int
@@ -62,8 +63,8 @@ _heard: set[AttentionShape] | None = None
 
 @contextmanager
 def heard_shapes() -> Iterator[set[AttentionShape]]:
-    """Collect the shapes of all attention calls within the block that have plain keys and
-    values.
+    """Collect the shapes of all attention calls within the block whose keys and values are plain
+    arrays with the same head dimension.
     """
     global _heard
     _heard = heard = set[AttentionShape]()
@@ -74,8 +75,10 @@ def heard_shapes() -> Iterator[set[AttentionShape]]:
 
 
 def _seam(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """Wrap mlx-lm's attention. A cache view that computes attention itself passes an object with
-    `attend` as the keys.
+    """Return a wrapper of mlx-lm's attention function.
+
+    A cache view that computes attention itself passes, in place of the keys, an object with the
+    method `attend`.
     """
 
     def scaled_dot_product_attention(
@@ -114,7 +117,7 @@ def install() -> None:
 
 
 class HeadSeam:
-    """Selects rows before the vocabulary projection of one model. Device thread only."""
+    """Selects the rows that one model projects to the vocabulary. Device thread only."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -123,7 +126,7 @@ class HeadSeam:
         self._instead: mx.array | None = None
         self.used = False  # whether the last forward pass used the seam
         self._set_aside: mx.array | None = None
-        # set by the probe once `project` is proven to give the model's logits
+        # set by the probe after it has verified that `project` gives the model's logits
         self.projects_later = False
         self.hidden_size = 0
         self._plain_classes: list[tuple[Module, type[Module]]] = []
@@ -165,7 +168,7 @@ class HeadSeam:
         return x if self._rows is None else flat[self._rows][:, None]
 
     def remove(self) -> None:
-        """Restore the modules' own classes."""
+        """Give the modules their original classes back."""
         for part, plain_class in reversed(self._plain_classes):
             part.__class__ = plain_class
         self._plain_classes.clear()
@@ -174,10 +177,11 @@ class HeadSeam:
     def selecting(
         self, rows: mx.array | None, *, aside: mx.array | None = None
     ) -> Iterator[HeadSeam]:
-        """Within the block, project only these rows of the flattened positions, as (rows, 1).
+        """Within the block, the model projects only `rows`; its logits are [rows, 1, vocabulary].
 
-        rows: None for all. aside: rows that `take_aside` returns afterwards. `.used` tells whether
-        the model's projection went through the seam.
+        rows: indices into the flattened positions of the batch; None: all positions, in the usual
+        shape. aside: rows whose hidden states `take_aside` returns afterwards. `.used` tells
+        whether the model's projection went through the seam.
         """
         self._rows = rows
         self._aside = aside
@@ -189,16 +193,17 @@ class HeadSeam:
             self._rows = self._aside = None
 
     def take_aside(self) -> mx.array | None:
-        """Return the rows that were set aside, [rows, hidden], once; None if the projection did not
-        run.
+        """Return the hidden states of the rows that were set aside, [rows, hidden], and forget
+        them. Returns None if the projection did not go through the seam.
         """
         taken = self._set_aside
         self._set_aside = None
         return taken
 
     def project(self, rows: mx.array) -> mx.array:
-        """The logits of rows that were set aside, [rows, vocabulary]. Lazy. Requires
-        `projects_later`.
+        """The logits, [rows, vocabulary], of hidden states that were set aside, [rows, hidden].
+
+        Lazy. Requires `projects_later`.
         """
         self._instead = rows
         self.used = False
@@ -243,8 +248,8 @@ class StepLogits:
 
 
 def prepare() -> None:
-    """Make `mlx_lm.models.*` importable without heavy modules, with the attention seam.
-    Idempotent.
+    """Install the attention seam, and make `mlx_lm.models.*` importable without transformers and
+    huggingface_hub. Idempotent.
     """
     if _PACKAGE not in sys.modules:
         _register_stand_in()
@@ -253,7 +258,7 @@ def prepare() -> None:
 
 
 def mlx_lm_utils() -> ModuleType:
-    """`mlx_lm.utils`, imported without transformers and huggingface_hub."""
+    """Return `mlx_lm.utils`, importing it without transformers and huggingface_hub."""
     prepare()
     name = f"{_PACKAGE}.utils"
     if name in sys.modules:
@@ -293,7 +298,7 @@ def _register_stand_in() -> None:
 
 
 def _execute(spec: ModuleSpec, package: ModuleType) -> None:
-    """Run the package's real `__init__`, and give `mlx_lm.utils` the real tokenizer class."""
+    """Run the real `__init__` of mlx-lm, and give `mlx_lm.utils` the real tokenizer class."""
     assert spec.loader is not None
     utils = sys.modules.get(f"{_PACKAGE}.utils")
     if utils is not None:
@@ -325,7 +330,9 @@ def _standing_in(*modules: ModuleType) -> Iterator[None]:
 
 @contextmanager
 def _open_files_limit_kept() -> Iterator[None]:
-    """Keep the limits of open files: mlx-lm lowers them at import, the hard limit to 4,096."""
+    """Prevent changes of the open-files limit within the block: when mlx-lm is imported, it lowers
+    the limit, and the hard limit to 4,096.
+    """
     real = resource.setrlimit
     resource.setrlimit = lambda *_: None
     try:

@@ -29,10 +29,11 @@ from holdfast.worker.kv.live import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix:
-    """The cached prefix that a sequence starts from: a live state, adjoining blocks, and the state
-    after them.
+    """The cached prefix that a sequence starts from: a live state, then adjoining blocks, and the
+    checkpoint at their end.
 
-    kept_tokens: how many tokens of the prefix need not be copied out again; None: all.
+    kept_tokens: how many tokens of the prefix are in the cache, so that they need not be copied
+        again; None: all.
     """
 
     base: LiveBase | None = None
@@ -43,18 +44,20 @@ class Prefix:
 
 @dataclass(slots=True)
 class EngineSequence:
-    """A sequence. known: its tokens that are on the host: the prompt, and the tokens that were
-    generated before a preemption.
+    """One sequence in the engine.
+
+    known: int32 [tokens], the tokens that the host knows: the prompt, and the tokens that were
+        generated before a preemption.
     """
 
     request: SequenceRequest
-    known: mx.array  # int32 [tokens]
+    known: mx.array
     live: LiveState
     sampler: RowState
     constraint: SequenceConstraint | None = None  # limits its next token
     drawn: mx.array | None = None  # int32 [rows], tokens of the last step that sampled
     drawn_row: int = 0
-    kept: int = 0  # tokens whose keys and values were copied out, or came from a snapshot
+    kept: int = 0  # tokens whose keys and values need not be copied for the cache (any more)
     keep: KeepPolicy | None = None
     is_trimmed: bool = True
     # float32 [hidden]: the sum of the prompt's hidden states so far, or the last hidden state
@@ -68,7 +71,7 @@ class EngineSequence:
         vocab_size: int,
         generated: tuple[int, ...] = (),
     ) -> EngineSequence:
-        """Create a sequence with its prompt and generated tokens. Raises the errors of
+        """Create a sequence that continues after the tokens in `generated`. Raises the errors of
         `row_state`.
         """
         packed = (request.prompt_token_ids + TokenIds.of(generated)).packed
@@ -87,7 +90,9 @@ class EngineSequence:
         self.kept = self.live.tokens if prefix.kept_tokens is None else prefix.kept_tokens
 
     def trim(self) -> None:
-        """Release what only the last step needed, once its forward pass is laid out."""
+        """Release arrays that only the last forward pass needed. Call it once that pass is laid
+        out.
+        """
         self.is_trimmed = True
         self.live.trim()
 
@@ -122,8 +127,8 @@ class SequenceSpan:
 
     @property
     def is_row(self) -> bool:
-        """Whether the span is one generated token: such spans of several sequences can share a
-        pass.
+        """Whether the span is one generated token. Such spans of several sequences can share a
+        forward pass.
         """
         return self.is_decoding and self.span.tokens == 1
 
@@ -140,8 +145,8 @@ class SequenceSpan:
 
     @property
     def scored_rows(self) -> range:
-        """The rows whose logits score the following tokens of the prompt; empty if not
-        requested.
+        """The rows whose logits give the log-probabilities of the next prompt tokens; empty if the
+        request does not want them.
         """
         request = self.sequence.request
         start = self.span.start
@@ -173,7 +178,7 @@ class SequenceSpan:
 
 
 def token_ids_of(spans: Sequence[SequenceSpan]) -> mx.array:
-    """The tokens of all spans, int32, without waiting for those that are still on the device."""
+    """The tokens of all spans, int32, concatenated. Lazy: sampled tokens stay on the device."""
     pieces: list[mx.array] = []
     index = 0
     while index < len(spans):
@@ -192,8 +197,8 @@ def token_ids_of(spans: Sequence[SequenceSpan]) -> mx.array:
 
 
 def _rows_drawn_together(spans: Sequence[SequenceSpan]) -> list[int]:
-    """The rows of the first span's token and of the tokens right after it that the same step
-    sampled.
+    """The rows, in the array of sampled tokens, of the first span and of the spans right after it
+    whose tokens the same step sampled.
     """
     drawn = spans[0].sequence.drawn
     together = itertools.takewhile(
@@ -204,7 +209,10 @@ def _rows_drawn_together(spans: Sequence[SequenceSpan]) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """Snapshots of one sequence that a step has made. The blocks continue what was saved before."""
+    """Snapshots of one sequence, copied for the prefix cache during one step.
+
+    The blocks begin where the blocks copied earlier end.
+    """
 
     request_id: RequestId
     blocks: tuple[KVBlock, ...]
@@ -234,7 +242,10 @@ class Kept:
 
 
 def keep_due(sequence: EngineSequence, policy: KeepPolicy) -> Kept | None:
-    """Copy out what the policy requires after the last appended tokens; None if nothing. Lazy."""
+    """Copy the state that is due for the cache after the last appended tokens. Lazy.
+
+    Returns None if nothing is due.
+    """
     blocks = list(_full_blocks(sequence, policy.block_tokens))
     if sequence.live.tokens in policy.boundaries:
         return _kept_up_to_now(sequence, blocks)
@@ -242,8 +253,8 @@ def keep_due(sequence: EngineSequence, policy: KeepPolicy) -> Kept | None:
 
 
 def keep_everything(sequence: EngineSequence) -> Kept:
-    """Copy out all tokens that are not saved yet, and the current state. Lazy."""
-    # without a policy, nothing has been saved yet
+    """Copy all tokens that are not copied yet, and a checkpoint of the current state. Lazy."""
+    # without a policy, nothing has been copied yet
     block_tokens = (sequence.keep or KeepPolicy()).block_tokens
     return _kept_up_to_now(sequence, list(_full_blocks(sequence, block_tokens)))
 

@@ -20,7 +20,7 @@ import msgspec
 from holdfast.errors import ModelLoadError
 
 _LONGEST_SECONDS = 120.0
-_MOST_BYTES = 8 << 30  # memory limit of the process, which should compute nothing
+_MOST_BYTES = 8 << 30  # memory limit of the measuring process, which should evaluate no array
 _TOKENS = [[1, 2, 3]]
 
 
@@ -96,7 +96,7 @@ def _parts(cache: Any) -> Iterator[Any]:
 
 
 def _as_kept(cache: Any) -> Any:
-    """A state of our own with the contents of an mlx-lm cache."""
+    """The layer state that Holdfast would use in place of an mlx-lm cache, with the same tokens."""
     kinds = importlib.import_module("holdfast.worker.kv.kinds")
     state = kinds.fresh_layer(cache)
     if not isinstance(state, kinds.WindowKV):
@@ -107,7 +107,7 @@ def _as_kept(cache: Any) -> Any:
 
 
 def _main() -> None:
-    # in case a model computes after all
+    # in case a model evaluates its arrays after all
     if sys.platform == "linux":
         resource.setrlimit(
             resource.RLIMIT_DATA, (_MOST_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1])

@@ -24,23 +24,24 @@ _PIECES_AT_ONCE = 10
 
 @dataclass(frozen=True, slots=True)
 class WindowMask:
-    """The parameters of a mask; the array is created where it is used, since it depends on the
-    span.
+    """The sliding window of an attention mask (None: no window).
+
+    The mask's array is created where it is used, because it depends on the span.
     """
 
     window: int | None
 
 
 def attend_one(queries: mx.array, parts: Sequence[tuple[mx.array, mx.array]]) -> mx.array:
-    """Attention of one query per head, as two products per key head. For CPUs.
+    """Attention of one query per head, as two matrix products per key head. For CPUs.
 
     queries: scaled, [1, heads, 1, head_dim]. parts: adjoining keys and values, [1, kv_heads,
     tokens, head_dim].
 
     The heads that share a key head are the rows of one product, so that BLAS packs the keys once:
-    1.4 to 2.2 times as fast on the CPU as mx.fast, which packs them for every head. As exact as
-    mx.fast: a softmax in bf16 would change logits by 2 % of the effect of one changed context
-    token.
+    on the CPU, this is 1.4 to 2.2 times as fast as mx.fast, which packs them for every head. The
+    softmax is computed in float32, so the result is as exact as that of mx.fast. In bf16, it would
+    change logits by 2 % of the effect of one changed context token.
     """
     heads = queries.shape[1]
     kv_heads = parts[0][0].shape[1]
@@ -62,8 +63,9 @@ def attend_one(queries: mx.array, parts: Sequence[tuple[mx.array, mx.array]]) ->
 class StepContext:
     """Data that the layers of one step share: how attention is computed, and causal masks.
 
-    composes_attention: attention is composed of products because there is no fused kernel.
-    host_scores: if so, numpy computes attention when there are at least this many scores.
+    composes_attention: attention is composed of matrix products because there is no fused kernel.
+    host_scores: if attention is composed, numpy computes it for at least this many attention
+        scores (products of a query and a key).
     """
 
     composes_attention: bool = field(
@@ -91,8 +93,9 @@ def _narrower(*windows: int | None) -> int | None:
 
 
 def _attention_span(layer: LayerKV, queries: mx.array, asked: int | None) -> AttentionSpan:
-    """queries: [1, heads, tokens, head_dim], of the last appended tokens. asked: the model's
-    window.
+    """The queries of the last appended tokens, with the keys and values that they see.
+
+    queries: [1, heads, tokens, head_dim]. asked: the window that the model asks for; None: none.
     """
     tokens = queries.shape[2]
     window = _narrower(asked, layer.window)
@@ -103,8 +106,8 @@ def _attention_span(layer: LayerKV, queries: mx.array, asked: int | None) -> Att
 def _attend(
     spans: Sequence[AttentionSpan], *, scale: float, sinks: mx.array | None, context: StepContext
 ) -> list[mx.array]:
-    """Attention of each span over its own sequence. scale: of the queries, not applied to
-    them yet.
+    """Attention of each span over its own sequence. scale: the factor by which the queries still
+    have to be multiplied.
     """
     if context.composes_attention and host_attention.pays(spans, host_scores=context.host_scores):
         return host_attention.attend(spans, sinks=sinks)
@@ -150,11 +153,12 @@ class RowsView:
     def make_mask(
         self, tokens: int, return_array: bool = False, window_size: int | None = None
     ) -> WindowMask:
-        """Return the window that the model asks for; the mask itself is created per span."""
+        """Return the window that the model asks for. The mask itself is created for each span."""
         return WindowMask(window_size)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RowsView, RowsView]:
-        """Append each span to its sequence; returns the view twice, for the seam.
+        """Append each span to its sequence. Returns the view twice, as keys and as values, so that
+        the seam calls `attend`.
 
         keys, values: [rows, kv_heads, 1, head_dim].
         """
@@ -216,8 +220,8 @@ def _cut_up(rows: mx.array, tokens: Sequence[int]) -> list[mx.array]:
 
 
 class GatherView:
-    """One layer of decoding sequences as padded copies and a mask, for attention outside the
-    seam.
+    """One layer of decoding sequences as padded copies and a mask, for models that do not call
+    attention through the seam.
     """
 
     def __init__(self, layers: Sequence[LayerKV], *, mask_dimensions: int) -> None:
@@ -228,7 +232,9 @@ class GatherView:
     def make_mask(
         self, tokens: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array:
-        """bool [rows, 1, …, 1, longest]: which positions each row sees, including the new one."""
+        """The mask of the positions that each row sees, including the new one: bool [rows, 1, …, 1,
+        longest].
+        """
         seen = [_seen_by(layer, 1) for layer in self._layers]
         lengths = mx.array(seen).reshape((len(seen),) + (1,) * (self._mask_dimensions - 1))
         positions = mx.arange(max(seen))
@@ -236,9 +242,10 @@ class GatherView:
         return mask if window_size is None else mask & (positions >= lengths - window_size)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """keys, values: [rows, kv_heads, 1, head_dim].
+        """Append one token to each sequence, and return the keys and values that each row sees.
 
-        Returns [rows, kv_heads, longest, head_dim], padded with zeros.
+        keys, values: [rows, kv_heads, 1, head_dim]. Returns two arrays [rows, kv_heads, longest,
+        head_dim], padded with zeros.
         """
         seen = [_seen_by(layer, 1) for layer in self._layers]
         parts = []
@@ -263,8 +270,8 @@ def _padded(array: mx.array, tokens: int) -> mx.array:
 class SpanView:
     """One layer of one sequence whose span has its own forward pass.
 
-    The model gets plain arrays and masks, as from mlx-lm. If attention is composed, the seam calls
-    `attend` here instead.
+    The model gets plain arrays and masks, as from mlx-lm's caches. If attention is composed of
+    matrix products, the seam calls `attend` here instead.
     """
 
     def __init__(self, layer: LayerKV, *, context: StepContext) -> None:
@@ -275,8 +282,8 @@ class SpanView:
     def make_mask(
         self, tokens: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | WindowMask | None:
-        """The mask for what `update_and_fetch` will return; if attention is composed, the model's
-        window.
+        """The mask for the keys that `update_and_fetch` will return; if attention is composed, only
+        the window that the model asks for.
         """
         if self._context.composes_attention:
             return WindowMask(window_size)
@@ -287,9 +294,10 @@ class SpanView:
         return self._context.causal(tokens, held=seen, window=window)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Append the span; returns everything that it sees, or the view twice, for the seam.
+        """Append the span, and return the keys and values that it sees.
 
-        keys, values: [1, kv_heads, tokens, head_dim].
+        keys, values: [1, kv_heads, tokens, head_dim]. If attention is composed, returns the view
+        twice instead, so that the seam calls `attend`.
         """
         seen = _seen_by(self._layer, keys.shape[2])
         self._layer.append(keys, values)
@@ -306,8 +314,10 @@ class SpanView:
 
 
 class StateView:
-    """One recurrent layer of several decoding sequences. Reading stacks their states; writing makes
-    each state a row of the new stack.
+    """One recurrent layer of several decoding sequences.
+
+    Reading a slot stacks the states of all sequences; writing a stack turns the state of each
+    sequence into a row of the stack.
     """
 
     lengths = None

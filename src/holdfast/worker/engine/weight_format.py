@@ -1,8 +1,10 @@
-"""Chooses the number format of a model, and whether quantized weights are dequantized at load.
+"""Chooses the number format of a model's weights, and whether quantized weights are dequantized
+when the model is loaded.
 
-On a CPU, matrix products are fast in float32 only: bf16 products and quantized products with many
-rows are 20 times slower, and MLX refuses experts in bf16. So everything becomes float32 there as
-far as memory allows. On other devices, a model keeps its stored format.
+On a CPU, only float32 matrix products are fast: bf16 products, and quantized products with many
+rows, are 20 times slower, and MLX cannot compute mixtures of experts in bf16. So on a CPU, as many
+weights as fit in memory are converted to float32. On other devices, a model keeps its stored
+format.
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ _PLAIN_EXPERTS = "SwitchLinear"
 
 @cache
 def _plain_counterparts() -> dict[type[Module], Callable[[], Module]]:
-    """Packed (quantized) modules and their plain counterparts.
+    """Maps packed (quantized) module types to functions that create their plain counterparts.
 
-    Matched by exact type: a subclass may do more in its call than the plain counterpart.
+    Only exact types match, because the call of a subclass may do more than the plain counterpart.
     """
     seams.prepare()
     from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
@@ -51,7 +53,12 @@ def _plain_counterparts() -> dict[type[Module], Callable[[], Module]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:
-    """How weights are converted. dtype: None leaves floating weights as they are."""
+    """How weights are converted.
+
+    dtype: the type that floating-point weights are converted to; None: they keep their types.
+    unpack: whether quantized weights are dequantized. unpack_experts: whether this includes the
+    weights of experts.
+    """
 
     dtype: mx.Dtype | None
     unpack: bool
@@ -71,10 +78,10 @@ AS_IT_IS = WeightFormat(dtype=None, unpack=False, unpack_experts=False)
 def choose_format(
     model: Module, *, dtype: str, dequantize: str, on_cpu: bool, available_bytes: int
 ) -> WeightFormat:
-    """The format for a model whose weights are not evaluated yet.
+    """Choose the format for a model whose weights are not evaluated yet.
 
-    dtype, dequantize: as in ModelSettings. Raises ModelLoadError if the weights fit in no allowed
-    format.
+    dtype, dequantize: as in ModelSettings. Raises ModelLoadError if the weights do not fit in
+    memory in any allowed format.
     """
     kinds = {type(module) for module in _modules(model)}
     packed = not kinds.isdisjoint(_plain_counterparts())
@@ -87,7 +94,7 @@ def choose_format(
             )
     needs = [format_bytes(model, wish) for wish in wishes]
     for wish, need in zip(wishes, needs, strict=True):
-        # The last wish is the requested format, or the smallest: it may take all memory.
+        # The last wish is the requested format, or the smallest one: it may take all memory.
         share = _FLOAT32_SHARE if wish is not wishes[-1] else 1.0
         if need > available_bytes * share:
             continue
@@ -95,12 +102,13 @@ def choose_format(
             return wish
         kept = "the experts stay packed" if wish.unpack else "the weights keep their stored format"
         note = (
-            f"{kept}: in the preferred format they would need {_gib(needs[0])}, "
+            f"{kept}: in the preferred format they would need {_gib(needs[0])}, but only "
             f"{_gib(available_bytes)} are available"
         )
         return replace(wish, note=note)
     raise ModelLoadError(
-        f"the weights need {_gib(min(needs))} of memory, {_gib(available_bytes)} are available"
+        f"the weights need {_gib(min(needs))} of memory, but only {_gib(available_bytes)} are "
+        "available"
     )
 
 
@@ -120,7 +128,9 @@ def _wishes(*, packed: bool, dtype: str, dequantize: str, on_cpu: bool) -> list[
 
 
 def _cpu_computes(wish: WeightFormat, kinds: set[str]) -> bool:
-    """Plain experts must be float32: MLX refuses other formats (`GatherMM`)."""
+    """Whether a CPU can compute this format. Dequantized experts must be float32, because MLX's
+    `GatherMM` accepts no other format on a CPU.
+    """
     plain_experts = _PLAIN_EXPERTS in kinds or (_PACKED_EXPERTS in kinds and wish.unpack_experts)
     return not plain_experts or (wish.dtype is not None and wish.dtype == mx.float32)
 
@@ -137,13 +147,16 @@ def format_bytes(model: Module, wish: WeightFormat) -> int:
 
 
 def parameter_count(model: Module) -> int:
-    """The number of weights. Packed weights count one by one; their scales do not count."""
+    """The number of weights. Each weight of a packed array counts; scales do not."""
     weights = _weights(model, lambda module: hasattr(module, "bits") and "scales" in module)
     return sum(numbers for _, _, numbers in weights)
 
 
 def _weights(model: Module, unpacks: Callable[[Any], bool]) -> Iterator[tuple[Any, mx.array, int]]:
-    """Yields (module, one of its arrays, count of numbers); dequantized where `unpacks` is true."""
+    """Yield (module, one of its arrays, how many numbers the array has after dequantization).
+
+    Modules for which `unpacks` returns False are not dequantized.
+    """
     for module in _modules(model):
         is_unpacked = unpacks(module)
         for name, array in _own_arrays(module):
@@ -160,7 +173,7 @@ def convert(model: Module, wish: WeightFormat, *, read: Callable[[int], None]) -
     each module's weights.
     """
     waiting = _named_modules(model)[::-1]
-    while waiting:  # a for loop would keep the packed modules in memory to the end
+    while waiting:  # a for loop would hold all packed modules in memory until its end
         path, module = waiting.pop()
         arrays = dict(_own_arrays(module))
         stored_bytes = sum(array.nbytes for array in arrays.values())
@@ -181,7 +194,7 @@ def convert(model: Module, wish: WeightFormat, *, read: Callable[[int], None]) -
 
 
 def compute_dtype(model: Module) -> mx.Dtype:
-    """The number format of most floating-point weights (or scales)."""
+    """The most frequent number format of the floating-point weights and scales."""
     sizes: dict[mx.Dtype, int] = {}
     for array in (array for module in _modules(model) for _, array in _own_arrays(module)):
         if mx.issubdtype(array.dtype, mx.floating):
@@ -190,7 +203,7 @@ def compute_dtype(model: Module) -> mx.Dtype:
 
 
 def give_back_freed_memory() -> None:
-    """Return memory that loading has freed to the system: MLX's cache and glibc's heap."""
+    """Return unused memory to the system: MLX's cached buffers, and free parts of glibc's heap."""
     mx.clear_cache()
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
