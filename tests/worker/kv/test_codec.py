@@ -103,7 +103,7 @@ def test_bytes_that_do_not_fit_the_model_are_refused() -> None:
     payloads = format_of(run)
     for wrong, message in (
         ((parts[0][:-4], *parts[1:]), "bytes instead of"),
-        (parts[:-1], "there are 3 arrays, this model has 4"),
+        (parts[:-1], "there are 3 arrays, but this model has 4"),
         ((), "there are 0 arrays"),
     ):
         with pytest.raises(SnapshotMismatch, match=message):

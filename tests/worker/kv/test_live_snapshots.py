@@ -86,7 +86,7 @@ def test_the_form_says_what_is_copied_out() -> None:
         ),
         (
             [FullKV(), Composite((RecurrentState(2), FullKV()))],
-            "the checkpoint has 2 layers, the model has 1",
+            "the checkpoint has 2 layers, but the model has 1",
         ),
         (
             [FullKV(), FullKV(), WindowKV(5), ForeignState(object())],

@@ -134,7 +134,7 @@ def test_a_failed_commit_of_one_sequence_costs_the_others_nothing(
     monkeypatch.setattr(subject.cache, "insert", fails_once)
     subject.client.flush()
     assert subject.ended == ["b"]
-    assert [record.message for record in caplog.records] == ["the rest of request a is not kept"]
+    assert [record.message for record in caplog.records] == ["the rest of request a is not cached"]
 
 
 def test_nothing_is_committed_twice() -> None:

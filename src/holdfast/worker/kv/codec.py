@@ -36,8 +36,8 @@ class PayloadFormat:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the codec is possible: to quantize KV, every head dimension must be a multiple of
-        the group size.
+        """Whether the codec can store the KV of this model: to quantize KV, every head dimension
+        must be a multiple of the group size.
         """
         return self.codec == "native" or all(
             form.dtype in ("float32", "float16", "bfloat16")
@@ -46,25 +46,27 @@ class PayloadFormat:
         )
 
     def block_from_bytes(self, parts: Sequence[Part], *, start: int, tokens: int) -> KVBlock:
-        """Build a block from its bytes, which are copied. Raises SnapshotMismatch."""
+        """Build a block from copies of its bytes. Raises SnapshotMismatch if they do not fit."""
         arrays = _arrays(self.block_forms(tokens), parts)
         dtype = DTYPES[self.model.block[0].dtype] if self.model.block else mx.float32
         return KVBlock(start=start, tokens=tokens, codec=self.codec, dtype=dtype, arrays=arrays)
 
     def checkpoint_from_bytes(self, parts: Sequence[Part], *, position: int) -> StateCheckpoint:
-        """Build a checkpoint from its bytes, which are copied. Raises SnapshotMismatch."""
+        """Build a checkpoint from copies of its bytes. Raises SnapshotMismatch if they do not
+        fit.
+        """
         arrays = _arrays(self.checkpoint_forms(position), parts)
         return StateCheckpoint(position=position, layers=self.model.layers, arrays=arrays)
 
     def block_forms(self, tokens: int) -> list[ArrayForm]:
-        """The arrays of a stored KV block of this many tokens."""
+        """The forms of the arrays of a stored KV block of this many tokens."""
         forms = [kept.of(tokens) for kept in self.model.block]
         if self.codec == "native":
             return forms
         return [packed for form in forms for packed in _packed_forms(form, _BITS[self.codec])]
 
     def checkpoint_forms(self, position: int) -> list[ArrayForm]:
-        """The arrays of a checkpoint after this many tokens."""
+        """The forms of the arrays of a checkpoint after this many tokens."""
         return [kept.of(position) for kept in self.model.checkpoint]
 
 
@@ -85,7 +87,7 @@ def _quantized(array: mx.array, *, bits: int) -> tuple[mx.array, mx.array, mx.ar
 
 
 def _packed_forms(form: ArrayForm, bits: int) -> tuple[ArrayForm, ...]:
-    """The forms of the arrays that `_quantized` returns for an array."""
+    """The forms of the arrays that `_quantized` returns for an array of this form."""
     *rows, dimension = form.shape
     scale_type = "float16" if form.dtype == "float32" else form.dtype
     groups = ArrayForm(scale_type, (*rows, dimension // GROUP_SIZE))
@@ -131,7 +133,7 @@ def check_sizes(forms: Sequence[ArrayForm], parts: Sequence[Part]) -> None:
     """Raise SnapshotMismatch unless the sizes of the parts match these arrays. Any thread."""
     sizes = [memoryview(part).nbytes for part in parts]
     if len(sizes) != len(forms):
-        raise SnapshotMismatch(f"there are {len(sizes)} arrays, this model has {len(forms)}")
+        raise SnapshotMismatch(f"there are {len(sizes)} arrays, but this model has {len(forms)}")
     for form, size in zip(forms, sizes, strict=True):
         if size != form.nbytes:
             raise SnapshotMismatch(f"an array of {form} has {size} bytes instead of {form.nbytes}")

@@ -4,8 +4,8 @@ that only this sequence writes to.
 `freeze` turns the tail into a frozen part, and the next token begins a new tail. Parts are merged
 as in a log-structured merge tree: the number of parts, and the number of times that a token is
 copied, grow only with the logarithm of the sequence's length. When neighbouring parts are merged,
-all their holders get the merged part. Parts are not merged if a holder continues differently
-between them.
+all their holders get the merged part. Two parts are not merged if a sequence holds the first one
+but continues differently after it.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from holdfast.worker.kv.layer import (
     pair_of,
 )
 
-_SHORT_PART = 512  # tokens; copying is cheaper than attending to such a part separately
+_SHORT_PART = 512  # tokens; merging such a part is cheaper than attending to it separately
 _MANY_PARTS = 4  # with more, parts are merged without waiting for `freeze`
-# Shrink the parts that only this sequence holds when their unused capacity exceeds 1/16 of the
-# sequence's tokens in them; …
+# Limits for unused capacity; when it exceeds them, buffers are shrunk:
+# 1/16 of the tokens, in all parts together that only this sequence holds
 _UNUSED_SHARE = 16
-# … a part of several holders when it exceeds 1/64 of its capacity, since they have own tails too; …
+# 1/64 of the capacity, in a part of several sequences, each of which has spare room in its own tail
 _UNUSED_SHARE_OF_MANY = 64
-# … and a single buffer when it exceeds 1/8, since the next token copies this buffer.
+# 1/8 of the tokens, in a single buffer, because the next token copies this buffer anyway
 _UNUSED_SHARE_WHOLE = 8
 
 
 class FrozenPart:
     """Keys and values of a run of tokens, which never change.
 
-    Each holder has the first `held_of` tokens of the run. A holder that is garbage collected no
-    longer counts.
+    Each holder is a sequence that has the first `held_of(part)` tokens of the run. A holder that
+    is garbage collected no longer counts.
     """
 
     def __init__(self, arrays: Sequence[mx.array]) -> None:
@@ -53,8 +53,8 @@ class FrozenPart:
         self._first: tuple[mx.array, mx.array] | None = None
 
     def first(self, tokens: int) -> tuple[mx.array, mx.array]:
-        """Keys and values of the first tokens; cached, because every step asks for the same
-        ones.
+        """Keys and values of the first `tokens` tokens; cached, because every step asks for the
+        same tokens.
         """
         if self._first is None or self._first[0].shape[2] != tokens:
             self._first = pair_of(self.arrays, end=tokens)
@@ -71,7 +71,7 @@ class FrozenPart:
         return self.capacity - self._used
 
     def shrink(self) -> None:
-        """Copy the held tokens to buffers of exactly their size, for all holders. Lazy."""
+        """Copy the tokens that holders use to buffers without unused capacity. Lazy."""
         used = self._used
         self.arrays = tuple(copied(array[:, :, :used]) for array in self.arrays)
         self._first = None
@@ -91,7 +91,7 @@ class FullKV(LayerKV):
     def __init__(self) -> None:
         super().__init__()
         self._reserved = 0
-        self._frozen: list[tuple[FrozenPart, int]] = []  # with the number of tokens held
+        self._frozen: list[tuple[FrozenPart, int]] = []  # parts, with the number of tokens held
         self._frozen_tokens = 0
 
     @property
@@ -171,7 +171,7 @@ class FullKV(LayerKV):
         return max((tokens for each, tokens in self._frozen if each is part), default=0)
 
     def take_merged(self, parts: Sequence[FrozenPart], merged: FrozenPart) -> None:
-        """Hold a merged part in place of these parts."""
+        """Replace these parts by the merged one."""
         tokens = sum(map(self.held_of, parts))
         kept = [
             (merged, tokens) if part is parts[0] else (part, held) for part, held in self._frozen
@@ -231,8 +231,8 @@ class FullKV(LayerKV):
         return self._buffers or next((part.arrays for part, _ in self._frozen), ())
 
     def _runs(self, start: int, end: int) -> Iterator[tuple[FrozenPart | None, int, int]]:
-        """Yield where tokens `start` to `end` are stored: part (None: the tail), and start and end
-        within it.
+        """Yield where tokens `start` to `end` are stored: the part (None: the tail), and the first
+        token and the end within the part.
         """
         first = 0
         for part, tokens in self._frozen:
@@ -277,8 +277,8 @@ class FullKV(LayerKV):
         self._end = 0
 
     def _thaw(self) -> None:
-        """Move all tokens to one buffer: for a fused kernel, parts would be copied in every
-        step.
+        """Move all tokens to one buffer, because a fused kernel needs one: with several parts, it
+        would copy all tokens in every step.
         """
         part, held = self._frozen[0]
         if held == self.tokens and len(part.holders) == 1:

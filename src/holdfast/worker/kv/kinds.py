@@ -16,8 +16,8 @@ from holdfast.worker.kv.window import WindowKV
 
 
 class Composite(Layer):
-    """Several states in one layer: two KV states, KV and a recurrent state, MLA latents and their
-    index.
+    """Several states in one layer, for example two KV states, KV and a recurrent state, or MLA
+    latents and their index.
     """
 
     def __init__(self, parts: tuple[Layer, ...]) -> None:
@@ -63,7 +63,7 @@ class ForeignState(LayerState):
         )
 
     def fixed_bytes(self) -> int:
-        """Bytes of windows at their largest size, and of states without tokens."""
+        """Bytes of windows at their largest size, and of states that do not depend on tokens."""
         total = 0
         for part in _parts_of(self.cache):
             if not _bytes_per_token(part):
@@ -114,5 +114,5 @@ KINDS: dict[str, Callable[[Any], Layer]] = {
 
 
 def fresh_layer(cache: Any) -> Layer:
-    """The empty layer that replaces a new cache object of mlx-lm."""
+    """Create the empty layer that replaces a new cache object of mlx-lm."""
     return KINDS.get(type(cache).__name__, ForeignState)(cache)

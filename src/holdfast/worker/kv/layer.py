@@ -1,5 +1,5 @@
-"""The live state of one sequence in one layer: the interface of every kind, and the arrays that
-states consist of.
+"""The live state of one sequence in one layer: the interface that every kind of state implements
+(full KV, window, recurrent, composite), and the arrays that states consist of.
 
 To understand a kind, read its file and this one. A live object is used by one sequence: other
 sequences may hold its frozen arrays, but no other sequence writes to it. Device thread only, except
@@ -17,7 +17,8 @@ from typing import Any, Self, TypeAlias
 import mlx.core as mx
 import msgspec
 
-ShowStates: TypeAlias = Callable[[Sequence[Any]], Any]  # builds a layout's view of states
+# from the states of several sequences, creates the object that a model gets as its cache
+ShowStates: TypeAlias = Callable[[Sequence[Any]], Any]
 
 DTYPES: dict[str, mx.Dtype] = {
     name: getattr(mx, name)
@@ -30,8 +31,8 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class SnapshotMismatch(Exception):
-    """A snapshot does not fit the model's layers, which counts as a cache miss. The message is the
-    reason.
+    """A snapshot does not fit the model's layers, and is treated as a cache miss. The message gives
+    the reason.
     """
 
 
@@ -54,7 +55,7 @@ class ArrayForm(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of such an array."""
+        """The size of an array of this form, in bytes."""
         return math.prod(self.shape) * DTYPES[self.dtype].size
 
     def of(self, tokens: int) -> ArrayForm:
@@ -64,9 +65,9 @@ class ArrayForm(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class HeadsForm:
-    """The form of keys, or of values, of a layer: [1, heads, tokens, dimension].
+    """Type and shape of the keys, or of the values, of one layer: [1, heads, tokens, dimension].
 
-    most_tokens: a window keeps at most this many; None: the layer keeps all.
+    most_tokens: how many tokens a sliding window keeps at most; None: the layer keeps all tokens.
     """
 
     heads: int
@@ -190,7 +191,7 @@ class Layer(ABC):
 
     @abstractmethod
     def with_leaves(self, leaves: Iterator[LayerState]) -> Layer:
-        """A layer of the same structure that takes its states from `leaves`."""
+        """Create a layer of the same structure that takes its states from `leaves`."""
 
     @abstractmethod
     def view(self, layers: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:
@@ -211,7 +212,7 @@ class LayerState(Layer):
     is_foreign: only mlx-lm understands the state, so it cannot be batched or saved.
     window: how many tokens a query sees, including its own; None: all, or no attention.
     can_share: several running sequences can hold the same frozen tokens (`fork`). A runner may set
-        it to False: then only parked states share.
+        it to False; then only parked states share frozen tokens.
     """
 
     kind: str
@@ -238,7 +239,8 @@ class LayerState(Layer):
         """Bytes that do not grow with the sequence."""
         return 0
 
-    # Going back. Kinds that cannot go back inherit this; they need a checkpoint.
+    # Dropping the last tokens. A kind that cannot do this inherits these methods; its state can go
+    # back only to a checkpoint.
 
     def can_rewind(self, tokens: int) -> bool:
         """Whether the last `tokens` tokens can be dropped."""
@@ -267,11 +269,10 @@ class LayerState(Layer):
         raise self._no_snapshot()
 
     def restore(self, arrays: Iterator[mx.array], layout: CheckpointLayout, *, end: int) -> None:
-        """Take the arrays that `copy_out` returned from `arrays`; then the layer is at token `end`.
-        Lazy.
+        """Restore what `copy_out` returned, taking as many arrays from `arrays` as needed. Lazy.
 
-        A layer that grows appends one span after another; other layers must be empty. Raises
-        SnapshotMismatch.
+        end: the number of tokens after which the layer's state was copied. A layer that grows
+        appends one block after another; other layers must be empty. Raises SnapshotMismatch.
         """
         raise self._no_snapshot()
 
@@ -287,13 +288,13 @@ class LayerState(Layer):
         """Release the data that only the last forward pass needed, once that pass is laid out."""
 
     def freeze(self) -> None:
-        """Freeze the tokens held now, which are never written to again, and release unused
-        capacity. Lazy.
+        """Freeze all current tokens: their buffers are never written to again, so that other
+        sequences can share them. Also releases unused capacity. Lazy.
         """
 
     @property
     def frozen_tokens(self) -> int:
-        """How many of the first tokens are frozen."""
+        """The number of tokens, from the first one on, that are frozen."""
         return 0
 
     def frozen_arrays(self) -> Iterator[mx.array]:
@@ -308,7 +309,8 @@ class LayerState(Layer):
         raise TypeError(f"{type(self).__name__} cannot be shared")
 
     def share_prefix(self, other: LayerState, tokens: int) -> None:
-        """Replace the first tokens by the equal, frozen tokens of another state. Lazy.
+        """Use the buffers of another state for the first `tokens` tokens, which must be equal and
+        frozen in both. Lazy.
 
         Only for layers that grow.
         """
@@ -324,8 +326,8 @@ class LayerKV(LayerState):
     """
 
     def __init__(self) -> None:
-        self.tokens = 0  # read so far
-        self._end = 0  # used part of the buffers
+        self.tokens = 0  # tokens appended so far
+        self._end = 0  # tokens in the buffers
         self._buffers: tuple[mx.array, ...] = ()  # stored; empty before the first token
 
     @abstractmethod
@@ -337,7 +339,7 @@ class LayerKV(LayerState):
         self.append(*pair_of([both]))
 
     def held(self) -> int:
-        """The number of last tokens that can be attended to."""
+        """How many of the last tokens can be attended to."""
         return self._end
 
     def last(self, count: int) -> tuple[mx.array, mx.array]:

@@ -163,15 +163,17 @@ class LiveState:
         return min((leaf.frozen_tokens for leaf in self.growing), default=0)
 
     def freeze(self) -> None:
-        """Freeze the tokens held now, which are never written to again, and release unused
-        capacity. Does not wait.
+        """Freeze all current tokens: their buffers are never written to again, so that other
+        sequences can share them. Also releases unused capacity. Does not wait.
         """
         for leaf in self.leaves:
             leaf.freeze()
         self._start()
 
     def share_prefix(self, other: LiveState, tokens: int) -> None:
-        """Hold the first tokens in the buffers of another parked state that has the same tokens."""
+        """Use the buffers of another parked state for the first `tokens` tokens, which must be
+        equal in both.
+        """
         for own, others in zip(self.leaves, other.leaves, strict=True):
             if own.grows:
                 own.share_prefix(others, tokens)
@@ -234,7 +236,8 @@ class LiveState:
         _restore(self.growing, block.arrays, layouts, end=self.tokens)
 
     def restore(self, blocks: Sequence[KVBlock], checkpoint: StateCheckpoint | None) -> None:
-        """Append adjoining blocks to the layers that grow, and fill the others. Lazy.
+        """Append adjoining blocks to the layers that grow, and restore the other layers from the
+        checkpoint. Lazy.
 
         Raises SnapshotMismatch when kinds, shapes or positions do not fit; the state is then
         unusable.
@@ -265,7 +268,7 @@ def _restore(
     left = iter(arrays)
     if len(layouts) != len(leaves):
         raise SnapshotMismatch(
-            f"the checkpoint has {len(layouts)} layers, the model has {len(leaves)}"
+            f"the checkpoint has {len(layouts)} layers, but the model has {len(leaves)}"
         )
     for leaf, layout in zip(leaves, layouts, strict=True):
         own = leaf.layout()
@@ -289,8 +292,8 @@ def _restore(
 class LiveBase:
     """The live state that a new sequence starts from. Only its first `tokens` tokens are used.
 
-    use: "moved" if nothing else needs the state, "shared" if its frozen tokens are shared, or
-    "copied".
+    use: "moved": the sequence takes the state over, because no other sequence needs it. "shared":
+        the sequence uses the state's frozen buffers. "copied": the tokens are copied.
     """
 
     state: LiveState
@@ -301,9 +304,9 @@ class LiveBase:
 def start_from(base: LiveBase, fresh: list[Layer], *, is_restored: bool) -> LiveState:
     """Create a state that holds the first tokens of the base. Lazy.
 
-    fresh: empty layers of the same model. In the result, layers that do not grow are valid only if
-        the base was moved and could be rewound; otherwise they are the fresh ones, and the caller
-        must restore them.
+    fresh: empty layers of the same model. In the result, the layers that do not grow have the right
+        state only if the base was moved and could be rewound; otherwise they are empty, and the
+        caller must restore them.
     is_restored: whether the caller restores the layers that do not grow in any case.
     """
     state = base.state

@@ -45,11 +45,13 @@ class RecurrentState(LayerState):
         """Required by mlx-lm's cache protocol; without padding there is nothing to count."""
 
     def stacked(self, index: int) -> tuple[mx.array | None, int | None]:
-        """The array of a slot, and the row in it of this sequence (None: the whole array)."""
+        """The array of a slot, and the row of the array that belongs to this sequence (None: the
+        whole array).
+        """
         return self._slots[index], self._rows[index]
 
     def set_row(self, index: int, stack: mx.array, row: int) -> None:
-        """Set a slot to a row of a stack that the step has computed."""
+        """Set a slot to one row of a stack that a step has computed for several sequences."""
         self._slots[index] = stack
         self._rows[index] = row
 
@@ -57,8 +59,8 @@ class RecurrentState(LayerState):
         return for_recurrent(layers)
 
     def trim(self) -> None:
-        """Copy slots that are views of a chunk or of a batch's stack, so that those can be
-        freed.
+        """Copy all slots. A slot may be a view of a whole chunk, or of the stack of a batch, which
+        can then be freed.
         """
         for index, array in self._filled():
             self[index] = copied(array)

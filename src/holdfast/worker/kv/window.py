@@ -22,7 +22,8 @@ WINDOW_SLACK_TOKENS = 256
 class WindowKV(LayerKV):
     """Keys and values of the last `window` tokens, in order, in a slightly longer buffer.
 
-    The next query can attend to window - 1 of them and, until `trim`, to all of the last append.
+    The next query can attend to window - 1 of them and, until `trim`, to all tokens of the last
+    append.
     """
 
     kind = "window"
@@ -30,7 +31,7 @@ class WindowKV(LayerKV):
     def __init__(self, window: int) -> None:
         super().__init__()
         self.window = window
-        self._seen_tokens = window - 1  # tokens before the one that attends
+        self._seen_tokens = window - 1  # how many earlier tokens a query sees
 
     def append(self, keys: mx.array, values: mx.array) -> None:
         self._append((keys, values))
@@ -63,7 +64,7 @@ class WindowKV(LayerKV):
         self._end = kept
 
     def visible(self, tokens: int) -> int:
-        """The number of tokens, of `tokens` in total, that the next token can still see."""
+        """How many of `tokens` tokens the next token can still see."""
         return min(tokens, self._seen_tokens)
 
     def can_rewind(self, tokens: int) -> bool:
@@ -91,5 +92,5 @@ class WindowKV(LayerKV):
         self.tokens = end
 
     def fixed_bytes(self) -> int:
-        """Bytes of the buffers at their resting size."""
+        """Bytes of the buffers at their usual size, after `trim`."""
         return self._resting_tokens * sum(array.nbytes // array.shape[2] for array in self._buffers)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # at run time these import MLX
     from holdfast.worker.kv.live import LiveState
     from holdfast.worker.prefix.cache import PrefixCache
 
-LEAST_SHARED_TOKENS = 64  # with fewer, prefilling is faster than waiting for a twin
+LEAST_SHARED_TOKENS = 64  # with fewer, prefilling is faster than waiting for another prefill
 _MOST_REMEMBERED = 32
 
 P = ParamSpec("P")
@@ -48,9 +48,10 @@ _Action: TypeAlias = "Callable[Concatenate[CacheClient, P], None]"
 def _guarded(
     message: str, *, otherwise: Callable[..., None] | None = None
 ) -> Callable[[_Action[P]], _Action[P]]:
-    """Log any exception that a method raises, and call `otherwise` with the method's arguments.
+    """Decorate a method so that any exception is logged instead of raised; then `otherwise` is
+    called with the method's arguments.
 
-    message: for the log; `%s` is replaced by the request id if the first argument is a sequence.
+    message: the log message; `%s` is the request id of the sequence that is the first argument.
     """
 
     def decorate(method: _Action[P]) -> _Action[P]:
@@ -113,11 +114,12 @@ class CacheClient:
         self._clock = clock
         self.read_ahead = ReadAheadRuns()
         self._in_flight = InFlightPrefills()
-        self._twins: dict[RequestId, LiveSequence] = {}  # waiting for another prefill
-        self._fetching: list[LiveSequence] = []  # waiting for the disk
+        # waiting until another request has prefilled the same prefix
+        self._twins: dict[RequestId, LiveSequence] = {}
+        self._fetching: list[LiveSequence] = []  # waiting for blocks from disk
         self._to_repeat: list[LiveSequence] = []  # to be looked up again
         self._computing: list[_Rest] = []  # copied out since the last step was dispatched
-        self._computed: list[_Rest] = []
+        self._computed: list[_Rest] = []  # computed with the last step, but not committed yet
 
     @property
     def is_waited_for(self) -> bool:
@@ -147,7 +149,7 @@ class CacheClient:
         return cache.boundaries(len(request.prompt_token_ids), request.branch_points)
 
     def _cache_for(self, request: SequenceRequest) -> PrefixCache | None:
-        """The cache; None if there is no cache or the request's whole prompt is scored."""
+        """The cache; None if there is none, or if no token of the prompt may come from it."""
         return self._cache if request.reusable_tokens > 0 else None
 
     # -- look up
@@ -157,8 +159,8 @@ class CacheClient:
         otherwise=lambda client, sequence: client.restart_cold(sequence),
     )
     def look_up(self, sequence: LiveSequence) -> None:
-        """Find the cached prefix of a waiting sequence; tell the scheduler once the prefix is in
-        memory.
+        """Find the cached prefix of a waiting sequence. As soon as the prefix is in memory, the
+        scheduler is told that the sequence is ready.
         """
         request = sequence.request
         cache = self._cache_for(request)
@@ -205,8 +207,8 @@ class CacheClient:
         return True
 
     def _is_fetched(self, cache: PrefixCache, sequence: LiveSequence) -> bool:
-        """Whether a sequence's cached prefix is all in memory; if so, marks the sequence as
-        ready.
+        """Take blocks that were read; if the whole cached prefix is in memory, mark the sequence as
+        ready, and return True.
         """
         lookup = sequence.lookup
         assert lookup is not None
@@ -253,8 +255,8 @@ class CacheClient:
         otherwise=lambda client, sequence: client.restart_all_cold(),
     )
     def withdraw(self, sequence: LiveSequence) -> None:
-        """Stop the lookup and prefill of a sequence that ended, or is preempted or paused; its
-        twins look up again.
+        """Record that a sequence has ended, or is preempted or paused: it no longer looks up or
+        prefills a prefix. Requests that waited for its prefill look up their prefixes again.
         """
         self._release(sequence)
         self._twins.pop(sequence.id, None)
@@ -276,8 +278,8 @@ class CacheClient:
         self._to_repeat += [self._twins.pop(request_id) for request_id in request_ids]
 
     def _repeat_without(self, gone: Iterable[BlockKey], live: Iterable[LiveSequence]) -> None:
-        """Look up again for the waiting sequences that would have started from lost blocks or live
-        states. A sequence that was just admitted starts from the blocks that it holds.
+        """Repeat the lookup of waiting sequences that would have started from lost blocks or live
+        states. A sequence that was just admitted still starts from the blocks that it holds.
         """
         lost = set(gone)
         for other in live:
@@ -318,7 +320,7 @@ class CacheClient:
                 prefix = cache.prefix(lookup)
             sequence.restore_seconds = lookup.fetch_seconds + self._clock() - began_at
         if cache is not None and request.is_kept:
-            with costing_no_answer("the KV of request %s is not kept", sequence.id):
+            with costing_no_answer("the KV of request %s is not cached", sequence.id):
                 keep = cache.policy(sequence.prompt_tokens, request.branch_points)
         state = self._engine.open(
             request,
@@ -332,8 +334,8 @@ class CacheClient:
             self._begin(cache, sequence, state)
 
     def _begin(self, cache: PrefixCache, sequence: LiveSequence, state: LiveState) -> None:
-        """Record that the engine has opened a sequence: others may now start from its live
-        state.
+        """Record that the engine has opened a sequence, so that other sequences may start from its
+        live state.
         """
         request = sequence.request
         lookup = sequence.lookup
@@ -382,8 +384,8 @@ class CacheClient:
 
     @_guarded("the parked state of request %s could not be freed")
     def could_not_begin(self, sequence: LiveSequence) -> None:
-        """Free the state that was to be moved to a sequence that the engine could not open: it is
-        invalid.
+        """Free the parked state that was to be moved to a sequence which the engine could not open,
+        because that state is no longer valid.
         """
         base = None if sequence.lookup is None else sequence.lookup.base
         # if the sequence already has a live chain, that chain is freed with the sequence
@@ -422,11 +424,11 @@ class CacheClient:
 
     @_guarded("the blocks of request %s could not be forgotten")
     def distrust(self, sequence: LiveSequence, *, live: Iterable[LiveSequence]) -> None:
-        """Forget the state that a failed sequence computed, and the unsound blocks that it started
-        from.
+        """Forget the state that a failed sequence computed, and those of the blocks it started from
+        that are damaged.
 
-        Sound blocks stay until the sequence has succeeded without them (`blame`), because a model
-        may fail on one prompt while other sequences use the same blocks.
+        Other blocks stay until the sequence has succeeded without them (`blame`), because a model
+        may fail on one prompt although the cached blocks are right.
         """
         self.discard((sequence,))
         if self._cache is None:
@@ -453,7 +455,7 @@ class CacheClient:
 
     @_guarded("requests may start from blocks of a forgotten session")
     def repeat_without_forgotten(self, *, live: Collection[LiveSequence]) -> None:
-        """Look up again for the sequences that would have started from blocks of a forgotten
+        """Repeat the lookup of sequences that would have started from blocks of a forgotten
         session.
         """
         wanted = {key for each in live if each.lookup is not None for key in each.lookup.plan.keys}
@@ -463,12 +465,12 @@ class CacheClient:
     # -- commit
 
     @_guarded(
-        "the rest of request %s is not kept",
+        "the rest of request %s is not cached",
         otherwise=lambda client, sequence, *, has_ended: client.give_up(sequence),
     )
     def copy_rest(self, sequence: LiveSequence, *, has_ended: bool) -> None:
-        """Copy out the state of an open sequence that no step has copied yet, before the sequence is
-        closed.
+        """Copy the rest of an open sequence's state, which no step has copied yet, before the
+        sequence is closed.
 
         has_ended: False if the sequence is only preempted.
         """
@@ -507,7 +509,7 @@ class CacheClient:
             for sequence in discarded:
                 leaving.callback(self._leave, sequence)
 
-    @_guarded("what a step computed is not kept")
+    @_guarded("the state that a step computed is not cached")
     def commit_step(
         self, take_kept: Callable[[], Sequence[Kept]], sequences: tuple[LiveSequence, ...]
     ) -> None:
@@ -536,7 +538,7 @@ class CacheClient:
         self._computing = []
 
     @_guarded(
-        "the rest of request %s is not kept",
+        "the rest of request %s is not cached",
         otherwise=lambda client, sequence, rest: client.give_up(sequence),
     )
     def _commit_rest(self, sequence: LiveSequence, rest: _Rest) -> None:
@@ -570,20 +572,22 @@ class CacheClient:
             self._cache.figures(), waiting=self._in_flight.waiting, waits=self._in_flight.waits
         )
 
-    @_guarded("not everything that was cached is saved to disk")
+    @_guarded("some cached blocks could not be saved to disk")
     def offer_rest(self) -> None:
         """Save all unsaved blocks, because the worker is shutting down."""
         if self._cache is not None:
             self._cache.offer_rest()
 
     def close(self) -> None:
-        """Write what is queued, and close the cache."""
+        """Write queued blocks to disk, and close the cache."""
         if self._cache is not None:
             self._cache.close()
 
 
 class ReadAheadRuns:
-    """Prompts that were recently prefilled ahead and are not used yet. For the figures only."""
+    """Prompts that were prefilled recently as idle work, and that no request has used yet. They
+    only serve to count how many of these tokens are used.
+    """
 
     def __init__(self) -> None:
         self._runs: deque[ReadAheadRun] = deque(maxlen=_MOST_REMEMBERED)
@@ -601,10 +605,10 @@ class ReadAheadRuns:
         self._runs.append(run)
 
     def take(self, chain: bytes | bytearray, *, tenant: str, cached_tokens: int) -> int:
-        """Return how many of the first `cached_tokens` tokens of a chain were prefilled ahead.
+        """Return how many of the first `cached_tokens` tokens of a chain were prefilled as idle
+        work. Each token is counted once, for the first request that uses it.
 
-        Each token counts once. Runs that were evicted do not count, because the request prefills
-        them itself.
+        Tokens that were evicted do not count, because the request prefills them itself.
         """
         found = 0
         for run in tuple(self._runs):

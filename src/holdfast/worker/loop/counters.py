@@ -40,13 +40,13 @@ class SecondsCounter:
         self._counts[bisect_left(SECONDS_BOUNDS, seconds)] += 1
 
     def histogram(self) -> Histogram:
-        """All events so far."""
+        """The durations of all events counted so far."""
         return Histogram(bounds=SECONDS_BOUNDS, counts=tuple(self._counts), total=self._total)
 
 
 @dataclass(slots=True, kw_only=True)
 class Counters:
-    """Plain numbers, written by the device thread only."""
+    """The counters of one worker since its start. Written by the device thread only."""
 
     steps: int = 0
     prompt_tokens: int = 0
@@ -59,8 +59,8 @@ class Counters:
     moved_tokens: int = 0  # part of ram_tokens: in a state that was moved to the request
     shared_tokens: int = 0  # part of ram_tokens: in buffers that several sequences share
     disk_tokens: int = 0  # reused from disk
-    read_ahead_tokens: int = 0  # prefilled ahead; not in prompt_tokens
-    used_ahead_tokens: int = 0
+    read_ahead_tokens: int = 0  # prefilled as idle work; not in prompt_tokens
+    used_ahead_tokens: int = 0  # part of read_ahead_tokens: reused by a later request
     lookup_seconds: SecondsCounter = field(default_factory=SecondsCounter)
     restore_seconds: SecondsCounter = field(default_factory=SecondsCounter)  # for cache hits
     constraints: ConstraintFigures = field(default_factory=ConstraintFigures)  # the engine's own

@@ -49,7 +49,7 @@ def device_call() -> Iterator[None]:
 def costing_no_answer(
     message: str, *names: str, otherwise: Callable[[Exception], None] = lambda error: None
 ) -> Iterator[None]:
-    """A context for work that no answer depends on: an exception is logged and swallowed.
+    """A context for work that no answer depends on: an exception is logged, but not raised.
 
     message, names: the log message and its arguments.
     otherwise: called with the exception after it is logged.
@@ -67,7 +67,7 @@ def _nothing_kept() -> Sequence[Kept]:
 
 @dataclass(slots=True, kw_only=True)
 class Flight:
-    """A step between its dispatch and its results."""
+    """A step from its dispatch until its results are processed."""
 
     decided: StepPlan  # the scheduler's plan, to be reported back to it
     plan: StepPlan  # the dispatched part of that plan: without sequences that failed to open
@@ -77,7 +77,7 @@ class Flight:
     expected_seconds: float | None  # upper bound; None: no similar step was measured
     collect: Callable[[], tuple[SpanResult, ...]] | None = None  # None: not dispatched
     take_kept: Callable[[], Sequence[Kept]] = _nothing_kept
-    is_suspect: bool = False  # its dispatch raised, or the step before it failed
+    is_suspect: bool = False  # whether its dispatch raised, or the step before it failed
 
     def wanted(
         self, results: Sequence[SpanResult]
@@ -130,8 +130,8 @@ class DeviceSteps:
         retry_chunk_tokens: int,
         limit_chunks: Callable[[int], None] = lambda tokens: None,
     ) -> None:
-        """retry_chunk_tokens: largest chunk of a retry. limit_chunks: called with the chunk size
-        that worked after a larger one failed.
+        """retry_chunk_tokens: the largest chunk of a retry. limit_chunks: called with the chunk
+        size that worked after a larger chunk failed.
         """
         self._engine = engine
         self._retry_chunk_tokens = retry_chunk_tokens
@@ -178,8 +178,8 @@ class DeviceSteps:
         return None
 
     def collect_last(self, flight: Flight) -> tuple[SpanResult, ...] | None:
-        """Wait for the step under way at shutdown, before its arrays are freed. Returns None if it
-        failed.
+        """At shutdown, wait for the step under way before its arrays are freed. Returns None if the
+        step failed.
         """
         if flight.collect is None:
             return None
@@ -195,13 +195,13 @@ class DeviceSteps:
     ) -> SpanResult:
         """Prefill one sequence alone, up to the end of a span that failed.
 
-        The chunk is split into quarters, and if these fail, into sixteenths, because it may have
+        The span is split into quarters, and if these fail, into sixteenths, because it may have
         needed too much memory, or too much time for the GPU watchdog of macOS. The size that worked
-        limits all later chunks if the size was the cause: when the sequence was alone in its step
-        (`was_alone`), or when a smaller size worked after a larger one had failed alone.
+        limits all later chunks if the size was the cause of the failure: when the sequence was
+        alone in its step (`was_alone`), or when a larger size failed alone before.
 
-        reopen: reopens the sequence with nothing computed. Raises DeviceBroken if the device no
-        longer works.
+        reopen: reopens the sequence without any computed state. Raises DeviceBroken if the device
+        no longer works.
         """
         sizes = self._retry_sizes(span)
         for tokens in sizes:

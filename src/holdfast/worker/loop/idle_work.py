@@ -21,7 +21,7 @@ MOST_WAITING = 8  # conversations; if there are more, the oldest is dropped
 
 
 class IdleWork:
-    """Prompts to prefill ahead: waiting ones, and the one that is in the scheduler.
+    """The prompts to prefill ahead: those that wait, and the one that the scheduler runs.
 
     Device thread only.
     """
@@ -38,17 +38,15 @@ class IdleWork:
         self._running: LiveSequence | None = None
 
     def accept(self, request: SequenceRequest) -> None:
-        """Accept a prompt to prefill ahead; drops it at once if the cache would not store the
-        result.
-        """
+        """Accept a prompt to prefill ahead; drop it at once if its KV would not be cached."""
         sequence = self._ledger.accept(request)
         self._wait(sequence)
         if not self._cache.keeps(request):
             self._drop(sequence)
 
     def give_way(self, request: SequenceRequest) -> None:
-        """Free the device for a new request; keeps the computed state, and drops prompts that are
-        now useless.
+        """Stop idle work, because a new request has arrived. The state computed so far is cached.
+        Prompts whose conversation the request continues are dropped.
 
         No step of idle work may be under way.
         """
@@ -111,7 +109,9 @@ class IdleWork:
         assert all(each is running or each in self._waiting for each in idle), "idle work is lost"
 
     def _current(self) -> LiveSequence | None:
-        """The prompt that is being prefilled; if it has just ended, it is recorded first."""
+        """The prompt that is being prefilled, or None. If its prefill has just ended, the
+        prefilled tokens are recorded first.
+        """
         if self._running is not None and not self._ledger.is_live(self._running):
             self._cache.read_ahead.add(self._running)
             self._running = None

@@ -1,4 +1,4 @@
-"""The worker's end of the link: commands in, events and heartbeats out.
+"""The worker's end of the link to the front: commands in, events and heartbeats out.
 
 The thread that computes also reads and writes the socket; only heartbeats have their own thread.
 """
@@ -20,7 +20,7 @@ from zmq.utils.monitor import recv_monitor_message
 from holdfast.wire.commands import SHUT_DOWN, Command
 from holdfast.wire.events import Event, Heartbeat
 
-# the last events (Finished of cancelled requests) must leave before the process does
+# the last events (Finished of cancelled requests) must be sent before the process exits
 LINGER_MILLISECONDS = 2_000
 # with this many major page faults between two heartbeats, the process is assumed to be paging
 PAGING_FAULTS = 16
@@ -33,7 +33,9 @@ class Inbox(Protocol):
     """The source of the worker loop's commands, and the sink of its events. Device thread only."""
 
     def receive(self, *, timeout_seconds: float) -> list[Command]:
-        """All commands that have arrived; waits for the first up to the timeout (0: polls)."""
+        """Return all commands that have arrived. If there are none, wait for the first one, at most
+        for the timeout.
+        """
         ...
 
     def send(self, events: Sequence[Event]) -> None:
@@ -70,7 +72,9 @@ class ZmqInbox:
         self._is_over = False
 
     def receive(self, *, timeout_seconds: float) -> list[Command]:
-        """All commands that have arrived; waits for the first up to the timeout (0: polls)."""
+        """Return all commands that have arrived. If there are none, wait for the first one, at most
+        for the timeout.
+        """
         if self._is_over:
             return [SHUT_DOWN]
         ready = dict(self._poller.poll(int(timeout_seconds * 1000)))
@@ -111,12 +115,12 @@ class Pulse:
 
     The device thread writes the activity and the heartbeat thread reads it: a single reference,
     replaced as a whole. The identity of the object tells whether the device thread is still in the
-    same activity. Time counts only between heartbeats that were sent: if the process is stopped, or
-    the machine sleeps or is too busy, work seems shorter than it is, never longer.
+    same activity. At most one heartbeat interval is counted between two heartbeats: if the process
+    is stopped, or the machine sleeps or is too busy, work seems shorter than it is, never longer.
     """
 
     def __init__(self, *, interval_seconds: float = math.inf) -> None:
-        """interval_seconds: between two heartbeats; infinite if there are none."""
+        """interval_seconds: time between two heartbeats; infinite if none are sent."""
         self.interval_seconds = interval_seconds
         self._occupation = Heartbeat(activity="loading")
         self._seen = self._occupation
@@ -127,8 +131,8 @@ class Pulse:
         self._occupation = _RESTING
 
     def work(self, expected_seconds: float | None = None) -> None:
-        """Record that the device thread works from now on. expected_seconds: upper bound; None:
-        unknown.
+        """Record that the device thread works from now on. expected_seconds: upper bound for the
+        duration; None: unknown.
         """
         self._occupation = Heartbeat(activity="working", expected_seconds=expected_seconds)
 

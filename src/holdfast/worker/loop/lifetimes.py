@@ -83,7 +83,7 @@ class Lifetimes:
                     self._cache.open(sequence, capacity_tokens=admission.capacity_tokens)
             except DeviceFailed as raised:
                 unopened.append((sequence, raised))
-        # after the others have started: no sequence is between waiting and running
+        # only after all others have started, so that no sequence is between waiting and running
         for sequence, failure in unopened:
             self._give_up_unopened(sequence, failure)
 
@@ -104,8 +104,9 @@ class Lifetimes:
         self.drop(sequence, FinishReason.FAILED, error=message)
 
     def reopen_cold(self, sequence: LiveSequence) -> None:
-        """Close an open sequence after a failure and reopen it without any computed state. May
-        raise.
+        """Close an open sequence after a failure and reopen it without any computed state.
+
+        May raise any exception of the engine.
         """
         self._close(sequence, is_healthy=False)
         sequence.prompt_logprobs.clear()
@@ -121,8 +122,8 @@ class Lifetimes:
         self._scheduler.hold_apart(sequence.id, 0)
 
     def wait_for_room(self, sequence: LiveSequence) -> bool:
-        """Close an open sequence and let it wait for memory, if there is none now for its own copy of
-        a shared prefix. Returns False if there is enough memory.
+        """If there is no memory for a sequence's own copy of the prefix that it shares with others,
+        close the sequence and let it wait. Returns False if there is enough memory.
         """
         if self._scheduler.has_room_apart(sequence.id):
             return False

@@ -81,9 +81,10 @@ class WorkerLoop:
         counters: Counters | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """on_rest: called once after a while without work. on_wake: called before the next request.
+        """on_rest: called once after a while without work. on_wake: called when the next request
+        arrives after that.
 
-        pulse: reports what the thread does. counters: may be shared with the engine.
+        pulse: reports what the thread does. counters: may contain counters of the engine.
         """
         self._pulse = pulse or Pulse()
         self._scheduler = scheduler
@@ -163,7 +164,7 @@ class WorkerLoop:
         self._shut_down()
 
     def _shut_down(self) -> None:
-        self._pulse.rest()  # the front bounds how long the shutdown may take
+        self._pulse.rest()  # no heartbeat deadline: the front limits the duration of a shutdown
         self._lifetimes.cancel_all(unhealthy=self._end_flight())
         self._send()
         self._cache.flush()
@@ -203,7 +204,7 @@ class WorkerLoop:
         self._inbox.send(self._ledger.take_outbox())
 
     def _emit_statistics(self, *, is_busy: bool) -> None:
-        """Emit statistics periodically: often while requests run, rarely at rest."""
+        """Emit statistics if they are due: often while requests run, rarely without work."""
         now = self._clock()
         interval_seconds = STATISTICS_SECONDS if is_busy else IDLE_SECONDS
         if is_busy != self._emitted_busy or now - self._emitted_at >= interval_seconds:
@@ -265,7 +266,7 @@ class WorkerLoop:
                 boundaries=self._cache.boundaries(request),
                 scores_prompt=request.want_prompt_logprobs,
                 service=request.service,
-                is_ready=False,  # until its prefix is looked up
+                is_ready=False,  # until its cached prefix is looked up
             )
         except (QueueFull, InvalidRequest) as refusal:
             self._ledger.reject(request, refusal)
@@ -278,8 +279,8 @@ class WorkerLoop:
             self._lifetimes.drop(sequence, FinishReason.CANCELLED)
 
     def _at_rest(self, request_id: RequestId) -> LiveSequence | None:
-        """The live sequence with this id, after collecting the step that contains it, if any; None
-        if it has ended by now.
+        """The live sequence with this id; None if it has ended. If the step under way contains the
+        sequence, that step is collected first.
         """
         sequence = self._ledger.find(request_id)
         if sequence is not None and self._flight is not None and sequence in self._flight.sequences:
@@ -304,7 +305,7 @@ class WorkerLoop:
         if self._scheduler.is_paused(request_id):
             return
         self._scheduler.pause(request_id)
-        self._cache.withdraw(sequence)  # no twin may wait for a paused sequence
+        self._cache.withdraw(sequence)  # no other request may wait for a paused sequence's prefill
         if not sequence.is_open:
             self._cache.restart_cold(
                 sequence
@@ -401,7 +402,7 @@ class WorkerLoop:
         self._cache.make_room(live=self._ledger.live())
         decision = self._scheduler.next_step()
         if decision.preempted:
-            self._complete_flight()  # commits what was copied out of them
+            self._complete_flight()  # commits the state that was copied out of these sequences
         earlier = self._flight
         self._flight = None
         self._pulse.work(_expected_together(decision, earlier))
@@ -424,7 +425,9 @@ class WorkerLoop:
         return True
 
     def _flight_of(self, decision: Decision) -> Flight | None:
-        """The part of the plan that can be dispatched, as a flight; None if the plan is empty."""
+        """The step to dispatch: the spans of the plan whose sequences are open. None if the plan is
+        empty.
+        """
         if not decision.plan.spans:
             return None
         spans: list[Span] = []
@@ -454,14 +457,14 @@ class WorkerLoop:
             self._complete_flight()
 
     def _complete_uncommitted(self) -> None:
-        """Collect the step under way if a sequence in it has been closed and its state is still being
-        computed.
+        """Collect the step under way if a sequence in it has been closed while the rest of the
+        sequence's state is still being computed.
         """
         if self._flight is not None and self._cache.is_computing_for(self._flight.sequences):
             self._complete_flight()
 
     def _complete_flight(self) -> None:
-        """Collect the step under way at once, because its outcome is needed now."""
+        """Collect the step under way now, if there is one, because its outcome is needed."""
         if self._flight is not None:
             flight = self._flight
             self._flight = None
@@ -570,7 +573,7 @@ class WorkerLoop:
 
 
 def _expected_together(decision: Decision, ahead: Flight | None) -> float | None:
-    """The longest time of a step and of the step dispatched before it, together; None if
+    """Upper bound for the duration of a step plus that of the step dispatched before it; None if
     unknown.
     """
     if ahead is None or decision.expected_seconds is None:

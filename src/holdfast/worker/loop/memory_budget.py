@@ -36,11 +36,11 @@ class MemoryBudget:
         clear_buffers: Callable[[], None] = lambda: None,
         read_pressure: Callable[[], Pressure] | None = None,
     ) -> None:
-        """plan_for: returns the plan for another number of bytes for KV and blocks.
+        """plan_for: returns the memory plan for a given number of bytes for KV and blocks.
 
-        most_parked_bytes: the limit that the cache was opened with. clear_buffers: frees the memory
-        that MLX keeps for later allocations. read_pressure: None if the system does not report its
-        memory pressure.
+        most_parked_bytes: the limit for parked states without memory pressure; None: as many as
+        fit. clear_buffers: frees the memory that MLX keeps for later allocations. read_pressure:
+        None if the system does not report its memory pressure.
         """
         self._plan = plan
         self._plan_for = plan_for
@@ -67,15 +67,15 @@ class MemoryBudget:
         self._apply()
 
     def tend(self, *, now: float) -> None:
-        """Read the system's memory pressure if the last reading is a second old; call often. now:
-        seconds of any steady clock.
+        """Read the system's memory pressure, at most once a second; call this often. now: seconds
+        of any monotonic clock.
         """
         if self._read_pressure is not None and now - self._read_at >= READ_SECONDS:
             self._read_at = now
             self.follow(self._read_pressure())
 
     def follow(self, pressure: Pressure) -> None:
-        """Release memory at once under pressure, and use it again when the pressure is over."""
+        """Apply a new level of memory pressure: release memory at once, or use it again."""
         if pressure is self._pressure:
             return
         before = self._pressure

@@ -1,5 +1,5 @@
-"""The worker as a process: the main thread handles signals and watches the parent, the device thread
-loads the model and serves it.
+"""The worker as a process: the main thread handles signals and watches the parent process, the
+device thread loads the model and serves it.
 
 Everything that touches MLX happens on the device thread, from the first import to
 `mx.clear_streams()`.
@@ -51,8 +51,8 @@ Serve = Callable[[Inbox, WorkerSettings, Pulse], WorkerEnd]
 
 def run_process(serve: Serve) -> int:
     """Read the assignment from standard input and serve it; returns the exit code."""
-    # A terminal's Ctrl-C and a service manager's SIGTERM go to the whole process group, but the
-    # front first waits for answers to end, and then ends its worker.
+    # A terminal's Ctrl-C and a service manager's SIGTERM go to the whole process group. The worker
+    # ignores them, because the front waits for running answers before it ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     wake_reader, wake_writer = os.pipe()
@@ -99,7 +99,10 @@ def serve_model(inbox: Inbox, settings: WorkerSettings, pulse: Pulse | None = No
 
 
 def live(inbox: Inbox, build: LoopBuilder) -> WorkerEnd:
-    """Build the loop, report to the front, serve until shutdown, and close the inbox."""
+    """Build the loop, report to the front, serve until shutdown, and close the inbox.
+
+    Returns how the worker ended.
+    """
     end = WorkerEnd.BROKEN
     try:
         loop, info = build(inbox, _throttled_progress(inbox))
@@ -117,8 +120,8 @@ def live(inbox: Inbox, build: LoopBuilder) -> WorkerEnd:
 
 
 def _throttled_progress(inbox: Inbox) -> Progress:
-    """Send progress a few times a second and when a stage ends, although it is reported per
-    tensor.
+    """Return a function that sends load progress to the front: when a stage begins or ends, and
+    otherwise only a few times a second, because progress is reported for every tensor.
     """
     last_stage = ""
     last_at = 0.0
@@ -168,13 +171,14 @@ class _Watch:
 
 
 def _die_with_parent() -> None:
-    """On Linux, request a SIGTERM for the moment when the front ends. Other systems poll for its
-    end.
+    """On Linux, ask the kernel to send SIGTERM when the front ends. Other systems only poll
+    (`_Watch.wait_for`).
     """
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
             logger.warning(
-                "the kernel refuses a parent-death signal (error %d), so the parent is polled",
+                "the kernel refuses to signal the end of the parent process (error %d); the worker "
+                "polls instead",
                 ctypes.get_errno(),
             )

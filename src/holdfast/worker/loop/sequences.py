@@ -1,4 +1,4 @@
-"""Keeps accepted requests until their Finished, and the events that are to be sent."""
+"""The accepted requests that have no Finished event yet, and the events that are to be sent."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def ending(
 class LiveSequence:
     """An accepted request: its tokens, its times, and the cached state that it started from.
 
-    Compared by identity, because an id may be used again after the Finished.
+    Compared by identity, because an id may be used again after its Finished event.
     """
 
     request: SequenceRequest
@@ -76,7 +76,7 @@ class LiveSequence:
     last_token_at: float | None = None
     progress_sent_at: float = -math.inf
     is_open: bool = False  # whether the engine has state for this sequence
-    attempts: int = 0  # how often the state was given up; results of earlier attempts are dropped
+    attempts: int = 0  # how often the state was given up; earlier results are then ignored
 
     chain: bytearray = field(default_factory=bytearray)  # prompt and answer, packed
     generated: list[int] = field(default_factory=list)
@@ -92,14 +92,16 @@ class LiveSequence:
     lookup: Lookup | None = None  # the cached prefix to start from, until the engine has it
     lookup_seconds: float = 0.0
     restore_seconds: float = 0.0
-    report: CacheReport | None = None  # of the first start
+    report: CacheReport | None = None  # the cache hit when the sequence was opened first
     cursor: Cursor | None = None  # how far the chain is known to be stored; None before the start
-    live: LiveChain | None = None  # set while it is open, and until its rest is committed
+    # set while the sequence is open, and until the rest of its state is committed to the cache
+    live: LiveChain | None = None
     began_from: tuple[BlockKey, ...] = ()  # the blocks that the state was restored from
     began_live: LiveChain | None = None  # the live chain that the state came from
-    inserted: list[BlockKey] = field(default_factory=list)  # blocks that it added to the cache
-    avoids_live: bool = False  # it failed on a live state and starts from blocks only
-    is_cold: bool = False  # it failed on cached blocks and starts from nothing
+    inserted: list[BlockKey] = field(default_factory=list)  # blocks added to the cache
+    # after a failure on a live state: the sequence may start from blocks only
+    avoids_live: bool = False
+    is_cold: bool = False  # after a failure on cached blocks: the sequence is prefilled completely
 
     def __post_init__(self) -> None:
         self.stop_token_ids = frozenset(self.request.stop_token_ids)
@@ -123,14 +125,14 @@ class LiveSequence:
 
     @property
     def may_restart(self) -> bool:
-        """Whether the cached state that it started from may have made it fail, so that it may be
-        retried.
+        """Whether the cached state that the sequence started from may be the cause of a failure, so
+        that the sequence may be restarted without it.
         """
         return self.may_blame_live_state or (bool(self.began_from) and not self.is_cold)
 
     @property
     def may_blame_live_state(self) -> bool:
-        """Whether a live state that it started from may have made it fail."""
+        """Whether a live state that the sequence started from may be the cause of a failure."""
         return self.began_live is not None and not self.avoids_live
 
     def wait(self, reason: WaitReason | None, *, now: float) -> None:
@@ -142,7 +144,7 @@ class LiveSequence:
         self.waits_since = now
 
     def admit(self, *, now: float) -> None:
-        """Record that the scheduler lets it run, for the first time or after a preemption."""
+        """Record that the scheduler has admitted the sequence, possibly after a preemption."""
         self.wait(None, now=now)
         if self.admitted_at is None:
             self.admitted_at = now
@@ -184,7 +186,9 @@ class LiveSequence:
 
 
 class Ledger:
-    """Live sequences by id, events that are to be sent, and counters. Device thread only."""
+    """The live sequences (those without a Finished event) by id, the events that are to be sent,
+    and the worker's counters. Device thread only.
+    """
 
     def __init__(self, *, clock: Callable[[], float], counters: Counters | None = None) -> None:
         self.counters = counters or Counters()
@@ -196,7 +200,7 @@ class Ledger:
         return self._live[request_id]
 
     def live(self) -> tuple[LiveSequence, ...]:
-        """All sequences without a Finished, oldest first."""
+        """All sequences without a Finished event, oldest first."""
         return tuple(self._live.values())
 
     def find(self, request_id: RequestId) -> LiveSequence | None:
@@ -204,13 +208,13 @@ class Ledger:
         return self._live.get(request_id)
 
     def is_live(self, sequence: LiveSequence) -> bool:
-        """Whether this sequence has no Finished yet; False for another sequence with the same
-        id.
+        """Whether this sequence has no Finished event yet. Another sequence may have got the same
+        id meanwhile.
         """
         return self._live.get(sequence.id) is sequence
 
     def accept(self, request: SequenceRequest) -> LiveSequence:
-        """Add a request; exactly one Finished will follow."""
+        """Add a request; exactly one Finished event will follow."""
         assert request.request_id not in self._live
         sequence = LiveSequence(request=request, submitted_at=self._clock())
         self._live[sequence.id] = sequence
@@ -223,7 +227,7 @@ class Ledger:
         self.emit(_rejected(request.request_id, refusal))
 
     def finish(self, sequence: LiveSequence, reason: FinishReason, *, error: str = "") -> None:
-        """Remove a live sequence and emit its only Finished."""
+        """Remove a live sequence and emit its Finished event."""
         assert self.is_live(sequence)
         del self._live[sequence.id]
         now = self._clock()
@@ -265,7 +269,7 @@ class Ledger:
             self._emit_progress(sequence, read_tokens=end)
 
     def score(self, sequence: LiveSequence, logprobs: tuple[TokenLogprob, ...]) -> None:
-        """Collect scores of the prompt until they are complete."""
+        """Collect log-probabilities of the prompt until they are complete."""
         if sequence.first_token_at is None:
             sequence.prompt_logprobs += logprobs
 
@@ -285,7 +289,7 @@ class Ledger:
         self._outbox.append(event)
 
     def take_outbox(self) -> list[Event]:
-        """All events since the last call, in order."""
+        """Return and remove all events that are to be sent, in order."""
         events = self._outbox
         self._outbox = []
         return events

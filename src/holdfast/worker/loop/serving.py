@@ -57,7 +57,7 @@ ALONE_SECONDS = 1.5
 WARM_UP_TOKENS = 256  # prefilled once after loading, to measure the memory of a step
 LEAST_CACHE_BYTES = 512 << 20
 _CACHE_MARGIN = 1.25
-_FUSED_HEAD_DIMENSIONS = {64, 80, 96, 128}  # MLX's attention stores no scores for these
+_FUSED_HEAD_DIMENSIONS = {64, 80, 96, 128}  # MLX's fused attention stores no scores for these
 _SCORE_COPIES = 3  # scores, softmax, and the result being written
 _SCORE_ITEM_BYTES = 2
 _SCORE_PARTS = 16  # attention scores may take 1/16 of the working set
@@ -123,7 +123,8 @@ class WorkerMemory:
     """The division of a worker's memory."""
 
     plan: MemoryPlan
-    plan_for: Callable[[int], MemoryPlan]  # the plan for another number of bytes for KV and blocks
+    # returns the plan for a given number of bytes for KV and cached blocks
+    plan_for: Callable[[int], MemoryPlan]
     bounds: ChunkBounds
     reserve_bytes: int  # for activations, attention scores and reused buffers
     wired_bytes: int
@@ -184,9 +185,8 @@ def divide_memory(
 
 
 def chunk_bounds(model: Any, costs: KVCosts, *, working_set_bytes: int) -> ChunkBounds:
-    """The bounds of prompt chunks on a GPU.
-
-    For head dimensions without a fused kernel, attention needs memory for its scores.
+    """Limits for the size of prompt chunks on a GPU: the duration of a step, and the memory that
+    attention scores take for head dimensions without a fused kernel.
     """
     heads = getattr(getattr(model, "args", None), "num_attention_heads", None)
     block = () if costs.form is None else costs.form.block
@@ -205,8 +205,8 @@ def build_loop(
 ) -> tuple[WorkerLoop, ModelInfo]:
     """Load and probe the model, and build the loop.
 
-    If the files of a model change while it is loaded, it is loaded again, because the loaded model
-    could be a mix of two versions. Raises ModelLoadError if the model or a setting is invalid.
+    If the model's files change meanwhile, the model is loaded again, because it could be a mix of
+    two versions. Raises ModelLoadError if the model or a setting is invalid.
     """
     folder = Path(settings.folder)
     own_code = runs_own_code(folder, trust_remote_code=settings.model.trust_remote_code)
@@ -220,7 +220,8 @@ def build_loop(
             if not attempts_left:
                 raise
             logger.warning("%s; the model is loaded again", change)
-        _give_back_memory()  # outside the handler, because the error refers to the loaded model
+        # outside the except block, because there the exception still references the loaded model
+        _give_back_memory()
     raise AssertionError("unreachable")
 
 
@@ -280,7 +281,7 @@ def _load_and_build(
         pulse=pulse,
     )
     _give_back_memory()
-    platform.wire(memory.wired_bytes)  # after loading: the buffers of steps are not wired
+    # only now, so that the model is wired, but not the buffers of steps
     gc.freeze()  # model and modules live as long as the worker: garbage collection can skip them
     progress("hashing", 1.0)
     return loop, _info(probed, memory, load_seconds=time.perf_counter() - started_at)
