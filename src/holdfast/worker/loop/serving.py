@@ -282,6 +282,7 @@ def _load_and_build(
     )
     _give_back_memory()
     # only now, so that the model is wired, but not the buffers of steps
+    platform.wire(memory.wired_bytes)
     gc.freeze()  # model and modules live as long as the worker: garbage collection can skip them
     progress("hashing", 1.0)
     return loop, _info(probed, memory, load_seconds=time.perf_counter() - started_at)
