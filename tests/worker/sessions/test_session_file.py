@@ -111,7 +111,7 @@ def test_branches_may_share_blocks_and_use_a_part_of_one(tmp_path: Path) -> None
         pack_tokens([1, 2]),
     ]
     file.close()
-    assert "5 tokens, but the model takes at most 4" in refusal(tmp_path / "f", most_tokens=4)
+    assert "5 tokens, but the model's context has only 4" in refusal(tmp_path / "f", most_tokens=4)
 
 
 def test_a_file_that_fails_half_way_does_not_stay(tmp_path: Path) -> None:

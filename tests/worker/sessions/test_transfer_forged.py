@@ -98,7 +98,7 @@ def test_one_block_named_4000_times_is_refused_before_anything_is_asked(tmp_path
     ]
     found = refused(worker(ram_bytes=1 << 20), tmp_path, twice)
     assert [each.failure for each in found] == [SessionFailure.BAD_FILE] * 3
-    assert "tokens, but the model takes at most 4096" in found[0].message
+    assert "tokens, but the model's context has only 4096" in found[0].message
     assert all("does not fit its branch" in each.message for each in found[1:])
 
 

@@ -39,11 +39,13 @@ from holdfast.worker.prefix.lookup import LiveChain, Lookup, ReusePlan
 from holdfast.worker.prefix.tiers import Residence
 
 MOST_BRANCH_POINTS = 8
-BOUNDARY_TOKENS = 1024  # distance of a long prompt's states, if the model resumes only at states
+# distance between the states saved in a long prompt, if the model can resume only at saved states
+BOUNDARY_TOKENS = 1024
 TEND_SECONDS = 0.25
 OFFER_AGAIN_SECONDS = 30.0
 BLOCKS_OFFERED_AGAIN = 64
-CLOSING_SECONDS = 4.0  # for blocks that the store had no room for; the front waits twice as long
+# at shutdown, for saving blocks that the store had no room for; the front waits twice as long
+CLOSING_SECONDS = 4.0
 BLOCKS_AT_A_TIME = 8
 
 logger = logging.getLogger("holdfast.cache")
@@ -60,7 +62,9 @@ class PrefixCache:
         payloads: PayloadFormat,
         most_parked_bytes: int | None = None,
     ) -> None:
-        """most_parked_bytes: limit for states of ended sequences; 0: none; None: as many as fit."""
+        """most_parked_bytes: limit for the live states of ended sequences; 0: none is parked; None:
+        as many as fit.
+        """
         self.index = index
         self.store = store
         self._payloads = payloads
@@ -78,8 +82,8 @@ class PrefixCache:
     def boundaries(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> tuple[int, ...]:
         """The positions at which spans of a prompt must end so that a state can be saved.
 
-        These are at intervals, at branch points, and before the last token: since the last token is
-        always prefilled again, a repeated prompt can resume right before it.
+        The positions are at regular intervals, at branch points, and before the last token: since
+        the last token is always prefilled again, a repeated prompt can resume right before it.
         """
         if self._form.resumes_anywhere:
             return ()
@@ -91,7 +95,7 @@ class PrefixCache:
         return tuple(sorted(mark for mark in marks if 0 < mark < prompt_tokens))
 
     def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> KeepPolicy:
-        """The policy by which the engine copies state out of a sequence with such a prompt."""
+        """When the engine copies state out of a sequence with this prompt."""
         marks = self.boundaries(prompt_tokens, branch_points) or (prompt_tokens,)
         return KeepPolicy(block_tokens=BLOCK_TOKENS, boundaries=frozenset(marks))
 
@@ -100,9 +104,9 @@ class PrefixCache:
     ) -> Lookup:
         """Find the cached prefix of a sequence whose known tokens are `chain` (packed).
 
-        Also starts to read the blocks that are only on disk.
-        in_blocks_only: whether live states are excluded. may_move: whether
-        the sequence may take over a parked state, because it will leave one that is just as useful.
+        Also starts to read the blocks that are only on disk. in_blocks_only: whether live states
+        are excluded. may_move: whether the sequence may take over a parked state, because its own
+        state will be parked, which is just as useful.
         """
         asked_at = time.perf_counter()
         plan = self._plan(chain, tenant)
@@ -127,7 +131,7 @@ class PrefixCache:
             return False
         if lookup.awaited:
             return False
-        if not self._gather(lookup):  # something was forgotten because of another request
+        if not self._gather(lookup):  # a block was forgotten meanwhile because of another request
             self._plan_again(lookup)
             return False
         if lookup.fetched_at is None:
@@ -161,14 +165,15 @@ class PrefixCache:
         return True
 
     def payload(self, key: BlockKey) -> Payload | None:
-        """A payload from RAM, or a copy from a live state; None if it is only on disk."""
+        """The payload of a key from RAM, or a copy from a live state; None if neither has it."""
         payload = self.index.payload(key)
         return payload if isinstance(payload, KVBlock | StateCheckpoint) else self.live.copied(key)
 
     def prefix(self, lookup: Lookup) -> Prefix | None:
-        """The prefix to give to the engine; None if there is none. Counts as a use.
+        """Assemble the prefix from which the engine starts the sequence; None if nothing is cached.
 
-        A state that is moved belongs to the sequence from now on.
+        Records that the blocks were used. If a live state is moved, no other sequence may use it
+        from now on.
         """
         plan = lookup.plan
         if lookup.cached_tokens == 0:
@@ -259,8 +264,9 @@ class PrefixCache:
         *,
         live: LiveChain | None = None,
     ) -> Block | None:
-        """Store the part of a run of the chain that is not stored yet; returns the new block, or
-        None.
+        """Store the tokens of `run`, a part of the chain, that are not stored yet.
+
+        Returns the new block; None if there is nothing to store, or no room.
         """
         end = min(run.start + run.tokens, len(chain) // TOKEN_BYTES)
         self.index.advance(cursor, chain, end=end)
@@ -280,7 +286,10 @@ class PrefixCache:
     def insert_checkpoint(
         self, cursor: Cursor, chain: bytes | bytearray, state: StateCheckpoint
     ) -> Block | None:
-        """Store a state of the chain if its tokens are stored; returns the new block, or None."""
+        """Store a state of the chain, if all tokens before it are stored.
+
+        Returns the new block; None if the state was not added.
+        """
         position = state.position
         if state.layers != self._form.layers or not 0 < position <= len(chain) // TOKEN_BYTES:
             return None
@@ -304,14 +313,14 @@ class PrefixCache:
         return self.index.forget(keys, cause=CacheOutcome.UNREADABLE)
 
     def gone(self, keys: Iterable[BlockKey]) -> tuple[BlockKey, ...]:
-        """The keys, among these, that are no longer stored anywhere."""
+        """Those of the given keys that are no longer stored anywhere."""
         return tuple([key for key in keys if self.index.residence(key) is None])
 
     def forget_unsound(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
-        """Forget the blocks of a chain from the first one on that is not known to be sound.
+        """Forget the first block of a chain that is not known to be sound, and all blocks after it.
 
-        A sound block is in RAM, has the model's form and contains only finite values. Returns the
-        forgotten keys.
+        A sound block is in memory, has the model's form and contains only finite values. Returns
+        the forgotten keys.
         """
         first = next((key for key in keys if not self._is_sound(key)), None)
         return () if first is None else self.forget((first,))
@@ -335,12 +344,16 @@ class PrefixCache:
     # -- housekeeping
 
     def limit_ram(self, nbytes: int, *, most_parked_bytes: int | None) -> None:
-        """Limit blocks in RAM and parked states (None: as many as fit); the excess is evicted."""
+        """Limit blocks in RAM to `nbytes`, and also the bytes of parked states (None: as many as
+        fit). Evicts the excess.
+        """
         self.live.limit_parked(most_parked_bytes)
         self.index.set_ram_budget(nbytes)
 
     def tend(self) -> None:
-        """Drop stale live states; periodically, learn which blocks the store has saved and lost."""
+        """Drop stale live states. Periodically, ask the store which blocks it has saved or lost,
+        and offer it unsaved blocks again. Call this often.
+        """
         self.live.drop_stale()
         now = time.perf_counter()
         if self.store is None or now - self._tended_at < TEND_SECONDS:
@@ -357,8 +370,8 @@ class PrefixCache:
             self.index.disk_changed(stored=changes.stored, lost=changes.lost)
 
     def offer_rest(self) -> None:
-        """At shutdown, offer the store the blocks that it refused, until it has all of them,
-        accepts no more, or the time is up. Waits.
+        """At shutdown, offer the store the blocks that it refused before, and wait until it has
+        written all of them, accepts no more, or the time is up.
         """
         if (store := self.store) is None:
             return
@@ -400,9 +413,8 @@ class PrefixCache:
     # -- bytes
 
     def check(self, stored: StoredBlock) -> None:
-        """Raise SnapshotMismatch unless the bytes fit the block and the model, with finite values.
-
-        Any thread.
+        """Raise SnapshotMismatch unless the bytes of a stored block fit the block and the model,
+        and all values are finite. Any thread.
         """
         forms = self._forms(stored.block)
         check_sizes(forms, stored.parts)

@@ -1,9 +1,9 @@
 """Chains of tokens: which blocks store a chain, and up to which token.
 
-A chain is the sequence of all tokens that one sequence has read, from its first token on. It is
-stored as blocks of keys and values, and as states (windows and recurrent layers) at some positions.
-The key of a block is a hash that covers everything before the block, so equal keys mean equal
-chains.
+A chain consists of all tokens that one sequence has processed, from its first token on. It is
+stored as blocks of keys and values, and as states (checkpoints of window and recurrent layers) at
+some positions. The key of a block is a hash that covers everything before the block, so equal keys
+mean equal chains.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from holdfast.wire.requests import TOKEN_BYTES, TokenIds, common_tokens
 
 
 def pack_tokens(token_ids: Iterable[int]) -> bytes:
-    """Token ids as little-endian uint32. Raises OverflowError for an id that does not fit."""
+    """Pack token ids as little-endian uint32. Raises OverflowError if an id does not fit."""
     return TokenIds.of(token_ids).packed
 
 
 # Session records contain the next three classes: their serialized names must not change.
 class ChainBlock(msgspec.Struct, frozen=True, gc=False):
-    """A block as part of a chain: its first `tokens` tokens, which end at position `end`.
+    """A block as part of a chain, which contains the first `tokens` tokens of the block. They end
+    at position `end` of the chain.
 
     A block may begin before the end of the previous block; then the overlapping tokens are equal.
     """
@@ -40,7 +41,7 @@ class ChainBlock(msgspec.Struct, frozen=True, gc=False):
 
 
 class ChainState(msgspec.Struct, frozen=True, gc=False):
-    """A state after reading the first `position` tokens of a chain."""
+    """A stored state (checkpoint) after the first `position` tokens of a chain."""
 
     key: BlockKey
     position: int
@@ -77,7 +78,10 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True, rename={"blocks": "steps
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A block's own tokens: those that no earlier block had stored. A root has none."""
+    """A node of the prefix tree: the own tokens of a block, which no earlier block had stored.
+
+    A root has no tokens. A cut is a number of own tokens of a node.
+    """
 
     key: BlockKey
     parent: Node | None  # None for a root
@@ -85,9 +89,9 @@ class Node:
     start: int  # position of the first own token in the chain
     offset: int  # number of the block's tokens before its own ones; other nodes hold them
     packed: bytes
-    # cut -> packed first token -> node
+    # the nodes that follow this one: cut -> packed first token -> node
     branches: dict[int, dict[bytes, Node]] = field(default_factory=dict)
-    states: dict[int, BlockKey] = field(default_factory=dict)  # cut -> key
+    states: dict[int, BlockKey] = field(default_factory=dict)  # cut -> key of the state saved there
     # blocks and states that end in this node and have no node of their own
     covered: list[BlockKey] = field(default_factory=list)
 
@@ -121,7 +125,9 @@ class Node:
             pending.extend(node.children())
 
     def keys_children_first(self) -> Iterator[BlockKey]:
-        """All keys of this node and of those below it, in an order in which they can be removed."""
+        """All keys of this node and of the nodes below it, in an order in which they can be
+        removed.
+        """
         for node in reversed(list(self.descendants())):
             yield from node.covered
             yield from node.states.values()
@@ -177,7 +183,7 @@ class Cursor:
     `node`.
 
     The next block is added there. Without a node, the cursor is at the root. The node may be
-    evicted; the tree knows whether the cursor is still valid.
+    evicted meanwhile; `PrefixTree.is_valid` tells whether the cursor is still valid.
     """
 
     root: BlockKey
@@ -196,11 +202,13 @@ class Cursor:
 
     @property
     def parent_tokens(self) -> int:
-        """The number of tokens of that block before the next block."""
+        """How many tokens of the parent block precede the next block."""
         return 0 if self.node is None else self.node.offset + self.cut
 
     def back_at(self, position: int) -> Cursor:
-        """A cursor at an earlier position of the same chain; takes a step per block in between."""
+        """A cursor at an earlier position of the same chain. The cost grows with the number of
+        blocks in between.
+        """
         node = self.node
         while node is not None and position <= node.start and node.parent is not None:
             node = node.parent

@@ -19,9 +19,7 @@ from holdfast.wire.requests import TOKEN_BYTES, RequestId, common_tokens
 
 @dataclass(frozen=True, slots=True)
 class InFlightPrefill:
-    """A reader that will store the first `tokens` tokens, which the asking request has in common
-    with it.
-    """
+    """A reader to wait for. It will store the first `tokens` tokens of the request that waits."""
 
     request_id: RequestId
     tokens: int
@@ -35,7 +33,7 @@ class _Reader:
     progress: int = 0
 
     def shared(self, packed: bytes) -> int:
-        """The number of these tokens that can be reused when the reader has finished."""
+        """How many of the first tokens of `packed` can be reused when the reader has finished."""
         tokens = common_tokens(self.packed, packed)
         if self.boundaries is None:
             return tokens
@@ -44,7 +42,7 @@ class _Reader:
 
 
 class InFlightPrefills:
-    """Running sequences that prefill known tokens, and the requests that wait for them."""
+    """The requests that prefill (readers), and the requests that wait for them."""
 
     def __init__(self) -> None:
         self._readers: dict[RequestId, _Reader] = {}  # oldest first
@@ -114,12 +112,13 @@ class InFlightPrefills:
     def ahead_of(
         self, packed: bytes, have: int, *, tenant: str = "", limit: int | None = None
     ) -> InFlightPrefill | None:
-        """The reader that will store the most of these tokens; None if no reader is useful. It must
-        store more than the `have` tokens that the asking request has cached, and its progress must
-        be at least `have`. Among equal readers, the one with the most progress is returned.
+        """The reader that will store the most of the tokens `packed` of a request; None if no
+        reader is useful.
 
-        limit: the largest number of tokens that the asking request can use; usually all but its
-        last one.
+        A useful reader will store more than the `have` tokens that the request finds in the cache,
+        and its progress is at least `have`. Of equally useful readers, the one with the most
+        progress is returned. limit: how many of its tokens the request can reuse at most; usually
+        all but the last one.
         """
         if limit is not None:
             packed = packed[: max(0, limit) * TOKEN_BYTES]

@@ -25,7 +25,8 @@ from holdfast.worker.prefix.lookup import EvictionHistory, LiveChain, Planner, R
 from holdfast.worker.prefix.tiers import DiskIndex, Payload, Pins, RamTier, Residence
 from holdfast.worker.prefix.tree import PrefixTree
 
-# per branch: after the last message, before the prompt's last token, at the end of the answer
+# states that a session keeps per branch: after the last message, before the prompt's last token, at
+# the end of the answer
 MOST_STATES = 3
 
 
@@ -64,7 +65,7 @@ class PrefixIndex:
     def load(self) -> int:
         """Add the blocks on disk to the index; returns how many were added.
 
-        May be repeated, to see what other processes have stored. Blocks do not count if other
+        Call it again to see what other processes have stored. Blocks are not counted if other
         blocks contain all of their tokens; blocks whose parent is not stored cannot be added.
         """
         placed = 0
@@ -105,7 +106,7 @@ class PrefixIndex:
             self._store.touch(on_disk)
 
     def payload(self, key: BlockKey) -> Payload | None:
-        """The payload if it is in RAM, otherwise None. It must not be modified."""
+        """The payload of a key if it is in RAM, otherwise None. Do not modify the payload."""
         return self._ram.get(key)
 
     def residence(self, key: BlockKey) -> Residence | None:
@@ -117,7 +118,9 @@ class PrefixIndex:
         return Residence.BOTH if key in self._disk else Residence.RAM
 
     def restored(self, key: BlockKey, payload: Payload) -> bool:
-        """Offer RAM a payload that was read from disk; returns whether it is in RAM now."""
+        """Put a payload that was read from disk into RAM, if there is room; returns whether it is
+        in RAM now.
+        """
         if not self._tree.has_node(key) or key in self._ram or key in self._holders:
             return key in self._ram
         return self._keep(key, payload)
@@ -133,7 +136,7 @@ class PrefixIndex:
         return self._ram.pinned(self._tree.with_ancestors(keys))
 
     def pinned(self, plan: ReusePlan) -> ExitStack:
-        """As `hold`, for the keys of a plan, which include all ancestors."""
+        """As `hold`, but for all keys of a plan, which include their ancestors."""
         return self._ram.pinned(plan.keys)
 
     # -- add
@@ -154,7 +157,7 @@ class PrefixIndex:
     def insert(
         self, cursor: Cursor, packed: bytes, payload: Payload, *, holder: LiveChain | None = None
     ) -> Block | None:
-        """Add the payload of 1 to BLOCK_TOKENS packed tokens, none of them stored, at a cursor.
+        """Add a block of 1 to BLOCK_TOKENS packed tokens at a cursor. None of them may be stored.
 
         The cursor must have just been advanced; it moves past these tokens. With a disk, the caller
         gives the returned block to the store and reports the outcome to `disk_changed`. Returns
@@ -224,7 +227,7 @@ class PrefixIndex:
     # -- live chains
 
     def whole(self, blocks: Iterable[ChainBlock]) -> list[BlockKey]:
-        """The stored blocks, among these blocks of a chain, of which the chain has every token."""
+        """Those of a chain's blocks that are stored and are contained completely in the chain."""
         return [
             block.key
             for block in blocks
@@ -256,7 +259,7 @@ class PrefixIndex:
                     self._ram.drop(key)
 
     def held_alone(self, chain: LiveChain, keys: Iterable[BlockKey]) -> list[BlockKey]:
-        """The keys, among these, that would be lost if a live chain released them; parents
+        """Those of the given keys that would be lost if a live chain released them; parents
         first.
         """
         alone = [
@@ -314,7 +317,9 @@ class PrefixIndex:
         return Branch(blocks=blocks, states=states)
 
     def blocks_of(self, branch: Branch) -> Iterator[Block]:
-        """The complete blocks, and the states, of a stored branch."""
+        """Yield all blocks and states of a stored branch. A block is yielded with all its tokens,
+        even if the branch contains only the first ones.
+        """
         chain = bytearray()
         for each in branch.blocks:
             node, _ = self._tree.place_of(each.key)
@@ -361,8 +366,8 @@ class PrefixIndex:
         return () if last is None else self.forget((last,), cause=CacheOutcome.FORGOTTEN)
 
     def pin(self, keys: Iterable[BlockKey]) -> None:
-        """Pin keys, each at most once: they stay in RAM until the disk has them. Does not tell the
-        store.
+        """Pin keys, each at most once: they stay in RAM until the disk has them. The caller must
+        also pin them in the store.
         """
         self._pins.pin(keys)
 
@@ -377,7 +382,7 @@ class PrefixIndex:
     # -- the disk
 
     def unsaved(self) -> tuple[Block, ...]:
-        """Blocks that are in RAM only because the disk did not take them.
+        """Blocks that are only in memory, because the disk did not take them.
 
         The caller may give them to the store again, after `begin_saving`.
         """
@@ -416,15 +421,15 @@ class PrefixIndex:
         return tuple(gone)
 
     def unreadable(self, keys: Iterable[BlockKey]) -> tuple[BlockKey, ...]:
-        """Record that the copies of these keys on disk are unusable; returns the lost keys. RAM
-        keeps its copies.
+        """Record that the copies of these keys on disk are unusable. Copies in memory stay; keys
+        without any other copy are lost, and returned.
         """
         gone: list[BlockKey] = []
         for key in keys:
             if self._store is None or key not in self._disk:
                 continue
             if key not in self._ram and key not in self._holders:
-                # the store reports a damaged file as lost, and its removal again
+                # the store reports two losses: one for the damaged file, and one for its removal
                 self._disk.expect_loss(key)
                 gone += self._lose(key, CacheOutcome.UNREADABLE)
             elif not self._disk.is_saving(key):

@@ -1,7 +1,7 @@
 """The live tier: states of running or parked sequences, from which other sequences start.
 
-Device thread only. States are moved, shared or copied. When a state is dropped, the tokens that
-only this state has are copied into blocks.
+Device thread only. A sequence takes a state over (it is moved), shares its frozen buffers, or
+copies it. When a state is dropped, the tokens that only this state has are copied into blocks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from holdfast.worker.prefix.lookup import HeldMemory, LiveChain, LiveClaim, Look
 LEAST_SHARED_TOKENS = BLOCK_TOKENS  # a shorter prefix is copied
 # when a parked state is moved, it may lose 1/8 as many tokens as are reused, or one block
 MOST_LOST_SHARE = 8
-CUE_TOKENS = 16  # end of a prompt that templates render differently after the answer
+CUE_TOKENS = 16  # tokens at a prompt's end that the next turn may contain in another form
 
 
 class LiveChains:
@@ -53,12 +53,12 @@ class LiveChains:
         )
 
     def add(self, chain: LiveChain) -> None:
-        """Add a new chain."""
+        """Add a new chain as the most recently used one."""
         self._chains.append(chain)
         self.touch(chain)
 
     def touch(self, chain: LiveChain) -> None:
-        """Record a use."""
+        """Record that a chain was used."""
         self._uses += 1
         chain.used = self._uses
 
@@ -68,10 +68,10 @@ class LiveChains:
 
     def longest(self, packed: bytes, *, tenant: str) -> tuple[LiveChain | None, int]:
         """The chain that shares the longest prefix with these tokens, and the length of that
-        prefix.
+        prefix. Returns (None, 0) if no chain shares a token.
 
-        Among equals, a parked chain is preferred, and then the chain with the fewest further
-        tokens.
+        If several chains share the same prefix, a parked chain is preferred, and then the chain
+        with the fewest further tokens.
         """
         best = None
         most = (0, False, 0)
@@ -106,7 +106,7 @@ class LiveTier:
         if chain is None or chain.state is None:
             return None
         moved = [claim.tokens for claim in chain.claims if claim.use == "moved"]
-        tokens = min([tokens, *moved])  # all later tokens will be gone
+        tokens = min([tokens, *moved])  # a state that is to be moved will lose all later tokens
         form = self._payloads.model
         needs_end = not form.resumes_anywhere
         if needs_end:
@@ -122,8 +122,8 @@ class LiveTier:
         return claim
 
     def join(self, lookup: Lookup) -> None:
-        """Let a lookup that found only blocks share their tokens with a sequence that has become
-        live.
+        """If a lookup found only blocks, and another sequence with the same tokens has become live
+        since, let the lookup share that sequence's buffers.
         """
         wanted = lookup.plan.tokens
         if lookup.base is not None or lookup.in_blocks_only or wanted < LEAST_SHARED_TOKENS:
@@ -138,7 +138,9 @@ class LiveTier:
             chain.claims.append(lookup.base)
 
     def base(self, lookup: Lookup) -> LiveBase | None:
-        """The claimed live state, for the engine. A moved one now belongs to the sequence."""
+        """The live state that a lookup has claimed; None if it has claimed none. If the state is
+        moved, no other sequence may use it from now on.
+        """
         claim = lookup.base
         if claim is None:
             return None
@@ -210,7 +212,7 @@ class LiveTier:
     def park(self, live: LiveChain, chain: bytes) -> None:
         """Park the state of a sequence that has ended normally, if there is room.
 
-        chain: the packed tokens that the sequence knows.
+        chain: the packed tokens of its prompt and answer.
         """
         assert live.state is not None, "a chain that is not live is parked"
         excess = live.state.tokens - len(chain) // TOKEN_BYTES  # computed after the end
@@ -231,9 +233,11 @@ class LiveTier:
             self.reclaim(self.held.parked_bytes - self._most_parked_bytes)
 
     def _share_with_parked(self, state: LiveState, chain: bytes, *, tenant: str) -> None:
-        """Let a state share its prefix with the parked state that has the longest common prefix.
+        """Let a newly parked state share buffers with the parked state that has the longest common
+        prefix.
 
-        For states that cannot share while they run, because a fused kernel needs a single buffer.
+        For models whose states cannot be shared while they run, because a fused kernel needs a
+        single buffer.
         """
         best = None
         most = LEAST_SHARED_TOKENS - 1
@@ -248,8 +252,8 @@ class LiveTier:
             state.share_prefix(best, most)
 
     def leave(self, live: LiveChain) -> None:
-        """End a live chain: tokens that only this chain has are copied into blocks. Claims on it
-        are lost.
+        """End a live chain. Tokens that only this chain has are copied into blocks; claims on the
+        chain are lost.
         """
         self._held = None
         try:
@@ -286,7 +290,7 @@ class LiveTier:
         """Running chains that have more frozen tokens than at the last call; these tokens now count
         as held.
 
-        A sequence also freezes its tokens without a request when a long tail has to grow.
+        Tokens are frozen for another sequence that shares them, but also when a long tail grows.
         """
         changed: list[LiveChain] = []
         for live, state in self._running():
@@ -320,15 +324,15 @@ class LiveTier:
         return self._held
 
     def copied(self, key: BlockKey) -> KVBlock | None:
-        """An evaluated copy of a block from a live chain; None if no chain has it or it is not
-        finite.
+        """An evaluated copy of a block from a live chain; None if no chain has the block, or if its
+        values are not finite.
         """
         chain = self._index.holder_of(key)
         return None if chain is None else self._copied(chain, key)
 
     def _let_go(self, live: LiveChain, keys: Sequence[BlockKey]) -> None:
-        """Release blocks that a live chain holds; copies of those that only this chain has are put
-        into RAM.
+        """Release blocks that a live chain holds. Blocks that only this chain has are copied to RAM
+        first.
         """
         copies: dict[BlockKey, Payload | None] = {}
         try:

@@ -24,12 +24,13 @@ from holdfast.worker.prefix.tree import PrefixMatch, PrefixTree
 if TYPE_CHECKING:
     from holdfast.worker.kv.live import BaseUse, LiveState
 
-REMEMBERED = 2048  # evicted blocks, and also evicted states: at most 2 MiB of tokens
+# number of lost blocks that are remembered, and of lost states: at most 2 MiB of tokens
+REMEMBERED = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """The reason why the rest of a prompt cannot be reused; COMPLETE if all of it can."""
+    """Why the rest of a prompt cannot come from the cache; COMPLETE if there is no rest."""
 
     outcome: CacheOutcome
     unused_tokens: int = 0  # further tokens that are or were stored but cannot be used
@@ -39,8 +40,8 @@ class Shortfall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReusePlan:
-    """The stored prefix to start a sequence from. Valid until the index changes, or while its keys
-    are held.
+    """The stored prefix to start a sequence from. Valid until the index changes, or as long as the
+    plan's keys are held.
     """
 
     cursor: Cursor  # after the reused tokens
@@ -55,22 +56,23 @@ class ReusePlan:
 
     @property
     def tokens(self) -> int:
-        """Tokens that need no prefill."""
+        """The number of tokens that need no prefill."""
         return self.blocks[-1].end if self.blocks else 0
 
 
 class EvictionHistory:
-    """Remembers the most recently lost blocks and states by their position, to explain cache
-    misses. Incomplete.
+    """Remembers by their positions the blocks and states that were lost most recently, to explain
+    cache misses. Older losses are forgotten.
     """
 
     def __init__(self, limit: int = REMEMBERED) -> None:
         self._limit = limit
-        # (parent, its tokens, first own token) -> key, offset, own tokens, cause
+        # (key of the parent, tokens of the parent before the block, first own token)
+        # -> key, offset, own tokens, cause
         self._blocks: OrderedDict[
             tuple[BlockKey, int, bytes], tuple[BlockKey, int, bytes, CacheOutcome]
         ] = OrderedDict()
-        # (block, its tokens) -> cause
+        # (key of the block, tokens of the block before the state) -> cause
         self._states: OrderedDict[tuple[BlockKey, int], CacheOutcome] = OrderedDict()
 
     def record_block(self, node: Node, *, cause: CacheOutcome) -> None:
@@ -114,7 +116,9 @@ class EvictionHistory:
         return None if cause is None else Shortfall(cause, at // TOKEN_BYTES)
 
     def last_state(self, blocks: Iterable[ChainBlock], *, begin: int, end: int) -> Shortfall | None:
-        """The last lost state along `blocks` at a position in (begin, end]; None if unknown."""
+        """The lost state with the highest position in (begin, end] along `blocks`; None if none is
+        known.
+        """
         by_key = {block.key: block for block in blocks}
         last: Shortfall | None = None
         last_position = begin
@@ -130,7 +134,9 @@ class EvictionHistory:
 
 
 class Planner:
-    """Plans reuse with the tree, and explains misses with the eviction history."""
+    """Finds in the tree what a sequence can start from, and explains with the eviction history why
+    it is not more.
+    """
 
     def __init__(
         self,
@@ -171,8 +177,8 @@ class Planner:
     def _shortfall(
         self, match: PrefixMatch, packed: bytes, *, tokens: int, stored: int, limit: int
     ) -> Shortfall:
-        """Why only `tokens` tokens can be reused, although `stored` are stored and `limit` are
-        wanted.
+        """Explain why only `tokens` tokens can be reused, although `stored` tokens are stored and
+        `limit` tokens are wanted.
         """
         if tokens < stored:
             lost = self._history.last_state(match.blocks, begin=tokens, end=stored)
@@ -214,9 +220,9 @@ def _cut(blocks: tuple[ChainBlock, ...], tokens: int) -> tuple[ChainBlock, ...]:
 class LiveClaim:
     """A claim to start a sequence from the first tokens of a live chain.
 
-    needs_end: whether the sequence needs all layers in their state at the end of the chain, or
-        rewound from there. Such a claim is exclusive.
-    use: the planned use; once the engine has the state, the actual use.
+    needs_end: whether the sequence needs the state of all layers at the end of the chain, possibly
+        rewound. Such a claim is exclusive.
+    use: the planned use, and once the engine has the state, the actual use.
     """
 
     chain: LiveChain
@@ -233,7 +239,9 @@ class LiveClaim:
 
     @property
     def held_tokens(self) -> int:
-        """Tokens that need no memory reservation."""
+        """The number of claimed tokens that need no memory reservation, because they are not
+        copied.
+        """
         return 0 if self.use == "copied" else self.tokens
 
 
@@ -242,17 +250,17 @@ class LiveChain:
     """A sequence whose state is live: it runs, or it is parked.
 
     keys: the blocks whose tokens are all in the live state.
-    held_tokens: how many tokens of the prefix that the sequence started from are held without a
-        reservation of any running sequence.
+    held_tokens: how many of the first tokens are in frozen or shared buffers, for which no running
+        sequence has reserved memory.
     """
 
-    request_id: RequestId  # of the request that runs on it, or ran last
+    request_id: RequestId  # of the request that runs on this state, or was the last to run
     tenant: str
-    session_id: str = ""  # of its last request, if any
+    session_id: str = ""  # of that request, if it has one
     chain: bytes | bytearray  # packed
-    prompt_tokens: int = 0  # of its last request
+    prompt_tokens: int = 0  # of that request
     cursor: Cursor
-    state: LiveState | None = None  # None until it is open
+    state: LiveState | None = None  # None until the sequence is open
     keys: set[BlockKey] = field(default_factory=set)
     held_tokens: int = 0
     is_parked: bool = False
@@ -262,8 +270,8 @@ class LiveChain:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens that another sequence may start from; for a running chain, only
-        stored ones.
+        """The number of tokens that another sequence may start from. For a running sequence, these
+        are only the stored tokens.
         """
         if self.state is None or self.is_stale:
             return 0
@@ -328,7 +336,9 @@ class Lookup:
 
     @property
     def missing_state(self) -> ChainState | None:
-        """The state to resume from; None if the claimed live chain has all layers as needed."""
+        """The state to resume from; None if the plan has none, or if the claimed live chain has the
+        state of all layers.
+        """
         return None if self.base is not None and self.base.needs_end else self.plan.state
 
     @property
@@ -352,7 +362,7 @@ class Lookup:
     def report(
         self, *, lookup_seconds: float, waited_seconds: float, restore_seconds: float
     ) -> CacheReport:
-        """A report of how many tokens were found, why not more, and how long the lookup took."""
+        """A report: how many tokens were cached, why not more, and how long the lookup took."""
         shortfall = self.plan.shortfall
         to_read = set(self.plan.to_read)
         disk_tokens = 0

@@ -1,4 +1,5 @@
-"""The tiers of payloads: RAM, within a budget, and the disk, of which only the keys are known here.
+"""The tiers in which payloads (the stored data of blocks and states) are kept: RAM, within a
+budget, and the disk, of which only the keys are known here.
 
 Device thread only; no MLX.
 """
@@ -18,7 +19,7 @@ MOST_EXPECTED_LOSSES = 65536
 
 
 class Residence(Enum):
-    """The tiers that have a payload."""
+    """Which tiers have the payload of a key."""
 
     RAM = "ram"
     DISK = "disk"
@@ -26,7 +27,7 @@ class Residence(Enum):
 
 
 class Payload(Protocol):
-    """The stored data of a block or state; the tier needs only its size."""
+    """The stored data of a block or state. Only its size matters here."""
 
     @property
     def nbytes(self) -> int:
@@ -34,13 +35,13 @@ class Payload(Protocol):
 
 
 class EvictionOrder:
-    """The order of eviction: the least recently used key first, among those without children and
-    holds.
+    """The order in which keys are evicted: the least recently used one first, but no key that has
+    children or is held.
 
     A use of a child is a use of its parents, and a child is evicted before its parent, so a shared
-    prefix outlives its branches. Parents may be added and removed in any order; only a member
-    prevents the eviction of its parents. All costs are logarithmic in the number of members: leaves
-    are in a heap, and outdated entries are corrected when they reach the top.
+    prefix outlives its branches. Keys may be added and removed in any order; a child prevents the
+    eviction of its parent only while the child is a member. All costs are logarithmic in the number
+    of members: leaves are in a heap, and outdated entries are corrected when they reach the top.
     """
 
     def __init__(self) -> None:
@@ -87,7 +88,7 @@ class EvictionOrder:
         self._shrink()
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
-        """Record one use of several keys. Touch a child together with its parents."""
+        """Record one use of several keys. The caller must include all parents of each key."""
         self._uses += 1
         for key in keys:
             if key in self._last_used:
@@ -168,8 +169,8 @@ class EvictionOrder:
 
 
 class RamTier(EvictionOrder):
-    """Payloads by key, within a budget. Before a payload that does not fit is put, `evict` must
-    make room.
+    """Payloads by key, within a budget of bytes. The caller of `put` must make room with `evict`
+    before.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -188,8 +189,8 @@ class RamTier(EvictionOrder):
         return self.resident_bytes + nbytes <= self.budget_bytes
 
     def get(self, key: BlockKey) -> Payload | None:
-        """The payload; None if it is not here. Does not count as a use: only an accepted prefix
-        does.
+        """The payload of a key; None if RAM does not have it. Does not count as a use: `touch`
+        records uses.
         """
         return self._payloads.get(key)
 
@@ -206,7 +207,7 @@ class RamTier(EvictionOrder):
         self.drop(key)
 
     def drop(self, key: BlockKey) -> None:
-        """Drop a payload, held or not. Raises KeyError if it is not here."""
+        """Drop a payload, even if it is held. Raises KeyError if RAM does not have it."""
         self.resident_bytes -= self._payloads.pop(key).nbytes
         self.remove(key)
 
@@ -221,12 +222,12 @@ class RamTier(EvictionOrder):
 
 
 class DiskIndex:
-    """The device thread's view of the disk.
+    """What the device thread knows about the blocks on disk.
 
     Each key is stored, being saved, unsaved (the disk did not take it) or unknown. Reports from the
     disk arrive late: a removed key may already be on its way to the disk again when the loss of the
-    removed copy is reported. So for each removal, one later "lost" report is ignored: a false
-    "stored" costs one failed read, but a false "lost" drops every descendant.
+    removed copy is reported. So for each removal, one later report of a loss is ignored. If this is
+    wrong, the cost is one failed read; a loss that is believed wrongly would drop all descendants.
     """
 
     def __init__(self) -> None:
@@ -272,7 +273,9 @@ class DiskIndex:
         return True
 
     def lost(self, key: BlockKey) -> bool:
-        """Record that the disk does not have a key. Returns False if that was expected or known."""
+        """Record that the disk does not have a key. Returns False if this is not news: the loss was
+        expected, or the key was not on disk.
+        """
         if self._is_expected_loss(key):
             if self._saving.pop(key, None) is not None:
                 self._stored.add(key)
@@ -287,7 +290,7 @@ class DiskIndex:
         return False
 
     def forget(self, key: BlockKey) -> bool:
-        """Drop all knowledge of a key; returns whether it must be removed from the disk."""
+        """Drop all knowledge of a key. Returns whether the key must be removed from the disk."""
         was_there = key in self
         if was_there:
             self.expect_loss(key)
@@ -313,7 +316,7 @@ class DiskIndex:
         return self._stored | self._saving.keys()
 
     def check_invariants(self) -> None:
-        """Assert that every key is in only one state."""
+        """Assert that no key is in two states, for example stored and unsaved."""
         assert not self._stored & self._saving.keys(), "stored and being saved"
         assert not self._stored & self._unsaved.keys(), "stored and unsaved"
         assert not self._saving.keys() & self._unsaved.keys(), "being saved and unsaved"
@@ -348,7 +351,7 @@ class Pins:
     def sync(self, key: BlockKey) -> None:
         """Hold or release a key after it was stored, lost, pinned or unpinned.
 
-        The limit of held bytes matters while the disk fails.
+        While the disk cannot be written, pins hold at most `most_held_bytes` in RAM.
         """
         wanted = key in self._pins and not self._disk.is_stored(key)
         if wanted and key not in self._held:
@@ -362,7 +365,7 @@ class Pins:
             self._ram.release((key,))
 
     def check_invariants(self) -> None:
-        """Assert that held keys are pinned, not on disk, and within the bound."""
+        """Assert that held keys are pinned, not on disk, and within `most_held_bytes`."""
         assert self._held.keys() <= {key for key in self._pins if not self._disk.is_stored(key)}, (
             "held without being pinned, or though the disk has it"
         )

@@ -1,6 +1,7 @@
-"""The stored tokens and their keys: a tree of chains, with one root per model and tenant.
+"""The stored tokens and the keys of their blocks: a tree of chains, with one root per model and
+tenant.
 
-Pure bookkeeping, one thread.
+Plain data structures without MLX; one thread only.
 
 A node holds the tokens of a block that no earlier block had stored. Usually these are all tokens of
 the block. But two processes that share a store may cut a chain at different positions; then the
@@ -38,8 +39,9 @@ class PrefixMatch:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """The location of a key: its tokens end in `node`. A state has no tokens; `start` is its
-    position.
+    """Where the block or state of a key is: its tokens end in `node`.
+
+    A state has no tokens; `start` is its position.
     """
 
     node: Node
@@ -72,11 +74,13 @@ class PrefixTree:
 
     @property
     def roots(self) -> int:
-        """The number of roots that have stored chains."""
+        """The number of roots (tenants) that have stored chains."""
         return len(self._roots)
 
     def has_node(self, key: BlockKey) -> bool:
-        """Whether matches can return this key: it is stored and not covered by other blocks."""
+        """Whether a key is stored and matches can return it: no other blocks contain all its
+        tokens.
+        """
         entry = self._entries.get(key)
         if entry is None:
             return False
@@ -174,9 +178,9 @@ class PrefixTree:
     def insert(self, block: Block) -> bool:
         """Add a block or state, and its root if necessary; returns whether it is new.
 
-        A block is not new if its key is known, or if other blocks hold all of its tokens; in that
-        case, its key is a valid parent as long as those blocks stay. Raises ValueError if the
-        parent is not stored, or if the block is empty or longer than BLOCK_TOKENS.
+        A block is not new if its key is known, or if other blocks contain all of its tokens; as
+        long as these blocks stay, its key is a valid parent. Raises ValueError if the parent is not
+        stored, or if the block is empty or longer than BLOCK_TOKENS.
         """
         if block.kind == "state":
             return self._insert_state(block.key, parent_key=block.parent_key, position=block.start)
@@ -276,7 +280,7 @@ class PrefixTree:
         return node.parent if node.key == key else node
 
     def with_ancestors(self, keys: Iterable[BlockKey]) -> set[BlockKey]:
-        """Those of the given keys that are stored, and the keys of all blocks before them."""
+        """Those of the given keys that are stored, and the keys of all their ancestors."""
         found: set[BlockKey] = set()
         for key in keys:
             if key not in self._entries:
@@ -302,7 +306,9 @@ class PrefixTree:
         return entry.start, entry.tokens
 
     def precedes(self, key: BlockKey, other: BlockKey) -> bool:
-        """Whether a block is `other` or precedes it. Takes a step per block before `other`."""
+        """Whether a block is `other` or precedes it. The cost grows with the number of blocks
+        before `other`.
+        """
         entry = self._entries.get(other)
         node = None if entry is None else entry.node
         while node is not None:
@@ -312,8 +318,8 @@ class PrefixTree:
         return False
 
     def _resolve(self, key: BlockKey, parent_key: BlockKey, parent_tokens: int) -> tuple[Node, int]:
-        """Find where the first `parent_tokens` tokens of the parent block end: the node, and the
-        number of its tokens up to there.
+        """Find where the first `parent_tokens` tokens of the parent block end. Returns the node in
+        which they end, and the number of its own tokens up to there.
         """
         if parent_tokens == 0 and parent_key not in self._entries:
             return self._root(parent_key), 0

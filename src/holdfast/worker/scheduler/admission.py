@@ -29,8 +29,8 @@ class Reservation:
 
 
 class KvLedger:
-    """Counts reserved bytes. Memory that a dispatched step uses stays reserved until that step is
-    over.
+    """Accounts for the KV memory of a worker. Memory that a dispatched step uses stays reserved
+    until that step is over.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class KvLedger:
         self._expected_output_tokens = expected_output_tokens
         self.budget_bytes = budget_bytes
         self.wanted_budget_bytes = budget_bytes
-        # the bytes reserved when the budget shrank: none are taken away, none are added
+        # the limit of reserved bytes: when the budget shrinks, reservations are not taken away
         self._tolerated_bytes = budget_bytes
         self.running_bytes = 0
         self.leaving_bytes = 0
@@ -64,8 +64,8 @@ class KvLedger:
         return -(-tokens // step) * step
 
     def bytes_for(self, capacity_tokens: int, *, held_tokens: int = 0) -> int:
-        """Bytes of one sequence of this capacity, not counting its first `held_tokens` tokens, which
-        live states hold.
+        """The bytes to reserve for one sequence of this capacity. Nothing is reserved for its first
+        `held_tokens` tokens, because live states hold them.
         """
         own_tokens = max(0, capacity_tokens - held_tokens)
         return own_tokens * self._costs.kv_bytes_per_token + self._costs.fixed_bytes_per_sequence
@@ -77,7 +77,9 @@ class KvLedger:
             raise TooLargeForMemory(needed_bytes=needed, budget_bytes=self.budget_bytes)
 
     def fit_budget(self, known: Iterable[ScheduledSequence]) -> None:
-        """Apply the wanted budget, but at least what the largest accepted sequence needs alone."""
+        """Apply the wanted budget, or a larger one if the largest accepted sequence would not fit
+        alone.
+        """
         if self.budget_bytes == self.wanted_budget_bytes:
             return
         needs = (self.bytes_for(self.capacity_for(each.final_tokens)) for each in known)
@@ -90,8 +92,8 @@ class KvLedger:
         return self.capacity_for(sequence.prompt_tokens + sequence.drawn + ahead)
 
     def capacities_for_growth(self, sequence: ScheduledSequence) -> tuple[int, ...]:
-        """Capacities for a sequence without room for its next token: the preferred and the
-        smallest.
+        """The capacities to try, in this order, for a sequence that has no room for its next token:
+        the preferred one, then the smallest one.
         """
         tokens = min(sequence.position + self._expected_output_tokens, sequence.final_tokens)
         best = self.capacity_for(tokens)
@@ -99,8 +101,8 @@ class KvLedger:
         return (best, least) if best > least else (least,)
 
     def may_enter(self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]) -> bool:
-        """Whether a sequence fits in addition to the running sequences and the next growth of each;
-        otherwise it would be preempted at once.
+        """Whether a sequence fits in addition to the running sequences and the next growth of each
+        of them. Without room for that growth, the sequence would soon be preempted again.
         """
         return self._needed_to_enter(sequence, running) <= self.free_bytes
 
@@ -134,9 +136,8 @@ class KvLedger:
         *,
         gone: Iterable[ScheduledSequence],
     ) -> bool:
-        """Whether a sequence would fit without the sequences in `gone` and without parked states.
-
-        running: the sequences that would remain.
+        """Whether a sequence would fit if the sequences in `gone` were preempted and all parked
+        states were freed. running: the sequences that would remain.
         """
         reserved = self.running_bytes - sum(each.reserved_bytes for each in gone)
         return (
@@ -147,15 +148,15 @@ class KvLedger:
     def missing_to_enter(
         self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]
     ) -> int:
-        """Bytes of parked states to free so that a sequence fits; 0 if it fits anyway, or if freeing
-        all parked states is not enough.
+        """The bytes of parked states to free so that a sequence fits; 0 if it fits anyway, or if
+        freeing all parked states is not enough.
         """
         missing = self._needed_to_enter(sequence, running) - self.free_bytes
         return missing if 0 < missing <= self.parked_bytes else 0
 
     def hold_apart(self, sequence: ScheduledSequence, held_tokens: int) -> None:
-        """Reserve nothing for the first tokens of a running sequence, because live states hold
-        them.
+        """Reserve nothing for the first `held_tokens` tokens of a running sequence, because live
+        states hold them.
         """
         sequence.held_tokens = held_tokens
         self.grow(sequence, sequence.capacity_tokens)
@@ -184,8 +185,8 @@ class KvLedger:
             self._leaving.append((sequence.last_step, freed))
 
     def step_is_over(self, step: int) -> None:
-        """Free the memory of finished or preempted sequences that no later step uses. step: number
-        of the step that is over.
+        """Free the memory of finished or preempted sequences that no step after `step` uses. step:
+        the number of the step that is over.
         """
         if self._leaving:
             kept = [(until, held) for until, held in self._leaving if until > step]
@@ -211,7 +212,8 @@ class RoomMade:
 
     grown: list[Reservation] = field(default_factory=list)
     preempted: list[RequestId] = field(default_factory=list)
-    someone_waits: bool = False  # for memory that will soon be free; admit nothing until then
+    # whether a sequence waits for memory that will be free soon; until then, none is admitted
+    someone_waits: bool = False
 
 
 def make_room(
@@ -305,7 +307,7 @@ def victims_for(
 
 
 def extra_bytes(ledger: KvLedger, sequence: ScheduledSequence, capacity_tokens: int) -> int:
-    """The bytes to reserve for a larger capacity, in addition to the reserved bytes."""
+    """The bytes to reserve for a larger capacity, in addition to those already reserved."""
     needed = ledger.bytes_for(capacity_tokens, held_tokens=sequence.held_tokens)
     return needed - sequence.reserved_bytes
 

@@ -1,4 +1,4 @@
-"""Chunked prefill: decides how many tokens of which prompts a step reads.
+"""Chunked prefill: decides which prompts are prefilled in a step, and how many tokens of each.
 
 Within one flow (a client, see `ServiceClass`), prompts share a step as follows. One half of the
 step is for the oldest prompt, the other half for prompts ahead of the oldest (shorter ones, and
@@ -25,20 +25,21 @@ from holdfast.worker.scheduler.cost_model import CostModel
 from holdfast.worker.scheduler.queue import ScheduledSequence
 
 MOST_SECONDS = 0.5  # a sparse flow may be ahead of the others by this much prefill time
-MOST_STEPS = 8  # longest run of steps in which old flows prefill nothing
-# after more steps without prompts, flows are not old any more; one decode-only step is allowed
+MOST_STEPS = 8  # longest run of steps in which only sparse flows prefill
+# after more steps without prompts, all flows are new again; one decode-only step is allowed
 _FRESH_STEPS = 2
 NO_ROWS: Mapping[str, int] = MappingProxyType({})
 PATIENCE_STEPS = 8  # a prompt that was passed over this often goes ahead of shorter ones
 # smallest chunk of a prompt that is alone, on any device: smaller chunks are 2 to 3 times slower
 LEAST_ALONE_TOKENS = 256
-# after these, one step only decodes, because the cost of chunks is measured against such a step
+# After this many steps with chunks, one step only decodes: the cost of chunks is what they add to
+# the duration of such a step.
 MIXED_STEPS_IN_A_ROW = 32
 
 
 class SparseFlows:
-    """Lets prompts of new flows go first unless their flow is too far ahead: deficit round robin
-    with sparse flows, as in fq_codel.
+    """Lets the prompts of sparse flows (flows that had nothing to prefill until now) go first,
+    unless a flow is too far ahead. This is deficit round robin with sparse flows, as in fq_codel.
     """
 
     def __init__(self, costs: CostModel) -> None:
@@ -77,8 +78,8 @@ class SparseFlows:
         read_first: Mapping[ScheduledSequence, int],
         step: int,
     ) -> None:
-        """Record a planned step. read_first: the number of tokens of each prompt that went
-        first.
+        """Record a planned step. read_first: the prompts that went first, with the number of their
+        tokens in this step.
         """
         flows = frozenset(group[0].service.flow for group in groups)
         self._step = step
@@ -109,7 +110,7 @@ class SparseFlows:
 
 
 class Allowance:
-    """The remaining tokens of a step for prompts, and the remaining seconds if the step decodes."""
+    """The tokens of a step that are left for prompts and, if the step also decodes, the seconds."""
 
     __slots__ = ("_held_seconds", "_held_tokens", "_quantum", "seconds", "tokens")
 
@@ -121,11 +122,11 @@ class Allowance:
         self._held_seconds = 0.0
 
     def hold_back_half(self) -> None:
-        """Hold back half of the rest for prompts that take later."""
+        """Hold back half of what is left for prompts that are served later."""
         self.hold_back_all_but(tokens=self.tokens - self.tokens // 2, seconds=self.seconds / 2)
 
     def hold_back_all_but(self, *, tokens: int, seconds: float) -> None:
-        """Offer this much, and hold back the rest for prompts that take later."""
+        """Offer this much, and hold back the rest for prompts that are served later."""
         self._held_tokens = max(0, self.tokens - tokens)
         self._held_seconds = 0.0 if math.isinf(self.seconds) else max(0.0, self.seconds - seconds)
 
@@ -144,8 +145,9 @@ class Allowance:
     ) -> int:
         """Take tokens for a prompt that already has `taken` tokens of the step; returns how many.
 
-        The number is a multiple of the quantum, unless the prompt or a boundary ends there.
-        at_least_a_quantum: take a quantum at any cost, so that the prompt progresses.
+        The number is a multiple of the quantum, unless the chunk reaches a boundary or the end of
+        the prompt. at_least_a_quantum: take a quantum whatever it costs, so that the prompt
+        progresses.
         """
         position = sequence.position + taken
         wanted = longest_chunk(costs, sequence) - taken
@@ -173,8 +175,8 @@ def longest_chunk(costs: CostModel, sequence: ScheduledSequence) -> int:
 
 
 class ChunkSharing:
-    """Divides each step among prompts; tracks whose turn it is, and the last step without
-    chunks.
+    """Divides each step among prompts. Remembers which flow and which prompt are next, and when the
+    last step without chunks was.
     """
 
     def __init__(self, costs: CostModel, *, min_chunk_tokens: int) -> None:
@@ -195,11 +197,11 @@ class ChunkSharing:
         step: int,
         rows: Mapping[str, int] = NO_ROWS,
     ) -> list[tuple[ScheduledSequence, int]]:
-        """The chunks of step number `step`: at least one, unless the step should only decode.
+        """Plan the chunks of step number `step`: at least one, unless the step should only decode.
 
-        prompts: oldest first, each with unread tokens. seconds: infinite if no sequence decodes in
-        this step. rows: decoding rows of the step by flow; not needed if all prompts belong to one
-        flow.
+        prompts: oldest first, each with unread tokens. tokens, seconds: what the step has left for
+        chunks; the seconds are infinite if no sequence decodes. rows: the decoding rows of the step
+        by flow; not needed if all prompts belong to one flow. Returns prompts and chunk sizes.
         """
         groups, batch = self._groups(prompts, step)
         if math.isinf(seconds):
@@ -282,8 +284,8 @@ class ChunkSharing:
     def _equal_shares(
         self, groups: list[list[ScheduledSequence]], tokens: int, rows: Mapping[str, int]
     ) -> list[tuple[int, float]]:
-        """Per group: its tokens, and its fraction of the time left by the groups before it, so that
-        all flows get the same time of a step.
+        """For each group, its number of tokens, and its fraction of the time that the groups before
+        it leave. With these shares, all flows get the same time of a step.
         """
         each = [self._costs.prompt_token_seconds_at(group[0].position) for group in groups]
         row_seconds = self._costs.decode_row_seconds(sum(rows.values()))
@@ -339,7 +341,9 @@ class ChunkSharing:
     def _others(
         self, prompts: list[ScheduledSequence], step: int
     ) -> tuple[list[ScheduledSequence], list[ScheduledSequence]]:
-        """All prompts but the oldest, in order: those ahead of the oldest, and the rest."""
+        """All prompts but the oldest, as two lists in order: those that go ahead of the oldest, and
+        the others.
+        """
         oldest = prompts[0]
         passed_over = [other for other in prompts[1:] if step - other.last_step > PATIENCE_STEPS]
         passed_over.sort(key=lambda other: other.last_step)

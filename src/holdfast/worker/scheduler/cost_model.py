@@ -6,11 +6,11 @@ import math
 import sys
 from dataclasses import dataclass
 
-# an estimate averages over this many observations of full weight: the gain is at least 1/4
+# an estimate averages over this many observations of full weight, so a new one counts at least 1/4
 _MEMORY = 4.0
 # an observation is clipped to between these multiples of the estimate
 _LOWEST, _HIGHEST = 1 / 8, 3.0
-_FLOOR = 1 / 10  # share of the mean that an extrapolation returns at least
+_FLOOR = 1 / 10  # an extrapolation returns at least this share of the mean
 
 _FIRST_DECODE_SECONDS = 0.02
 _FIRST_PROMPT_TOKEN_SECONDS = 0.001
@@ -21,10 +21,10 @@ _POSITIONS_SPREAD = 256.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkBounds:
-    """Bounds of a prompt chunk, independent of the room in its step. The default has no bounds.
+    """Limits for the size of prompt chunks that the device sets. The default has no limits.
 
-    seconds: the longest that a step without decoding rows may take. The GPU watchdog of macOS ends a
-    command that runs too long, and a new request waits for the dispatched step.
+    seconds: the longest time that a step without decoding rows may take. The GPU watchdog of macOS
+    ends a command that runs too long, and a new request waits for the dispatched step.
     score_bytes_per_pair: bytes that attention stores for each pair of a query and a key; 0 if a
     fused kernel stores no scores. score_bytes: the memory for these scores.
     """
@@ -40,8 +40,8 @@ UNBOUNDED = ChunkBounds()
 class Trend:
     """A cost that is linear in x, estimated with exponentially weighted means.
 
-    spread: the scatter of x that is needed to trust a slope. first_guess: the cost before the first
-    observation.
+    spread: how much x must vary before the estimated slope is trusted. first_guess: the cost before
+    the first observation.
     """
 
     __slots__ = ("_covariance", "_mean", "_mean_x", "_spread_squared", "_variance", "_weight")
@@ -74,7 +74,7 @@ class Trend:
         return max(self._mean + self.slope * (x - self._mean_x), self._mean * _FLOOR)
 
     def at_most(self, x: float) -> float:
-        """An upper bound at x, for a cost that grows at most in proportion to x."""
+        """An upper bound of the cost at x, if the cost grows at most in proportion to x."""
         return max(self._mean * max(1.0, x / max(self._mean_x, 1.0)), self.at(x))
 
     def learn(self, x: float, cost: float, *, weight: float = 1.0) -> None:
@@ -105,11 +105,12 @@ class StepLoad:
 
 
 class CostModel:
-    """Learns the seconds of a decode step as a function of its rows, and of a prompt token as a
-    function of its position, since attention costs grow with the position.
+    """Learns the seconds of a decode step as a function of its rows, and those of a prompt token as
+    a function of its position, since attention costs grow with the position.
 
     mixes_chunks: whether prompt chunks are in the same forward pass as the decoding rows. If not,
-    each chunk reads the weights once more, which should cost as much as a decode step of one row.
+    each chunk reads the weights once more, which is assumed to cost as much as a decode step of one
+    row.
     The cost of scoring a prompt token (logits over the whole vocabulary) is learned separately:
     with a small model and a large vocabulary, it is most of the cost of a token.
     """
@@ -143,12 +144,12 @@ class CostModel:
         return self._bounds.seconds
 
     def limit_chunks(self, tokens: int) -> None:
-        """Limit chunks from now on: the device failed on a larger chunk, but not on this size."""
+        """Limit the size of chunks, because the device failed on a larger chunk than this."""
         self._most_chunk_tokens = min(self._most_chunk_tokens, max(tokens, self._min_chunk_tokens))
 
     def most_chunk_tokens(self, position: int) -> int:
-        """The largest number of tokens in a chunk at a position, limited by the memory for attention
-        scores, and by the chunks on which the device has failed.
+        """The largest number of tokens in a chunk at a position, limited by the memory for
+        attention scores, and by the sizes with which the device has failed.
         """
         most = self._most_chunk_tokens
         if self._bounds.score_bytes_per_pair:
@@ -177,7 +178,7 @@ class CostModel:
         return self._prompt.at(position)
 
     def seconds_per_chunk(self) -> float:
-        """Fixed seconds of a chunk in a step with decoding rows, without the cost of its tokens."""
+        """The fixed cost of a chunk in a step with decoding rows, in addition to its tokens."""
         return 0.0 if self._mixes_chunks or not self._decode.is_learned else self._decode.at(1)
 
     def more_chunk_seconds(

@@ -44,7 +44,7 @@ class ScheduledSequence:
         int, ...
     ] = ()  # ascending; spans of the prompt end there so that state can be saved
     service: ServiceClass = DEFAULT_SERVICE
-    waited_seconds: float = 0.0  # total time in the queue; counts the time of steps only
+    waited_seconds: float = 0.0  # total time in the queue, as the sum of step durations
     waits_since: float = 0.0
     is_idle_work: bool = False  # runs alone, in short steps
     scores_prompt: bool = False  # log-probabilities of the prompt are requested
@@ -52,7 +52,7 @@ class ScheduledSequence:
     held_tokens: int = 0  # the part of cached_tokens in live states, which needs no reservation
     drawn: int = 0
     planned_draws: int = 0
-    known_tokens: int = 0  # tokens to prefill after admission, before the next one is generated
+    known_tokens: int = 0  # length of the prompt and of the answer at the time of admission
     position: int = 0  # the next token to plan
     capacity_tokens: int = 0
     reserved_bytes: int = 0
@@ -72,17 +72,17 @@ class ScheduledSequence:
 
     @property
     def final_tokens(self) -> int:
-        """Tokens of the prompt and the longest answer."""
+        """The number of tokens of the prompt and the longest possible answer."""
         return self.prompt_tokens + self.max_tokens
 
     @property
     def unread_tokens(self) -> int:
-        """Known tokens that are not planned yet."""
+        """The number of known tokens that no plan contains yet."""
         return self.known_tokens - self.position
 
     @property
     def longest_span(self) -> int:
-        """The largest size of its next span: up to the next boundary, or all unread tokens."""
+        """The largest possible next span: up to the next boundary, or all unread tokens."""
         for boundary in self.boundaries:
             if boundary > self.position:
                 return min(boundary, self.known_tokens) - self.position
@@ -90,13 +90,13 @@ class ScheduledSequence:
 
     @property
     def is_fully_planned(self) -> bool:
-        """Whether nothing is left to plan, so that it ends with the dispatched steps at the
-        latest.
+        """Whether nothing is left to plan, so that the sequence ends with the dispatched steps at
+        the latest.
         """
         return self.planned_draws >= self.max_tokens and self.position >= self.known_tokens
 
     def start(self, *, capacity_tokens: int, reserved_bytes: int, step: int) -> None:
-        """Start running it from its first token that is not cached."""
+        """Start to run the sequence, from its first token that is not cached."""
         self.known_tokens = self.prompt_tokens + self.drawn
         self.planned_draws = self.drawn
         self.position = self.cached_tokens
@@ -105,8 +105,8 @@ class ScheduledSequence:
         self.last_step = step
 
     def stop(self) -> int:
-        """Stop running it; returns the bytes that it had reserved. Tokens of dispatched steps still
-        count.
+        """Stop running the sequence; returns the bytes that were reserved for it. Tokens that
+        dispatched steps generate still count.
         """
         freed = self.reserved_bytes
         self.reserved_bytes = 0
@@ -138,13 +138,13 @@ def check_sequences(
 
 
 def by_order(sequence: ScheduledSequence) -> int:
-    """The key to sort by age, oldest first."""
+    """A key for sorting by age, oldest first."""
     return sequence.order
 
 
 class FairShare:
-    """Shares running slots fairly among flows. Time is the sum of step durations: it stops while
-    idle.
+    """Shares running slots fairly among flows. Time is measured as the sum of step durations, so it
+    stops while the worker is idle.
     """
 
     def __init__(self, *, aging_seconds: float) -> None:
@@ -189,7 +189,8 @@ class FairShare:
         self._batch_known -= sequence.is_batch
         if not self._known[flow]:
             del self._known[flow]
-            # there is no other flow to take turns with, or too many ended flows are remembered
+            # forget ended flows if there is no other flow to take turns with, or if too many are
+            # remembered
             if len(self._known) <= 1 or len(self._turns) > _MOST_TURNS:
                 self._turns = {each: self._turns[each] for each in self._known}
 
@@ -197,7 +198,8 @@ class FairShare:
         """Record that a sequence is admitted."""
         sequence.waited_seconds += self._now - sequence.waits_since
         self._admissions += 1
-        self._turns[sequence.service.flow] = self._admissions + 1  # after a flow that joins now
+        # the flow's next turn comes after that of a flow that joins now
+        self._turns[sequence.service.flow] = self._admissions + 1
 
     def preempt(self, sequence: ScheduledSequence) -> None:
         """Record that a sequence is preempted and waits again."""
@@ -215,7 +217,7 @@ class FairShare:
         if self.is_first_come_first_served:
             return next(able, None)
         firsts: dict[tuple[str, bool], ScheduledSequence] = {}
-        # the oldest, even if a preempted sequence has waited less than a younger one
+        # the oldest of each flow, even if it was preempted and has waited less than a younger one
         for sequence in able:
             firsts.setdefault((sequence.service.flow, sequence.is_batch), sequence)
         if len(firsts) <= 1:
@@ -245,7 +247,7 @@ class FairShare:
     def givers(
         self, waiting: ScheduledSequence, running: Mapping[RequestId, ScheduledSequence]
     ) -> Iterator[ScheduledSequence]:
-        """Iterate over the running sequences that a waiting one may preempt, the first victim first."""
+        """Yield the running sequences that a waiting one may preempt, the first victim first."""
         if self.is_first_come_first_served:
             return
         standing = self._standing(waiting, self._counts(running.values()))
@@ -259,8 +261,10 @@ class FairShare:
                 waiting.service.flow,
                 waiting.is_batch,
             )
+            # an older one of the same flow is not preempted: it would be admitted next, and the two
+            # would preempt each other forever
             if not sequence.is_fully_planned and not (is_elder and sequence.order < waiting.order):
-                yield sequence  # an older one would be next, and both would preempt each other forever
+                yield sequence
 
     def _class(self, sequence: ScheduledSequence, *, waits: bool = False) -> int:
         if not sequence.is_batch:

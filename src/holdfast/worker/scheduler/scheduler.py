@@ -2,10 +2,11 @@
 
 Works on counts only: no tokens, no clock, no MLX.
 
-The worker may ask for step k+1 before it reports step k, so that the device never waits. Planned
-tokens count at once, and a sequence whose tokens are all planned gets no more spans. A sequence
-that turns out to have ended in step k may have a span in step k+1; the token of that span is
-ignored. Memory that a dispatched step uses stays reserved until that step is reported.
+The worker may ask for step k+1 before it reports the result of step k, so that the device never
+waits. Tokens count as soon as they are planned, and a sequence whose tokens are all planned gets no
+more spans. A sequence that turns out to have ended in step k may have a span in step k+1; the token
+of that span is ignored. Memory that a dispatched step uses stays reserved until the result of that
+step is reported.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class StepOutcome:
     """
 
     plan: StepPlan
-    drawn: Mapping[RequestId, int]  # number of generated tokens, for sequences that have any
+    drawn: Mapping[RequestId, int]  # number of tokens that each sequence generated, if any
     ended: tuple[RequestId, ...]  # sequences ended by a stop token or a failure
     seconds: float
 
@@ -105,8 +106,8 @@ class StepUnderWay:
 
 
 class PlaceEstimate:
-    """Estimates when a client that found the queue full should retry: recent busy seconds per ended
-    sequence.
+    """Estimates when a client that found the queue full should retry: after the time in which,
+    recently, one sequence ended.
     """
 
     def __init__(self) -> None:
@@ -148,8 +149,8 @@ class Scheduler:
     ) -> None:
         """mixes_chunks: whether prompt chunks share a forward pass with the decoding rows.
 
-        Raises ConfigError if `settings.step_tokens` is still `auto`: only the worker knows the
-        device.
+        Raises ConfigError if `settings.step_tokens` is not set: the worker must choose a value for
+        its device first.
         """
         if settings.step_tokens is None or settings.step_tokens < 1:
             raise ConfigError(
@@ -206,11 +207,13 @@ class Scheduler:
         boundaries: positions within the prompt, ascending, at which spans must end.
         scores_prompt: the log-probabilities of the prompt are requested, which makes prefill
             slower.
-        is_ready: if False, it keeps its position until `make_ready` tells where its prefill starts.
-        is_idle_work: its steps are short, because new requests cancel it and wait for one step.
+        is_ready: if False, the request keeps its position until `make_ready` tells where its
+            prefill starts.
+        is_idle_work: whether to use short steps, because a new request cancels this one and waits
+            for its current step.
 
-        Raises QueueFull, TooLargeForMemory, PromptTooLong, and InvalidRequest for an empty prompt or
-        an id in use.
+        Raises QueueFull, TooLargeForMemory and PromptTooLong, and InvalidRequest for an empty
+        prompt or an id in use.
         """
         max_tokens = self._checked_max_tokens(
             request_id,
@@ -241,14 +244,16 @@ class Scheduler:
     def _checked_max_tokens(
         self, request_id: RequestId, *, prompt_tokens: int, max_tokens: int, drawn_tokens: int
     ) -> int:
-        """The longest answer to a valid request: within the context window and the memory."""
+        """Check a request; returns the length of the longest answer that fits in the context
+        window.
+        """
         if request_id in self._known:
             raise InvalidRequest(
                 f"a request with the id {request_id!r} is being served already", field="request_id"
             )
         if prompt_tokens < 1 or max_tokens < 0:
             raise InvalidRequest(
-                f"cannot generate {max_tokens} tokens after a prompt of {prompt_tokens}",
+                f"cannot generate {max_tokens} tokens after a prompt of {prompt_tokens} tokens",
                 field="prompt",
             )
         if prompt_tokens > self._context_tokens - min(max_tokens, 1):
@@ -263,7 +268,8 @@ class Scheduler:
         return max_tokens
 
     def _check_queue(self, service: ServiceClass) -> None:
-        # a burst at rest may also use the free slots, whose sequences run with the next step
+        # requests that arrive together may also use free running slots, which they get in the next
+        # step
         limit = self._settings.max_queued + max(0, self._settings.max_running - len(self._running))
         if not self._fairness.may_wait(service.flow, self._queue, limit=limit):
             raise QueueFull(
@@ -316,15 +322,15 @@ class Scheduler:
         sequence.is_ready = True
 
     def hold(self, *, total_bytes: int, parked_bytes: int) -> None:
-        """Set the memory of live states that is not reserved. parked_bytes: the part that can be
-        freed.
+        """Tell the scheduler how much memory live states take in addition to reservations.
+        parked_bytes: the part of it that can be freed.
         """
         self._ledger.held_bytes = total_bytes
         self._ledger.parked_bytes = parked_bytes
 
     def hold_apart(self, request_id: RequestId, held_tokens: int) -> None:
-        """Reserve only the later tokens of a running request: `hold` counts the memory of the first
-        ones.
+        """Reserve no memory for the first `held_tokens` tokens of a running request, because they
+        are included in `hold`.
         """
         sequence = self._running.get(request_id)
         if sequence is not None and sequence.held_tokens != held_tokens:
@@ -361,16 +367,16 @@ class Scheduler:
         return ledger.missing_to_enter(head, self._running.values())
 
     def hold_back(self, request_id: RequestId) -> None:
-        """Do not admit a waiting request before `make_ready`. It keeps its position; others may
-        pass.
+        """Do not admit a waiting request before `make_ready`. The request keeps its position in the
+        queue, but others may be admitted before it.
         """
         self._known[request_id].is_ready = False
 
     def pause(self, request_id: RequestId) -> None:
-        """Plan nothing for a request until it is resumed. It keeps its memory while memory is not
-        short.
+        """Plan nothing for a request until it is resumed. The request keeps its memory until other
+        requests need it.
 
-        Unknown requests, which have just ended, are ignored.
+        Unknown ids are ignored, because the request may have just ended.
         """
         sequence = self._known.get(request_id)
         if sequence is None or sequence.is_paused:
@@ -403,13 +409,13 @@ class Scheduler:
         return request_id in self._known and request_id not in self._running
 
     def is_paused(self, request_id: RequestId) -> bool:
-        """Whether a request is paused; False for unknown ones."""
+        """Whether a request is paused; False for unknown ids."""
         return request_id in self._known and self._known[request_id].is_paused
 
     def restart(self, request_id: RequestId) -> None:
-        """Prefill a request again from its first token; it joins the end of the queue.
+        """Prefill a request again from its first token. The request joins the end of the queue.
 
-        It keeps its generated tokens; tokens of dispatched steps do not count.
+        Its answer so far is kept, but tokens that dispatched steps generate are ignored.
         """
         sequence = self._known[request_id]
         if request_id in self._running:
@@ -478,7 +484,9 @@ class Scheduler:
         )
 
     def observe(self, outcome: StepOutcome) -> tuple[RequestId, ...]:
-        """Record the result of a step; returns the sequences that ended because of their length."""
+        """Record the result of a step; returns the sequences that ended because they reached their
+        maximum length.
+        """
         if not outcome.plan.spans:
             return ()
         step = self._under_way.popleft()
@@ -600,8 +608,8 @@ class Scheduler:
         return preempted
 
     def _make_many_give_way(self) -> list[RequestId]:
-        """Preempt sequences of flows with many running ones, if that makes room for the next
-        sequence.
+        """Preempt sequences of flows that have many running sequences, if that makes room for the
+        next sequence in the queue.
         """
         waits = self._next_in_queue()
         if waits is None or waits.last_step > self._observed_steps:
@@ -617,11 +625,11 @@ class Scheduler:
 
     @property
     def _excess(self) -> int:
-        """The number of running sequences beyond the limit."""
+        """The number of running sequences that exceed `max_running`."""
         return max(0, len(self._running) - self._settings.max_running)
 
     def _shrink(self) -> list[RequestId]:
-        """Preempt the sequences beyond the lowered limit."""
+        """Preempt the sequences that exceed `max_running` since it was lowered."""
         excess = self._excess
         self._was_lowered = excess > 0
         if not excess:
@@ -667,8 +675,8 @@ class Scheduler:
     def _end_all(
         self, step: StepUnderWay, outcome: StepOutcome, finished: list[RequestId]
     ) -> tuple[RequestId, ...]:
-        """Forget the sequences that ended with a step; returns those whose end the worker does not
-        know yet.
+        """Forget the sequences that ended with a step. Returns those that ended by length, which
+        the worker does not know yet.
         """
         finished += [
             each.request_id
@@ -720,8 +728,8 @@ class Scheduler:
         return spans
 
     def _decoding_this_step(self, number: int) -> list[ScheduledSequence]:
-        """The sequences that decode in this step: all, or if they leave no room for a chunk, some
-        in turn.
+        """The sequences that decode in this step: all of them, or, if they would leave no room for
+        a chunk, some of them in turn.
         """
         limit = self._step_tokens
         if self._reading:
@@ -779,7 +787,9 @@ class Scheduler:
         return load, tuple(drawless)
 
     def _idle_work_tokens(self, position: int) -> int:
-        """Chunk size of idle work: a new request waits no longer than for an ordinary chunk."""
+        """The chunk size of idle work, so that a new request waits no longer for it than for an
+        ordinary chunk.
+        """
         return max(
             self._settings.min_chunk_tokens,
             self._costs.tokens_within(self._settings.stall_seconds, position),

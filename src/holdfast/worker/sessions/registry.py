@@ -1,6 +1,7 @@
-"""Sessions: names for the tokens that an agent or a conversation has read, by tenant and id.
+"""The sessions of a worker, by tenant and id, and the blocks that they pin. A session is a name for
+the token chains of one agent or conversation.
 
-Has no clock: the caller passes the time.
+This module has no clock: callers pass the time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.chain import Branch
 from holdfast.worker.prefix.index import PrefixIndex
 
-MOST_BRANCHES = 8  # so that an agent's side conversations do not displace its main one
+MOST_BRANCHES = 8  # several, so that an agent's side conversations do not displace its main one
 _RECORD_FORMAT = 2
 MOST_PREFIXES = 512
 # a prefix is pinned only while its tenant pins at most 1/2 of the quota
@@ -47,20 +48,21 @@ class Session:
 
     @property
     def expires_at(self) -> float | None:
-        """The time at which it expires if it is not used again; None if never."""
+        """The time at which the session expires if it is not used again; None if it never does."""
         return None if self.ttl_seconds is None else self.last_used_at + self.ttl_seconds
 
     @property
     def record_name(self) -> str:
-        """The name of its record in the store, derived from tenant and id."""
+        """The name of the session's record in the store, derived from tenant and id."""
         named = f"{len(self.tenant)}/{self.tenant}/{self.session_id}"
         return hashlib.blake2b(named.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
     def use(self, branch: Branch, *, now: float) -> None:
-        """Record a request of the session that has ended, with its tokens stored as `branch`.
+        """Record that a request of the session has ended, and that its tokens are stored as
+        `branch`.
 
-        A chain that extends another chain replaces that chain; a chain that is the beginning of
-        another one is not added.
+        A branch that extends another branch replaces it; a branch that is the beginning of another
+        one is not added.
         """
         self.requests += 1
         self.last_used_at = now
@@ -98,7 +100,7 @@ class SessionRegistry:
     """All sessions, at most `most`. Before opening another one, the caller ends the `victims`."""
 
     def __init__(self, *, most: int, ttl_seconds: float | None) -> None:
-        """ttl_seconds: the default lifetime."""
+        """ttl_seconds: the default lifetime after the last use; None: sessions never expire."""
         self._most = most
         self._ttl_seconds = ttl_seconds
         self._sessions: dict[tuple[str, str], Session] = {}
@@ -165,7 +167,7 @@ class SessionRegistry:
         del self._sessions[session.tenant, session.session_id]
 
     def expired(self, now: float) -> list[Session]:
-        """Sessions that have expired; the caller closes them."""
+        """The sessions that have expired. The caller must close them."""
         return [
             session
             for session in self._sessions.values()
@@ -175,10 +177,10 @@ class SessionRegistry:
     def victims(
         self, tenant: str, *, sessions: int = 1, spared: Session | None = None
     ) -> list[Session]:
-        """The sessions to end so that a tenant can open this many more.
+        """The sessions to end so that a tenant can open `sessions` more.
 
-        Only unpinned sessions, those of the same tenant first. Raises SessionRefused if there are
-        too few.
+        Only unpinned sessions are returned, those of the same tenant first, and never `spared`.
+        Raises SessionRefused if there are too few.
         """
         excess = len(self._sessions) + sessions - self._most
         if excess <= 0:
@@ -198,10 +200,11 @@ class SessionRegistry:
 
 
 class SessionPins:
-    """The blocks that each session pins; blocks that several sessions share count once.
+    """The blocks that each session pins, and their size. Blocks that several sessions share count
+    once.
 
-    The index is told when the first session pins a key and when the last session unpins it. The
-    store is told about every session, because pins outlive this process.
+    The index is told only when the first session pins a key and when the last one unpins it. The
+    store is told about every session, because pins in the store outlive this process.
     """
 
     def __init__(self, cache: PrefixCache, *, quota_bytes: Callable[[], int]) -> None:
@@ -236,8 +239,8 @@ class SessionPins:
         return self._fit(_keys_of(session))
 
     def sync(self, session: Session) -> None:
-        """Pin exactly the blocks of a session, as far as the quota allows; none if the session is
-        unpinned.
+        """Update the pins of a session: pin its blocks as far as the quota allows, and unpin all
+        other blocks. If the session is not pinned, all of its blocks are unpinned.
         """
         name = session.record_name
         branches = session.branches if session.pinned else ()
@@ -245,7 +248,7 @@ class SessionPins:
         self._unpin(session, self._keys.get(name, set()) - wanted)
         self._over.discard(name)
         for branch in branches:
-            # Pins after a block that is gone, or that does not fit, would be useless.
+            # Blocks after one that is gone, or does not fit in the quota, would be useless.
             for key in self._cache.index.kept_part(branch).keys:
                 if not self._pin(name, key, tenant=session.tenant):
                     self._over.add(name)
@@ -253,7 +256,7 @@ class SessionPins:
         self.renew(session)
 
     def renew(self, session: Session) -> None:
-        """Tell the store how long to keep the end of each branch, and thereby all blocks
+        """Tell the store until when to keep the last block of each branch, and thereby all blocks
         before it.
         """
         name = session.record_name
@@ -329,17 +332,18 @@ class SessionPins:
 
 
 class PrefixPins:
-    """Prefixes that clients ask to keep for a while, as with Anthropic's `cache_control`.
+    """Prefixes that clients want cached for some time, for example with Anthropic's
+    `cache_control`.
 
-    Each prefix is a pinned session without a name, identified by the block in which it ends. No
-    timer runs: `expire` is called periodically. These pins are hints, so they give way to pinned
-    sessions, to younger prefixes and to other tenants.
+    Each prefix is a pinned session without a name, identified by the block in which it ends. The
+    caller calls `expire` periodically. These pins are hints: a prefix is unpinned early if room is
+    needed for pinned sessions, newer prefixes or other tenants.
     """
 
     def __init__(self, index: PrefixIndex, pins: SessionPins) -> None:
         self._index = index
         self._pins = pins
-        # other workers on the same store have their own pins
+        # tells these pins from those of other workers on the same store
         self._worker = secrets.token_hex(8)
         self._kept: dict[BlockKey, Session] = {}
 
@@ -383,8 +387,8 @@ class PrefixPins:
     def _pin(
         self, wanted: PinnedPrefix, *, tenant: str, chain: bytes | bytearray, now: float
     ) -> Session | None:
-        """The new pin, merged with an existing pin that ends in the same block; None if no token is
-        stored.
+        """Create a pin, merged with an existing pin that ends in the same block. Returns None if no
+        token of the prefix is stored.
         """
         branch = self._index.branch(chain[: wanted.tokens * TOKEN_BYTES], tenant=tenant)
         if not branch.blocks:
@@ -407,8 +411,10 @@ class PrefixPins:
         )
 
     def _make_room(self, pin: Session, *, spared: Sequence[Session]) -> bool:
-        """Unpin other prefixes until a prefix fits. Only prefixes of the same tenant are unpinned
-        if that tenant has used up its share.
+        """Unpin other prefixes until a prefix fits; returns whether it fits.
+
+        If the tenant has used up its share of the quota, only prefixes of the same tenant are
+        unpinned. Prefixes in `spared` stay.
         """
         quota_bytes = self._pins.quota_bytes
         share_bytes = quota_bytes // TENANT_SHARE
@@ -432,8 +438,8 @@ class PrefixPins:
             self._drop(min(victims, key=_ends_at))
 
     def _drop_covered(self, kept: Sequence[Session]) -> None:
-        """Unpin the shorter prefixes (earlier turns of the conversation) that a new one covers, if
-        the new one lasts at least as long.
+        """Unpin shorter prefixes (of earlier turns of the conversation) that are part of a new one
+        and expire no later.
         """
         last = kept[-1]
         for key in last.branches[0].keys:

@@ -1,4 +1,5 @@
-"""The sessions of a worker: carries out commands, and records the tokens that requests have read.
+"""Carries out commands on the sessions of a worker, and records which tokens their requests have
+processed.
 
 Device thread only.
 """
@@ -103,9 +104,9 @@ class SessionService:
             return _refused(command, refusal)
 
     def used(self, session_id: str, *, tenant: str, chain: bytes | bytearray) -> None:
-        """Record a request of a session that has ended and whose blocks are committed.
+        """Record that a request of a session has ended and that its blocks are committed.
 
-        Opens the session if there is none with this id.
+        Opens the session if the tenant has none with this id.
         """
         now = self._clock()
         session = self._registry.find(session_id, tenant=tenant)
@@ -127,12 +128,16 @@ class SessionService:
         chain: bytes | bytearray,
         began_from: Sequence[BlockKey],
     ) -> None:
-        """Renew the prefixes that an ended request started from, and pin those that it asks for."""
+        """Renew the pinned prefixes that an ended request started from, and pin those that the
+        request asks for.
+        """
         self._prefixes.use(began_from, now=self._clock())
         self._prefixes.keep(wanted, tenant=tenant, chain=chain, now=self._clock())
 
     def tend(self) -> list[SessionAnswer]:
-        """Continue transfers, close expired sessions, write records; returns due answers."""
+        """Continue transfers, close expired sessions and write records. Returns the answers to
+        commands whose transfers have ended.
+        """
         ended = [self._ended(transfer) for transfer in self._transfers.advance()]
         answers = [answer for answer in ended if answer is not None]
         if answers:
@@ -244,7 +249,7 @@ class SessionService:
         self._cache.live.forget_session(session.session_id, tenant=session.tenant)
 
     def _check_room(self, command: SessionCommand, file: SessionFile) -> None:
-        """Refuse a file that does not fit, before blocks are evicted for it."""
+        """Raise SessionRefused if a file does not fit, before blocks are evicted for it."""
         self._registry.refuse_taken(
             command.session_id or file.manifest.session_id, tenant=command.tenant
         )
@@ -294,8 +299,8 @@ class SessionService:
         return session
 
     def _ended(self, transfer: Transfer) -> SessionAnswer | None:
-        """The answer to an ended transfer; None if an export starts again because a block was
-        lost.
+        """The answer to the command of an ended transfer; None if an export starts again because a
+        block was lost.
         """
         if transfer.lost and self._cache.store is not None:
             self._cache.index.unreadable(transfer.lost)
@@ -343,7 +348,7 @@ class SessionService:
     def _changed(self, session: Session) -> None:
         self._dirty[session.record_name] = session
         if session.pinned or self._clock() - self._recorded_at >= RECORD_SECONDS:
-            # before pinning, so that every pin has a recorded session that can undo it
+            # before pinning, so that every pin belongs to a recorded session that can unpin it
             self._write_records()
         self._pins.sync(session)
         while self._pins.state_of(session) == "over_quota" and self._prefixes.give_way():
@@ -368,8 +373,8 @@ class SessionService:
         self._make_room("", sessions=0)
 
     def _decoded(self, records: dict[str, bytes]) -> dict[str, Session]:
-        """Decode sessions, by record name. Unreadable records (of other versions) are skipped and
-        logged once.
+        """Decode the records of sessions, by record name. Unreadable records (for example of other
+        versions) are skipped, and logged once.
         """
         found: dict[str, Session] = {}
         for name, data in records.items():
@@ -383,9 +388,9 @@ class SessionService:
         return found
 
     def _expire(self) -> None:
-        """Close expired sessions.
+        """Close expired sessions, unless another worker on the same store has used them since.
 
-        If there is a store, this waits for its answer whether another worker has used them since.
+        The store's records tell this. Until they are read, no session is closed.
         """
         over = self._registry.expired(self._clock())
         store = self._cache.store
@@ -414,18 +419,18 @@ class SessionService:
     def _make_room(self, tenant: str, *, spared: Session | None = None, sessions: int = 1) -> None:
         """Close sessions until `sessions` new ones can be opened.
 
-        Raises SessionRefused if too many are pinned.
+        spared: a session not to close. Raises SessionRefused if too many are pinned.
         """
         for victim in self._registry.victims(tenant, sessions=sessions, spared=spared):
             self._end(victim)
 
     def _check_pin(self, command: SessionCommand, session: Session) -> None:
-        """Refuse to pin a session that does not fit the quota."""
+        """Raise SessionRefused if a command pins a session that does not fit in the quota."""
         while command.pinned is True and not self._pins.fits(session):
             if not self._prefixes.give_way():
                 message = (
-                    f"pinned sessions may have {self._quota_bytes():,} bytes, and already have "
-                    f"{self._pins.pinned_bytes:,}"
+                    f"pinned sessions may have {self._quota_bytes():,} bytes in total, and already "
+                    f"have {self._pins.pinned_bytes:,}"
                 )
                 raise SessionRefused(SessionFailure.OVER_QUOTA, f"{message}: unpin another one")
 
@@ -444,8 +449,8 @@ def _refused(command: SessionCommand, refusal: SessionRefused) -> SessionAnswer:
 
 
 def _check(command: SessionCommand) -> None:
-    """Refuse invalid ids, metadata and times. The server has checked them, but the library
-    has not.
+    """Raise SessionRefused if an id, the metadata or the time to live is invalid. The server has
+    checked them, but the library has not.
     """
     is_named_by_file = command.operation == "import" and not command.session_id
     opened = {

@@ -1,4 +1,5 @@
-"""The file of an exported session: block files, as in the store, and a manifest. No MLX.
+"""Reads and writes the file of an exported session: block files, as in the store, and a manifest.
+Does not import MLX.
 
     block files   one after the other: see `store/block.py`
     manifest      msgpack, see `Manifest`
@@ -6,8 +7,8 @@
     u64           bytes of the manifest, little-endian
     18s           magic "HOLDFAST-SESSION-2"
 
-The checksums guard against damage, not against forgery: all claims of a file are checked (here, and
-against the model in `transfer.py`), except whether its numbers are those that the model would have
+The checksums detect damage, not forgery. Everything in a file is checked (here, and against the
+model in `transfer.py`), except whether its keys and values are those that the model would have
 computed. Import only files that you trust.
 """
 
@@ -46,7 +47,7 @@ _TRAILER = struct.Struct(f"<16sQ{len(MAGIC)}s")
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The description of the file's contents."""
+    """The description of an exported session and of the blocks in its file."""
 
     fingerprint: str
     session_id: str
@@ -59,13 +60,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bad_file(message: str) -> SessionRefused:
-    """An error for a file that is not a session, or is damaged."""
+    """Create the error for a file that is not an exported session, or is damaged."""
     return SessionRefused(SessionFailure.BAD_FILE, message)
 
 
 def write_session(path: Path, manifest: Manifest, blocks: Iterable[StoredBlock]) -> None:
-    """Write a session's file completely or not at all. Raises OSError and the exceptions of
-    `blocks`.
+    """Write the file of a session, completely or not at all. Raises OSError and the exceptions of
+    the iterable `blocks`.
     """
     fresh = path.with_name(path.name + ".new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -86,11 +87,11 @@ def write_session(path: Path, manifest: Manifest, blocks: Iterable[StoredBlock])
 
 
 class SessionFile:
-    """A session's file, opened for reading. Opening and reading raise SessionRefused and OSError."""
+    """The file of a session, opened for reading. All methods may raise SessionRefused and OSError."""
 
     def __init__(self, path: Path, *, most_tokens: int) -> None:
-        """Checks the manifest, not the blocks. most_tokens: the largest number of tokens of a
-        branch.
+        """Open a file and check its manifest, but not its blocks. most_tokens: the largest allowed
+        number of tokens in a branch.
         """
         self._file = open(path, "rb")  # noqa: SIM115 - closed by `close`
         try:
@@ -193,7 +194,7 @@ class SessionFile:
             if branch.tokens > most_tokens:
                 raise bad_file(
                     f"a branch of the file has {branch.tokens} tokens, "
-                    f"but the model takes at most {most_tokens}"
+                    f"but the model's context has only {most_tokens}"
                 )
             if len(branch.states) > MOST_STATES:
                 raise bad_file("a branch of the file has more states than allowed")

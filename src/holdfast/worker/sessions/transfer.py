@@ -1,8 +1,8 @@
 """Exports and imports of sessions.
 
 One thread per transfer reads or writes the file, and the device thread works on the arrays; a queue
-of a few blocks connects them. The device thread does a little work between two steps, so that
-streams are hardly delayed. A failure ends only the transfer in which it occurs.
+of a few blocks connects them. Between two steps, the device thread does only a little of this work,
+so that running answers are hardly delayed. A failure ends only the transfer in which it occurs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.sessions.registry import Session
 from holdfast.worker.sessions.session_file import Manifest, SessionFile, bad_file, write_session
 
-# time of the device thread between two steps, for all transfers; one block may take longer
+# time that the device thread spends on all transfers between two steps; one block may take longer
 SECONDS_AT_A_TIME = 0.004
 QUEUED_BLOCKS = 3
 MOST_TRANSFERS = 4
@@ -36,7 +36,7 @@ MOST_QUEUED_BYTES = 128 << 20  # in the store's queue, which holds up to 512 MiB
 _POLL_SECONDS = 0.05
 
 T = TypeVar("T")
-# the device thread's part of a transfer; each piece yields whether to wait for the other thread
+# the device thread's part of a transfer, in pieces; yields True if it waits for the other thread
 Steps: TypeAlias = Generator[bool, None, None]
 
 logger = logging.getLogger("holdfast.worker.sessions")
@@ -58,8 +58,8 @@ class Transfer:
 
     @contextmanager
     def costing_nobody_else(self) -> Iterator[None]:
-        """Turn any exception in the block into the failure of this transfer, unless it has already
-        failed.
+        """Record any exception in the block as the failure of this transfer, and do not raise it.
+        The first failure counts.
         """
         failure: SessionRefused | None = _failed("the transfer was interrupted")
         try:
@@ -70,7 +70,7 @@ class Transfer:
         except SnapshotMismatch as mismatch:
             failure = bad_file(f"the file does not fit this model: {mismatch}")
         except (OSError, ReadFailed) as error:
-            failure = _failed(f"the session's file: {error}")
+            failure = _failed(f"the session's file cannot be read or written: {error}")
         except Exception as error:  # any exception that MLX raises for a damaged block
             logger.exception("the transfer of a session failed")
             failure = _failed(f"the transfer failed: {error}")
@@ -203,8 +203,8 @@ class Transfers:
         blocks: Iterable[Block],
         contents: queue.Queue[StoredBlock | BlockKey],
     ) -> Steps:
-        """Queue the blocks that are in memory, and the keys of those that the thread must read from
-        disk.
+        """Queue the blocks that are in memory, and the keys of the blocks that the transfer's
+        thread must read from disk.
         """
         for block in blocks:
             while contents.full():
@@ -306,8 +306,8 @@ class Transfers:
         transfer.session = self._register(command, file.manifest, chains)
 
     def _next(self, transfer: Transfer, items: queue.Queue[T]) -> Generator[bool, None, T]:
-        """Return the next item of a queue, once there is one and the store's queue is not too
-        full.
+        """Wait for the next item of a queue and return it. Also waits until the store's queue has
+        room for it.
         """
         yield False
         while True:
@@ -329,7 +329,9 @@ class Transfers:
 
 
 def _has_ended(transfer: Transfer, steps: Steps, until: float) -> bool:
-    """Do some of the device thread's part of a transfer; returns whether the transfer has ended."""
+    """Do some of the device thread's part of a transfer, until the time `until` or until it must
+    wait for the other thread. Returns whether the transfer has ended.
+    """
     with transfer.costing_nobody_else():
         if transfer.failure is not None:
             return True
@@ -340,7 +342,9 @@ def _has_ended(transfer: Transfer, steps: Steps, until: float) -> bool:
 
 
 def _when_possible(attempt: Callable[[], T], stop: threading.Event) -> T:
-    """Repeat an attempt while the queue is full or empty. Raises SessionRefused if stopped."""
+    """Repeat an attempt to use a queue while the queue is full or empty. Returns the attempt's
+    result. Raises SessionRefused if `stop` is set.
+    """
     while not stop.is_set():
         try:
             return attempt()
