@@ -71,7 +71,7 @@ class ReadAheadRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """One sequence: token ids in, token ids out."""
+    """A request to generate one answer. Prompt and answer are token ids; the front handles text."""
 
     request_id: RequestId
     prompt_token_ids: TokenIds
@@ -94,7 +94,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     service: ServiceClass = ServiceClass()
     # the beginning of the answer, if an earlier worker has streamed it: counted, but not sent again
     generated_token_ids: TokenIds = TokenIds()
-    read_ahead: ReadAhead | None = None  # None: a client waits for the answer
+    read_ahead: ReadAhead | None = None  # None: an ordinary request, whose client waits
 
     @property
     def is_idle_work(self) -> bool:
@@ -155,9 +155,9 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class LogChange(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Change the log level."""
+    """Change the log level of the worker."""
 
-    level: str  # as in `log.level`
+    level: str  # a value of the setting `log.level`
 
 
 class MemoryChange(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -202,9 +202,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker process reads from its standard input: one JSON document.
+    """The settings and addresses of a worker process, which reads them from its standard input as
+    one JSON document.
 
-    Standard input keeps the settings out of the process list.
+    Command-line arguments would show the settings in the process list.
     """
 
     settings: WorkerSettings

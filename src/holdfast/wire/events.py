@@ -57,7 +57,7 @@ class CacheFigures(msgspec.Struct, frozen=True, kw_only=True):
     ram_bytes: int = 0
     ram_budget_bytes: int = 0
     ram_evicted_blocks: int = 0
-    parked_sequences: int = 0  # finished sequences whose live state is kept
+    parked_sequences: int = 0  # finished sequences whose live state is kept for later requests
     parked_bytes: int = 0  # memory of these states; shared memory counts once
     ram_tokens: int = 0  # cache hits in RAM
     moved_tokens: int = 0  # of `ram_tokens`: from a parked state that the next request took over
@@ -89,7 +89,7 @@ class ResidencyFigures(msgspec.Struct, frozen=True, kw_only=True):
     """How a model is loaded and used, with counters since the server's start."""
 
     loaded: int = 0  # 0 or 1
-    leases: int = 0  # requests that use it
+    leases: int = 0  # requests that use the model now
     waiting: int = 0  # requests that wait until there is room to load the model
     footprint_bytes: int = 0  # memory of the model, as measured
     # number of loads by result (loaded, failed), and of unloads by cause (room, idle, asked)
@@ -109,7 +109,7 @@ class WaitReason(enum.Enum):
     DISK = "disk"  # the store is reading cached blocks
     TWIN = "twin"  # another request prefills the same prefix
     MEMORY = "memory"  # a free slot among the running sequences, or KV memory
-    READER = "reader"  # backpressure: nobody reads its answer
+    READER = "reader"  # backpressure: the client does not read the answer
 
 
 class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -182,10 +182,10 @@ class CacheOutcome(enum.Enum):
     EVICTED = "evicted"
     UNREADABLE = "unreadable"  # more is on disk, in files that are damaged, missing or unsuitable
     FORGOTTEN = "forgotten"  # more was cached, but was deleted on request
-    # the model has to read the whole prompt: the request asks for log-probabilities of the prompt,
-    # or for a mean of hidden states
+    # the whole prompt must be prefilled, because the request asks for log-probabilities of the
+    # prompt, or for a mean of hidden states
     SCORED = "scored"
-    FAILED = "failed"  # the cache failed; the worker's log says how
+    FAILED = "failed"  # the cache failed; the reason is in the worker's log
     OFF = "off"  # this worker has no cache
 
 
@@ -259,8 +259,8 @@ class PromptRead(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The prompt is prefilled.
 
-    Sent right before the first token. If there will be no token, it is sent only for a scored
-    prompt.
+    Sent right before the first token. If no token is generated, it is sent only if the request
+    asked for log-probabilities of the prompt.
     """
 
     request_id: RequestId

@@ -175,7 +175,7 @@ OutputEvent: TypeAlias = OutputDelta | ChoiceFinished | PromptProgress
 
 
 def text_of(deltas: Iterable[OutputDelta], kind: TextKind = "text") -> str:
-    """Join all text of one kind."""
+    """Join the text of all deltas of one kind."""
     return "".join(
         [delta.appended for delta in deltas if isinstance(delta, TextDelta) and delta.kind == kind]
     )

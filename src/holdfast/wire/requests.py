@@ -82,7 +82,7 @@ def common_tokens(ours: bytes | bytearray, theirs: bytes | bytearray) -> int:
 
 
 def token_at(packed: bytes, index: int) -> int:
-    """Return one token of a packed sequence."""
+    """The token id at an index of a packed sequence."""
     return int.from_bytes(packed[index * TOKEN_BYTES : (index + 1) * TOKEN_BYTES], "little")
 
 
@@ -185,7 +185,7 @@ class CacheBreakpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     messages: int
     parts: int = 0
-    seconds: float = 300.0  # how long to cache it after its last use
+    seconds: float = 300.0  # how long this part is to be cached after its last use
 
 
 RESERVED_TEMPLATE_ARGUMENTS: Final = frozenset(

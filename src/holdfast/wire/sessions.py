@@ -27,7 +27,7 @@ Ttl: TypeAlias = float | msgspec.UnsetType | None
 
 
 class SessionOperation(msgspec.Struct, frozen=True):
-    """One operation. The HTTP routes, the command line and the library are generated from these."""
+    """One operation on sessions. HTTP routes, commands and library use the same table of these."""
 
     name: OperationName
     method: str
@@ -95,7 +95,7 @@ class SessionCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     metadata: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     forget: bool = False  # whether to delete cached blocks that no other session or branch shares
     path: str = ""  # path of the file to export or import
-    limit: int = 1000  # the most sessions in a list
+    limit: int = 1000  # the maximum number of sessions in a list
 
 
 # Whether a session's branches are protected from eviction. over_quota: the session exceeds the

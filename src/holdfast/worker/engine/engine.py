@@ -155,7 +155,7 @@ class Engine:
     def limit_thoughts(
         self, request_id: RequestId, budget: ThinkingBudget, *, generated: Sequence[int]
     ) -> None:
-        """Give an open sequence a new thinking budget. It must not be in a pending step.
+        """Give an open sequence a new thinking budget. No pending step may contain the sequence.
 
         generated: all tokens that the sequence has generated.
         """
@@ -171,7 +171,8 @@ class Engine:
     def dispatch(self, plan: StepPlan) -> PendingStep:
         """Lay out a step, and launch it if no other step is under way; does not wait.
 
-        Must not be called after a step whose tokens are not sampled yet: they are unknown.
+        Must not be called while the tokens of the previous step are not sampled yet, because this
+        step needs them.
         """
         assert all(ahead.undrawn is None for ahead in self._under_way), (
             "the tokens of the previous step are not sampled yet"

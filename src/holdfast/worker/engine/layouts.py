@@ -246,7 +246,7 @@ def _project(
     ]
     scored_rows = _places(starts, {each.span.request_id: each.scored_rows for each in spans})
     pooled_rows = _places(starts, {each.span.request_id: each.pooled_rows for each in spans})
-    put_aside = scored_rows | pooled_rows  # no sequence has both
+    put_aside = scored_rows | pooled_rows  # no request is in both
     sets_aside = head is not None and head.projects_later and bool(put_aside)
     assert sets_aside or not pooled_rows, "the hidden states of this model cannot be reached"
     everything = len(drawn) == ids.size

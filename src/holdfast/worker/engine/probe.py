@@ -61,7 +61,8 @@ KEYS = (1_500, 5_000)  # beyond 1,024 and 4,096
 QUERIES = (1, 1_024)  # a decoding step, a chunk of a prompt
 BOUNDARIES = (0, 1_023, 1_024, 4_095, 4_096)
 COMPARED_QUERIES = 4
-# share of the largest value, by the bytes of a number; TF32 is visible in float32
+# as a share of the largest value, by the bytes of a number; in float32, the lower precision of TF32
+# is visible
 ALLOWED_ERROR = {2: 0.05, 4: 0.01}
 # relative to the effect of one changed context token; wrong layouts are off by 0.1 or more
 RIGHT_RELATIVE_ERROR = 1e-3
@@ -69,8 +70,8 @@ ROUNDINGS = 8.0  # rounding steps of the logits' precision that do not count as 
 # prompts per length, if the first one does not decide; two of five may get other experts without an
 # effect on the median
 PROMPTS = 5
-# Square roots of KL divergences, relative to that of one changed token, by the bytes of a logit
-# (TF32 is visible in fp32, too).
+# Square roots of KL divergences, relative to that of one changed token, by the bytes of a logit (in
+# float32, the lower precision of TF32 is visible here, too).
 DECIDES_AT_ONCE = {2: 0.05, 4: 0.01}  # up to this, the first prompt is enough
 RIGHT_DIVERGENCE = {2: 0.1, 4: 0.02}  # median of the prompts at the worst position
 LARGEST_DIVERGENCE = {2: 0.2, 4: 0.04}  # allowed if mlx-lm's own results diverge by half as much

@@ -105,7 +105,9 @@ def _seam(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
 
 def install() -> None:
-    """Put the seam into mlx-lm. Idempotent; call before the first model module is imported."""
+    """Replace mlx-lm's attention function by the seam. Idempotent; call before the first model
+    module is imported.
+    """
     base = importlib.import_module("mlx_lm.models.base")
     plain = getattr(base, _NAME)
     if hasattr(plain, _MARK):

@@ -95,7 +95,7 @@ def _narrower(*windows: int | None) -> int | None:
 def _attention_span(layer: LayerKV, queries: mx.array, asked: int | None) -> AttentionSpan:
     """The queries of the last appended tokens, with the keys and values that they see.
 
-    queries: [1, heads, tokens, head_dim]. asked: the window that the model asks for; None: none.
+    queries: [1, heads, tokens, head_dim]. asked: the window that the model asks for, or None.
     """
     tokens = queries.shape[2]
     window = _narrower(asked, layer.window)

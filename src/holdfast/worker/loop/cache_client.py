@@ -32,7 +32,7 @@ from holdfast.worker.prefix.in_flight import InFlightPrefills
 from holdfast.worker.prefix.lookup import LiveChain
 from holdfast.worker.scheduler.scheduler import Scheduler
 
-if TYPE_CHECKING:  # at run time these import MLX
+if TYPE_CHECKING:  # these modules import MLX, which is not needed here at run time
     from holdfast.worker.engine.engine import Engine
     from holdfast.worker.engine.sequence import Kept
     from holdfast.worker.kv.live import LiveState
@@ -167,7 +167,9 @@ class CacheClient:
         if cache is None or sequence.is_cold:
             self.restart_cold(sequence)
             return
-        self.flush()  # the next turn often comes right after the answer that it continues
+        # first commit the latest states: the next turn often arrives right after the answer that it
+        # continues
+        self.flush()
         began_at = self._clock()
         chain = bytes(sequence.chain)
         reusable = _reusable(sequence, chain)
@@ -236,13 +238,13 @@ class CacheClient:
         self._cache.tend()
 
     def restart_cold(self, sequence: LiveSequence) -> None:
-        """Let a waiting sequence start from its first token."""
+        """Let a waiting sequence start from its first token, without the cache."""
         self._release(sequence)
         self._scheduler.make_ready(sequence.id, 0)
         sequence.wait(WaitReason.MEMORY, now=self._clock())
 
     def restart_all_cold(self) -> None:
-        """Let every waiting sequence start from its first token."""
+        """Let every sequence that waits for the cache start from its first token."""
         waiting = (*self._fetching, *self._twins.values(), *self._to_repeat)
         self._twins.clear()
         self._to_repeat.clear()
@@ -593,7 +595,7 @@ class ReadAheadRuns:
         self._runs: deque[ReadAheadRun] = deque(maxlen=_MOST_REMEMBERED)
 
     def add(self, sequence: LiveSequence) -> None:
-        """Record that a sequence has prefilled its prompt, or a part of it, ahead."""
+        """Record that a sequence has prefilled its prompt, or a part of it, as idle work."""
         start = 0 if sequence.report is None else sequence.report.cached_tokens
         if sequence.prefilled_tokens > start:
             request = sequence.request
@@ -601,7 +603,7 @@ class ReadAheadRuns:
             self.note(ReadAheadRun(tenant=request.tenant, token_ids=token_ids, start=start))
 
     def note(self, run: ReadAheadRun) -> None:
-        """Remember a prompt that this worker or an earlier one prefilled ahead."""
+        """Remember a prompt that this worker or an earlier one prefilled as idle work."""
         self._runs.append(run)
 
     def take(self, chain: bytes | bytearray, *, tenant: str, cached_tokens: int) -> int:

@@ -28,14 +28,14 @@ SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 
 
 class SecondsCounter:
-    """Durations of one kind of event, in buckets."""
+    """Counts the durations of one kind of event in the buckets of a histogram."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(SECONDS_BOUNDS) + 1)
         self._total = 0.0
 
     def count(self, seconds: float) -> None:
-        """Count one event."""
+        """Count one event of this duration."""
         self._total += seconds
         self._counts[bisect_left(SECONDS_BOUNDS, seconds)] += 1
 
@@ -63,7 +63,8 @@ class Counters:
     used_ahead_tokens: int = 0  # part of read_ahead_tokens: reused by a later request
     lookup_seconds: SecondsCounter = field(default_factory=SecondsCounter)
     restore_seconds: SecondsCounter = field(default_factory=SecondsCounter)  # for cache hits
-    constraints: ConstraintFigures = field(default_factory=ConstraintFigures)  # the engine's own
+    # the engine updates this object
+    constraints: ConstraintFigures = field(default_factory=ConstraintFigures)
     device_bytes: Callable[[], int] = int  # GPU memory of this worker
 
     def count_step(self, seconds: float) -> None:

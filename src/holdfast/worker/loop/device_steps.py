@@ -18,7 +18,7 @@ from holdfast.wire.events import TokenLogprob
 from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
 from holdfast.worker.loop.sequences import LiveSequence
 
-if TYPE_CHECKING:  # at run time these import MLX
+if TYPE_CHECKING:  # these modules import MLX, which is not needed here at run time
     from holdfast.worker.engine.engine import Engine
     from holdfast.worker.engine.sequence import Kept
 
@@ -29,7 +29,7 @@ logger = logging.getLogger("holdfast.worker")
 
 
 class DeviceFailed(Exception):
-    """The model or the device raised an exception, which affects only the current request."""
+    """The model or the device raised an exception. It affects only the requests of that call."""
 
 
 class DeviceBroken(Exception):
@@ -72,7 +72,7 @@ class Flight:
     decided: StepPlan  # the scheduler's plan, to be reported back to it
     plan: StepPlan  # the dispatched part of that plan: without sequences that failed to open
     sequences: tuple[LiveSequence, ...]  # in the order of `plan`
-    attempts: tuple[int, ...]  # the sequences' attempts when the step was dispatched
+    attempts: tuple[int, ...]  # `LiveSequence.attempts` of each sequence at the dispatch
     started_at: float
     expected_seconds: float | None  # upper bound; None: no similar step was measured
     collect: Callable[[], tuple[SpanResult, ...]] | None = None  # None: not dispatched

@@ -100,7 +100,7 @@ class IdleWork:
                 self._drop(sequence)
 
     def check_invariants(self) -> None:
-        """Assert that idle work runs only while there is no request, and that none is lost."""
+        """Assert that idle work runs only while there is no request, and that no prompt is lost."""
         running = self._current()
         others = [each for each in self._ledger.live() if not each.request.is_idle_work]
         assert running is None or not others, "idle work runs together with a request"

@@ -153,8 +153,8 @@ class Pulse:
 class Heart:
     """Sends a heartbeat at once, and then at every interval of the pulse.
 
-    The socket keeps only the latest heartbeat (CONFLATE), so none pile up if the front does not
-    read.
+    The socket keeps only the latest heartbeat (CONFLATE), so heartbeats do not pile up if the front
+    does not read them.
     """
 
     def __init__(self, endpoint: str, pulse: Pulse) -> None:

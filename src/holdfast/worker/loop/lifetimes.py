@@ -17,14 +17,16 @@ from holdfast.worker.loop.sequences import Ledger, LiveSequence
 from holdfast.worker.scheduler.admission import Reservation
 from holdfast.worker.scheduler.scheduler import Scheduler
 
-if TYPE_CHECKING:  # at run time this imports MLX
+if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run time
     from holdfast.worker.engine.engine import Engine
 
 logger = logging.getLogger("holdfast.worker")
 
 
 class Lifetimes:
-    """Keeps the sequences of engine, scheduler, cache and ledger consistent. Device thread only."""
+    """Opens, restarts and closes sequences in the engine, the scheduler, the cache and the ledger
+    together, so that these stay consistent. Device thread only.
+    """
 
     def __init__(
         self,

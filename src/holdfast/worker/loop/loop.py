@@ -45,7 +45,7 @@ from holdfast.worker.loop.memory_budget import MemoryBudget
 from holdfast.worker.loop.sequences import Ledger, LiveSequence
 from holdfast.worker.scheduler.scheduler import Decision, Scheduler, StepOutcome
 
-if TYPE_CHECKING:  # at run time these import MLX
+if TYPE_CHECKING:  # these modules import MLX, which is not needed here at run time
     from holdfast.worker.engine.engine import Engine
     from holdfast.worker.prefix.cache import PrefixCache
     from holdfast.worker.sessions.service import SessionService
@@ -62,7 +62,7 @@ SHUTTING_DOWN = WorkerUnavailable("the server is shutting down")
 class WorkerLoop:
     """Serves the inbox until it is told to shut down.
 
-    Each accepted request gets exactly one Finished, unless the device breaks.
+    Each accepted request gets exactly one Finished event, unless the device breaks.
     """
 
     def __init__(
@@ -130,8 +130,8 @@ class WorkerLoop:
     def run(self) -> None:
         """Work until shutdown.
 
-        Raises DeviceBroken when the device no longer works. Then open requests get no Finished,
-        because the front may continue them with another worker.
+        Raises DeviceBroken when the device no longer works. Then open requests get no Finished
+        event, because the front may continue them with another worker.
         """
         is_busy = False
         is_resting = False
@@ -383,7 +383,8 @@ class WorkerLoop:
     # -- steps
 
     def _advance(self) -> bool:
-        """Dispatch the next step and collect the previous one, in this order where that pays.
+        """Dispatch the next step and collect the previous one, in this order if the engine runs
+        ahead, otherwise in reverse order.
 
         Returns False if there is no step to dispatch or collect.
         """
@@ -531,7 +532,7 @@ class WorkerLoop:
                         self._cache.blame(sequence, live=ledger.live())
                     if end.reason is FinishReason.STOP:
                         ended.append((sequence, FinishReason.STOP, ""))
-        # first: a restarted sequence has not ended, even if it generates no token
+        # before `observe`: a restarted sequence has not ended, even if it generates no token
         for sequence, failure in failed:
             self._lifetimes.give_up_state(sequence, failure)
         ended_ids = tuple(sequence.id for sequence, _, _ in ended)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from holdfast.machine.device_memory import MemoryPlan, Pressure
 from holdfast.worker.scheduler.scheduler import Scheduler
 
-if TYPE_CHECKING:  # at run time this imports MLX
+if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run time
     from holdfast.worker.prefix.cache import PrefixCache
 
 READ_SECONDS = 1.0  # between two readings of the memory pressure
@@ -23,7 +23,7 @@ logger = logging.getLogger("holdfast.worker")
 
 
 class MemoryBudget:
-    """Applies a plan and the system's memory pressure to the scheduler and the cache."""
+    """Applies a memory plan and the system's memory pressure to the scheduler and the cache."""
 
     def __init__(
         self,

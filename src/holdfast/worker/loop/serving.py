@@ -120,7 +120,7 @@ def _open_store(store: StoreSettings, fingerprint: str, *, served_as: str) -> Bl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerMemory:
-    """The division of a worker's memory."""
+    """How the memory of a worker is divided."""
 
     plan: MemoryPlan
     # returns the plan for a given number of bytes for KV and cached blocks

@@ -95,7 +95,7 @@ class PrefixCache:
         return tuple(sorted(mark for mark in marks if 0 < mark < prompt_tokens))
 
     def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> KeepPolicy:
-        """When the engine copies state out of a sequence with this prompt."""
+        """Create the policy by which the engine copies state out of a sequence with this prompt."""
         marks = self.boundaries(prompt_tokens, branch_points) or (prompt_tokens,)
         return KeepPolicy(block_tokens=BLOCK_TOKENS, boundaries=frozenset(marks))
 

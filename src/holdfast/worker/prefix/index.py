@@ -91,7 +91,7 @@ class PrefixIndex:
         reuses.
 
         The plan counts as a use only once it is accepted. resumable_anywhere: whether all layers
-        grow, so that no state is needed.
+        keep every token, so that no saved state is needed.
         """
         root = root_key(self.fingerprint, tenant)
         return self._planner.plan(
@@ -166,8 +166,8 @@ class PrefixIndex:
         return self._add(cursor, "kv", packed, payload, holder=holder)
 
     def insert_checkpoint(self, cursor: Cursor, payload: Payload) -> Block | None:
-        """Add a state at a cursor that was just advanced, as `insert` does; also None if there
-        already is one.
+        """Add a state at a cursor that was just advanced. Returns the same as `insert`; also None
+        if there already is a state at this position.
         """
         known = self._tree.checkpoint_at(cursor)
         if known is not None:

@@ -86,7 +86,7 @@ class LiveChains:
 
 
 class LiveTier:
-    """The live states of one model."""
+    """The live states of one model. Decides which sequences may start from them, and how."""
 
     def __init__(
         self, index: PrefixIndex, *, payloads: PayloadFormat, most_parked_bytes: int | None
@@ -187,7 +187,7 @@ class LiveTier:
         sequence started from; None if it had none.
         """
         self._held = None
-        # Before the chain is added: if this raised, nothing would ever remove it.
+        # Computed before the chain is added: if this raised later, nothing would remove the chain.
         keys = (
             [] if lookup is None or not lookup.may_move else self._index.whole(lookup.plan.blocks)
         )
@@ -215,7 +215,8 @@ class LiveTier:
         chain: the packed tokens of its prompt and answer.
         """
         assert live.state is not None, "a chain that is not live is parked"
-        excess = live.state.tokens - len(chain) // TOKEN_BYTES  # computed after the end
+        # tokens that were computed after the end of the answer
+        excess = live.state.tokens - len(chain) // TOKEN_BYTES
         may_stay = not live.is_stale and self._most_parked_bytes != 0
         if not may_stay or (excess > 0 and not live.state.can_rewind(live.state.tokens - excess)):
             self.leave(live)

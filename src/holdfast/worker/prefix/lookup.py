@@ -154,7 +154,7 @@ class Planner:
     ) -> ReusePlan:
         """Find the longest stored prefix, of at most `limit` tokens, that can be resumed from.
 
-        resumable_anywhere: whether all layers grow, so that no state is needed.
+        resumable_anywhere: whether all layers keep every token, so that no saved state is needed.
         """
         limit = max(0, min(limit, len(packed) // TOKEN_BYTES))
         match = self._tree.match(packed, root=root)

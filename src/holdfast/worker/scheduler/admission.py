@@ -13,7 +13,7 @@ from holdfast.worker.scheduler.queue import Rank, ScheduledSequence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceCosts:
-    """The KV memory of one sequence of the loaded model."""
+    """How much KV memory a sequence of the loaded model takes."""
 
     kv_bytes_per_token: int  # growing layers only
     fixed_bytes_per_sequence: int  # windows and recurrent states

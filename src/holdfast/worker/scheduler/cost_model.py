@@ -140,7 +140,7 @@ class CostModel:
 
     @property
     def seconds_without_decoding(self) -> float:
-        """The longest that a step may take if no sequence decodes in it."""
+        """The longest time that a step may take if no sequence decodes in it."""
         return self._bounds.seconds
 
     def limit_chunks(self, tokens: int) -> None:

@@ -141,7 +141,7 @@ class SessionService:
         ended = [self._ended(transfer) for transfer in self._transfers.advance()]
         answers = [answer for answer in ended if answer is not None]
         if answers:
-            return answers  # before other work can fail
+            return answers  # now, because an exception in the following work would lose them
         now = self._clock()
         if now - self._looked_at >= EXPIRY_SECONDS:
             self._looked_at = now
@@ -216,7 +216,8 @@ class SessionService:
     def _close(self, command: SessionCommand) -> SessionAnswer:
         session = self._registry.get(command.session_id, tenant=command.tenant)
         answer = self._answer(command, session)
-        if command.forget:  # first: while its record exists, another worker can open the session
+        # before its record is removed: until then, another worker can still open the session
+        if command.forget:
             self._pins.drop(session)
             self._forget(session)
         self._end(session)

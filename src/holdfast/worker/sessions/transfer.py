@@ -233,7 +233,7 @@ class Transfers:
                     try:
                         block = self._stored(block)
                     except ReadFailed as error:
-                        # the file is given up; find all other lost blocks
+                        # the export has failed, but goes on, to find all other lost blocks
                         failure = error
                         transfer.lost.append(error.key)
                         continue
