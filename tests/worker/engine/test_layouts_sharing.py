@@ -40,7 +40,8 @@ def test_where_a_fused_kernel_takes_one_buffer_sequences_share_only_while_they_a
     assert not runner.shares
     assert can_share(runner) == {False}
     assert runner.reason.endswith(
-        "held once while parked, and copied while they run: fused attention takes one buffer"
+        "held once while parked, and copied for each running sequence: "
+        "fused attention takes one buffer"
     )
 
 

@@ -76,6 +76,6 @@ def test_what_is_wrong_is_told_with_shape_and_size(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", wrong_by("heads"))
     first, *_ = warnings_about_kernels(kept_tiny("llama"), force=True)
     assert (
-        "attention of 1 query over 1,500 keys (4 heads, 2 of keys, dimension 16) is off by "
+        "attention of 1 query over 1,500 keys (4 heads, 2 key heads, dimension 16) is off by "
         in first
     )

@@ -74,7 +74,7 @@ def test_the_form_says_what_is_copied_out() -> None:
         ([FullKV(), WindowKV(5), Composite((RecurrentState(2), FullKV(), FullKV()))], "too few"),
         (
             [FullKV(), WindowKV(7), Composite((RecurrentState(2), FullKV()))],
-            "a window of 7 tokens was saved with 4",
+            "a window of 7 tokens was saved with 4 tokens",
         ),
         (
             [FullKV(), WindowKV(5), Composite((RecurrentState(3), FullKV()))],
@@ -108,7 +108,7 @@ def test_blocks_that_do_not_adjoin_and_boundaries_elsewhere_are_refused() -> Non
     for wrong, where, message in (
         (blocks[1:], checkpoint, "begins at token 6, but the one before it ends at 0"),
         (blocks[:1], checkpoint, "the checkpoint is at token 12, but the keys and values end at 6"),
-        (blocks, None, "only be resumed at a checkpoint"),
+        (blocks, None, "can be resumed only at a checkpoint"),
     ):
         with pytest.raises(SnapshotMismatch, match=message):
             all_kinds().restore(wrong, where)

@@ -320,5 +320,8 @@ def choose_sharing(runner: Runner, *, composes_attention: bool | None = None) ->
         why = "held once: attention takes several buffers as they are"
     else:
         one_buffer = "fused attention" if runner.attends_to_parts else "attention outside the seam"
-        why = f"held once while parked, and copied while they run: {one_buffer} takes one buffer"
+        why = (
+            "held once while parked, and copied for each running sequence: "
+            f"{one_buffer} takes one buffer"
+        )
     runner.reason += f"; common prefixes are {why}"

@@ -147,8 +147,8 @@ def _refuse_foreign_code(
     code = stored_config.get("model_file")
     if code is not None and not settings.trust_remote_code:
         raise ModelLoadError(
-            f"{folder} wants to run its own code ({code}); set model.trust_remote_code = true if "
-            "you trust it"
+            f"the model in {folder} needs to run its own code ({code}); set "
+            "model.trust_remote_code = true if you trust this code"
         )
 
 

@@ -145,7 +145,9 @@ def choose_layout(model: Any, *, vocab_size: int, wanted: str = "auto") -> Runne
     ):
         # Solo is mlx-lm's own code: in 16 bits, a near tie between experts can look like an error.
         solo = SoloRunner(model, None)
-        solo.reason = f"the last resort, because nothing is within the tolerance: {_reason(trials)}"
+        solo.reason = (
+            f"the last resort, because no layout is within the tolerance: {_reason(trials)}"
+        )
         return solo
     raise ModelLoadError(
         f"no layout{'' if wanted == 'auto' else f' {wanted!r}'} runs this model correctly: "
@@ -510,7 +512,9 @@ def _faults(shape: AttentionShape, keys: int, queries: int) -> list[str]:
     error = attention_error(shape, keys=keys, queries=queries)
     if error <= ALLOWED_ERROR[shape.dtype_bytes]:
         return []
-    dimensions = f"{shape.heads} heads, {shape.kv_heads} of keys, dimension {shape.head_dimension}"
+    dimensions = (
+        f"{shape.heads} heads, {shape.kv_heads} key heads, dimension {shape.head_dimension}"
+    )
     count = "1 query" if queries == 1 else f"{queries:,} queries"
     return [
         f"attention of {count} over {keys:,} keys ({dimensions}) is off by {error:.2f} of the "

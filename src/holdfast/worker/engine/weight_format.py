@@ -90,7 +90,8 @@ def choose_format(
         wishes = [wish for wish in wishes if _cpu_computes(wish, {kind.__name__ for kind in kinds})]
         if not wishes:
             raise ModelLoadError(
-                f"on a CPU, this model's experts can be computed only in float32, not in {dtype}"
+                f"on a CPU, this model's experts can be computed only in float32, not in {dtype}: "
+                "set model.dtype to float32"
             )
     needs = [format_bytes(model, wish) for wish in wishes]
     for wish, need in zip(wishes, needs, strict=True):
@@ -108,7 +109,7 @@ def choose_format(
         return replace(wish, note=note)
     raise ModelLoadError(
         f"the weights need {_gib(min(needs))} of memory, but only {_gib(available_bytes)} are "
-        "available"
+        "available: free memory, or use a smaller model or quantization"
     )
 
 

@@ -247,7 +247,9 @@ class LiveState:
         if not self.fixed:
             return
         if checkpoint is None:
-            raise SnapshotMismatch("this model can only be resumed at a checkpoint")
+            raise SnapshotMismatch(
+                "this model can be resumed only at a checkpoint, and none is saved"
+            )
         if self.growing and checkpoint.position != self.tokens:
             raise SnapshotMismatch(
                 f"the checkpoint is at token {checkpoint.position}, but the keys and values end at "

@@ -86,7 +86,8 @@ class WindowKV(LayerKV):
         values = next(arrays)
         if keys.shape[2] != self.visible(end):
             raise SnapshotMismatch(
-                f"a window of {self.window} tokens was saved with {keys.shape[2]} at token {end}"
+                f"a window of {self.window} tokens was saved with {keys.shape[2]} tokens at "
+                f"position {end}"
             )
         self.append(keys, values)
         self.tokens = end

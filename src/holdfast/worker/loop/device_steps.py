@@ -221,7 +221,8 @@ class DeviceSteps:
         self._failures_in_a_row = 0
         if tokens < span.tokens and (was_alone or tokens < sizes[0]):
             logger.warning(
-                "prompts are now prefilled in chunks of at most %d tokens: a chunk of %d failed",
+                "prompts are now prefilled in chunks of at most %d tokens, because a chunk of %d "
+                "tokens failed",
                 tokens,
                 span.tokens,
             )

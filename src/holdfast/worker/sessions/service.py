@@ -285,7 +285,8 @@ class SessionService:
             for branch, chain in zip(branches, chains, strict=True)
         ):
             raise SessionRefused(
-                SessionFailure.NO_ROOM, "there is not enough room for the whole session"
+                SessionFailure.NO_ROOM,
+                "the cache has not enough room for the whole session: unpin or close another one",
             )
         self._make_room(tenant)
         session = self._registry.open(
@@ -460,7 +461,10 @@ def _check(command: SessionCommand) -> None:
         "fork": command.new_session_id,
     }.get(command.operation)
     if opened is not None and not is_named_by_file and not is_session_id(opened):
-        raise SessionRefused(SessionFailure.INVALID, f"not a valid session id: {opened!r}")
+        raise SessionRefused(
+            SessionFailure.INVALID,
+            f"a session's id must have 1 to 256 printable characters and no slash, got {opened!r}",
+        )
     if command.metadata is not msgspec.UNSET and not is_fit_metadata(command.metadata):
         raise SessionRefused(
             SessionFailure.INVALID,
