@@ -48,7 +48,7 @@ def test_where_a_fused_kernel_takes_one_buffer_sequences_share_only_while_they_a
 def test_gathered_copies_are_made_from_one_buffer() -> None:
     runner = chosen(SplitRunner(kept_tiny("llama"), None, gather_mask_dimensions=4))
     assert can_share(runner) == {False}
-    assert runner.reason.endswith("while they run: attention outside the seam takes one buffer")
+    assert runner.reason.endswith("running sequence: attention outside the seam takes one buffer")
 
 
 def test_nothing_is_said_of_models_that_have_nothing_to_share() -> None:
