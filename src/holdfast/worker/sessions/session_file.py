@@ -87,7 +87,7 @@ def write_session(path: Path, manifest: Manifest, blocks: Iterable[StoredBlock])
 
 
 class SessionFile:
-    """The file of a session, opened for reading. All methods may raise SessionRefused and OSError."""
+    """The file of a session, opened for reading. Methods may raise SessionRefused and OSError."""
 
     def __init__(self, path: Path, *, most_tokens: int) -> None:
         """Open a file and check its manifest, but not its blocks. most_tokens: the largest allowed
