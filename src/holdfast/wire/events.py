@@ -363,7 +363,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Progress of a worker's start."""
 
-    stage: str  # "read weights", "probe", ...
+    stage: str  # "reading", "probing", ...
     fraction: float
 
 

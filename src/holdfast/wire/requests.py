@@ -277,7 +277,7 @@ Prompt: TypeAlias = ChatPrompt | str | tuple[int, ...]
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to generate one or more answers, in the form that protocols and library share."""
+    """A request to generate answers, in the form that all protocols and the library share."""
 
     request_id: RequestId
     model: str

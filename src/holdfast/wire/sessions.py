@@ -27,7 +27,7 @@ Ttl: TypeAlias = float | msgspec.UnsetType | None
 
 
 class SessionOperation(msgspec.Struct, frozen=True):
-    """One operation on sessions. HTTP routes, commands and library use the same table of these."""
+    """One operation on sessions. HTTP routes, commands and library methods are generated from it."""
 
     name: OperationName
     method: str
@@ -81,7 +81,8 @@ def _new_call_id() -> str:
 class SessionCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """An operation on a tenant's sessions. The worker answers it with one `SessionAnswer`.
 
-    Of the fields from `session_id` on, only those that the operation `takes` are used.
+    Of the fields from `session_id` on, only those in the operation's `SessionOperation.takes` are
+    used.
     """
 
     operation: OperationName

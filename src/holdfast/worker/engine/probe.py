@@ -340,7 +340,7 @@ class _Reference:
 
     @property
     def rounding(self) -> float:
-        """The relative error that the precision of the logits explains."""
+        """The relative error that rounding the logits alone may cause."""
         return ROUNDINGS * float(mx.finfo(self._expected[0].dtype).eps)
 
     def hidden_size_of(self, head: HeadSeam) -> int:

@@ -119,7 +119,9 @@ def install() -> None:
 
 
 class HeadSeam:
-    """Selects the rows that one model projects to the vocabulary. Device thread only."""
+    """A hook into the vocabulary projection of one model, which computes logits only for selected
+    rows (token positions). Device thread only.
+    """
 
     def __init__(self, model: Any) -> None:
         self._model = model

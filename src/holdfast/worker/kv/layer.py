@@ -247,7 +247,7 @@ class LayerState(Layer):
         return tokens == 0
 
     def rewind(self, tokens: int) -> None:
-        """Drop the last `tokens` tokens, as if they had never been read."""
+        """Drop the last `tokens` tokens, as if they had never been processed."""
         assert self.can_rewind(tokens), f"{type(self).__name__} cannot drop {tokens} tokens"
 
     # Snapshots. Every kind implements them unless it is foreign.

@@ -310,7 +310,7 @@ class LiveTier:
 
     @property
     def held(self) -> HeldMemory:
-        """The memory of live states that no running sequence has reserved."""
+        """The memory that live states take in addition to the reservations of running sequences."""
         if self._held is None:
             parked = [
                 live.state for live in self._chains if live.is_parked and live.state is not None

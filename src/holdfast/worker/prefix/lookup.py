@@ -61,8 +61,8 @@ class ReusePlan:
 
 
 class EvictionHistory:
-    """Remembers by their positions the blocks and states that were lost most recently, to explain
-    cache misses. Older losses are forgotten.
+    """Remembers which blocks and states were lost most recently, and where they were in their
+    chains, to explain cache misses. Older losses are forgotten.
     """
 
     def __init__(self, limit: int = REMEMBERED) -> None:

@@ -226,8 +226,8 @@ class DiskIndex:
 
     Each key is stored, being saved, unsaved (the disk did not take it) or unknown. Reports from the
     disk arrive late: a removed key may already be on its way to the disk again when the loss of the
-    removed copy is reported. So for each removal, one later report of a loss is ignored. If this is
-    wrong, the cost is one failed read; a loss that is believed wrongly would drop all descendants.
+    removed copy is reported. So for each removal, one later report of a loss is ignored. To ignore
+    a true report costs one failed read; to believe a false one would drop all descendants.
     """
 
     def __init__(self) -> None:

@@ -130,7 +130,7 @@ class CostModel:
 
     @property
     def score_seconds(self) -> float:
-        """Seconds for the log-probability of a prompt token, in addition to its prefill."""
+        """The seconds that the log-probability of a prompt token takes, apart from its prefill."""
         return self._scores.mean
 
     @property

@@ -152,7 +152,9 @@ class SessionService:
         return answers
 
     def close(self, *, writes_records: bool = True) -> None:
-        """Stop all transfers, and write the session records that are not written yet."""
+        """Stop all transfers. If `writes_records`, write the session records that are not written
+        yet.
+        """
         if writes_records:
             self._write_records()
         self._transfers.close()
