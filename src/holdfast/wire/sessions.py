@@ -27,7 +27,7 @@ Ttl: TypeAlias = float | msgspec.UnsetType | None
 
 
 class SessionOperation(msgspec.Struct, frozen=True):
-    """One operation on sessions. HTTP routes, commands and library are generated from this table."""
+    """One operation on sessions. HTTP routes, commands and library are generated from the table."""
 
     name: OperationName
     method: str
