@@ -10,6 +10,8 @@ from mlx.utils import tree_flatten
 
 from holdfast.config import ModelSettings
 from holdfast.errors import ModelLoadError
+from holdfast.machine import device_memory
+from holdfast.worker.engine import weight_format
 from holdfast.worker.engine.load import LoadedModel, load_model
 from tests.fakes.tiny_models import CONTEXT_TOKENS, TINY, VOCAB_SIZE, kept_tiny, write_tiny
 
@@ -51,6 +53,22 @@ def test_a_loaded_model_says_what_it_is_and_answers_like_the_one_that_was_saved(
     parameters = sum(array.size for _, array in tree_flatten(kept_tiny("llama").parameters()))
     assert (loaded.parameters, loaded.weight_bytes) == (parameters, 4 * parameters)
     assert loaded.note == ""
+
+
+def test_the_memory_that_happens_to_be_free_does_not_change_the_fingerprint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_tiny(tmp_path, "qwen3", {"group_size": 32, "bits": 4}, dtype=mx.bfloat16)
+    preferred = load(folder)
+    size = preferred.weight_bytes
+    kept_packed = []
+    for available in (size, size * 17 // 16):
+        monkeypatch.setattr(device_memory, "usable_bytes", lambda _, found=available: found)
+        monkeypatch.setattr(weight_format, "_gib", str)
+        kept_packed.append(load(folder))
+    first, second = kept_packed
+    assert first.note != second.note
+    assert first.computed_as == second.computed_as != preferred.computed_as
 
 
 def test_a_quantized_model_answers_like_its_packed_self(tmp_path: Path) -> None:

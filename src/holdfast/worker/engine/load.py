@@ -80,6 +80,7 @@ class LoadedModel:
     context_tokens: int
     vocab_size: int
     platform: platform.PlatformReport
+    computed_as: str  # the format of the weights, as it counts for the model's fingerprint
     note: str = ""  # why the weights are not in the preferred format; empty if they are
 
 
@@ -111,15 +112,17 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
         parameters = weight_format.parameter_count(model)
         weight_format.convert(model, wish, read=_counting(progress, total_bytes=tensor_bytes))
     progress("reading", 1.0)
+    dtype = weight_format.compute_dtype(model)
     return LoadedModel(
         model=model,
         model_type=stored_config["model_type"],
         parameters=parameters,
         weight_bytes=weight_format.format_bytes(model, weight_format.AS_IT_IS),
-        compute_dtype=weight_format.compute_dtype(model),
+        compute_dtype=dtype,
         context_tokens=context,
         vocab_size=vocabulary_size(model, config),
         platform=report,
+        computed_as=f"{dtype}, unpacked: {wish.unpack}, with experts: {wish.unpack_experts}",
         note=wish.note,
     )
 

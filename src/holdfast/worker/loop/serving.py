@@ -95,7 +95,7 @@ def open_cache(
     fingerprint = model_fingerprint(
         Path(settings.folder),
         hashes,
-        computed_as=f"{loaded.compute_dtype} {loaded.note} {payloads.codec}",
+        computed_as=f"{loaded.computed_as}, codec: {payloads.codec}",
         versions=(loaded.platform.mlx_version, mlx_lm_version()),
     )
     blocks = (
