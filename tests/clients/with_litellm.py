@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import litellm
@@ -105,6 +106,9 @@ def structure(server: Server, protocol: str) -> None:
 
 
 if __name__ == "__main__":
+    # litellm abandons streams before their end. When the garbage collector closes one while httpcore
+    # 1.0.9 holds its pool's lock, the thread waits for itself (once in about eight runs).
+    gc.disable()
     run(
         tool_loop,
         tool_loop_streamed,
