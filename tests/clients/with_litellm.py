@@ -107,7 +107,7 @@ def structure(server: Server, protocol: str) -> None:
 
 if __name__ == "__main__":
     # litellm abandons streams before their end. When the garbage collector closes one while httpcore
-    # 1.0.9 holds its pool's lock, the thread waits for itself (once in about eight runs).
+    # 1.0.9 holds its pool's lock, the thread waits for itself (encode/httpcore#996).
     gc.disable()
     run(
         tool_loop,
