@@ -66,6 +66,7 @@ async def test_holdfast_and_its_peer_give_the_same_answers_and_both_are_gone_aft
     plan = RunPlan(
         items=items, out=tmp_path / "out", scale="quick", rounds=1, noise_rounds=1, threads=1
     )
+    before = psutil.Process().children(recursive=True)
     results = await run_benchmarks(plan, say=lambda line: None)
     assert [
         error for case in results.cases for each in case.contenders for error in each.errors()
@@ -76,5 +77,6 @@ async def test_holdfast_and_its_peer_give_the_same_answers_and_both_are_gone_aft
     assert all(agreed is not None and agreed.rate > 0.99 for agreed in agreements)
     assert any("kept" in line for line in summary(results))
     assert publish(results, plan.out).read_text().count("mlx_lm as installed") > 4
-    commands = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+    started = set(psutil.Process().children(recursive=True)) - set(before)
+    commands = [" ".join(child.cmdline()) for child in started]
     assert [command for command in commands if "serve" in command] == []

@@ -108,7 +108,7 @@ def test_an_operator_finds_watches_reloads_and_stops_a_server(
         "the settings are read again",
     )
     until(
-        lambda: "the log level of this worker is debug" in started.log(),
+        lambda: "the log level of this worker is now debug" in started.log(),
         "its worker is told as well",
     )
     stream = streamed(started, session="s", tokens=300)

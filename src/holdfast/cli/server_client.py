@@ -268,7 +268,7 @@ class ServerClient:
         return self.call("GET", "/health", timeout=seconds)
 
     def call(self, method: str, path: str, **request: Any) -> dict[str, Any]:
-        """Send a request and return its JSON. request: arguments for httpx. Raises ServerFailed."""
+        """Send a request and return its JSON. request: further arguments of httpx. Raises ServerFailed."""
         with self._plain_failures():
             response = self._http.request(method, path, **request)
         content = json_object(response.text)

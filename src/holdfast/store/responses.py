@@ -337,9 +337,9 @@ class ResponseFile:
 
     @contextlib.contextmanager
     def _changed(self) -> Iterator[sqlite3.Connection]:
-        """Yield the database in a transaction, which finally evicts what exceeds the limits.
+        """Yield the database in a transaction. At its end, records that exceed the limits are evicted.
 
-        The least recently used records are evicted first. Running responses are neither counted nor
+        The least recently used ones are evicted first. Running responses are neither counted nor
         evicted.
         """
         most_count = self._limits.max_count

@@ -110,4 +110,4 @@ def test_a_damaged_key_costs_old_seals_only(
     (tmp_path / "seal.key").unlink()
     (tmp_path / "seal.key").mkdir()
     assert Seal(tmp_path).close("x")
-    assert "until this process ends" in caplog.text
+    assert "are valid only in this process" in caplog.text

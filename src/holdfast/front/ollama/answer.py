@@ -100,7 +100,7 @@ class GenerateLine(AnswerLine, frozen=True, kw_only=True):
 class ContextTurn(
     Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """A message in the conversation of a `context`."""
+    """One message of the conversation that an Ollama `context` (a list of integers) stands for."""
 
     role: Literal["system", "user", "assistant"]
     content: str

@@ -136,10 +136,10 @@ def canonical(prompt: ChatPrompt, forms: FirstForms, *, tenant: str = "") -> Cha
 
 
 def _with_definitions(message: Any, found: dict[str, Any]) -> Any:
-    """The message with its tool references written as text.
+    """The message with each tool reference replaced by the definition of the tool, as text.
 
-    found: definitions by tool name. The first reference to a tool removes the tool's definition, so
-        that the definition is written only once.
+    found: definitions by tool name. A definition that was written is removed from `found`, so that
+        later references do not repeat it.
     """
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(content, list) or not any(map(_is_reference, content)):

@@ -92,7 +92,9 @@ def run(effective: EffectiveSettings, *, progress: Progress = lambda stage, frac
     catalog = catalog_of(settings, os.environ)
     for each in catalog.left_out:
         if each.is_asked_for:
-            logger.warning("model %s is left out (%s): %s", each.name, each.origin, each.reason)
+            logger.warning(
+                "model %s is left out and not served (%s): %s", each.name, each.origin, each.reason
+            )
     if catalog.at_start and not catalog.entries[0].is_pinned:
         resolve_model(catalog.entries[0].model, progress=progress)  # the only or the named model
     try:

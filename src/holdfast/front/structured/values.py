@@ -270,7 +270,7 @@ class _NestedTags:
         self._tags = tags
 
     def members(self, node: Schema, *, depth: int) -> str:
-        """An expression for the members of an object, each between its tags."""
+        """A grammar expression for the members of an object, each enclosed in the tags of its name."""
         found = self._tool.members(node)
         self.left_out += found.left_out
         given = {

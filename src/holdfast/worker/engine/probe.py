@@ -98,7 +98,7 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """The result of trying one layout.
+    """The result of running the model once in one batch layout (`worker/engine/layouts.py`).
 
     variant: `Runner.variant`. note: the measured errors, or the error that the layout raised.
     """
@@ -372,7 +372,7 @@ class _Reference:
         return np.stack([_divergence(a, b) for a, b in zip(self._expected, got, strict=True)])
 
     def agreements(self, got: list[mx.array]) -> NDArray[np.bool_]:
-        """Whether the most probable token is the expected one: [cases, sampled tokens]."""
+        """Whether the most probable token is the expected one, bool [cases, compared positions]."""
         pairs = zip(self._expected, got, strict=True)
         return np.stack([np.array(a.argmax(axis=-1) == b.argmax(axis=-1)) for a, b in pairs])
 

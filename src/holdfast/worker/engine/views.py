@@ -220,8 +220,9 @@ def _cut_up(rows: mx.array, tokens: Sequence[int]) -> list[mx.array]:
 
 
 class GatherView:
-    """One layer of decoding sequences as padded copies and a mask, for models that do not call
-    attention through the seam.
+    """The keys and values of one layer for several decoding sequences, as padded copies and a mask.
+
+    For models that compute attention themselves instead of calling mlx-lm's attention function.
     """
 
     def __init__(self, layers: Sequence[LayerKV], *, mask_dimensions: int) -> None:

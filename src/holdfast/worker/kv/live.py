@@ -248,7 +248,7 @@ class LiveState:
             return
         if checkpoint is None:
             raise SnapshotMismatch(
-                "this model can be resumed only at a checkpoint, and none is saved"
+                "a sequence of this model can be resumed only at a checkpoint, and none is saved"
             )
         if self.growing and checkpoint.position != self.tokens:
             raise SnapshotMismatch(

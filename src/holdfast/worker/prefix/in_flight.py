@@ -19,7 +19,10 @@ from holdfast.wire.requests import TOKEN_BYTES, RequestId, common_tokens
 
 @dataclass(frozen=True, slots=True)
 class InFlightPrefill:
-    """A reader to wait for. It will store the first `tokens` tokens of the request that waits."""
+    """A request whose prefill is worth waiting for.
+
+    It will store the first `tokens` tokens of the prompt of the request that waits.
+    """
 
     request_id: RequestId
     tokens: int
@@ -79,10 +82,9 @@ class InFlightPrefills:
         self._readers[request_id] = _Reader(tenant, packed, at, have)
 
     def progress(self, request_id: RequestId, tokens: int) -> tuple[RequestId, ...]:
-        """Record that the first `tokens` tokens of a reader are stored; returns the requests that
-        this releases.
+        """Record that the first `tokens` tokens of a request that prefills are stored.
 
-        Unknown readers are ignored.
+        Returns the requests that need not wait any longer. An unknown request id is ignored.
         """
         reader = self._readers.get(request_id)
         if reader is None:
