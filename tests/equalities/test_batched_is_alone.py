@@ -14,7 +14,7 @@ from holdfast.worker.engine import engine as engine_module
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import SoloRunner
 from holdfast.worker.engine.views import StepContext
-from tests.fakes.architectures import probed
+from tests.fakes.architectures import each_of, probed
 from tests.fakes.interleaving import Played, assert_as_alone, play, random_sequences
 from tests.fakes.live_state import open_sequences
 from tests.fakes.tiny_models import TINY, VOCAB_SIZE, kept_tiny
@@ -33,13 +33,13 @@ EXPECTED_LAYOUT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sorted(TINY))
+@pytest.mark.parametrize("name", each_of(TINY))
 def test_the_probe_finds_the_layout_of_each_architecture(name: str) -> None:
     expected = [layout for layout, names in EXPECTED_LAYOUT.items() if name in names]
     assert [probed(name).name] == expected, probed(name).reason
 
 
-@pytest.mark.parametrize("name", sorted(TINY))
+@pytest.mark.parametrize("name", each_of(TINY))
 def test_random_interleavings_draw_what_each_sequence_draws_alone(name: str) -> None:
     model, rng = kept_tiny(name), random.Random(name)
     engine = Engine(probed(name), vocab_size=VOCAB_SIZE)

@@ -20,14 +20,19 @@ from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.tiny_models import kept_tiny
 
 MODELS = [
-    "llama",
-    "gemma2",
-    "gpt_oss",
-    "deepseek_v3",
-    "qwen3_next",
-    "lfm2",
-    "nemotron_h",
-    "minicpm3",
+    ("llama", Engine),
+    ("lfm2", RunningAhead),
+    ("deepseek_v3", Engine),
+    ("qwen3_next", Engine),
+    ("gpt_oss", RunningAhead),
+]
+MORE_MODELS = [
+    ("llama", RunningAhead),
+    ("gemma2", Engine),
+    ("gpt_oss", Engine),
+    ("lfm2", Engine),
+    ("nemotron_h", Engine),
+    ("minicpm3", Engine),
 ]
 PROMPTS = {
     "short": random_prompt(5),
@@ -64,7 +69,7 @@ def to_embed(request_id: str, prompt: tuple[int, ...], pooling: Pooling, **more:
 
 @pytest.mark.parametrize(
     ("name", "engine"),
-    [*((name, Engine) for name in MODELS), ("llama", RunningAhead), ("lfm2", RunningAhead)],
+    [*MODELS, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE_MODELS)],
 )
 def test_embeddings_read_in_a_crowd_and_in_pieces_are_mlx_lms_own_hidden_states(
     name: str, engine: type[Engine]

@@ -4,6 +4,7 @@ when they have to leave.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from functools import partial
 
@@ -17,11 +18,21 @@ from tests.fakes.caching_worker import greedy, random_prompt
 from tests.fakes.running_ahead import RunningAhead
 from tests.fakes.stepped_worker import SMALL_BLOCK, SteppedWorker, make_blocks_small
 
-FAST = ["llama", "gemma3_text", "qwen3_next"]
+HELD_ONCE, ONE_BUFFER = "held once", "one buffer"
+FUSED = "one buffer and fused attention, as on a GPU"
+FAST = {
+    ("llama", Engine, HELD_ONCE),
+    ("llama", RunningAhead, ONE_BUFFER),
+    ("llama", RunningAhead, FUSED),
+    ("gemma3_text", Engine, ONE_BUFFER),
+    ("gemma3_text", RunningAhead, HELD_ONCE),
+    ("gemma3_text", Engine, FUSED),
+    ("qwen3_next", Engine, HELD_ONCE),
+    ("qwen3_next", RunningAhead, FUSED),
+}
 CASES = [
-    pytest.param(name, engine, marks=[] if name in FAST else pytest.mark.slow)
-    for name in KEEPABLE
-    for engine in (Engine, RunningAhead)
+    pytest.param(*case, marks=[] if case in FAST else pytest.mark.slow)
+    for case in itertools.product(KEEPABLE, (Engine, RunningAhead), (HELD_ONCE, ONE_BUFFER, FUSED))
 ]
 
 
@@ -32,15 +43,12 @@ def small_blocks() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(
-    "way", ["held once", "one buffer", "one buffer and fused attention, as on a GPU"]
-)
-@pytest.mark.parametrize(("name", "engine"), CASES)
+@pytest.mark.parametrize(("name", "engine", "way"), CASES)
 def test_whatever_a_request_begins_from_it_is_answered_as_alone(
     name: str, engine: type[Engine], way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probed(name), "shares", way == "held once")
-    if "fused" in way:
+    monkeypatch.setattr(probed(name), "shares", way == HELD_ONCE)
+    if way == FUSED:
         monkeypatch.setattr(
             engine_module, "StepContext", partial(StepContext, composes_attention=False)
         )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ def served(subject: CachingWorker, *rankings: Ranking) -> list[list[Relevance]]:
     ]
 
 
+@cache
 def own_logits(name: str, token_ids: tuple[int, ...]) -> np.ndarray[Any, Any]:
     model: Any = kept_tiny(name)
     return np.array(model(mx.array([token_ids]))[0].astype(mx.float32), dtype=np.float64)

@@ -17,7 +17,7 @@ from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.plan import KeepPolicy, Span, StepPlan
 from holdfast.worker.engine.sequence import Kept, Prefix
 from holdfast.worker.kv.live import KVBlock, LiveState, StateCheckpoint
-from tests.fakes.architectures import KEEPABLE, probed
+from tests.fakes.architectures import KEEPABLE, each_of, probed
 from tests.fakes.tiny_models import TINY, VOCAB_SIZE
 
 KEPT_BLOCK_TOKENS = 8
@@ -85,7 +85,7 @@ def decoding(name: str, start: int, count: int) -> list[Span]:
     ]
 
 
-@pytest.mark.parametrize("name", KEEPABLE)
+@pytest.mark.parametrize("name", each_of(KEEPABLE))
 def test_a_restored_sequence_draws_the_same_bits(name: str) -> None:
     rng = random.Random(name)
     engine = Engine(probed(name), vocab_size=VOCAB_SIZE)
@@ -106,7 +106,7 @@ def test_a_restored_sequence_draws_the_same_bits(name: str) -> None:
     assert second == first
 
 
-@pytest.mark.parametrize("name", KEEPABLE)
+@pytest.mark.parametrize("name", each_of(KEEPABLE))
 def test_the_end_of_an_answer_is_a_place_to_begin_from(name: str) -> None:
     rng = random.Random(f"{name} end")
     engine = Engine(probed(name), vocab_size=VOCAB_SIZE)
@@ -142,16 +142,13 @@ def test_the_end_of_an_answer_is_a_place_to_begin_from(name: str) -> None:
         assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
 
 
-def test_what_has_windows_or_states_is_known() -> None:
-    grow = [
-        name
-        for name in KEEPABLE
-        if all(leaf.grows for layer in probed(name).fresh_layers() for leaf in layer.leaves())
-    ]
-    assert grow == CUT_ANYWHERE
+@pytest.mark.parametrize("name", each_of(KEEPABLE))
+def test_what_has_windows_or_states_is_known(name: str) -> None:
+    leaves = [leaf for layer in probed(name).fresh_layers() for leaf in layer.leaves()]
+    assert all(leaf.grows for leaf in leaves) == (name in CUT_ANYWHERE)
 
 
-@pytest.mark.parametrize("name", CUT_ANYWHERE)
+@pytest.mark.parametrize("name", each_of(CUT_ANYWHERE))
 def test_full_attention_can_be_cut_at_any_token(name: str) -> None:
     rng = random.Random(f"{name} cut")
     engine = Engine(probed(name), vocab_size=VOCAB_SIZE)
@@ -186,6 +183,6 @@ def test_full_attention_can_be_cut_at_any_token(name: str) -> None:
             assert one.logprob == pytest.approx(other_one.logprob, abs=1e-4)
 
 
-@pytest.mark.parametrize("name", sorted(TINY))
+@pytest.mark.parametrize("name", each_of(TINY))
 def test_only_the_solo_layout_cannot_be_kept(name: str) -> None:
     assert LiveState(probed(name).fresh_layers()).is_foreign == (name not in KEEPABLE)

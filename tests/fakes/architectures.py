@@ -4,7 +4,11 @@ groups of them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
+from typing import Any
+
+import pytest
 
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.probe import choose_layout
@@ -12,7 +16,20 @@ from tests.fakes.tiny_models import TINY, VOCAB_SIZE, kept_tiny
 
 # the solo layout has mlx-lm's own cache objects, which have no snapshot form
 KEEPABLE = sorted(set(TINY) - {"mamba", "llama4"})
+# Each kind of layer state, alone and mixed: full attention, latent attention, sliding windows with
+# and without sinks, chunked attention, recurrent states of every family, and both in one layer.
+FAST = {
+    "llama", "gemma2", "qwen3_moe", "deepseek_v3", "gemma3_text", "gpt_oss", "llama4", "recurrent_gemma",
+    "qwen3_next", "kimi_linear", "lfm2", "mamba", "mamba2", "rwkv7", "falcon_h1",
+}  # fmt: skip
 RESUMES_ANYWHERE = ["llama", "qwen3_moe", "deepseek_v3", "gemma2"]
+
+
+def each_of(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test: `make test` runs those of FAST, `make slow` the others."""
+    return [
+        pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in sorted(names)
+    ]
 
 
 @cache

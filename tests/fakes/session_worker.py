@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +98,17 @@ def exported(
 ) -> tuple[Manifest, list[StoredBlock]]:
     """A session that has read the prompt `first`, as a file `whole`, taken apart."""
     path = folder / "whole"
-    serve(
-        worker(name),
-        greedy("1", prompt("first", tokens), session_id="s"),
-        ask("export", path=str(path)),
-    )
+    path.write_bytes(_session_file(name, tokens))
     return taken_apart(path)
+
+
+@cache
+def _session_file(name: str, tokens: int) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "session"
+        serve(
+            worker(name),
+            greedy("1", prompt("first", tokens), session_id="s"),
+            ask("export", path=str(path)),
+        )
+        return path.read_bytes()

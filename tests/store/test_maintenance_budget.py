@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -66,6 +66,7 @@ def ancestors(entry: Entry, by_key: dict[bytes, Entry]) -> list[Entry]:
     return found
 
 
+@settings(max_examples=50)
 @given(forest=forests())
 def test_children_go_before_their_parents(forest: list[Entry]) -> None:
     order = [entry.block.key for entry in eviction_order(forest)]
@@ -77,6 +78,7 @@ def test_children_go_before_their_parents(forest: list[Entry]) -> None:
                 assert order.index(entry.block.key) < order.index(ancestor.block.key)
 
 
+@settings(max_examples=50)
 @given(forest=forests())
 def test_pinned_blocks_and_their_ancestors_stay_and_everything_else_may_go(
     forest: list[Entry],
@@ -92,6 +94,7 @@ def test_pinned_blocks_and_their_ancestors_stay_and_everything_else_may_go(
     assert {entry.block.key for entry in eviction_order(forest)} == by_key.keys() - kept
 
 
+@settings(max_examples=50)
 @given(forest=forests(), excess=st.integers(-5, 200))
 def test_no_more_goes_than_must(forest: list[Entry], excess: int) -> None:
     freed = [victim.file_bytes for victim in choose_victims(forest, excess_bytes=excess)]
@@ -99,6 +102,7 @@ def test_no_more_goes_than_must(forest: list[Entry], excess: int) -> None:
     assert sum(freed) >= excess or len(freed) == len(eviction_order(forest))
 
 
+@settings(max_examples=50)
 @given(forest=forests())
 def test_what_cannot_be_reached_goes_first_then_the_least_recently_used(
     forest: list[Entry],
@@ -125,6 +129,7 @@ def test_what_cannot_be_reached_goes_first_then_the_least_recently_used(
     assert reachable == reachable_keys(in_depth_order)
 
 
+@settings(max_examples=50)
 @given(forest=forests())
 def test_the_ancestors_of_a_block_that_is_being_written_stay(forest: list[Entry]) -> None:
     by_key = {entry.block.key: entry for entry in forest}

@@ -269,7 +269,15 @@ def test_states_that_share_a_stack_are_counted_once() -> None:
     assert live_bytes(engine) == 3 * costs.fixed_bytes
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "gemma2", "llama4"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama",
+        "gemma3_text",
+        "qwen3_next",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma2", "llama4")),
+    ],
+)
 def test_memory_does_not_grow_while_a_pipelined_sequence_decodes(name: str) -> None:
     engine = engine_of(name)
     engine.open(

@@ -84,7 +84,7 @@ def reference_ids(row: Row, params: SamplingParams, *, top_p: float, tie: float)
         )
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(
     row=rows,
     top_p=nuclei,
@@ -103,7 +103,7 @@ def test_what_is_kept_is_what_the_reference_keeps(
     assert kept >= {token for token in surely if scaled(row, temperature)[token] > -80}
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(row=rows, top_p=nuclei, temperature=temperatures)
 def test_the_nucleus_is_the_smallest_set_of_the_likeliest_that_weighs_enough(
     row: Row, top_p: float, temperature: float
@@ -168,7 +168,7 @@ def test_tokens_come_as_often_as_the_reference_says(params: SamplingParams) -> N
     assert_counts_fit(counts, probabilities(logits.astype(np.float64), params=params))
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     row=rows,
     params=st.builds(

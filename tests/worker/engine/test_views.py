@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.worker.engine.views import (
@@ -125,6 +125,7 @@ def test_rows_attend_as_plain_attention_does(
             layer.freeze()
 
 
+@settings(max_examples=50)
 @given(
     lengths=st.one_of(
         st.lists(st.integers(1, 12), min_size=1, max_size=4),
@@ -191,6 +192,7 @@ def test_the_rows_of_several_sequences_do_not_see_each_other(
             read[index] += count
 
 
+@settings(max_examples=50)
 @given(window=windows, asked=windows, chunks=chunk_lists, as_array=st.booleans())
 def test_a_span_of_its_own_gets_keys_and_a_mask_that_fit(
     window: int | None, asked: int | None, chunks: list[int], as_array: bool
@@ -211,6 +213,7 @@ def test_a_span_of_its_own_gets_keys_and_a_mask_that_fit(
         start += tokens
 
 
+@settings(max_examples=50)
 @given(window=windows, asked=windows, chunks=chunk_lists, with_sinks=st.booleans(), way=ways)
 def test_a_span_of_its_own_attends_as_plain_attention_does(
     window: int | None, asked: int | None, chunks: list[int], with_sinks: bool, way: str

@@ -20,7 +20,7 @@ from tests.fakes.running_ahead import RunningAhead
 from tests.fakes.script_inbox import cancel
 from tests.fakes.stepped_worker import SteppedWorker
 
-PROMPT, TAIL = random_prompt(100), random_prompt(600, "tail")
+PROMPT, TAIL = random_prompt(100), random_prompt(300, "tail")
 NEW = random_prompt(10, "new")
 
 
@@ -35,7 +35,7 @@ def begun(*names: str, model: str = "llama", engine: type[Engine] = Engine) -> S
     worker = SteppedWorker(model, engine=engine)
     worker.send(greedy("first", PROMPT))
     worker.run_to_end()
-    worker.send(*(ahead(name, PROMPT + random_prompt(600, name)) for name in names))
+    worker.send(*(ahead(name, PROMPT + random_prompt(300, name)) for name in names))
     return worker
 
 
@@ -200,7 +200,7 @@ def test_preempted_sequences_count_as_queued() -> None:
     worker = begun(*names)
     worker.step()
     # while another one is being read
-    worker.send(ahead("newest", PROMPT + random_prompt(600, "newest")))
+    worker.send(ahead("newest", PROMPT + random_prompt(300, "newest")))
     worker.send(greedy("stranger", random_prompt(20, "stranger")))
     worker.run_to_end()
     assert [

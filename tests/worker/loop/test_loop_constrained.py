@@ -32,8 +32,8 @@ DIGITS = json_grammar(
     {
         "type": "array",
         "items": {"type": "integer", "minimum": 0, "maximum": 99},
-        "minItems": 20,
-        "maxItems": 24,
+        "minItems": 8,
+        "maxItems": 10,
     }
 )
 # there is no such character, so that nothing can be drawn behind "ab"
@@ -47,7 +47,7 @@ class FailingAhead(FailingOnce, RunningAhead):
 
 
 def constrained(
-    request_id: str, grammar: str, *, max_tokens: int = 90, **more: Any
+    request_id: str, grammar: str, *, max_tokens: int = 45, **more: Any
 ) -> SequenceRequest:
     return SequenceRequest(
         request_id=request_id,
@@ -64,7 +64,7 @@ ASKED = (
     constrained("digits", DIGITS),
     constrained("thought", THOUGHT, thinking_budget=BUDGET),
     constrained("object", json_grammar(SCHEMA)),
-    greedy("plain", random_prompt(60, "plain"), max_tokens=40),
+    greedy("plain", random_prompt(60, "plain"), max_tokens=30),
 )
 
 

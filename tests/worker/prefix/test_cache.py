@@ -20,7 +20,7 @@ from holdfast.worker.kv.codec import check_values, pack, to_bytes
 from holdfast.worker.kv.layer import ArrayForm, SnapshotMismatch
 from holdfast.worker.kv.live import KVBlock
 from holdfast.worker.prefix.chain import pack_tokens
-from tests.fakes.architectures import KEEPABLE, probed
+from tests.fakes.architectures import KEEPABLE, each_of, probed
 from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.poison import Change, rewrite
 from tests.fakes.tiny_models import VOCAB_SIZE
@@ -62,18 +62,18 @@ CASES: list[tuple[str, str, Change]] = [
 def test_a_stored_block_that_does_not_fit_the_model_is_dropped_and_its_tokens_are_read(
     name: str, kind: str, forge: Change, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked = greedy("a", prompt(200))
+    asked = greedy("a", prompt(40))
     right = worker(name, tmp_path).serve([[asked]]).tokens("a")
     assert rewrite(tmp_path, forge, kind=kind)
-    inbox = worker(name, tmp_path).serve([[asked], [greedy("b", prompt(200))]], in_turn=True)
+    inbox = worker(name, tmp_path).serve([[asked], [greedy("b", prompt(40))]], in_turn=True)
     assert inbox.tokens("a") == inbox.tokens("b") == right
-    assert (inbox.finished("a").cached_tokens, inbox.finished("b").cached_tokens) == (0, 199)
+    assert (inbox.finished("a").cached_tokens, inbox.finished("b").cached_tokens) == (0, 39)
     after = worker(name, tmp_path).serve([[asked]])
-    assert (after.tokens("a"), after.finished("a").cached_tokens) == (right, 199)
+    assert (after.tokens("a"), after.finished("a").cached_tokens) == (right, 39)
     assert [record for record in caplog.records if record.exc_info] == []
 
 
-@pytest.mark.parametrize("name", KEEPABLE)
+@pytest.mark.parametrize("name", each_of(KEEPABLE))
 def test_stored_blocks_have_the_measured_form_at_any_length(
     name: str,
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -190,6 +190,7 @@ def taken_in(subject: CachingWorker, path: Path) -> SessionAnswer:
     return answers[0]
 
 
+@settings(max_examples=50)
 @given(data=st.data(), requests=numbers, start=numbers, cut=st.integers(0, 9))
 def test_a_file_with_any_header_is_imported_or_refused(
     data: st.DataObject,
