@@ -88,7 +88,11 @@ SAMPLINGS = (
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "gemma3_text", "qwen3_moe", "qwen3_next", "gemma2", "mamba2", "llama4"]
+    "name",
+    [
+        *("llama", "gemma3_text", "qwen3_next", "mamba2", "llama4"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_moe", "gemma2")),
+    ],
 )
 def test_sampled_tokens_do_not_depend_on_the_batch(name: str) -> None:
     rng = random.Random(f"{name} sampled")
@@ -109,7 +113,10 @@ def test_sampled_tokens_do_not_depend_on_the_batch(name: str) -> None:
         assert each.tokens == alone.tokens
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "name",
+    ["llama", "gemma3_text", "qwen3_next", pytest.param("deepseek_v3", marks=pytest.mark.slow)],
+)
 def test_solo_is_right_where_a_faster_layout_is_chosen(name: str) -> None:
     model, rng = kept_tiny(name), random.Random(name)
     sequences = random_sequences(rng, vocab_size=VOCAB_SIZE, count=3, longest_prompt=30)

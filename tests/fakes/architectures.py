@@ -19,8 +19,8 @@ KEEPABLE = sorted(set(TINY) - {"mamba", "llama4"})
 # Each kind of layer state, alone and mixed: full attention, latent attention, sliding windows with
 # and without sinks, chunked attention, recurrent states of every family, and both in one layer.
 FAST = {
-    "llama", "gemma2", "qwen3_moe", "deepseek_v3", "gemma3_text", "gpt_oss", "llama4", "recurrent_gemma",
-    "qwen3_next", "kimi_linear", "lfm2", "mamba", "mamba2", "rwkv7", "falcon_h1",
+    "llama", "qwen3_moe", "deepseek_v3", "gemma3_text", "gpt_oss", "llama4",
+    "qwen3_next", "lfm2", "mamba", "mamba2", "rwkv7", "falcon_h1",
 }  # fmt: skip
 RESUMES_ANYWHERE = ["llama", "qwen3_moe", "deepseek_v3", "gemma2"]
 

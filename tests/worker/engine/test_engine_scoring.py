@@ -14,8 +14,9 @@ from holdfast.worker.engine.engine import PIECE_BYTES, Engine, prompt_logprobs
 from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
 from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.engine.seams import LaterLogits
+from tests.fakes.architectures import probed
 from tests.fakes.reference_sampler import log_probabilities
-from tests.fakes.tiny_models import kept_tiny, make_tiny
+from tests.fakes.tiny_models import make_tiny
 
 LARGE_VOCAB = 32_000
 
@@ -119,9 +120,7 @@ def test_a_scored_prompt_takes_the_room_of_one_piece_however_long_it_is() -> Non
     "name", ["llama", "gemma3_text", "qwen3_next", "gemma2", "llama4", "mamba2", "deepseek_v3"]
 )
 def test_the_probe_finds_that_heads_can_be_applied_later(name: str) -> None:
-    model: Any = make_tiny(name)
-    head = choose_layout(model, vocab_size=kept_tiny(name)(mx.array([[1]])).shape[-1])._head  # type: ignore[attr-defined]
-    assert head.projects_later
+    assert probed(name)._head.projects_later  # type: ignore[attr-defined]
 
 
 def test_a_model_whose_head_answers_otherwise_the_second_time_is_scored_from_all_its_logits() -> (

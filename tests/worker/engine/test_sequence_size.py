@@ -6,18 +6,15 @@ import pytest
 
 from holdfast.errors import ModelLoadError
 from holdfast.worker.engine.engine import Engine
-from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.engine.sequence_size import sequence_size_of
+from tests.fakes.architectures import probed
 from tests.fakes.tiny_configs import TINY, VOCAB_SIZE
-from tests.fakes.tiny_models import kept_tiny
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "gemma3_text", "qwen3_next"])
 def test_bytes_are_those_that_the_engine_measures(name: str) -> None:
     told = sequence_size_of(TINY[name])
-    measured = Engine(
-        choose_layout(kept_tiny(name), vocab_size=VOCAB_SIZE), vocab_size=VOCAB_SIZE
-    ).measure_costs()
+    measured = Engine(probed(name), vocab_size=VOCAB_SIZE).measure_costs()
     assert (told.bytes_per_token, told.is_on_cpu) == (measured.bytes_per_token, True)
     assert told.fixed_bytes == measured.fixed_bytes
 

@@ -47,7 +47,7 @@ class FailingAhead(FailingOnce, RunningAhead):
 
 
 def constrained(
-    request_id: str, grammar: str, *, max_tokens: int = 45, **more: Any
+    request_id: str, grammar: str, *, max_tokens: int = 64, **more: Any
 ) -> SequenceRequest:
     return SequenceRequest(
         request_id=request_id,
