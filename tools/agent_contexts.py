@@ -82,7 +82,10 @@ def rows(
     """A row of the table for each agent and context."""
     for agent in agents:
         for context_tokens in contexts:
-            with tempfile.TemporaryDirectory(prefix="agent-") as scratch:
+            # an agent may leave a process behind that still writes there
+            with tempfile.TemporaryDirectory(
+                prefix="agent-", ignore_cleanup_errors=True
+            ) as scratch:
                 trial = Trial(agent, folder=folder, scratch=Path(scratch).resolve())
                 try:
                     prompts = turns(trial, agent, context_tokens=context_tokens)

@@ -190,7 +190,8 @@ def run(agent: Agent, *, folder: Path) -> str:
 
     Raises AssertionError where it does not succeed.
     """
-    with tempfile.TemporaryDirectory(prefix="agent-") as scratch:
+    # an agent may leave a process behind that still writes there
+    with tempfile.TemporaryDirectory(prefix="agent-", ignore_cleanup_errors=True) as scratch:
         trial = Trial(agent, folder=folder, scratch=Path(scratch).resolve())
         version = trial.shown(
             trial.ended(trial.start([trial.filled(part) for part in agent.version]))
