@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import tempfile
 from pathlib import Path
 
+import typer.testing
 from hypothesis import HealthCheck, settings
 
 from holdfast.machine.blas import prepare_blas
@@ -49,6 +51,9 @@ os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "tests" / "fakes" / "n
 # What one test has read must not be there for the next.
 os.environ["HOLDFAST_STORE_FOLDER"] = "off"
 
+
+# The command line is built once, as in a process of its own, not for each command of a test (65 ms).
+typer.testing._get_command = functools.cache(typer.main.get_command)  # type: ignore[attr-defined]
 
 # Which device the tests use where there is a GPU: `HOLDFAST_TEST_DEVICE=cpu make test`, or gpu.
 if device := os.environ.get("HOLDFAST_TEST_DEVICE"):
