@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +106,17 @@ class ServerProcess:
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(LIMIT_SECONDS)
+
+
+@contextlib.contextmanager
+def running_server(*arguments: str) -> Iterator[ServerProcess]:
+    """A server that is ready, and that ends in order as soon as it is told to."""
+    server = ServerProcess(*arguments)
+    try:
+        server.wait_ready()
+        yield server
+        assert server.stop() == 0, server.log()
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait()

@@ -1,3 +1,5 @@
+"""The servers that the tests of several files share: one of each kind for all of a process."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -7,7 +9,7 @@ import openai
 import pytest
 
 from tests.fakes.served_model import served_model_folder
-from tests.fakes.server_process import ServerProcess
+from tests.fakes.server_process import ServerProcess, running_server
 
 
 @pytest.fixture(scope="session")
@@ -16,16 +18,54 @@ def model_folder() -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(model_folder: Path) -> Iterator[ServerProcess]:
-    server = ServerProcess(
-        str(model_folder), "--name", "demo", "--set", "server.reconnect_seconds=2"
-    )
-    server.wait_ready()
-    yield server
-    assert server.stop() == 0, server.log()
+def store_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `server` keeps its blocks."""
+    return tmp_path_factory.mktemp("shared") / "store"
+
+
+@pytest.fixture(scope="session")
+def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `server` puts its crash reports."""
+    return tmp_path_factory.mktemp("state")
+
+
+@pytest.fixture(scope="session")
+def server(model_folder: Path, store_folder: Path, state_folder: Path) -> Iterator[ServerProcess]:
+    """The bundled model. A test that counts what is cached is a tenant of its own."""
+    arguments = (str(model_folder), "--name", "demo", "--store", str(store_folder))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(state_folder))
+        with running_server(*arguments, "--set", "server.reconnect_seconds=0.5") as server:
+            yield server
 
 
 @pytest.fixture
 def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def strict_server(
+    model_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """The bundled model with few places and short times, for all of the network, with a store that
+    no other server has.
+    """
+    settings = {
+        "scheduler.max_running": 4,
+        "scheduler.max_queued": 10,
+        "residency.unread_bytes": 65536,
+        "server.stalled_seconds": 0.5,
+        "server.head_seconds": 1,
+        "server.body_seconds": 1,
+        "server.max_connections_per_address": 500,
+        "server.reconnect_seconds": 0,
+        "server.shutdown_seconds": 0,
+    }
+    arguments = [str(model_folder), "--name", "demo", "--host", "0.0.0.0"]
+    arguments += ["--store", str(tmp_path_factory.mktemp("strict") / "store")]
+    for name, value in settings.items():
+        arguments += ["--set", f"{name}={value}"]
+    with running_server(*arguments) as server:
+        yield server

@@ -8,6 +8,8 @@ the bundled model is shared by all documents that leave the home as it was. Bloc
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import shlex
@@ -26,7 +28,7 @@ from holdfast.cli.main import app
 from holdfast.config import load_settings
 from holdfast.front.fleet.catalog import read_catalog_file
 from tests.fakes.command_line import LONGEST_SECONDS
-from tests.fakes.server_process import ServerProcess
+from tests.fakes.server_process import ServerProcess, running_server
 from tests.project.sources import ROOT
 
 ADDRESS = "127.0.0.1:8321"
@@ -215,22 +217,33 @@ def new_home(patch: pytest.MonkeyPatch, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def shared_server(home: Path) -> Iterator[ServerProcess]:
-    server = ServerProcess()
-    server.wait_ready()
-    yield server
-    assert server.stop() == 0, server.log()
+    with running_server() as server:
+        yield server
 
 
-def run(example: Example, *, folder: Path, server: ServerProcess) -> str:
-    """Run an example; returns its output, or what is wrong after the word FAILED."""
+def run(example: Example, *, folder: Path, server: ServerProcess, is_here: bool = False) -> str:
+    """Run an example; returns its output, or what is wrong after the word FAILED.
+
+    is_here: a Python program runs in this process, which has imported most of what it needs.
+    """
     text = example.text.replace(ADDRESS, server.url.removeprefix("http://"))
     if example.language == "toml":
         return str(read_settings(example.document, text, folder))
+    if example.language == "python" and is_here:
+        return printed(text, folder)
     if example.language == "python":
         return outcome(example, [sys.executable, "-c", text], folder)
     if re.match(r"(\w+=\S+ )*holdfast serve\b", text) and not SHOWN_ERROR.match(example.shown):
         return served(text, folder)
     return outcome(example, ["bash", "-euo", "pipefail", "-c", text], folder)
+
+
+def printed(program: str, folder: Path) -> str:
+    """What a Python program prints."""
+    output = io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(output):
+        exec(compile(program, "example", "exec"), {"__name__": "__main__"})
+    return output.getvalue()
 
 
 def read_settings(document: str, text: str, folder: Path) -> object:
@@ -292,12 +305,14 @@ def served(text: str, folder: Path) -> str:
     return f"FAILED, ended with {process.wait()}: {''.join(lines)}"
 
 
-def assert_runs(examples: list[Example], *, folder: Path, server: ServerProcess) -> None:
+def assert_runs(
+    examples: list[Example], *, folder: Path, server: ServerProcess, is_here: bool = False
+) -> None:
     """Every example that is not listed runs, and says what it has to."""
     for example in examples:
         if not example.is_run:
             continue
-        output = run(example, folder=folder, server=server)
+        output = run(example, folder=folder, server=server, is_here=is_here)
         assert not output.startswith("FAILED"), f"{example.document}: {example.text}\n{output}"
         for beginning, pattern in SAYS.items():
             if example.begins(beginning):
@@ -317,6 +332,7 @@ def test_what_a_newcomer_copies_first_runs(
         [each for each in EXAMPLES[document] if is_quick(each)],
         folder=tmp_path,
         server=shared_server,
+        is_here=True,
     )
 
 
@@ -384,7 +400,10 @@ def holdfast_commands() -> set[tuple[str, ...]]:
     return found
 
 
-def test_every_command_of_holdfast_that_is_shown_is_understood() -> None:
+def test_every_command_of_holdfast_that_is_shown_is_understood(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("typer.core.HAS_RICH", False)  # the help in colours takes twice as long
     wrong = []
     for words in sorted(holdfast_commands()):
         # what follows an agent's name is the agent's

@@ -40,28 +40,21 @@ def loading(folder: Path) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_while_the_model_is_loaded_is_one_line_and_an_end_in_order(
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
+def test_a_signal_while_the_model_is_loaded_is_one_line_and_an_end_of_front_and_worker(
     endless: Path, number: signal.Signals
-) -> None:
-    server = loading(endless)
-    until(lambda: (endless / "is-loading").exists(), "the model is being loaded")
-    server.send_signal(number)
-    output, errors = server.communicate(timeout=60)
-    assert (server.returncode, output) == (0, "")
-    (line,) = errors.strip().splitlines()
-    assert "stopped before the model was ready" in line
-
-
-def test_a_worker_does_not_outlive_a_front_that_is_told_to_stop_while_it_loads(
-    endless: Path,
 ) -> None:
     server = loading(endless)
     until(lambda: (endless / "is-loading").exists(), "the model is being loaded")
     worker = int((endless / "is-loading").read_text())
     assert psutil.pid_exists(worker)
-    server.send_signal(signal.SIGTERM)
-    server.communicate(timeout=60)
+    server.send_signal(number)
+    output, errors = server.communicate(timeout=60)
+    assert (server.returncode, output) == (0, "")
+    (line,) = errors.strip().splitlines()
+    assert "stopped before the model was ready" in line
     assert not psutil.pid_exists(worker)
 
 
@@ -101,12 +94,15 @@ def test_a_signal_at_the_moment_the_http_server_takes_over_signals_is_not_lost(
     assert "stopped before the model was ready" in done.stderr
 
 
-COMMANDS = [
-    ["serve"], ["chat"], ["doctor"], ["config"], ["version"], ["store", "stat"], ["sessions", "ls"], ["bench", "list"],
-]  # fmt: skip
+COMMANDS = [["serve"], ["chat"], ["store", "stat"]]
+FURTHER_COMMANDS = [["doctor"], ["config"], ["version"], ["sessions", "ls"], ["bench", "list"]]
 
 
-@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments",
+    [*COMMANDS, *(pytest.param(each, marks=pytest.mark.slow) for each in FURTHER_COMMANDS)],
+    ids=" ".join,
+)
 def test_a_deleted_working_folder_is_one_line_for_every_command(
     arguments: list[str], tmp_path: Path
 ) -> None:

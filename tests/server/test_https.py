@@ -5,16 +5,17 @@ written.
 from __future__ import annotations
 
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from typer.testing import CliRunner, Result
 
+from holdfast.cli.main import app
 from tests.fakes.certificates import CertificateFiles
-from tests.fakes.command_line import holdfast, only_line
-from tests.fakes.server_process import ServerProcess, until
+from tests.fakes.command_line import only_line
+from tests.fakes.server_process import ServerProcess, running_server, until
 
 
 @pytest.fixture(scope="module")
@@ -24,45 +25,43 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
 
 @pytest.fixture(scope="module")
 def server(files: CertificateFiles) -> Iterator[ServerProcess]:
-    server = ServerProcess(
-        "--name", "demo", "--tls-cert", str(files.certificate), "--tls-key", str(files.key)
-    )
-    server.wait_ready()
-    yield server
-    assert server.stop() == 0, server.log()
+    certificate = ("--tls-cert", str(files.certificate), "--tls-key", str(files.key))
+    with running_server("--name", "demo", *certificate) as server:
+        yield server
 
 
-def listed(server: ServerProcess, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    return holdfast("sessions", "ls", "--url", server.url, cwd=cwd, variables=variables)
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder without settings of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path
 
 
+def run(*arguments: str, variables: dict[str, str] | None = None, stdin: str = "") -> Result:
+    return CliRunner().invoke(app, arguments, input=stdin, env=variables)
+
+
+@pytest.mark.usefixtures("folder")
 def test_its_url_is_printed_as_https_and_commands_work_where_the_certificate_is_trusted(
-    server: ServerProcess, files: CertificateFiles, tmp_path: Path
+    server: ServerProcess, files: CertificateFiles
 ) -> None:
     assert server.url.startswith("https://127.0.0.1:")
     until(lambda: f"curl {server.url}/v1/chat/completions" in server.output(), "the example")
-    unknown = listed(server, tmp_path)
-    assert unknown.returncode != 0
+    listing = ("sessions", "ls", "--url", server.url)
+    unknown = run(*listing)
+    assert unknown.exit_code != 0
     assert "SSL_CERT_FILE=cert.pem" in only_line(unknown.stderr)
-    by_authority = listed(server, tmp_path, SSL_CERT_FILE=str(files.trusted))
-    by_settings = listed(
-        server,
-        tmp_path,
-        HOLDFAST_SERVER_TLS_CERT=str(files.certificate),
-        HOLDFAST_SERVER_TLS_KEY=str(files.key),
-    )
-    assert (by_authority.returncode, by_settings.returncode) == (0, 0), (
-        by_authority.stderr + by_settings.stderr
-    )
-    said = holdfast(
-        "chat",
-        "--url",
-        server.url,
-        cwd=tmp_path,
-        stdin="Hello\n",
-        variables={"SSL_CERT_FILE": str(files.trusted)},
-    )
-    assert said.returncode == 0, said.stderr
+    authority = {"SSL_CERT_FILE": str(files.trusted)}
+    settings = {
+        "HOLDFAST_SERVER_TLS_CERT": str(files.certificate),
+        "HOLDFAST_SERVER_TLS_KEY": str(files.key),
+    }
+    for variables in (authority, settings):
+        trusting = run(*listing, variables=variables)
+        assert trusting.exit_code == 0, trusting.stderr
+    said = run("chat", "--url", server.url, variables=authority, stdin="Hello\n")
+    assert said.exit_code == 0, said.stderr
     assert said.stdout.strip()
 
 
@@ -105,9 +104,10 @@ def test_a_renewal_cuts_no_answer(server: ServerProcess, files: CertificateFiles
         ),
     ],
 )
+@pytest.mark.usefixtures("folder")
 def test_what_cannot_be_served_ends_the_start_in_one_line(
-    options: tuple[str, ...], said: str, tmp_path: Path
+    options: tuple[str, ...], said: str
 ) -> None:
-    ended = holdfast("serve", *options, cwd=tmp_path)
-    assert ended.returncode == 2
+    ended = run("serve", *options)
+    assert ended.exit_code == 2
     assert said in only_line(ended.stderr)

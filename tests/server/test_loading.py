@@ -4,7 +4,6 @@ the end.
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -97,19 +96,3 @@ def test_all_who_come_while_the_model_is_loaded_wait_and_are_answered(
         if line.startswith("holdfast_worker_finished")
     ]
     assert [float(line.rpartition(" ")[2]) for line in finished] == [2.0]
-
-
-def test_who_comes_while_a_dead_worker_is_replaced_is_answered_by_the_new_one(
-    held_up: tuple[ServerProcess, psutil.Process],
-) -> None:
-    server, worker = held_up
-    worker.resume()
-    server.wait_ready()
-    worker.send_signal(signal.SIGKILL)
-    until(
-        lambda: httpx.get(f"{server.url}/health", timeout=60).status_code == 503,
-        "the death is seen",
-    )
-    answer = httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=60)
-    assert answer.status_code == 200, answer.text
-    assert server.model()["pid"] != worker.pid

@@ -20,12 +20,10 @@ import openai
 import pytest
 
 from tests.fakes.scripted_model import calls, write_scripted
-from tests.fakes.server_process import ServerProcess, until
+from tests.fakes.server_process import ServerProcess, running_server, until
 
-TEXT = (
-    "I look at all notes first. " + "one two three four five six seven " * 12 + "and that is all."
-)
-ARGUMENTS = {"path": "notes/harbour.txt", "lines": [str(number) for number in range(40)]}
+TEXT = "I look at all notes first. " + "one two three four five six seven " * 6 + "and that is all."
+ARGUMENTS = {"path": "notes/harbour.txt", "lines": [str(number) for number in range(20)]}
 SCRIPT = calls(("write_file", ARGUMENTS), text=TEXT)
 SCHEMA = {
     "type": "object",
@@ -44,12 +42,9 @@ GREEDY: dict[str, Any] = {"temperature": 0}  # so that a lost answer may go to t
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = Path(tmp_path_factory.mktemp("scripted"))
     write_scripted(folder, [SCRIPT] * 2)
-    server = ServerProcess(
-        str(folder), "--name", "scripted", "--set", "server.unattended_seconds=0"
-    )
-    server.wait_ready()
-    yield server
-    assert server.stop() == 0, server.log()
+    arguments = (str(folder), "--name", "scripted", "--set", "server.unattended_seconds=0")
+    with running_server(*arguments) as server:
+        yield server
 
 
 class Chat:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.fakes.server_process import ServerProcess
+from tests.fakes.server_process import ServerProcess, running_server
 
 MODELS = ("demo", "draft", "window")
 LONG = "The river rose in the night, and in the morning the bridge was gone. " * 40
@@ -26,18 +26,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         f'[models.{name}]\nid = "{model}"\n' for name, model in zip(MODELS, tables, strict=True)
     ]
     (folder / "models.toml").write_text("\n".join(catalog))
-    server = ServerProcess(
+    arguments = (
         *("--models", str(folder / "models.toml"), "--store", str(folder / "store")),
         *("--set", "residency.max_loaded=2", "--set", "residency.turn_seconds=0.5"),
     )
-    try:
-        server.wait_ready()
+    with running_server(*arguments) as server:
         yield server
-        assert server.stop() == 0, server.log()
-    finally:
-        if server.process.poll() is None:
-            server.process.kill()
-            server.process.wait()
 
 
 def states(server: ServerProcess) -> dict[str, str]:

@@ -1,10 +1,9 @@
-"""A server that remembers: through restarts, for each tenant alone, and it can say what it found."""
+"""A server that remembers, for each tenant alone, and can say what it found."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.fakes.server_process import ServerProcess, until
+from tests.fakes.server_process import ServerProcess, running_server, until
 
 TEXT = (
     "The lighthouse keeper wrote every ship into his book, with its name, its flag and the weather "
@@ -21,23 +20,9 @@ TEXT = (
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture(scope="module")
-def shared_server(
-    model_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServerProcess]:
-    server = start(model_folder, tmp_path_factory.mktemp("shared") / "store")
-    yield server
-    assert server.stop() == 0, server.log()
-
-
-@pytest.fixture
-def server(shared_server: ServerProcess, request: pytest.FixtureRequest) -> Asked:
-    """One server for the tests that need no restart; each is a tenant of its own."""
-    return Asked(shared_server, {"X-Holdfast-Tenant": request.node.name})
+def asked(server: ServerProcess, request: pytest.FixtureRequest) -> Asked:
+    """The server that all share; each test is a tenant of its own."""
+    return Asked(server, {"X-Holdfast-Tenant": request.node.name})
 
 
 class Asked:
@@ -64,79 +49,14 @@ class Asked:
         return response.json()
 
 
-def start(model_folder: Path, folder: Path, *more: str) -> ServerProcess:
-    server = ServerProcess(str(model_folder), "--store", str(folder), *more)
-    server.wait_ready()
-    return server
-
-
 def cached(answer: Any) -> int:
     return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
-def test_what_was_read_is_there_after_a_kill_and_comes_from_disk(
-    model_folder: Path, folder: Path
+def test_a_worker_that_is_killed_loses_parked_states_and_the_next_one_answers_from_disk(
+    asked: Asked,
 ) -> None:
-    first = start(model_folder, folder)
-    before = Asked(first).complete()
-    assert (cached(before), before["holdfast"]["reason"]) == (0, "nothing_stored")
-    until(lambda: first.model()["memory"]["store"]["blocks"] > 0, "blocks on disk")
-    worker = first.model()["pid"]
-    for killed in (first.process.pid, worker):
-        os.kill(killed, signal.SIGKILL)
-    first.process.wait()
-    until(lambda: not psutil.pid_exists(worker), "the end of the worker")
-
-    second = start(model_folder, folder)
-    after = Asked(second).complete()
-    prompt_tokens = after["usage"]["prompt_tokens"]
-    assert after["choices"] == before["choices"]
-    assert cached(after) == prompt_tokens - 1
-    assert after["holdfast"]["reason"] == "complete"
-    assert (after["holdfast"]["ram_tokens"], after["holdfast"]["disk_tokens"]) == (
-        0,
-        prompt_tokens - 1,
-    )
-    assert after["holdfast"]["seconds"]["restore"] > 0
-    again = Asked(second).complete()
-    assert (again["holdfast"]["ram_tokens"], again["holdfast"]["disk_tokens"]) == (
-        prompt_tokens - 1,
-        0,
-    )
-    assert second.stop() == 0, second.log()
-
-
-def test_a_worker_whose_front_was_killed_keeps_what_it_has_and_ends(
-    model_folder: Path, folder: Path
-) -> None:
-    first = start(model_folder, folder)
-    worker = psutil.Process(first.model()["pid"])
-    body = {
-        "prompt": TEXT,
-        "max_tokens": 3000,
-        "temperature": 0,
-        "stream": True,
-        "ignore_eos": True,
-    }
-    with httpx.stream("POST", f"{first.url}/v1/completions", json=body, timeout=60) as response:
-        next(response.iter_lines())
-        first.process.kill()
-        first.process.wait()
-    until(
-        lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE,
-        "the end of the worker",
-    )
-
-    second = start(model_folder, folder)
-    after = Asked(second).complete()
-    assert cached(after) == after["usage"]["prompt_tokens"] - 1, (
-        "the last block of the prompt was full with the answer only"
-    )
-    assert second.stop() == 0, second.log()
-
-
-def test_a_worker_that_is_killed_loses_parked_states_and_nothing_else(server: Asked) -> None:
-    process = server.process
+    process = asked.process
 
     def figure(name: str) -> float:
         lines = httpx.get(f"{process.url}/metrics", timeout=60).text.splitlines()
@@ -144,7 +64,7 @@ def test_a_worker_that_is_killed_loses_parked_states_and_nothing_else(server: As
 
     def first_turn(headers: dict[str, str]) -> Any:
         kept, blocks = figure("holdfast_prefix_cache_kept_tokens"), figure("holdfast_store_blocks")
-        answer = server.complete(max_tokens=8, headers=headers)
+        answer = asked.complete(max_tokens=8, headers=headers)
         until(
             lambda: (
                 figure("holdfast_prefix_cache_kept_tokens")
@@ -170,7 +90,11 @@ def test_a_worker_that_is_killed_loses_parked_states_and_nothing_else(server: As
         if who == "struck":
             os.kill(worker, signal.SIGKILL)
             until(lambda: not psutil.pid_exists(worker), "the end of the worker")  # noqa: B023
-        told[who] = server.complete(
+            until(
+                lambda: httpx.get(f"{process.url}/health", timeout=60).status_code == 503,
+                "the death is seen",
+            )
+        told[who] = asked.complete(
             f"{TEXT}{first['choices'][0]['text']} And then", max_tokens=8, headers=headers
         )
         assert (process.model()["pid"] == worker) == (who == "spared")
@@ -180,36 +104,37 @@ def test_a_worker_that_is_killed_loses_parked_states_and_nothing_else(server: As
     assert (struck["ram_tokens"], struck["disk_tokens"]) == (0, spared["ram_tokens"])
 
 
-def test_two_tenants_share_nothing_by_header_salt_or_key(server: Asked) -> None:
-    assert cached(server.complete()) == 0
+def test_two_tenants_share_nothing_by_header_salt_or_key(asked: Asked) -> None:
+    assert cached(asked.complete()) == 0
     for who in (
         {"headers": {"X-Holdfast-Tenant": "ann"}},
         {"headers": {"X-Holdfast-Tenant": "bob"}},
         {"cache_salt": "ann"},
     ):
-        first, second = server.complete(**who), server.complete(**who)
+        first, second = asked.complete(**who), asked.complete(**who)
         assert (cached(first), first["holdfast"]["reason"]) == (0, "nothing_stored")
         assert cached(second) == second["usage"]["prompt_tokens"] - 1
-    assert cached(server.complete()) > 0
+    assert cached(asked.complete()) > 0
 
 
+@pytest.mark.slow
 def test_another_key_begins_with_nothing_and_no_key_stands_on_disk(
-    model_folder: Path, folder: Path
+    model_folder: Path, tmp_path: Path
 ) -> None:
+    store = tmp_path / "store"
     for key, expected in (("first-key", False), ("second-key", False), ("first-key", True)):
-        server = start(model_folder, folder, "--api-key", key)
-        answer = Asked(server, {"authorization": f"Bearer {key}"}).complete()
-        assert bool(cached(answer)) == expected
-        assert server.stop() == 0, server.log()
-    kept = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+        with running_server(str(model_folder), "--store", str(store), "--api-key", key) as process:
+            answer = Asked(process, {"authorization": f"Bearer {key}"}).complete()
+            assert bool(cached(answer)) == expected
+    kept = b"".join(path.read_bytes() for path in store.rglob("*") if path.is_file())
     assert len(kept) > 1000
     assert b"first-key" not in kept
 
 
-def test_a_diverging_prompt_is_told_which_token_differs_in_words(server: Asked) -> None:
-    server.complete()
+def test_a_diverging_prompt_is_told_which_token_differs_in_words(asked: Asked) -> None:
+    asked.complete()
     at = TEXT.rindex("keeper")
-    explained = server.complete(TEXT[:at] + "painter" + TEXT[at + 6 :])["holdfast"]
+    explained = asked.complete(TEXT[:at] + "painter" + TEXT[at + 6 :])["holdfast"]
     assert explained["reason"] == "diverged"
     assert explained["difference"]["position"] == explained["ram_tokens"] + explained["disk_tokens"]
     assert explained["difference"]["before"].rstrip().endswith("lighthouse")
@@ -218,26 +143,26 @@ def test_a_diverging_prompt_is_told_which_token_differs_in_words(server: Asked) 
     assert explained["difference"]["prompt"]["text"] in explained["explanation"]
 
 
-def test_usage_is_exact_when_a_stop_string_ends_the_answer(server: Asked) -> None:
-    whole = server.complete(max_tokens=8)
+def test_usage_is_exact_when_a_stop_string_ends_the_answer(asked: Asked) -> None:
+    whole = asked.complete(max_tokens=8)
     stop = whole["choices"][0]["text"][1:3]
-    stopped = server.complete(max_tokens=8, stop=stop)
+    stopped = asked.complete(max_tokens=8, stop=stop)
     assert stopped["choices"][0]["finish_reason"] == "stop"
     assert cached(stopped) == stopped["usage"]["prompt_tokens"] - 1
     assert stopped["holdfast"]["seconds"]["prefill"] > 0
 
 
-def test_requests_with_one_beginning_read_it_once(server: Asked) -> None:
-    answer = server.complete(n=3, temperature=1, seed=1)
+def test_requests_with_one_beginning_read_it_once(asked: Asked) -> None:
+    answer = asked.complete(n=3, temperature=1, seed=1)
     explained = answer["holdfast"]
     assert explained["read_tokens"] == answer["usage"]["prompt_tokens"]
     assert [choice["read_tokens"] for choice in explained["further_choices"]] == [1, 1]
 
 
-def test_metrics_and_health_show_what_is_kept(server: Asked) -> None:
-    server.complete()
-    server.complete()
-    process = server.process
+def test_metrics_and_health_show_what_is_kept(asked: Asked) -> None:
+    asked.complete()
+    asked.complete()
+    process = asked.process
     until(lambda: process.model()["memory"]["store"]["blocks"] > 0, "blocks on disk")
     model = process.model()
     assert model["memory"]["store"]["mode"] == "writing"

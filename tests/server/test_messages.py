@@ -28,18 +28,10 @@ SUM: list[dict[str, Any]] = [{"role": "user", "content": "What is 17 + 25?"}]
 THINK = {"type": "enabled", "budget_tokens": 1024}
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("store")
-
-
-@pytest.fixture(scope="module")
-def claude(store: Path) -> Iterator[anthropic.Anthropic]:
-    server = ServerProcess("--store", str(store), "--name", "demo")
-    server.wait_ready()
+@pytest.fixture
+def claude(server: ServerProcess) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
         yield client
-    assert server.stop() == 0, server.log()
 
 
 def options(messages: Any, **more: Any) -> Any:
@@ -234,6 +226,8 @@ def test_too_long_a_conversation_is_told_with_its_numbers(claude: anthropic.Anth
         whole(claude, [{"role": "user", "content": "many words " * 40_000}])
 
 
-def test_the_key_of_signatures_lies_in_the_store(claude: anthropic.Anthropic, store: Path) -> None:
+def test_the_key_of_signatures_lies_in_the_store(
+    claude: anthropic.Anthropic, store_folder: Path
+) -> None:
     whole(claude, SUM, thinking=THINK)
-    assert (store / "answers" / "seal.key").stat().st_mode & 0o777 == 0o600
+    assert (store_folder / "answers" / "seal.key").stat().st_mode & 0o777 == 0o600

@@ -116,13 +116,13 @@ async def test_sixteen_clients_with_random_disconnects_leave_nothing_behind(
 
 
 RULES = (
-    "You are one of six agents that keep a harbour. Answer in one short sentence, and never say "
+    "You are one of four agents that keep a harbour. Answer in one short sentence, and never say "
     "what the others have said. " * 12
 )
 TURNS = ("What is 2 + 3?", "And what is 4 + 4?", "Say hello.")
 
 
-def test_six_agents_at_once_are_answered_as_alone_and_hardly_anything_is_read_twice(
+def test_four_agents_at_once_are_answered_as_alone_and_hardly_anything_is_read_twice(
     server: ServerProcess,
 ) -> None:
     def hold(tenant: str, number: int, together: threading.Barrier | None = None) -> list[Any]:
@@ -150,11 +150,11 @@ def test_six_agents_at_once_are_answered_as_alone_and_hardly_anything_is_read_tw
                 answers.append(answer)
         return answers
 
-    agents = range(6)
+    agents = range(4)
     alone = [hold(f"agent {number}", number) for number in agents]
     before, barrier = reused(server), threading.Barrier(len(agents))
     with ThreadPoolExecutor(len(agents)) as threads:
-        together = list(threads.map(lambda number: hold("six agents", number, barrier), agents))
+        together = list(threads.map(lambda number: hold("four agents", number, barrier), agents))
     said = [[each.choices[0].message.content for each in answers] for answers in together]
     assert said == [[each.choices[0].message.content for each in answers] for answers in alone]
     assert all(all(texts) for texts in said)
@@ -162,13 +162,13 @@ def test_six_agents_at_once_are_answered_as_alone_and_hardly_anything_is_read_tw
     own = sum(answers[-1].usage.prompt_tokens - rules for answers in together)
     explained = [[each.holdfast for each in answers] for answers in together]
     assert sum(each["read_tokens"] for turns in explained for each in turns) <= rules + own
-    assert sum(each.holdfast["read_tokens"] for answers in alone for each in answers) > 5 * rules
+    assert sum(each.holdfast["read_tokens"] for answers in alone for each in answers) > 3 * rules
     for turns, answers in zip(explained, together, strict=True):
         for told, last in zip(turns[1:], answers, strict=False):
             assert told["moved_tokens"] + told["shared_tokens"] >= last.usage.prompt_tokens - 1
     after = reused(server)
     assert after["moved"] > before["moved"]
-    assert after["shared"] - before["shared"] >= 4 * rules
+    assert after["shared"] - before["shared"] >= 2 * rules
 
 
 def reused(server: ServerProcess) -> dict[str, float]:

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,49 +15,35 @@ import pytest
 
 from tests.fakes.server_process import ServerProcess, until
 
-RUNNING, QUEUED = 4, 10
+RUNNING, QUEUED = 4, 10  # what the strict server has room for
 LONG = {"prompt": "once", "max_tokens": 20_000, "ignore_eos": True}
 SHORT = {"prompt": "once", "max_tokens": 5, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module")
-def small_server(model_folder: Path) -> Iterator[ServerProcess]:
-    limits = (
-        "--set",
-        f"scheduler.max_running={RUNNING}",
-        "--set",
-        f"scheduler.max_queued={QUEUED}",
-    )
-    server = ServerProcess(str(model_folder), "--name", "demo", *limits)
-    server.wait_ready()
-    yield server
-    assert server.stop() == 0, server.log()
-
-
 @pytest.fixture
-async def client(small_server: ServerProcess) -> AsyncIterator[httpx.AsyncClient]:
+async def client(strict_server: ServerProcess) -> AsyncIterator[httpx.AsyncClient]:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(
-        base_url=f"{small_server.url}/v1", timeout=60, limits=limits
+        base_url=f"{strict_server.url}/v1", timeout=60, limits=limits
     ) as client:
         yield client
-    until(lambda: _load(small_server) == (0, 0), "nothing is left in the worker")
+    until(lambda: _load(strict_server) == (0, 0), "nothing is left in the worker")
 
 
 @pytest.mark.slow
 async def test_a_full_queue_refuses_with_a_time_to_come_again(
-    small_server: ServerProcess, client: httpx.AsyncClient
+    strict_server: ServerProcess, client: httpx.AsyncClient
 ) -> None:
-    async with _Filled(small_server, client):
+    async with _Filled(strict_server, client):
         for more in ({}, {"stream": True}, {"n": 3}, {"prompt": ["a", "b"]}):
             response = await client.post("/completions", json={**SHORT, **more})
             assert (response.status_code, response.json()["error"]["code"]) == (503, "queue_full")
             assert int(response.headers["retry-after"]) >= 1
-        assert _load(small_server) == (RUNNING, QUEUED)
+        assert _load(strict_server) == (RUNNING, QUEUED)
 
 
 async def test_more_than_can_ever_wait_is_refused_for_good(
-    small_server: ServerProcess, client: httpx.AsyncClient
+    strict_server: ServerProcess, client: httpx.AsyncClient
 ) -> None:
     response = await client.post("/completions", json={**SHORT, "prompt": ["a"] * 50})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
@@ -68,16 +53,16 @@ async def test_more_than_can_ever_wait_is_refused_for_good(
 
 @pytest.mark.slow
 async def test_who_leaves_the_queue_makes_room_in_it(
-    small_server: ServerProcess, client: httpx.AsyncClient
+    strict_server: ServerProcess, client: httpx.AsyncClient
 ) -> None:
-    async with _Filled(small_server, client, streams=False):
+    async with _Filled(strict_server, client, streams=False):
         assert (await client.post("/completions", json=SHORT)).status_code == 503
-    until(lambda: _load(small_server) == (0, 0), "the work of those who left has stopped")
+    until(lambda: _load(strict_server) == (0, 0), "the work of those who left has stopped")
     assert (await client.post("/completions", json=SHORT)).status_code == 200
 
 
 async def test_a_storm_of_short_visits_leaves_a_server_that_answers(
-    small_server: ServerProcess, client: httpx.AsyncClient
+    strict_server: ServerProcess, client: httpx.AsyncClient
 ) -> None:
     dice = random.Random(7)
 
@@ -86,8 +71,8 @@ async def test_a_storm_of_short_visits_leaves_a_server_that_answers(
             async with asyncio.timeout(dice.random() * 0.3):
                 await client.post("/completions", json={**LONG, "stream": number % 2 == 0})
 
-    await asyncio.gather(*(visit(number) for number in range(150)))
-    until(lambda: _load(small_server) == (0, 0), "the work of those who left has stopped")
+    await asyncio.gather(*(visit(number) for number in range(60)))
+    until(lambda: _load(strict_server) == (0, 0), "the work of those who left has stopped")
     assert (await client.post("/completions", json=SHORT)).status_code == 200
 
 
@@ -103,7 +88,9 @@ class _Filled:
     async def __aenter__(self) -> None:
         self._task = asyncio.create_task(self._fill())
         await asyncio.to_thread(
-            until, lambda: _load(self._server) == (RUNNING, QUEUED), "all places are taken"
+            until,
+            lambda: _load(self._server) == (RUNNING, QUEUED),
+            "all places are taken",
         )
 
     async def __aexit__(self, *_: object) -> None:

@@ -66,7 +66,7 @@ def kill(server: ServerProcess) -> None:
     until(lambda: not psutil.pid_exists(worker), "the end of the worker")
 
 
-def test_a_server_writes_nothing_into_the_folder_for_temporary_files_of_all_and_leaves_nothing(
+def test_a_server_at_rest_is_small_and_private_and_leaves_nothing_after_an_interrupt(
     model_folder: Path, places: Places, running: list[ServerProcess]
 ) -> None:
     server = started(model_folder, running)
@@ -77,9 +77,15 @@ def test_a_server_writes_nothing_into_the_folder_for_temporary_files_of_all_and_
     (folder,) = places.run.iterdir()
     assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IMODE(places.run.stat().st_mode) == 0o700
     worker = psutil.Process(server.model()["pid"])
+    resident = sum(
+        psutil.Process(pid).memory_info().rss for pid in (server.process.pid, worker.pid)
+    )
+    assert resident < 200e6, f"{resident / 1e6:.0f} MB"
     assert Path(worker.environ()["TMPDIR"]).parent == folder
     assert stat.S_IMODE(Path(worker.environ()["TMPDIR"]).stat().st_mode) == 0o700
-    assert server.stop() == 0, server.log()
+    assert server.stop(signal.SIGINT) == 0, server.log()
+    assert not worker.is_running()
+    assert "Traceback" not in server.log()
     assert places.left() == []
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.fakes.reference_sampler import log_probabilities
-from tests.fakes.server_process import ServerProcess, until
+from tests.fakes.server_process import ServerProcess, running_server, until
 from tests.fakes.tiny_models import make_tiny, write_tiny
 
 LARGE_VOCAB = 30_000  # logits of 279 positions fit in a piece
@@ -26,10 +26,8 @@ TEXT = "".join(f"{number} sheep are {'black' if number % 3 else 'white'}. " for 
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder: Path = tmp_path_factory.mktemp("models") / "large"
     write_tiny(folder, "llama", changes={"vocab_size": LARGE_VOCAB})
-    server = ServerProcess(str(folder), "--name", "large", "--store", "off")
-    server.wait_ready()
-    yield server
-    assert server.stop() == 0, server.log()
+    with running_server(str(folder), "--name", "large", "--store", "off") as server:
+        yield server
 
 
 def complete(server: ServerProcess, **body: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,31 +10,17 @@ import click.testing
 import httpx
 import msgspec
 import openai
-import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli.main import app
 from holdfast.worker.prefix.chain import Branch, ChainBlock
 from holdfast.worker.sessions.session_file import SessionFile, write_session
-from tests.fakes.server_process import ServerProcess, until
+from tests.fakes.server_process import ServerProcess
 
 STORY = (
     "The harbour master counted the boats twice before the storm, and wrote the number on the "
     "wall. " * 12
 )
-
-
-@pytest.fixture(scope="module")
-def server(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    server = start(model_folder, tmp_path_factory.mktemp("sessions") / "store")
-    yield server
-    assert server.stop() == 0, server.log()
-
-
-def start(model_folder: Path, folder: Path) -> ServerProcess:
-    server = ServerProcess(str(model_folder), "--name", "demo", "--store", str(folder))
-    server.wait_ready()
-    return server
 
 
 def complete(server: ServerProcess, prompt: str, *, tenant: str, session: str) -> Any:
@@ -130,34 +115,16 @@ def test_a_session_grows_forks_and_closes(server: ServerProcess) -> None:
     assert cached(complete(server, STORY, tenant=tenant, session="c")) == 0
 
 
-def test_a_session_is_there_after_a_restart(model_folder: Path, tmp_path: Path) -> None:
-    first = start(model_folder, tmp_path / "store")
-    complete(first, STORY, tenant="t", session="long")
-    ask(first, "PATCH", "/long", tenant="t", json={"pinned": True, "ttl_seconds": None})
-    until(lambda: first.model()["memory"]["store"]["blocks"] > 0, "blocks on disk")
-    assert first.stop() == 0
-    second = start(model_folder, tmp_path / "store")
-    found = ask(second, "GET", "/long", tenant="t").json()
-    assert (found["pinned"], found["pin_state"], found["expires_at"], found["requests"]) == (
-        True,
-        "kept",
-        None,
-        1,
-    )
-    assert found["kept_tokens"] == found["disk_tokens"] == found["tokens"] > 200
-    assert second.stop() == 0
-
-
 def test_a_session_goes_from_one_server_to_another_as_a_file(
-    server: ServerProcess, model_folder: Path, tmp_path: Path
+    server: ServerProcess, strict_server: ServerProcess, tmp_path: Path
 ) -> None:
+    other = strict_server
     before = complete(server, STORY, tenant="from", session="moving")
     file = tmp_path / "moving.session"
     assert "wrote" in run(server, "export", "moving", str(file), tenant="from").stdout
     assert (
         "already exists" in run(server, "export", "moving", str(file), tenant="from", code=2).stderr
     )
-    other = start(model_folder, tmp_path / "other")
     came = shown(other, "import", str(file), "--id", "moved", tenant="to")
     assert (came["id"], came["kept_tokens"]) == ("moved", came["tokens"])
     assert "already" in run(other, "import", str(file), "--id", "moved", tenant="to", code=2).stderr
@@ -175,7 +142,6 @@ def test_a_session_goes_from_one_server_to_another_as_a_file(
     assert ask(other, "POST", "/import?id=empty", tenant="to", content=b"", status=400).json()[
         "error"
     ]["code"]
-    assert other.stop() == 0
 
 
 def test_a_forged_file_is_refused_and_nobody_elses_session_is_touched(

@@ -16,30 +16,17 @@ import httpx
 import psutil
 import pytest
 
-from tests.fakes.server_process import ServerProcess, until
+from tests.fakes.server_process import ServerProcess, running_server, until
 from tests.fakes.told_streams import OF_EVERY_KIND, answer_to, completion
 
 
 @pytest.fixture(scope="module")
-def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("state")
-
-
-@pytest.fixture(scope="module")
-def bundled(state: Path) -> Iterator[ServerProcess]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(state))
-        settings = ("residency.hang_seconds=1.5", "residency.heartbeat_seconds=0.25")
-        server = ServerProcess(
-            "--name",
-            "demo",
-            "--store",
-            "off",
-            *(part for each in settings for part in ("--set", each)),
-        )
-    server.wait_ready()
-    yield server
-    assert server.stop() == 0, server.log()
+def watched() -> Iterator[ServerProcess]:
+    """A server that sees soon that a worker hangs."""
+    settings = ("residency.hang_seconds=1.5", "residency.heartbeat_seconds=0.25")
+    given = [part for each in settings for part in ("--set", each)]
+    with running_server("--name", "demo", "--store", "off", *given) as server:
+        yield server
 
 
 def resumed(server: ServerProcess) -> float:
@@ -51,17 +38,17 @@ def resumed(server: ServerProcess) -> float:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(bundled: ServerProcess) -> list[str]:
+def undisturbed(watched: ServerProcess) -> list[str]:
     with ThreadPoolExecutor(len(OF_EVERY_KIND)) as threads:
-        return list(threads.map(partial(answer_to, bundled.url), OF_EVERY_KIND))
+        return list(threads.map(partial(answer_to, watched.url), OF_EVERY_KIND))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_answers_go_on_with_the_next_worker_as_if_nothing_had_happened(
-    bundled: ServerProcess, undisturbed: list[str], number: signal.Signals
+    watched: ServerProcess, undisturbed: list[str], number: signal.Signals
 ) -> None:
-    before, worker = resumed(bundled), psutil.Process(bundled.model()["pid"])
+    before, worker = resumed(watched), psutil.Process(watched.model()["pid"])
     events, is_due = [0], threading.Event()
 
     def count() -> None:
@@ -71,24 +58,25 @@ def test_answers_go_on_with_the_next_worker_as_if_nothing_had_happened(
 
     with ThreadPoolExecutor(len(OF_EVERY_KIND)) as threads:
         answers = [
-            threads.submit(answer_to, bundled.url, asked, on_event=count) for asked in OF_EVERY_KIND
+            threads.submit(answer_to, watched.url, asked, on_event=count) for asked in OF_EVERY_KIND
         ]
         assert is_due.wait(60)
         worker.send_signal(number)
         assert [each.result() for each in answers] == undisturbed
     assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
-    assert resumed(bundled) - before >= 4
+    assert resumed(watched) - before >= 4
 
 
 def test_it_is_told_in_the_log_and_in_a_crash_report(
-    bundled: ServerProcess, state: Path, undisturbed: list[str]
+    server: ServerProcess, state_folder: Path
 ) -> None:
     asked = completion("explained", "Once upon a time", max_tokens=200)
-    worker = psutil.Process(bundled.model()["pid"])
+    worker = psutil.Process(server.model()["pid"])
     with httpx.stream(
         "POST",
-        f"{bundled.url}{asked.path}",
+        f"{server.url}{asked.path}",
         json={**asked.body, "model": "demo", "stream": True, "holdfast": {"explain": True}},
+        timeout=60,
     ) as response:
         lines = response.iter_lines()
         next(lines)
@@ -98,9 +86,9 @@ def test_it_is_told_in_the_log_and_in_a_crash_report(
         ]
     assert explained["resumed"] == 1
     assert "another one continued it" in explained["explanation"]
-    assert "(1 mid-answer); those that are not refused continue on the next worker" in bundled.log()
-    until(lambda: "resumed 1 times" in bundled.log(), "the request is logged")
-    report = json.loads(max((state / "holdfast" / "crashes").iterdir()).read_text())
+    assert "(1 mid-answer); those that are not refused continue on the next worker" in server.log()
+    until(lambda: "resumed 1 times" in server.log(), "the request is logged")
+    report = json.loads(max((state_folder / "holdfast" / "crashes").iterdir()).read_text())
     assert "SIGABRT" in report["how"]
     assert any("Fatal Python error: Aborted" in line for line in report["log"])
     (had,) = report["requests"]

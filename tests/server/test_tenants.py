@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.front.application import DIALECTS
 from holdfast.front.server.access import named_key, write_keys
-from tests.fakes.server_process import ServerProcess
+from tests.fakes.server_process import ServerProcess, running_server, until
 
 STORY = (
     "The harbour master counted the boats twice before the storm, and wrote the number on the "
@@ -178,8 +178,12 @@ OTHER_TENANTS = {
 
 
 @pytest.fixture(scope="module")
-def server(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    folder = tmp_path_factory.mktemp("tenants")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tenants")
+
+
+@pytest.fixture(scope="module")
+def server(model_folder: Path, folder: Path) -> Iterator[ServerProcess]:
     keys = [
         named_key(name, key, is_admin=False, priority="interactive", max_requests=None)
         for name, key in KEYS.items()
@@ -191,10 +195,8 @@ def server(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         "--set",
         f"server.keys_file={folder / 'keys.json'}",
     )
-    server = ServerProcess(str(model_folder), "--name", "demo", *settings)
-    server.wait_ready()
-    yield server
-    assert server.stop() == 0, server.log()
+    with running_server(str(model_folder), "--name", "demo", *settings) as server:
+        yield server
 
 
 @dataclass(frozen=True)
@@ -294,3 +296,13 @@ def test_a_conversation_takes_its_salt_from_the_query_only(
         for query in ("?cache_salt=a", "?cache_salt=b", "")
     ]
     assert statuses == [200, 404, 404]
+
+
+def written_in(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+def test_no_key_stands_on_disk(asked: Asked, folder: Path) -> None:
+    asked.counts("/v1/completions", ALICE)
+    until(lambda: len(written_in(folder / "store")) > 1000, "blocks on disk")
+    assert [key for key in KEYS.values() if key.encode() in written_in(folder)] == []

@@ -5,13 +5,10 @@ and whole.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
-
-from tests.fakes.server_process import ServerProcess
 
 WEATHER = {
     "type": "function",
@@ -27,15 +24,6 @@ WEATHER = {
 }
 ASKED: list[dict[str, Any]] = [{"role": "user", "content": "What is the weather in Oslo?"}]
 SUM: list[dict[str, Any]] = [{"role": "user", "content": "What is 17 + 25?"}]
-
-
-@pytest.fixture(scope="module")
-def bundled() -> Iterator[openai.OpenAI]:
-    server = ServerProcess("--store", "off", "--name", "demo")
-    server.wait_ready()
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-    assert server.stop() == 0, server.log()
 
 
 def whole(client: openai.OpenAI, messages: Any, **options: Any) -> Any:
@@ -73,8 +61,8 @@ def streamed(client: openai.OpenAI, messages: Any, **options: Any) -> dict[str, 
     return message
 
 
-def test_a_tool_is_called_and_its_result_told(bundled: openai.OpenAI) -> None:
-    choice = whole(bundled, ASKED, tools=[WEATHER]).choices[0]
+def test_a_tool_is_called_and_its_result_told(client: openai.OpenAI) -> None:
+    choice = whole(client, ASKED, tools=[WEATHER]).choices[0]
     (call,) = choice.message.tool_calls
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
     assert (call.function.name, json.loads(call.function.arguments)) == (
@@ -82,14 +70,14 @@ def test_a_tool_is_called_and_its_result_told(bundled: openai.OpenAI) -> None:
         {"city": "Oslo"},
     )
     result = {"role": "tool", "tool_call_id": call.id, "content": "sunny, 21 degrees"}
-    after = whole(bundled, [*ASKED, choice.message, result], tools=[WEATHER])
+    after = whole(client, [*ASKED, choice.message, result], tools=[WEATHER])
     assert "21 degrees" in after.choices[0].message.content
     assert after.usage.prompt_tokens_details.cached_tokens > 100, "the first turn was read again"
 
 
-def test_a_streamed_call_is_that_of_the_whole_answer(bundled: openai.OpenAI) -> None:
-    got = streamed(bundled, ASKED, tools=[WEATHER], logprobs=True)
-    one = whole(bundled, ASKED, tools=[WEATHER], logprobs=True)
+def test_a_streamed_call_is_that_of_the_whole_answer(client: openai.OpenAI) -> None:
+    got = streamed(client, ASKED, tools=[WEATHER], logprobs=True)
+    one = whole(client, ASKED, tools=[WEATHER], logprobs=True)
     choice = one.choices[0]
     assert got["calls"] == [
         [call.function.name, call.function.arguments] for call in choice.message.tool_calls
@@ -100,13 +88,13 @@ def test_a_streamed_call_is_that_of_the_whole_answer(bundled: openai.OpenAI) -> 
     assert got["usage"].completion_tokens_details == one.usage.completion_tokens_details
 
 
-def test_a_thought_comes_apart_from_the_answer_and_is_counted(bundled: openai.OpenAI) -> None:
-    one = whole(bundled, SUM)
+def test_a_thought_comes_apart_from_the_answer_and_is_counted(client: openai.OpenAI) -> None:
+    one = whole(client, SUM)
     message = one.choices[0].message
     assert "42" in message.content
     assert "17 + 25" in message.reasoning_content
     assert message.reasoning == message.reasoning_content
-    got = streamed(bundled, SUM)
+    got = streamed(client, SUM)
     assert (got["content"], got["reasoning_content"]) == (
         message.content,
         message.reasoning_content,
@@ -115,8 +103,8 @@ def test_a_thought_comes_apart_from_the_answer_and_is_counted(bundled: openai.Op
     assert got["usage"].completion_tokens_details == one.usage.completion_tokens_details
 
 
-def test_a_thought_that_is_cut_leaves_no_content(bundled: openai.OpenAI) -> None:
-    choice = whole(bundled, SUM, max_tokens=10).choices[0]
+def test_a_thought_that_is_cut_leaves_no_content(client: openai.OpenAI) -> None:
+    choice = whole(client, SUM, max_tokens=10).choices[0]
     assert (choice.message.content, choice.finish_reason) == (None, "length")
     assert choice.message.reasoning_content
 
@@ -130,41 +118,41 @@ def test_a_thought_that_is_cut_leaves_no_content(bundled: openai.OpenAI) -> None
     ],
 )
 def test_thinking_can_be_switched_off_in_many_words(
-    bundled: openai.OpenAI, off: dict[str, Any]
+    client: openai.OpenAI, off: dict[str, Any]
 ) -> None:
-    message = whole(bundled, SUM, **off).choices[0].message
+    message = whole(client, SUM, **off).choices[0].message
     assert message.content
     assert not hasattr(message, "reasoning_content")
 
 
 def test_a_stop_string_stops_in_what_is_said_and_not_in_a_thought_or_a_call(
-    bundled: openai.OpenAI,
+    client: openai.OpenAI,
 ) -> None:
-    plain = whole(bundled, SUM).choices[0].message
+    plain = whole(client, SUM).choices[0].message
     within = plain.reasoning_content.split()[1]
     assert within not in plain.content
-    stopped = whole(bundled, SUM, stop=[within, "42"]).choices[0]
+    stopped = whole(client, SUM, stop=[within, "42"]).choices[0]
     assert (stopped.message.reasoning_content, stopped.finish_reason) == (
         plain.reasoning_content,
         "stop",
     )
     assert stopped.message.content == plain.content.partition("42")[0]
     assert (
-        whole(bundled, ASKED, tools=[WEATHER], stop=["Oslo"]).choices[0].finish_reason
+        whole(client, ASKED, tools=[WEATHER], stop=["Oslo"]).choices[0].finish_reason
         == "tool_calls"
     )
 
 
 def test_each_of_several_answers_has_its_calls_under_ids_of_their_own(
-    bundled: openai.OpenAI,
+    client: openai.OpenAI,
 ) -> None:
-    choices = whole(bundled, ASKED, tools=[WEATHER], n=3).choices
+    choices = whole(client, ASKED, tools=[WEATHER], n=3).choices
     assert [choice.message.tool_calls[0].function.name for choice in choices] == ["get_weather"] * 3
     assert len({choice.message.tool_calls[0].id for choice in choices}) == 3
 
 
-def test_who_offers_functions_gets_a_function_call(bundled: openai.OpenAI) -> None:
-    choice = whole(bundled, ASKED, functions=[WEATHER["function"]]).choices[0]
+def test_who_offers_functions_gets_a_function_call(client: openai.OpenAI) -> None:
+    choice = whole(client, ASKED, functions=[WEATHER["function"]]).choices[0]
     assert (choice.finish_reason, choice.message.function_call.name) == (
         "function_call",
         "get_weather",
@@ -175,12 +163,12 @@ def test_who_offers_functions_gets_a_function_call(bundled: openai.OpenAI) -> No
         "function_call": choice.message.function_call.model_dump(),
     }
     result = {"role": "function", "name": "get_weather", "content": "sunny, 21 degrees"}
-    after = whole(bundled, [*ASKED, message, result], functions=[WEATHER["function"]]).choices[0]
+    after = whole(client, [*ASKED, message, result], functions=[WEATHER["function"]]).choices[0]
     assert "21 degrees" in after.message.content
 
 
 def test_an_image_as_a_tools_result_is_told_in_words_and_one_of_the_user_is_refused_by_name(
-    bundled: openai.OpenAI,
+    client: openai.OpenAI,
 ) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
     image = {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}
@@ -188,9 +176,9 @@ def test_an_image_as_a_tools_result_is_told_in_words_and_one_of_the_user_is_refu
         {"role": "assistant", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "a", "content": [image]},
     ]
-    assert whole(bundled, [*ASKED, *turns], tools=[WEATHER]).choices[0].finish_reason in (
+    assert whole(client, [*ASKED, *turns], tools=[WEATHER]).choices[0].finish_reason in (
         "stop",
         "tool_calls",
     )
     with pytest.raises(openai.BadRequestError, match=r"messages\.0\.content\.0"):
-        whole(bundled, [{"role": "user", "content": [image]}])
+        whole(client, [{"role": "user", "content": [image]}])

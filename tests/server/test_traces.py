@@ -14,6 +14,7 @@ from tests.fakes.server_process import ServerProcess, until
 otlp = pytest.importorskip("tests.fakes.otlp_collector", reason="needs the extra otel")
 
 
+@pytest.mark.slow
 def test_a_collector_gets_the_spans_of_a_server_that_was_told_of_it(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

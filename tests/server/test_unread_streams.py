@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.fakes.server_process import ServerProcess, until
+from tests.fakes.server_process import ServerProcess, running_server, until
 
 GREEDY: dict[str, Any] = {
     "model": "demo",
@@ -31,21 +31,14 @@ HEAVY = {**SEEDED, "n": 16, "logprobs": 20, "max_tokens": 500}
 
 @pytest.fixture
 def patient(model_folder: Path) -> Iterator[ServerProcess]:
-    yield from serving(model_folder, "residency.unread_bytes=16384")
-
-
-@pytest.fixture
-def impatient(model_folder: Path) -> Iterator[ServerProcess]:
-    yield from serving(model_folder, "residency.unread_bytes=65536", "server.stalled_seconds=0.5")
-
-
-def serving(model_folder: Path, *settings: str) -> Iterator[ServerProcess]:
-    settings = ("server.shutdown_seconds=0", "server.reconnect_seconds=0", *settings)
+    settings = (
+        "server.shutdown_seconds=0",
+        "server.reconnect_seconds=0",
+        "residency.unread_bytes=16384",
+    )
     given = [argument for setting in settings for argument in ("--set", setting)]
-    server = ServerProcess(str(model_folder), "--name", "demo", *given)
-    server.wait_ready()
-    yield server
-    assert server.stop() == 0, server.log()
+    with running_server(str(model_folder), "--name", "demo", *given) as server:
+        yield server
 
 
 class Unread:
@@ -152,18 +145,20 @@ def test_who_reads_on_after_a_pause_gets_the_same_text(
 
 
 def test_who_reads_nothing_for_too_long_is_cancelled_and_others_go_on(
-    impatient: ServerProcess,
+    strict_server: ServerProcess,
 ) -> None:
-    stalled = Unread(impatient, HEAVY)
+    before = len(strict_server.log())
+    stalled = Unread(strict_server, {**HEAVY, "n": 3, "max_tokens": 3000})
     answer = httpx.post(
-        f"{impatient.url}/v1/completions", json={**GREEDY, "max_tokens": 300}, timeout=60
+        f"{strict_server.url}/v1/completions", json={**GREEDY, "max_tokens": 100}, timeout=60
     )
     assert len(texts(answer.text)[0]) > 0
-    until(lambda: "has read nothing of" in impatient.log(), "the client is given up")
+    until(lambda: "has read nothing of" in strict_server.log()[before:], "the client is given up")
     until(
-        lambda: (impatient.model()["running"], impatient.model()["queued"]) == (0, 0),
+        lambda: (strict_server.model()["running"], strict_server.model()["queued"]) == (0, 0),
         "its work is cancelled",
     )
-    assert impatient.log().count("has read nothing of") == 1
-    assert "ERROR" not in impatient.log()
+    told = strict_server.log()[before:]
+    assert told.count("has read nothing of") == 1
+    assert "ERROR" not in told
     stalled.socket.close()
