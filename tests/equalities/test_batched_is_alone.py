@@ -17,6 +17,7 @@ from holdfast.worker.engine.views import StepContext
 from tests.fakes.architectures import each_of, probed
 from tests.fakes.interleaving import Played, assert_as_alone, play, random_sequences
 from tests.fakes.live_state import open_sequences
+from tests.fakes.slow import slow
 from tests.fakes.tiny_models import TINY, VOCAB_SIZE, kept_tiny
 
 FP32_TOLERANCE = 2e-3  # in log-probability; a wrong mask or position moves it by 0.1 and more
@@ -89,10 +90,7 @@ SAMPLINGS = (
 
 @pytest.mark.parametrize(
     "name",
-    [
-        *("llama", "gemma3_text", "qwen3_next", "mamba2", "llama4"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_moe", "gemma2")),
-    ],
+    ["llama", "gemma3_text", "qwen3_next", "mamba2", "llama4", *slow("qwen3_moe", "gemma2")],
 )
 def test_sampled_tokens_do_not_depend_on_the_batch(name: str) -> None:
     rng = random.Random(f"{name} sampled")
@@ -113,10 +111,7 @@ def test_sampled_tokens_do_not_depend_on_the_batch(name: str) -> None:
         assert each.tokens == alone.tokens
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["llama", "gemma3_text", "qwen3_next", pytest.param("deepseek_v3", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", *slow("deepseek_v3")])
 def test_solo_is_right_where_a_faster_layout_is_chosen(name: str) -> None:
     model, rng = kept_tiny(name), random.Random(name)
     sequences = random_sequences(rng, vocab_size=VOCAB_SIZE, count=3, longest_prompt=30)

@@ -191,8 +191,8 @@ def test_what_cannot_be_restored_is_read_again(
     if where == "engine":
         monkeypatch.setattr(subject.engine, "open", unfit)
     first, second = greedy("first", prompt), greedy("second", prompt)
-    busy = greedy("busy", random_prompt(rng, 50), max_tokens=60)
-    script = [[first], *[[]] * 30, [busy], [], [], [second], [], [greedy("third", prompt)]]
+    busy = greedy("busy", random_prompt(rng, 50), max_tokens=30)
+    script = [[first], *[[]] * 12, [busy], [], [], [second], [], [greedy("third", prompt)]]
     if where == "memory":
         real = subject.cache.prefix
         monkeypatch.setattr(
@@ -207,6 +207,6 @@ def test_what_cannot_be_restored_is_read_again(
         == inbox.tokens("third")
         == fresh(name, prompt)
     )
-    assert inbox.tokens("busy") == fresh(name, busy.prompt_token_ids, max_tokens=60)
+    assert inbox.tokens("busy") == fresh(name, busy.prompt_token_ids, max_tokens=30)
     assert cached(inbox, "second", "third") == [0, 0]
     assert inbox.finished("second").memory.outcome is CacheOutcome.FAILED

@@ -18,6 +18,7 @@ from holdfast.worker.engine.layouts import SoloRunner
 from tests.fakes.architectures import probed
 from tests.fakes.interleaving import Played, play, random_sequences
 from tests.fakes.live_state import open_sequences
+from tests.fakes.slow import slow
 from tests.fakes.tiny_grammars import END, SCHEMA, json_grammar, text_of, tiny_constraints
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny
 
@@ -69,8 +70,17 @@ def alone(engine: Engine, each: Played, *, constraints: Mapping[str, Any] | None
     return again
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma2", "llama4"])
+@pytest.mark.parametrize(
+    ("name", "depth"),
+    [
+        ("llama", 0),
+        ("llama", 1),
+        ("qwen3_next", 1),
+        ("gemma2", 0),
+        ("llama4", 1),
+        *slow(("qwen3_next", 0), ("gemma2", 1), ("llama4", 0)),
+    ],
+)
 def test_constrained_and_plain_sequences_together_draw_what_each_draws_alone(
     name: str, depth: int
 ) -> None:

@@ -17,6 +17,7 @@ from tests.fakes.caching_worker import greedy, one_after_the_other, random_promp
 from tests.fakes.poison import rewrite, with_value
 from tests.fakes.running_ahead import RunningAhead
 from tests.fakes.script_inbox import ScriptInbox
+from tests.fakes.slow import slow
 from tests.fakes.tiny_models import kept_tiny
 
 MODELS = [
@@ -36,9 +37,9 @@ MORE_MODELS = [
 ]
 PROMPTS = {
     "short": random_prompt(5),
-    "long": random_prompt(150, "b"),
+    "long": random_prompt(80, "b"),
     "one": (7,),
-    "longer": random_prompt(200, "c"),
+    "longer": random_prompt(140, "c"),
 }
 POOLINGS: tuple[Pooling, ...] = ("mean", "last")
 
@@ -69,7 +70,7 @@ def to_embed(request_id: str, prompt: tuple[int, ...], pooling: Pooling, **more:
 
 @pytest.mark.parametrize(
     ("name", "engine"),
-    [*MODELS, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE_MODELS)],
+    [*MODELS, *slow(*MORE_MODELS)],
 )
 def test_embeddings_read_in_a_crowd_and_in_pieces_are_mlx_lms_own_hidden_states(
     name: str, engine: type[Engine]

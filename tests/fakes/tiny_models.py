@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -103,9 +104,20 @@ def write_tiny(
     32, "bits": 4}.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    model = make_tiny(name, seed, **(changes or {}))
+    files = _files_of_tiny(name, json.dumps(quantize), json.dumps(changes or {}), dtype, seed)
+    for file, content in files.items():
+        (folder / file).write_bytes(content)
+    return folder
+
+
+@cache
+def _files_of_tiny(
+    name: str, quantize_json: str, changes_json: str, dtype: mx.Dtype, seed: int
+) -> dict[str, bytes]:
+    quantize, changes = json.loads(quantize_json), json.loads(changes_json)
+    model = make_tiny(name, seed, **changes)
     model.set_dtype(dtype)
-    config = {**TINY[name], **(changes or {}), "eos_token_id": VOCAB_SIZE - len(_SPECIALS)}
+    config = {**TINY[name], **changes, "eos_token_id": VOCAB_SIZE - len(_SPECIALS)}
     if quantize:
         group_size = quantize["group_size"]
 
@@ -114,14 +126,16 @@ def write_tiny(
 
         nn.quantize(model, class_predicate=fits, **quantize)
         config |= {"quantization": quantize, "quantization_config": quantize}
-    mx.save_safetensors(
-        str(folder / "model.safetensors"),
-        dict(tree_flatten(model.parameters())),
-        metadata={"format": "mlx"},
-    )
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
-    write_tokenizer(folder)
-    return folder
+    with tempfile.TemporaryDirectory() as written:
+        folder = Path(written)
+        mx.save_safetensors(
+            str(folder / "model.safetensors"),
+            dict(tree_flatten(model.parameters())),
+            metadata={"format": "mlx"},
+        )
+        (folder / "config.json").write_text(json.dumps(config, indent=2))
+        write_tokenizer(folder)
+        return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 def write_tokenizer(folder: Path) -> None:

@@ -18,6 +18,7 @@ from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
 from holdfast.worker.engine.probe import choose_layout
 from tests.fakes.architectures import probed
 from tests.fakes.live_state import live_bytes
+from tests.fakes.slow import slow
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_tiny
 
 PROMPT = (5, 17, 3, 99, 42, 7, 250, 11)
@@ -59,23 +60,31 @@ def tokens_of(results: Iterator[SpanResult]) -> list[int]:
     return [token for result in results for token in result.token_ids]
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "llama4"])
+GREEDY = SamplingParams(temperature=0.0, seed=0)
+PLAIN = SamplingParams(temperature=1.0, seed=7)
+EVERYTHING = SamplingParams(
+    temperature=0.9,
+    top_p=0.9,
+    top_k=40,
+    repetition_penalty=1.2,
+    presence_penalty=0.5,
+    frequency_penalty=0.3,
+    seed=3,
+)
+
+
 @pytest.mark.parametrize(
-    "sampling",
+    ("name", "sampling"),
     [
-        SamplingParams(temperature=0.0, seed=0),
-        SamplingParams(temperature=1.0, seed=7),
-        SamplingParams(
-            temperature=0.9,
-            top_p=0.9,
-            top_k=40,
-            repetition_penalty=1.2,
-            presence_penalty=0.5,
-            frequency_penalty=0.3,
-            seed=3,
-        ),
+        ("llama", GREEDY),
+        ("llama", PLAIN),
+        ("llama", EVERYTHING),
+        ("gemma3_text", EVERYTHING),
+        ("qwen3_next", PLAIN),
+        ("llama4", EVERYTHING),
+        *slow(*((name, GREEDY) for name in ("gemma3_text", "qwen3_next", "llama4"))),
+        *slow(("gemma3_text", PLAIN), ("qwen3_next", EVERYTHING), ("llama4", PLAIN)),
     ],
-    ids=["greedy", "plain", "everything"],
 )
 def test_a_preempted_sequence_goes_on_as_if_nothing_had_happened(
     name: str, sampling: SamplingParams
@@ -88,7 +97,8 @@ def test_a_preempted_sequence_goes_on_as_if_nothing_had_happened(
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen3", "gemma3_text", "gemma2", "qwen3_next", "falcon_h1", "llama4"]
+    "name",
+    ["llama", "gemma3_text", "qwen3_next", "falcon_h1", "llama4", *slow("qwen3", "gemma2")],
 )
 def test_prompt_scores_are_the_models_log_probabilities_however_the_prompt_is_cut(
     name: str,
@@ -137,7 +147,7 @@ def test_a_sequence_closed_under_way_does_not_touch_the_next_one_of_its_name(nam
     assert got == expected
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next"])
+@pytest.mark.parametrize("name", ["llama", "qwen3_next", *slow("gemma3_text")])
 def test_sequences_opened_again_after_a_step_that_could_not_be_laid_out_go_on_as_before(
     name: str,
 ) -> None:
@@ -264,15 +274,7 @@ def test_states_that_share_a_stack_are_counted_once() -> None:
     assert live_bytes(engine) == 3 * costs.fixed_bytes
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "llama",
-        "gemma3_text",
-        "qwen3_next",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma2", "llama4")),
-    ],
-)
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", *slow("gemma2", "llama4")])
 def test_memory_does_not_grow_while_a_pipelined_sequence_decodes(name: str) -> None:
     engine = engine_of(name)
     engine.open(

@@ -17,6 +17,7 @@ from holdfast.worker.engine.host_attention import AttentionSpan
 from holdfast.worker.engine.probe import choose_layout, trial_of_each_layout, warnings_about
 from holdfast.worker.engine.views import RowsView, StepContext
 from holdfast.worker.kv.layer import joined
+from tests.fakes.slow import slow
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_tiny
 
 
@@ -70,10 +71,12 @@ def test_a_wanted_layout_that_is_not_right_is_an_error_with_the_reason() -> None
         ("gemma3_text", "rows", mx.float16),
         ("falcon_h1", "split", mx.bfloat16),
         ("lfm2", "split", mx.float16),
-        pytest.param("llama", "rows", mx.float16, marks=pytest.mark.slow),
-        pytest.param("gemma3_text", "rows", mx.bfloat16, marks=pytest.mark.slow),
-        pytest.param("falcon_h1", "split", mx.float16, marks=pytest.mark.slow),
-        pytest.param("lfm2", "split", mx.bfloat16, marks=pytest.mark.slow),
+        *slow(
+            ("llama", "rows", mx.float16),
+            ("gemma3_text", "rows", mx.bfloat16),
+            ("falcon_h1", "split", mx.float16),
+            ("lfm2", "split", mx.bfloat16),
+        ),
     ],
 )
 def test_half_precision_does_not_cost_a_model_its_layout(

@@ -11,6 +11,7 @@ import pytest
 from holdfast.worker.engine import probe
 from holdfast.worker.engine.probe import attention_error, warnings_about_kernels
 from holdfast.worker.engine.seams import AttentionShape, heard_shapes
+from tests.fakes.slow import slow
 from tests.fakes.tiny_models import kept_tiny
 
 PLAIN = mx.fast.scaled_dot_product_attention
@@ -68,10 +69,8 @@ def errors_of_right_kernels(shape: AttentionShape) -> list[float]:
     ("shape", "fault"),
     [
         *((SHAPES[0], fault) for fault in FAULTS),
-        *(
-            pytest.param(SHAPES[1], fault, marks=[] if fault in FAULTS[:2] else pytest.mark.slow)
-            for fault in FAULTS
-        ),
+        *((SHAPES[1], fault) for fault in FAULTS[:2]),
+        *slow(*((SHAPES[1], fault) for fault in FAULTS[2:])),
     ],
 )
 def test_a_kernel_that_is_wrong_over_long_contexts_is_found(

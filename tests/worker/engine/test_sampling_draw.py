@@ -20,7 +20,7 @@ from holdfast.worker.engine.sampling_draw import (
 )
 from tests.fakes.reference_sampler import CHUNK, assert_counts_fit, probabilities
 
-DRAWS = 20_000
+DRAWS = 10_000
 
 
 def counts_of(

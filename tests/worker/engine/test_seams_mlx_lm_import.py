@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 # Each in a process of its own: what matters is what was imported before.
 _PRELUDE = """
 import resource, sys
@@ -52,6 +54,7 @@ def test_the_stand_in_becomes_the_real_package_when_it_is_used() -> None:
     assert run(code) == ["mlx_lm.generate", "True", "True", "True"]
 
 
+@pytest.mark.slow  # it imports transformers, and few import mlx_lm before Holdfast
 def test_a_package_that_was_imported_before_is_used_as_it_is() -> None:
     code = (
         "import mlx_lm, mlx_lm.models.llama as m; before = sys.modules['mlx_lm']; utils = "

@@ -10,6 +10,7 @@ from tests.fakes.architectures import probed
 from tests.fakes.caching_worker import CachingWorker, greedy, random_prompt
 from tests.fakes.failing_engine import FailingOnce
 from tests.fakes.script_inbox import cancel
+from tests.fakes.slow import slow
 from tests.fakes.stepped_worker import answer_alone
 from tests.fakes.tiny_models import VOCAB_SIZE
 
@@ -20,8 +21,15 @@ class FailingAhead(FailingOnce):
         return True
 
 
-@pytest.mark.parametrize("engine", [FailingOnce, FailingAhead])
-@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        ("llama", FailingOnce),
+        ("llama", FailingAhead),
+        ("qwen3_next", FailingOnce),
+        *slow(("qwen3_next", FailingAhead)),
+    ],
+)
 def test_a_step_that_fails_hands_over_nothing(name: str, engine: type[FailingOnce]) -> None:
     subject = CachingWorker(probed(name), vocab_size=VOCAB_SIZE, engine=engine)
     assert isinstance(subject.engine, FailingOnce)

@@ -4,6 +4,7 @@ of a paused one.
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from holdfast.wire.events import Finished
 from holdfast.wire.requests import SamplingParams, TokenIds
 from tests.fakes.caching_worker import greedy, random_prompt, tiny_worker
 from tests.fakes.script_inbox import pause, resume
+from tests.fakes.slow import slow
 
 NOTHING: list[Command] = []
+NAMES = ["llama", "gemma3_text", "qwen3_next"]
 
 
 def seeded(name: str, tokens: tuple[int, ...], *, max_tokens: int) -> SequenceRequest:
@@ -27,9 +30,13 @@ def seeded(name: str, tokens: tuple[int, ...], *, max_tokens: int) -> SequenceRe
     )
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next"])
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))]
+    ("name", "seed"),
+    [
+        ("llama", 0),
+        ("qwen3_next", 0),
+        *slow(("gemma3_text", 0), *itertools.product(NAMES, range(1, 6))),
+    ],
 )
 def test_paused_and_preempted_and_resumed_answers_are_the_same(
     name: str, seed: int, tmp_path: Path

@@ -31,11 +31,14 @@ from tests.fakes.live_state import open_sequences
 from tests.fakes.poison import rewrite, with_value, with_values
 from tests.fakes.running_ahead import RunningAhead
 from tests.fakes.script_inbox import ScriptInbox, cancel, pause, resume
+from tests.fakes.slow import slow
 from tests.fakes.stepped_worker import answer_alone
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
 NAN, INFINITY = math.nan, math.inf
 ENGINES = [Engine, RunningAhead]
+EMBEDDED: dict[str, Any] = {"pooling": "last"}
+SCORED: dict[str, Any] = {"want_prompt_logprobs": True, "scored_from": 299}
 
 
 @pytest.fixture(autouse=True)
@@ -71,15 +74,12 @@ def fresh_answer(request: SequenceRequest, name: str = "llama") -> list[int]:
         ("qwen3_next", "state"),
         ("deepseek_v3", "kv"),
         ("falcon_h1", "kv"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ("gemma3_text", "kv"),
-                ("gpt_oss", "state"),
-                ("qwen3_next", "kv"),
-                ("rwkv7", "state"),
-                ("falcon_h1", "state"),
-            )
+        *slow(
+            ("gemma3_text", "kv"),
+            ("gpt_oss", "state"),
+            ("qwen3_next", "kv"),
+            ("rwkv7", "state"),
+            ("falcon_h1", "state"),
         ),
     ],
 )
@@ -170,9 +170,9 @@ def test_requests_that_start_from_poison_together_are_all_answered_right(
     assert 1 <= len(warnings(caplog)) <= 4
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
-    "what", [{"pooling": "last"}, {"want_prompt_logprobs": True, "scored_from": 299}]
+    ("what", "engine"),
+    [(EMBEDDED, RunningAhead), (SCORED, Engine), *slow((EMBEDDED, Engine), (SCORED, RunningAhead))],
 )
 def test_a_prompt_that_is_only_prefilled_is_right_after_poison(
     what: dict[str, Any], engine: type[Engine], tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -207,8 +207,14 @@ def fed(subject: CachingWorker, request_id: str) -> int:
     return 0 if sequence is None else sequence.live.tokens
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        ("llama", RunningAhead),
+        ("qwen3_next", Engine),
+        *slow(("llama", Engine), ("qwen3_next", RunningAhead)),
+    ],
+)
 def test_tokens_that_were_sent_stay_and_the_answer_goes_on_from_them(
     name: str, engine: type[Engine], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -257,7 +263,7 @@ def nan_in(part: Any, row: int) -> Iterator[None]:
     part.weight[row] = sound
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt_oss", "qwen3_next"])
+@pytest.mark.parametrize("name", ["llama", "qwen3_next", *slow("gpt_oss")])
 def test_a_prompt_with_nan_logits_fails_once_and_caches_nothing(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -296,8 +302,14 @@ def tokens_kept(subject: CachingWorker) -> set[int]:
     return found
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("steps", range(5, 9))
+@pytest.mark.parametrize(
+    ("engine", "steps"),
+    [
+        *((Engine, steps) for steps in (5, 7)),
+        *((RunningAhead, steps) for steps in (6, 8)),
+        *slow((Engine, 6), (Engine, 8), (RunningAhead, 5), (RunningAhead, 7)),
+    ],
+)
 def test_nothing_of_a_failed_row_is_kept_when_it_is_cancelled_in_that_step(
     engine: type[Engine], steps: int
 ) -> None:
@@ -312,8 +324,14 @@ def test_nothing_of_a_failed_row_is_kept_when_it_is_cancelled_in_that_step(
         assert BAD not in tokens_kept(subject)
 
 
-@pytest.mark.parametrize("end", [cancel("a"), SHUT_DOWN])
-@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        ("llama", SHUT_DOWN),
+        ("qwen3_next", cancel("a")),
+        *slow(("llama", cancel("a")), ("qwen3_next", SHUT_DOWN)),
+    ],
+)
 def test_state_that_is_not_finite_is_not_kept_though_the_output_was(
     name: str, end: Command, tmp_path: Path
 ) -> None:

@@ -18,10 +18,18 @@ from holdfast.worker.loop.idle_work import MOST_WAITING
 from tests.fakes.caching_worker import greedy, random_prompt
 from tests.fakes.running_ahead import RunningAhead
 from tests.fakes.script_inbox import cancel
+from tests.fakes.slow import slow
 from tests.fakes.stepped_worker import SteppedWorker
 
 PROMPT, TAIL = random_prompt(100), random_prompt(300, "tail")
 NEW = random_prompt(10, "new")
+CASES = [
+    (Engine, "llama"),
+    (RunningAhead, "llama"),
+    (Engine, "gemma3_text"),
+    (RunningAhead, "qwen3_next"),
+    *slow((RunningAhead, "gemma3_text"), (Engine, "qwen3_next")),
+]
 
 
 def ahead(
@@ -45,8 +53,7 @@ def reading(worker: SteppedWorker) -> list[str]:
     return [] if flight is None else [span.request_id for span in flight.plan.spans]
 
 
-@pytest.mark.parametrize("model", ["llama", "gemma3_text", "qwen3_next"])
-@pytest.mark.parametrize("engine", [Engine, RunningAhead])
+@pytest.mark.parametrize(("engine", "model"), CASES)
 def test_the_next_turn_starts_after_the_tokens_prefilled_ahead(
     engine: type[Engine], model: str
 ) -> None:
@@ -63,8 +70,7 @@ def test_the_next_turn_starts_after_the_tokens_prefilled_ahead(
     assert len(TAIL) <= report.read_ahead_tokens <= len(TAIL) + 1
 
 
-@pytest.mark.parametrize("model", ["llama", "gemma3_text", "qwen3_next"])
-@pytest.mark.parametrize("engine", [Engine, RunningAhead])
+@pytest.mark.parametrize(("engine", "model"), CASES)
 def test_a_new_request_is_in_the_next_step_and_takes_over_the_prefilled_tokens(
     engine: type[Engine], model: str
 ) -> None:

@@ -26,6 +26,7 @@ from tests.fakes.caching_worker import (
 from tests.fakes.failing_engine import FailingOnce
 from tests.fakes.running_ahead import RunningAhead
 from tests.fakes.script_inbox import ScriptInbox, pause, resume
+from tests.fakes.slow import slow
 from tests.fakes.tiny_grammars import END, SCHEMA, json_grammar, text_of, tiny_constraints
 
 DIGITS = json_grammar(
@@ -93,7 +94,8 @@ def test_an_answer_obeys_its_grammar_and_ends_with_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "engine"), [("llama", Engine), ("llama", RunningAhead), ("qwen3_next", RunningAhead)]
+    ("name", "engine"),
+    [("llama", Engine), ("llama", RunningAhead), *slow(("qwen3_next", RunningAhead))],
 )
 def test_preempted_answers_are_the_undisturbed_ones(name: str, engine: type[Engine]) -> None:
     subject = a_worker(name=name, engine=engine, budget_tokens=230, expected_output_tokens=4)
@@ -102,8 +104,10 @@ def test_preempted_answers_are_the_undisturbed_ones(name: str, engine: type[Engi
     assert answers(inbox) == all_alone(name)
 
 
-@pytest.mark.parametrize("engine", [FailingOnce, FailingAhead])
-@pytest.mark.parametrize("failing", [4, 20])
+@pytest.mark.parametrize(
+    ("failing", "engine"),
+    [(4, FailingAhead), (20, FailingOnce), *slow((4, FailingOnce), (20, FailingAhead))],
+)
 def test_answers_read_alone_after_a_step_that_failed_are_the_undisturbed_ones(
     failing: int, engine: type[FailingOnce]
 ) -> None:
@@ -140,8 +144,14 @@ def end_thought(request_id: str) -> ThoughtLimit:
     return ThoughtLimit(request_id=request_id, budget=replace(BUDGET, tokens=0))
 
 
-@pytest.mark.parametrize("engine", [Engine, RunningAhead])
-@pytest.mark.parametrize("name", ["plain", "thought"])
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        ("plain", RunningAhead),
+        ("thought", Engine),
+        *slow(("plain", Engine), ("thought", RunningAhead)),
+    ],
+)
 def test_a_thought_under_way_is_ended_and_others_are_left_alone(
     name: str, engine: type[Engine]
 ) -> None:
@@ -157,7 +167,7 @@ def test_a_thought_under_way_is_ended_and_others_are_left_alone(
     assert [inbox.tokens(each) for each in others] == [alone[each] for each in others]
 
 
-@pytest.mark.parametrize("engine", [Engine, RunningAhead])
+@pytest.mark.parametrize("engine", [RunningAhead, *slow(Engine)])
 def test_an_ended_thought_stays_ended_when_its_sequence_is_preempted(engine: type[Engine]) -> None:
     subject = a_worker(engine=engine, budget_tokens=230, expected_output_tokens=4)
     inbox = subject.serve([[*ASKED], [end_thought("plain")]])

@@ -79,7 +79,7 @@ def report(subject: SteppedWorker, request_id: str) -> CacheReport:
 def test_of_two_that_want_one_state_one_takes_it_and_both_are_answered_right(name: str) -> None:
     for cuts in ((0, 0), (2, 0), (1, 3)):
         subject = SteppedWorker(name)
-        serve(subject, greedy("first", random_prompt(100), max_tokens=12))
+        serve(subject, greedy("first", random_prompt(50), max_tokens=6))
         rest(subject)
         before = known(subject, "first")
         forks = [

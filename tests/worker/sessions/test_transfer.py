@@ -171,13 +171,13 @@ def test_the_states_of_possible_next_turns_are_pinned_and_exported(
     tmp_path: Path,
 ) -> None:
     """With a template that drops reasoning, the next turn diverges after the last message."""
-    one = prompt("first")
+    one = prompt("first", 100)
     branch_point = len(one) - 3
     alone = worker("qwen3_next")
     serve(alone, greedy("1", one, branch_points=(branch_point,)))
     budget = 3 * alone.index.figures().ram_bytes
     turn = (*one[:branch_point], *prompt("turn", 20))
-    others = [greedy(f"other {number}", prompt(f"other {number}")) for number in range(5)]
+    others = [greedy(f"other {number}", prompt(f"other {number}", 100)) for number in range(5)]
     path = str(tmp_path / "file")
     inbox = serve(
         worker("qwen3_next", ram_bytes=budget), ask("open", "o", pinned=True),
@@ -246,7 +246,7 @@ def test_a_session_closed_during_its_export_is_exported_whole_or_not_at_all(
     path = tmp_path / "out"
     inbox = worker().serve(
         [
-            [greedy("1", prompt("first", 1500), session_id="s")],
+            [greedy("1", prompt("first", 800), session_id="s")],
             [
                 ask("export", "e", path=str(path)),
                 ask("close", "c", forget=forget),
@@ -260,7 +260,7 @@ def test_a_session_closed_during_its_export_is_exported_whole_or_not_at_all(
         assert answer(inbox, "e").failure is SessionFailure.FAILED
         assert list(tmp_path.iterdir()) == []
     else:
-        assert info(inbox, "e").tokens == taken_apart(path)[0].branches[0].tokens == 1505
+        assert info(inbox, "e").tokens == taken_apart(path)[0].branches[0].tokens == 805
     assert inbox.tokens("busy") == serve(worker(), greedy("busy", prompt("busy"))).tokens("busy")
 
 

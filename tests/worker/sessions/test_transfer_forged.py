@@ -21,9 +21,10 @@ from holdfast.worker.prefix.chain import Branch, ChainBlock, ChainState
 from holdfast.worker.sessions.session_file import Manifest, write_session
 from tests.fakes.caching_worker import CONTEXT_TOKENS, CachingWorker, greedy
 from tests.fakes.session_worker import answer, ask, ended, exported, info, prompt, serve, worker
+from tests.fakes.slow import slow
 
 # full, window, recurrent, composite, latent
-KINDS = ["llama", "gemma3_text", "qwen3_next", "rwkv7", "falcon_h1", "deepseek_v3"]
+KINDS = ["llama", "gemma3_text", "qwen3_next", "falcon_h1", "deepseek_v3", *slow("rwkv7")]
 Parts = tuple[bytes, ...]
 FORGERIES: dict[str, Callable[[Parts], Parts]] = {
     "a part is shorter": lambda parts: (*parts[:-1], parts[-1][:-4]),
@@ -103,7 +104,7 @@ def test_one_block_named_4000_times_is_refused_before_anything_is_asked(tmp_path
 
 
 def test_a_file_beyond_the_quota_is_refused_before_anything_has_to_leave(tmp_path: Path) -> None:
-    manifest, blocks = exported(tmp_path, "llama", tokens=2000)
+    manifest, blocks = exported(tmp_path, "llama", tokens=800)
     nbytes = sum(size for _, size in manifest.blocks)
     (found,) = refused(worker(ram_bytes=int(nbytes * 1.9)), tmp_path, [(manifest, blocks)])
     assert found.failure is SessionFailure.OVER_QUOTA
