@@ -1,11 +1,9 @@
-"""The project's own files, parsed once for the tests of this folder."""
+"""The project's own files, read once for the tests of this folder, and parsed where a test asks."""
 
 from __future__ import annotations
 
 import ast
 import functools
-import gc
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,29 +11,26 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "holdfast"
 BENCH_PACKAGE = ROOT / "bench" / "src" / "holdfast_bench"
 PYTHON_FOLDERS = ("src", "bench", "tests", "tools", "demo_model")
+TEXT_FOLDERS = (*PYTHON_FOLDERS, "docs", ".ci", "changes")
+TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".sh", ".json", ".yml", ".jinja", ".svg", ""}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Source:
     """One Python file."""
 
     path: Path
     text: str
-    tree: ast.Module
+
+    @functools.cached_property
+    def tree(self) -> ast.Module:
+        """Parsing all files takes seconds: look for a word in `text` first."""
+        return ast.parse(self.text)
 
     @property
     def name(self) -> str:
         """Path from the root, for messages."""
         return str(self.path.relative_to(ROOT))
-
-    @property
-    def functions(self) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-        """All functions, nested ones too."""
-        return (
-            node
-            for node in ast.walk(self.tree)
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        )
 
 
 @functools.cache
@@ -47,16 +42,28 @@ def sources() -> tuple[Source, ...]:
         for path in (ROOT / folder).rglob("*.py")
         if "__pycache__" not in path.parts
     )
-    texts = ((path, path.read_text(encoding="utf-8")) for path in paths)
-    # a tree is all that is made here, and stays: half the time would be spent on looking for
-    # garbage in it
-    gc.disable()
-    try:
-        return tuple(Source(path, text, ast.parse(text)) for path, text in texts)
-    finally:
-        gc.enable()
+    return tuple(Source(path, path.read_text(encoding="utf-8")) for path in paths)
 
 
+@functools.cache
+def texts() -> dict[Path, str]:
+    """Every text file of the project."""
+    # `.git` is a file in a further worktree
+    files = [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]
+    files += [
+        path
+        for folder in TEXT_FOLDERS
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    ]
+    return {
+        path: path.read_text(encoding="utf-8", errors="replace")
+        for path in files
+        if path.suffix in TEXT_SUFFIXES
+    }
+
+
+@functools.cache
 def product_sources() -> tuple[Source, ...]:
     """The Python files of the package and of its benchmarks."""
     return tuple(

@@ -14,10 +14,9 @@ import pytest
 
 import holdfast
 from holdfast_bench import machine
-from tests.project.sources import ROOT
+from tests.project.sources import ROOT, texts
 
 NAME = "holdfast-mlx"
-SUFFIXES = {".py", ".md", ".toml", ".txt", ".sh", ".json", ".yml", ".jinja", ".svg", ""}
 # The other project as what an installer is given, as an extra, as a requirement, as installed, or
 # as a page of the index.
 OTHER = re.compile(
@@ -31,32 +30,14 @@ OTHER = re.compile(
 )
 
 
-def texts() -> dict[str, str]:
-    """Every text file of the project by its path."""
-    folders = ("src", "tests", "tools", "demo_model", "docs", "bench", ".ci")
-    files = [path for path in ROOT.iterdir() if path.is_file()]
-    files += [
-        path
-        for folder in folders
-        for path in (ROOT / folder).rglob("*")
-        if "__pycache__" not in path.parts
-    ]
-    wanted = [
-        path
-        for path in files
-        if path.is_file() and path.suffix in SUFFIXES and path != Path(__file__)
-    ]
-    return {
-        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8", errors="replace")
-        for path in wanted
-    }
-
-
 def test_no_text_names_the_other_project_as_something_to_install() -> None:
     found = [
-        f"{name}: {match[0].strip()}"
-        for name, text in texts().items()
-        for match in OTHER.finditer(text)
+        f"{path.relative_to(ROOT)}: {match[0].strip()}"
+        for path, text in texts().items()
+        if path != Path(__file__)
+        for line in text.splitlines()
+        if "holdfast" in line
+        for match in OTHER.finditer(line)
     ]
     assert found == []
 
