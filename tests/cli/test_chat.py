@@ -15,8 +15,7 @@ import pytest
 from holdfast.cli.chat import Answer, answer_pieces, own_server
 from holdfast.cli.server_client import ServerClient, ServerFailed
 from holdfast.config import EffectiveSettings, load_settings
-from holdfast.models.download import DEMO_ID
-from tests.fakes.command_line import holdfast, only_line
+from tests.fakes.command_line import holdfast, holdfast_here, only_line
 from tests.fakes.echo_server import EchoServer, running_server
 from tests.fakes.server_process import ServerProcess, until
 from tests.fakes.tiny_models import write_tiny
@@ -46,8 +45,8 @@ def test_a_pipe_is_answered_line_by_line(tmp_path: Path) -> None:
 
 def test_the_model_of_a_running_server_can_be_chosen(tmp_path: Path) -> None:
     with running_server() as server:
-        holdfast("chat", "other", "--url", server.url, cwd=tmp_path, stdin="one\n")
-        done = holdfast("chat", "third", "--url", server.url, cwd=tmp_path, stdin="one\n")
+        holdfast_here("chat", "other", "--url", server.url, cwd=tmp_path, stdin="one\n")
+        done = holdfast_here("chat", "third", "--url", server.url, cwd=tmp_path, stdin="one\n")
     assert [request["model"] for request in server.requests] == ["other"]
     assert done.returncode == 2
     assert (
@@ -59,40 +58,26 @@ def test_the_model_of_a_running_server_can_be_chosen(tmp_path: Path) -> None:
 def test_a_failed_answer_in_a_pipe_exits_with_code_1(tmp_path: Path) -> None:
     with running_server() as server:
         server.behaviour = "refuse"
-        done = holdfast("chat", "--url", server.url, cwd=tmp_path, stdin="one\n")
+        done = holdfast_here("chat", "--url", server.url, cwd=tmp_path, stdin="one\n")
     assert (done.returncode, done.stderr) == (1, "holdfast: the prompt is too long\n")
-
-
-def test_without_a_url_it_starts_its_own_server(tmp_path: Path) -> None:
-    write_tiny(tmp_path / "model", "qwen3")
-    done = holdfast(
-        "chat",
-        "model",
-        "--max-tokens",
-        "3",
-        "--temperature",
-        "0",
-        cwd=tmp_path,
-        stdin="one\n/stats\n",
-    )
-    assert done.returncode == 0, done.stderr
-    assert "3 answer tokens" in done.stdout
 
 
 def test_one_question_gets_one_answer(tmp_path: Path) -> None:
     with running_server() as server:
-        done = holdfast(
+        done = holdfast_here(
             "chat", "--url", server.url, "-p", "one\ntwo", cwd=tmp_path, stdin="not read\n"
         )
         assert (done.returncode, done.stdout, done.stderr) == (0, "you said: one\ntwo\n", "")
         assert len(server.requests) == 1
         server.behaviour = "refuse"
-        assert holdfast("chat", "--url", server.url, "-p", "one", cwd=tmp_path).returncode == 1
+        assert holdfast_here("chat", "--url", server.url, "-p", "one", cwd=tmp_path).returncode == 1
 
 
 def test_all_of_the_standard_input_is_one_question(tmp_path: Path) -> None:
     with running_server() as server:
-        done = holdfast("chat", "--url", server.url, "-p", "-", cwd=tmp_path, stdin="one\n\ntwo\n")
+        done = holdfast_here(
+            "chat", "--url", server.url, "-p", "-", cwd=tmp_path, stdin="one\n\ntwo\n"
+        )
     assert done.returncode == 0
     assert said(server) == ["one\n\ntwo\n"]
 
@@ -109,14 +94,16 @@ def test_run_asks_what_is_piped_and_then_the_prompt(
     prompt: list[str], piped: str, asked: str, tmp_path: Path
 ) -> None:
     with running_server() as server:
-        done = holdfast("run", "--url", server.url, "other", *prompt, cwd=tmp_path, stdin=piped)
+        done = holdfast_here(
+            "run", "--url", server.url, "other", *prompt, cwd=tmp_path, stdin=piped
+        )
     assert done.returncode == 0, done.stderr
     assert server.requests[-1]["model"] == "other"
     assert said(server) == [asked]
 
 
 def test_run_without_a_question_shows_how_to_ask(tmp_path: Path) -> None:
-    done = holdfast("run", "some-model", cwd=tmp_path)
+    done = holdfast_here("run", "some-model", cwd=tmp_path)
     assert done.returncode == 2
     assert 'holdfast run some-model "Why' in only_line(done.stderr)
 
@@ -126,7 +113,7 @@ def test_run_without_a_question_shows_how_to_ask(tmp_path: Path) -> None:
 def test_a_question_in_place_of_the_model_gets_a_hint(
     command: str, stdin: str, tmp_path: Path
 ) -> None:
-    done = holdfast(command, "When does it leave?", cwd=tmp_path, stdin=stdin)
+    done = holdfast_here(command, "When does it leave?", cwd=tmp_path, stdin=stdin)
     assert done.returncode == 2
     assert (
         '"When does it leave?" is not a model. To ask one question: holdfast chat -p'
@@ -134,26 +121,48 @@ def test_a_question_in_place_of_the_model_gets_a_hint(
     )
 
 
-def test_a_running_server_with_the_model_is_used(tmp_path: Path) -> None:
-    server = ServerProcess(DEMO_ID, "--store", "off")
-    try:
-        server.wait_ready()
-        done = holdfast("chat", DEMO_ID, "-p", "Hello!", "--temperature", "0", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        until(
-            lambda: server.log().count("POST /v1/chat/completions 200") == 1, "its line in the log"
-        )
-        done = holdfast(
-            "chat", DEMO_ID, "--own-server", "-p", "Hello!", "--temperature", "0", cwd=tmp_path
-        )
-        assert done.returncode == 0, done.stderr
-        assert server.log().count("POST /v1/chat/completions") == 1
-    finally:
-        server.stop()
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server of the model in the folder "model", announced as any server of this user is."""
+    folder = tmp_path_factory.mktemp("running")
+    write_tiny(folder / "model", "qwen3")
+    running = ServerProcess(str(folder / "model"), "--store", "off")
+    running.wait_ready()
+    yield running
+    running.stop()
+
+
+def answers(running: ServerProcess) -> int:
+    return running.log().count("POST /v1/chat/completions 200")
+
+
+def test_without_a_url_a_running_server_is_used_only_for_a_model_that_it_serves(
+    running: ServerProcess, tmp_path: Path
+) -> None:
+    write_tiny(tmp_path / "other", "qwen3")
+    before = answers(running)
+    short = ("--max-tokens", "3", "--temperature", "0")
+    done = holdfast_here("chat", "model", *short, cwd=tmp_path, stdin="one\n/stats\n")
+    assert done.returncode == 0, done.stderr
+    assert "3 answer tokens" in done.stdout
+    until(lambda: answers(running) == before + 1, "its line in the log")
+    done = holdfast_here("chat", "other", *short, cwd=tmp_path, stdin="one\n/stats\n")
+    assert done.returncode == 0, done.stderr
+    assert "3 answer tokens" in done.stdout
+    assert answers(running) == before + 1
+
+
+@pytest.mark.slow
+def test_a_server_of_its_own_can_be_asked_for(running: ServerProcess, tmp_path: Path) -> None:
+    write_tiny(tmp_path / "model", "qwen3")
+    before = answers(running)
+    done = holdfast_here("chat", "model", "--own-server", "-p", "Hello!", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert answers(running) == before
 
 
 def test_a_missing_model_is_one_line_and_code_2(tmp_path: Path) -> None:
-    done = holdfast("chat", "none", cwd=tmp_path, stdin="one\n")
+    done = holdfast_here("chat", "none", cwd=tmp_path, stdin="one\n")
     assert done.returncode == 2
     assert "there is no model folder none" in only_line(done.stderr)
 
@@ -165,6 +174,30 @@ def chat_with(server: EchoServer, folder: Path, **size: int) -> Iterator[Termina
     with Terminal(command, cwd=folder, **size) as terminal:
         terminal.wait_for("^>$")
         yield terminal
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EchoServer, Terminal]]:
+    with running_server() as server, chat_with(server, tmp_path_factory.mktemp("chat")) as terminal:
+        yield server, terminal
+
+
+@pytest.fixture
+def server(shared: tuple[EchoServer, Terminal]) -> EchoServer:
+    return shared[0]
+
+
+@pytest.fixture
+def terminal(server: EchoServer, shared: tuple[EchoServer, Terminal]) -> Terminal:
+    """The shared chat, at the prompt of a new conversation, with nothing on the screen."""
+    _, terminal = shared
+    server.behaviour = "answer"
+    terminal.type("/reset" + ENTER)
+    terminal.wait_for(r"\(a new conversation\)\n>$")
+    terminal.screen.reset()
+    server.requests.clear()
+    server.client_left.clear()
+    return terminal
 
 
 def said(server: EchoServer) -> list[str]:
@@ -179,117 +212,114 @@ def said(server: EchoServer) -> list[str]:
 POEM = "The ferry leaves at noon.\n\n    The shed is locked.\nWhat is the code?"
 
 
-def test_a_paste_of_several_lines_is_one_message(tmp_path: Path) -> None:
-    with running_server() as server, chat_with(server, tmp_path) as terminal:
-        terminal.paste(POEM)
-        terminal.wait_for("What is the code")
-        assert server.requests == []
-        terminal.type(" Please." + ENTER)
-        terminal.wait_for(r"you said: The ferry")
-        terminal.wait_for(r"^>$")
-        assert said(server) == [POEM + " Please."]
+def test_a_paste_of_several_lines_is_one_message(server: EchoServer, terminal: Terminal) -> None:
+    terminal.paste(POEM)
+    terminal.wait_for("What is the code")
+    assert server.requests == []
+    terminal.type(" Please." + ENTER)
+    terminal.wait_for(r"you said: The ferry")
+    terminal.wait_for(r"^>$")
+    assert said(server) == [POEM + " Please."]
 
 
-def test_alt_enter_or_a_backslash_starts_a_new_line(tmp_path: Path) -> None:
-    with running_server() as server, chat_with(server, tmp_path) as terminal:
-        terminal.type("one" + ALT_ENTER + "two\\" + ENTER + "thr\\ee" + ENTER)
-        terminal.wait_for("you said: one")
-        assert said(server) == ["one\ntwo\nthr\\ee"]
+def test_alt_enter_or_a_backslash_starts_a_new_line(server: EchoServer, terminal: Terminal) -> None:
+    terminal.type("one" + ALT_ENTER + "two\\" + ENTER + "thr\\ee" + ENTER)
+    terminal.wait_for("you said: one")
+    assert said(server) == ["one\ntwo\nthr\\ee"]
 
 
-def test_a_message_may_be_longer_than_a_terminals_line_buffer(tmp_path: Path) -> None:
-    with running_server() as server, chat_with(server, tmp_path) as terminal:
-        long = "word " * 4000 + "end"
-        terminal.paste(long)
-        terminal.type(ENTER)
-        terminal.wait_for("you said: word")
-        assert said(server) == [long]
+def test_a_message_may_be_longer_than_a_terminals_line_buffer(
+    server: EchoServer, terminal: Terminal
+) -> None:
+    long = "word " * 4000 + "end"
+    terminal.paste(long)
+    terminal.type(ENTER)
+    terminal.wait_for("you said: word")
+    assert said(server) == [long]
 
 
 def test_input_during_an_answer_appears_at_the_next_prompt(
-    tmp_path: Path,
+    server: EchoServer, terminal: Terminal
 ) -> None:
-    with running_server() as server, chat_with(server, tmp_path) as terminal:
-        server.behaviour = "wait"
-        terminal.type("one" + ENTER)
-        terminal.wait_for("^you$")
-        terminal.type("between ")
-        terminal.paste("two\nlines")
-        terminal.read_for(0.2)
-        assert "between" not in terminal.text
-        server.behaviour = "answer"
-        terminal.type(CTRL_C)
-        terminal.wait_for(r"\(stopped\)")
-        terminal.wait_for("^> between two")
-        terminal.type(ENTER)
-        terminal.wait_for("you said: between")
-        assert said(server) == ["one", "between two\nlines"]
+    server.behaviour = "wait"
+    terminal.type("one" + ENTER)
+    terminal.wait_for("^you$")
+    terminal.type("between ")
+    terminal.paste("two\nlines")
+    terminal.read_for(0.2)
+    assert "between" not in terminal.text
+    server.behaviour = "answer"
+    terminal.type(CTRL_C)
+    terminal.wait_for(r"\(stopped\)")
+    terminal.wait_for("^> between two")
+    terminal.type(ENTER)
+    terminal.wait_for("you said: between")
+    assert said(server) == ["one", "between two\nlines"]
 
 
-def test_repeated_ctrl_c_only_stops_the_answer(tmp_path: Path) -> None:
-    with running_server() as server, chat_with(server, tmp_path) as terminal:
-        server.behaviour = "wait"
-        terminal.type("one" + ENTER)
-        terminal.wait_for("^you$")
-        terminal.type(CTRL_C + CTRL_C)
-        terminal.wait_for(r"\(stopped\)\n(.*\n)*>$")
-        assert server.client_left.wait(60)
-        server.behaviour = "answer"
-        terminal.type("two" + ENTER)
-        terminal.wait_for("you said: two")
-        assert [message["content"] for message in server.requests[1]["messages"]] == [
-            "one",
-            "you",
-            "two",
-        ]
-        assert "Traceback" not in terminal.text
+def test_repeated_ctrl_c_only_stops_the_answer(server: EchoServer, terminal: Terminal) -> None:
+    server.behaviour = "wait"
+    terminal.type("one" + ENTER)
+    terminal.wait_for("^you$")
+    terminal.type(CTRL_C + CTRL_C)
+    terminal.wait_for(r"\(stopped\)\n(.*\n)*>$")
+    assert server.client_left.wait(60)
+    server.behaviour = "answer"
+    terminal.type("two" + ENTER)
+    terminal.wait_for("you said: two")
+    assert [message["content"] for message in server.requests[1]["messages"]] == [
+        "one",
+        "you",
+        "two",
+    ]
+    assert "Traceback" not in terminal.text
 
 
-def test_ctrl_c_right_after_enter_never_leaves(tmp_path: Path) -> None:
-    with running_server() as server, chat_with(server, tmp_path) as terminal:
-        for number in range(5):
-            terminal.type(f"message {number}" + ENTER + CTRL_C)
-            terminal.wait_for(rf"message {number}\n(.*\n)*>$")
-        terminal.type("still here" + ENTER)
-        terminal.wait_for("you said: still here")
-        assert "Traceback" not in terminal.text
+def test_ctrl_c_right_after_enter_never_leaves(server: EchoServer, terminal: Terminal) -> None:
+    for number in range(5):
+        terminal.type(f"message {number}" + ENTER + CTRL_C)
+        terminal.wait_for(rf"message {number}\n(.*\n)*>$")
+    terminal.type("still here" + ENTER)
+    terminal.wait_for("you said: still here")
+    assert "Traceback" not in terminal.text
 
 
-def test_an_interrupt_from_outside_stops_the_answer(tmp_path: Path) -> None:
-    with running_server() as server, chat_with(server, tmp_path) as terminal:
-        server.behaviour = "wait"
-        terminal.type("one" + ENTER)
-        terminal.wait_for("^you$")
-        terminal.process.send_signal(signal.SIGINT)
-        terminal.wait_for(r"\(stopped\)\n(.*\n)*>$")
-        assert server.client_left.wait(60)
+def test_an_interrupt_from_outside_stops_the_answer(server: EchoServer, terminal: Terminal) -> None:
+    server.behaviour = "wait"
+    terminal.type("one" + ENTER)
+    terminal.wait_for("^you$")
+    terminal.process.send_signal(signal.SIGINT)
+    terminal.wait_for(r"\(stopped\)\n(.*\n)*>$")
+    assert server.client_left.wait(60)
 
 
-def test_after_ctrl_c_the_tokens_of_the_prompt_are_known(tmp_path: Path) -> None:
-    with running_server() as server, chat_with(server, tmp_path) as terminal:
-        server.behaviour = "wait"
-        terminal.type("one" + ENTER)
-        terminal.wait_for("^you$")
-        terminal.type(CTRL_C)
-        terminal.wait_for(r"\(stopped\)")
-        terminal.type("/stats" + ENTER)
-        shown = terminal.wait_for(r"first token after")
-        assert "last answer: 11 prompt tokens, 1 answer token\n" in shown
+def test_after_ctrl_c_the_tokens_of_the_prompt_are_known(
+    server: EchoServer, terminal: Terminal
+) -> None:
+    server.behaviour = "wait"
+    terminal.type("one" + ENTER)
+    terminal.wait_for("^you$")
+    terminal.type(CTRL_C)
+    terminal.wait_for(r"\(stopped\)")
+    terminal.type("/stats" + ENTER)
+    shown = terminal.wait_for(r"first token after")
+    assert "last answer: 11 prompt tokens, 1 answer token\n" in shown
 
 
-def test_an_answer_stopped_before_it_began_drops_its_question(tmp_path: Path) -> None:
-    with running_server() as server, chat_with(server, tmp_path) as terminal:
-        server.behaviour = "think"
-        terminal.type("one" + ENTER)
-        until(lambda: bool(server.requests), "the request")
-        terminal.type(CTRL_C)
-        terminal.wait_for("stopped before the answer began")
-        terminal.type("/stats" + ENTER)
-        terminal.wait_for("no answer yet")
-        server.behaviour = "answer"
-        terminal.type("two" + ENTER)
-        terminal.wait_for("you said: two")
-        assert said(server) == ["two"]
+def test_an_answer_stopped_before_it_began_drops_its_question(
+    server: EchoServer, terminal: Terminal
+) -> None:
+    server.behaviour = "think"
+    terminal.type("one" + ENTER)
+    until(lambda: bool(server.requests), "the request")
+    terminal.type(CTRL_C)
+    terminal.wait_for("stopped before the answer began")
+    terminal.type("/stats" + ENTER)
+    terminal.wait_for("no answer yet")
+    server.behaviour = "answer"
+    terminal.type("two" + ENTER)
+    terminal.wait_for("you said: two")
+    assert said(server) == ["two"]
 
 
 def test_ctrl_c_discards_a_line_and_twice_leaves(tmp_path: Path) -> None:
@@ -320,11 +350,10 @@ def test_ctrl_d_leaves_and_restores_the_terminal(tmp_path: Path) -> None:
         assert terminal.echoes
 
 
-def test_a_mistyped_command_sends_nothing(tmp_path: Path) -> None:
-    with running_server() as server, chat_with(server, tmp_path) as terminal:
-        terminal.type("/stat" + ENTER)
-        terminal.wait_for("there is no command /stat; did you mean /stats")
-        assert server.requests == []
+def test_a_mistyped_command_sends_nothing(server: EchoServer, terminal: Terminal) -> None:
+    terminal.type("/stat" + ENTER)
+    terminal.wait_for("there is no command /stat; did you mean /stats")
+    assert server.requests == []
 
 
 def settings(model: Path, **further: object) -> EffectiveSettings:

@@ -1,11 +1,16 @@
-"""Run the command line as a user does: as a process."""
+"""Run the command line as a user does: as a process, or half a second faster in this one."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+from typer.testing import CliRunner
+
+from holdfast.cli.main import app
 
 LONGEST_SECONDS = 180
 
@@ -26,6 +31,18 @@ def holdfast(
         timeout=LONGEST_SECONDS,
         check=False,
     )
+
+
+def holdfast_here(
+    *arguments: str, cwd: Path, stdin: str = "", variables: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The same without a process of its own, for commands that change nothing in this one."""
+    environ = {"COLUMNS": "200"} | (variables or {})
+    with contextlib.chdir(cwd):
+        done = CliRunner().invoke(
+            app, arguments, input=stdin, env=environ, catch_exceptions=False, prog_name="holdfast"
+        )
+    return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
 
 def only_line(text: str) -> str:
