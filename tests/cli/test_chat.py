@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,9 @@ import pytest
 from holdfast.cli.chat import Answer, answer_pieces, own_server
 from holdfast.cli.server_client import ServerClient, ServerFailed
 from holdfast.config import EffectiveSettings, load_settings
+from holdfast.files import CLAIM_PREFIX, claim
+from holdfast.front.run.running_servers import RunningServer, write_server
+from holdfast.models.download import DEMO_ID
 from tests.fakes.command_line import holdfast, holdfast_here, only_line
 from tests.fakes.echo_server import EchoServer, running_server
 from tests.fakes.server_process import ServerProcess, until
@@ -121,44 +125,61 @@ def test_a_question_in_place_of_the_model_gets_a_hint(
     )
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server of the model in the folder "model", announced as any server of this user is."""
-    folder = tmp_path_factory.mktemp("running")
-    write_tiny(folder / "model", "qwen3")
-    running = ServerProcess(str(folder / "model"), "--store", "off")
-    running.wait_ready()
-    yield running
-    running.stop()
-
-
-def answers(running: ServerProcess) -> int:
-    return running.log().count("POST /v1/chat/completions 200")
-
-
 def test_without_a_url_a_running_server_is_used_only_for_a_model_that_it_serves(
-    running: ServerProcess, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    write_tiny(tmp_path / "other", "qwen3")
-    before = answers(running)
-    short = ("--max-tokens", "3", "--temperature", "0")
-    done = holdfast_here("chat", "model", *short, cwd=tmp_path, stdin="one\n/stats\n")
-    assert done.returncode == 0, done.stderr
-    assert "3 answer tokens" in done.stdout
-    until(lambda: answers(running) == before + 1, "its line in the log")
-    done = holdfast_here("chat", "other", *short, cwd=tmp_path, stdin="one\n/stats\n")
-    assert done.returncode == 0, done.stderr
-    assert "3 answer tokens" in done.stdout
-    assert answers(running) == before + 1
+    write_tiny(tmp_path / "model", "qwen3")
+    with running_server() as server, announced(server, tmp_path / "cache" / "holdfast" / "run"):
+        place = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+        done = holdfast_here("chat", "other", cwd=tmp_path, stdin="one\n", variables=place)
+        assert (done.returncode, done.stdout) == (0, "you said: one\n")
+        assert len(server.requests) == 1
+        short = ("--max-tokens", "3", "--temperature", "0")
+        done = holdfast_here(
+            "chat", "model", *short, cwd=tmp_path, stdin="one\n/stats\n", variables=place
+        )
+        assert done.returncode == 0, done.stderr
+        assert "3 answer tokens" in done.stdout
+        assert len(server.requests) == 1
+
+
+@contextmanager
+def announced(server: EchoServer, run_folder: Path) -> Iterator[None]:
+    """Leave the description that a server of this user writes while it runs."""
+    run_folder.mkdir(parents=True)
+    claimed = claim(run_folder, prefix=CLAIM_PREFIX)
+    described = RunningServer(
+        pid=os.getpid(),
+        url=server.url,
+        port=server.server_address[1],
+        started_at=0.0,
+        version="0",
+        store_folder="",
+        log_file="",
+        certificate="",
+    )
+    write_server(described, claimed.folder)
+    yield
+    claimed.give_back()
 
 
 @pytest.mark.slow
-def test_a_server_of_its_own_can_be_asked_for(running: ServerProcess, tmp_path: Path) -> None:
-    write_tiny(tmp_path / "model", "qwen3")
-    before = answers(running)
-    done = holdfast_here("chat", "model", "--own-server", "-p", "Hello!", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert answers(running) == before
+def test_a_running_server_with_the_model_is_used(tmp_path: Path) -> None:
+    server = ServerProcess(DEMO_ID, "--store", "off")
+    try:
+        server.wait_ready()
+        done = holdfast("chat", DEMO_ID, "-p", "Hello!", "--temperature", "0", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        until(
+            lambda: server.log().count("POST /v1/chat/completions 200") == 1, "its line in the log"
+        )
+        done = holdfast(
+            "chat", DEMO_ID, "--own-server", "-p", "Hello!", "--temperature", "0", cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stderr
+        assert server.log().count("POST /v1/chat/completions") == 1
+    finally:
+        server.stop()
 
 
 def test_a_missing_model_is_one_line_and_code_2(tmp_path: Path) -> None:
@@ -176,25 +197,40 @@ def chat_with(server: EchoServer, folder: Path, **size: int) -> Iterator[Termina
         yield terminal
 
 
+class SharedChat:
+    """A chat on a terminal for one test after the other; if one has ended it, there is a new one."""
+
+    def __init__(self, server: EchoServer, folder: Path, stack: ExitStack) -> None:
+        self.server, self._folder, self._stack = server, folder, stack
+        self._terminal: Terminal | None = None
+
+    def terminal(self) -> Terminal:
+        if self._terminal is None or self._terminal.process.poll() is not None:
+            self._terminal = self._stack.enter_context(chat_with(self.server, self._folder))
+        return self._terminal
+
+
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EchoServer, Terminal]]:
-    with running_server() as server, chat_with(server, tmp_path_factory.mktemp("chat")) as terminal:
-        yield server, terminal
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedChat]:
+    with running_server() as server, ExitStack() as stack:
+        yield SharedChat(server, tmp_path_factory.mktemp("chat"), stack)
 
 
 @pytest.fixture
-def server(shared: tuple[EchoServer, Terminal]) -> EchoServer:
-    return shared[0]
+def server(shared: SharedChat) -> EchoServer:
+    return shared.server
 
 
 @pytest.fixture
-def terminal(server: EchoServer, shared: tuple[EchoServer, Terminal]) -> Terminal:
+def terminal(server: EchoServer, shared: SharedChat) -> Terminal:
     """The shared chat, at the prompt of a new conversation, with nothing on the screen."""
-    _, terminal = shared
+    terminal = shared.terminal()
     server.behaviour = "answer"
     terminal.type("/reset" + ENTER)
     terminal.wait_for(r"\(a new conversation\)\n>$")
     terminal.screen.reset()
+    terminal.type(ENTER)
+    terminal.wait_for("^>$")
     server.requests.clear()
     server.client_left.clear()
     return terminal
@@ -322,32 +358,30 @@ def test_an_answer_stopped_before_it_began_drops_its_question(
     assert said(server) == ["two"]
 
 
-def test_ctrl_c_discards_a_line_and_twice_leaves(tmp_path: Path) -> None:
-    with running_server() as server, chat_with(server, tmp_path) as terminal:
-        terminal.type("a mistake")
-        terminal.wait_for("> a mistake")
-        terminal.type(CTRL_C)
-        terminal.wait_for(r"^>$")
-        assert "press Ctrl-C again" not in terminal.text
-        terminal.type(CTRL_C)
-        terminal.wait_for("press Ctrl-C again to leave")
-        terminal.type(ENTER + "   " + ENTER + "still here" + ENTER)
-        terminal.wait_for(r"^you said: still here\n>$")
-        assert said(server) == ["still here"]
-        terminal.type(CTRL_C)
-        terminal.wait_for(r"(?s)leave too\).*leave too\)")
-        terminal.type(CTRL_C)
-        assert terminal.wait(60) == 0
-        assert "Traceback" not in terminal.text
+def test_ctrl_c_discards_a_line_and_twice_leaves(server: EchoServer, terminal: Terminal) -> None:
+    terminal.type("a mistake")
+    terminal.wait_for("> a mistake")
+    terminal.type(CTRL_C)
+    terminal.wait_for(r"^>$")
+    assert "press Ctrl-C again" not in terminal.text
+    terminal.type(CTRL_C)
+    terminal.wait_for("press Ctrl-C again to leave")
+    terminal.type(ENTER + "   " + ENTER + "still here" + ENTER)
+    terminal.wait_for(r"^you said: still here\n>$")
+    assert said(server) == ["still here"]
+    terminal.type(CTRL_C)
+    terminal.wait_for(r"(?s)leave too\).*leave too\)")
+    terminal.type(CTRL_C)
+    assert terminal.wait(60) == 0
+    assert "Traceback" not in terminal.text
 
 
-def test_ctrl_d_leaves_and_restores_the_terminal(tmp_path: Path) -> None:
-    with running_server() as server, chat_with(server, tmp_path) as terminal:
-        assert terminal.marks_pastes
-        terminal.type(CTRL_D)
-        assert terminal.wait(60) == 0
-        assert not terminal.marks_pastes
-        assert terminal.echoes
+def test_ctrl_d_leaves_and_restores_the_terminal(terminal: Terminal) -> None:
+    assert terminal.marks_pastes
+    terminal.type(CTRL_D)
+    assert terminal.wait(60) == 0
+    assert not terminal.marks_pastes
+    assert terminal.echoes
 
 
 def test_a_mistyped_command_sends_nothing(server: EchoServer, terminal: Terminal) -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.front.fleet.worker_files import CrashReport, write_report
-from tests.fakes.command_line import holdfast, only_line
+from tests.fakes.command_line import holdfast, holdfast_here, only_line
 from tests.fakes.tiny_models import write_tiny
 
 
+@pytest.mark.slow
 def test_it_reports_machine_speed_and_layout(tmp_path: Path) -> None:
     write_tiny(tmp_path / "model", "qwen3")
     (tmp_path / "models.toml").write_text('[models.kelp]\npath = "model"\n')
@@ -98,6 +99,6 @@ def test_a_missing_model_is_reported_before_anything_is_measured(
 ) -> None:
     (tmp_path / "file.gguf").touch()
     (tmp_path / "empty").mkdir()
-    done = holdfast("doctor", model, cwd=tmp_path)
+    done = holdfast_here("doctor", model, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert model.removeprefix("./") in only_line(done.stderr)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
-import queue
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,12 +19,13 @@ from holdfast.front.server.http_server import ServerCertificate
 from holdfast.models.download import DEMO_ID
 from tests.fakes.certificates import CertificateFiles
 from tests.fakes.echo_server import running_server
-from tests.fakes.http_clients import served
+from tests.fakes.http_clients import served_on_a_thread
 from tests.fakes.recording_agent import RecordingAgent, install
-from tests.fakes.scripted_gateway import MODEL, ScriptedGateway
+from tests.fakes.scripted_gateway import MODEL
 from tools.terminal import ENTER, Terminal
 
 KEY = "the-servers-key"
+SETTINGS = ServerSettings(port=0, shutdown_seconds=0, api_key=KEY)
 USERS_FILES = (
     ".claude/settings.json",
     ".codex/config.toml",
@@ -41,7 +38,7 @@ USERS_FILES = (
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """The URL of the real application with a key and one model, on a thread of its own."""
-    with serving() as url:
+    with served_on_a_thread(settings=SETTINGS) as url:
         yield url
 
 
@@ -53,26 +50,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
 @pytest.fixture(scope="module")
 def secure_url(files: CertificateFiles) -> Iterator[str]:
     """The same, behind TLS."""
-    with serving(ServerCertificate(certificate=str(files.certificate), key=str(files.key))) as url:
+    certificate = ServerCertificate(certificate=str(files.certificate), key=str(files.key))
+    with served_on_a_thread(settings=SETTINGS, certificate=certificate) as url:
         yield url.replace("http:", "https:")
-
-
-@contextlib.contextmanager
-def serving(certificate: ServerCertificate | None = None) -> Iterator[str]:
-    listening: queue.Queue[str] = queue.Queue()
-    stop = threading.Event()
-
-    async def serve() -> None:
-        settings = ServerSettings(port=0, shutdown_seconds=0, api_key=KEY)
-        async with served(ScriptedGateway([]), settings=settings, certificate=certificate) as url:
-            listening.put(url)
-            await asyncio.to_thread(stop.wait)
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    yield listening.get(timeout=60)
-    stop.set()
-    thread.join()
 
 
 @pytest.fixture
@@ -223,35 +203,22 @@ def test_without_a_terminal_a_demonstration_model_needs_an_option(
 
 
 @pytest.mark.parametrize(("typed", "code"), [("n", 1), ("y", 0)])
-def test_on_a_terminal_a_demonstration_model_needs_a_confirmation(
+def test_on_a_terminal_a_demonstration_model_needs_a_confirmation_and_can_be_continued(
     typed: str, code: int, machine: Path
 ) -> None:
     agent = agent_of(machine, "claude")
     with running_server() as server:
         server.models = [DEMO_ID]
-        with in_terminal(machine, "--url", server.url, "claude", "exit=0") as terminal:
+        own = ("--url", server.url, "--api-key", KEY, "--model", DEMO_ID, "claude")
+        command = [sys.executable, "-m", "holdfast.cli.main", "launch", *own, "exit=0"]
+        with Terminal(command, cwd=machine, columns=300) as terminal:
             terminal.wait_for(r"Start it anyway\? \[y/N\]")
             terminal.type(typed + ENTER)
             assert terminal.wait() == code
     assert agent.was_started == (code == 0)
-
-
-def test_after_the_agent_the_terminal_shows_how_to_continue(machine: Path, url: str) -> None:
-    agent_of(machine, "claude")
-    with in_terminal(
-        machine, "--url", url, "--api-key", KEY, "--model", MODEL, "claude", "exit=0"
-    ) as terminal:
-        assert terminal.wait() == 0
-        command = f"holdfast launch --url {url} --api-key KEY --model {MODEL} claude"
-        assert (
-            f"to continue this conversation: {command} --continue or {command} --resume ID"
-            in terminal.text
-        )
-
-
-def in_terminal(machine: Path, *arguments: str) -> Terminal:
-    command = [sys.executable, "-m", "holdfast.cli.main", "launch", *arguments]
-    return Terminal(command, cwd=machine, columns=300)
+    again = f"holdfast launch --url {server.url} --api-key KEY --model {DEMO_ID} claude"
+    how = f"to continue this conversation: {again} --continue or {again} --resume ID"
+    assert (how in terminal.text) == (code == 0)
 
 
 @pytest.mark.parametrize("name", AGENTS)

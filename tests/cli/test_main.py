@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli.main import app
-from tests.fakes.command_line import holdfast
+from tests.fakes.command_line import holdfast, holdfast_here
 
 COMMANDS = ("serve", "run", "chat", "launch", "doctor", "config", "version")
 
@@ -27,10 +27,11 @@ def test_help_names_every_command() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(command: str) -> None:
-    result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
+def test_every_command_explains_itself_on_one_screen(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "100"})
     assert result.exit_code == 0
     assert "Usage:" in result.output
+    assert len(result.output.splitlines()) <= 60
 
 
 @pytest.mark.parametrize(
@@ -61,12 +62,6 @@ def test_help_is_a_command_too(arguments: list[str], title: str) -> None:
     assert f"{title} [" in result.output
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_of_a_command_fits_a_screen(command: str) -> None:
-    result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "100"})
-    assert len(result.output.splitlines()) <= 60
-
-
 def test_help_all_has_the_settings_that_help_leaves_out() -> None:
     short, whole = (
         CliRunner().invoke(app, ["serve", option], env={"COLUMNS": "200"}).output
@@ -80,7 +75,7 @@ def test_help_all_has_the_settings_that_help_leaves_out() -> None:
 @pytest.mark.parametrize(
     ("typed", "found"),
     [
-        ("holdfast la", "launch"),
+        ("holdfast do", "doctor"),
         ("holdfast launch co", "codex"),
         ("holdfast serve --cont", "--context"),
     ],
@@ -88,21 +83,29 @@ def test_help_all_has_the_settings_that_help_leaves_out() -> None:
 def test_a_shell_completes_commands_agents_and_options(
     typed: str, found: str, tmp_path: Path
 ) -> None:
-    variables = {
+    done = holdfast_here(cwd=tmp_path, variables=completing(typed))
+    assert found in done.stdout.split()
+
+
+def test_the_installed_program_completes(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("holdfast"))],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | completing("holdfast la"),
+        check=False,
+    )
+    assert "launch" in done.stdout.split()
+
+
+def completing(typed: str) -> dict[str, str]:
+    """What a shell sets to ask for completions."""
+    return {
         "_HOLDFAST_COMPLETE": "complete_bash",
         "COMP_WORDS": typed,
         "COMP_CWORD": str(len(typed.split()) - 1),
     }
-    command = [str(Path(sys.executable).with_name("holdfast"))]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=os.environ | variables,
-        check=False,
-    )
-    assert found in done.stdout.split()
 
 
 def test_a_port_can_be_given_in_one_letter() -> None:
@@ -117,16 +120,18 @@ def test_a_context_without_room_for_an_answer_is_refused_with_the_minimum(
     result = CliRunner().invoke(app, ["config", "--context", value])
     assert result.exit_code == 2
     assert "at least 64, or auto" in result.output
+
+
+def test_the_smallest_context_and_two_names_for_the_models_own_are_accepted() -> None:
     for fit in ("64", "auto", "0"):
         assert CliRunner().invoke(app, ["config", "--context", fit]).exit_code == 0
 
 
-def test_an_unknown_command_or_flag_ends_with_code_2_and_no_traceback(tmp_path: Path) -> None:
-    for arguments in (["serf"], ["serve", "--prot", "1"]):
-        done = holdfast(*arguments, cwd=tmp_path)
-        assert done.returncode == 2
-        assert "No such" in done.stderr
-        assert "Traceback" not in done.stderr
+def test_an_unknown_flag_ends_the_program_with_code_2_and_no_traceback(tmp_path: Path) -> None:
+    done = holdfast("serve", "--prot", "1", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "No such" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_command_of_another_distribution_comes_in_by_its_entry_point() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from holdfast.cli.servers import followed, last_lines
-from tests.fakes.command_line import holdfast, only_line
+from tests.fakes.command_line import holdfast_here, only_line
 
 
 def test_the_last_lines_include_rotated_files(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_following_continues_with_the_next_file_in_complete_lines(tmp_path: Path
 
 def test_without_a_log_the_error_says_how_to_get_one(tmp_path: Path) -> None:
     variables = {f"XDG_{name}_HOME": str(tmp_path) for name in ("CACHE", "STATE")}
-    refused = holdfast("logs", cwd=tmp_path, variables=variables)
+    refused = holdfast_here("logs", cwd=tmp_path, variables=variables)
     assert refused.returncode == 2
     assert "--log-file auto" in only_line(refused.stderr)
 
@@ -46,5 +46,5 @@ def test_the_log_of_a_stopped_server_is_found_by_its_port(tmp_path: Path) -> Non
     for port in (8321, 9000):
         (tmp_path / "holdfast" / "logs" / f"server-{port}.log").write_text(f"of {port}\n")
     variables = {f"XDG_{name}_HOME": str(tmp_path) for name in ("CACHE", "STATE")}
-    assert holdfast("logs", "8321", cwd=tmp_path, variables=variables).stdout == "of 8321\n"
-    assert holdfast("logs", "832", cwd=tmp_path, variables=variables).returncode == 2
+    assert holdfast_here("logs", "8321", cwd=tmp_path, variables=variables).stdout == "of 8321\n"
+    assert holdfast_here("logs", "832", cwd=tmp_path, variables=variables).returncode == 2

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from holdfast.cli.servers import port_in_use
+from holdfast.config import ServerSettings
 from holdfast.errors import AddressInUse
 from tests.fakes.command_line import holdfast, only_line
-from tests.fakes.server_process import ServerProcess
-from tests.fakes.tiny_models import write_tiny
+from tests.fakes.http_clients import served_on_a_thread
+from tests.fakes.scripted_gateway import MODEL
 
 
 def said_of(port: int) -> str:
@@ -84,14 +85,7 @@ def test_a_server_without_http_is_another_program() -> None:
 
 
 def test_a_second_server_on_the_port_learns_which_program_has_it(tmp_path: Path) -> None:
-    write_tiny(tmp_path / "model", "qwen3")
-    server = ServerProcess(str(tmp_path / "model"))
-    try:
-        server.wait_ready()
-        done = holdfast("serve", "-p", server.url.rpartition(":")[2], cwd=tmp_path)
-    finally:
-        server.stop()
+    with served_on_a_thread(settings=ServerSettings(port=0, shutdown_seconds=0)) as url:
+        done = holdfast("serve", "-p", url.rpartition(":")[2], cwd=tmp_path)
     assert done.returncode == 2
-    assert f"in use by another Holdfast, which serves model at {server.url}" in only_line(
-        done.stderr
-    )
+    assert f"in use by another Holdfast, which serves {MODEL} at {url}" in only_line(done.stderr)

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.cli.servers import ServiceFailed, service_system, spec_of
 from holdfast.config import load_settings
-from tests.fakes.command_line import holdfast, only_line
+from tests.fakes.command_line import holdfast_here, only_line
 
 
 @pytest.fixture
@@ -42,21 +42,25 @@ def test_a_service_is_installed_updated_shown_and_removed(
     tmp_path: Path, system: dict[str, str]
 ) -> None:
     unit = tmp_path / "config" / "systemd" / "user" / "holdfast.service"
-    missing = holdfast("service", "status", cwd=tmp_path, variables=system)
+    missing = holdfast_here("service", "status", cwd=tmp_path, variables=system)
     assert (missing.returncode, "not installed" in missing.stdout) == (1, True)
-    installed = holdfast("service", "install", "--port", "9000", cwd=tmp_path, variables=system)
+    installed = holdfast_here(
+        "service", "install", "--port", "9000", cwd=tmp_path, variables=system
+    )
     assert installed.returncode == 0, installed.stderr
     assert asked(tmp_path) == ["daemon-reload", "enable --now holdfast.service"]
     assert "serve --log-file auto --set server.port=9000\n" in unit.read_text()
     assert unit.stat().st_mode & 0o077 == 0
     assert (
-        holdfast("service", "status", cwd=tmp_path, variables=system)
+        holdfast_here("service", "status", cwd=tmp_path, variables=system)
         .stdout.splitlines()[1]
         .startswith("the service is running")
     )
     asked(tmp_path)
     (tmp_path / "fails").write_text("enable\n")
-    failed = holdfast("service", "install", cwd=tmp_path, variables=system | {"HF_TOKEN": "hf_x"})
+    failed = holdfast_here(
+        "service", "install", cwd=tmp_path, variables=system | {"HF_TOKEN": "hf_x"}
+    )
     assert failed.returncode == 2
     assert "HF_TOKEN is not copied" in failed.stderr.splitlines()[0]
     assert (
@@ -65,11 +69,11 @@ def test_a_service_is_installed_updated_shown_and_removed(
     )
     assert asked(tmp_path)[0] == "disable --now holdfast.service"
     assert "hf_x" not in unit.read_text()
-    assert holdfast("service", "uninstall", cwd=tmp_path, variables=system).returncode == 0
+    assert holdfast_here("service", "uninstall", cwd=tmp_path, variables=system).returncode == 0
     assert asked(tmp_path) == ["disable --now holdfast.service", "daemon-reload"]
     assert not unit.exists()
     assert "no service is installed" in only_line(
-        holdfast("service", "uninstall", cwd=tmp_path, variables=system).stderr
+        holdfast_here("service", "uninstall", cwd=tmp_path, variables=system).stderr
     )
 
 
@@ -78,21 +82,23 @@ def test_without_systemd_a_service_is_only_written_with_no_start(
     tmp_path: Path,
 ) -> None:
     variables = {"PATH": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "config")}
-    refused = holdfast("service", "install", cwd=tmp_path, variables=variables)
+    refused = holdfast_here("service", "install", cwd=tmp_path, variables=variables)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "there is no systemctl on this machine" in only_line(refused.stderr)
     assert (
-        holdfast("service", "install", "--no-start", cwd=tmp_path, variables=variables).returncode
+        holdfast_here(
+            "service", "install", "--no-start", cwd=tmp_path, variables=variables
+        ).returncode
         == 0
     )
-    assert holdfast("service", "uninstall", cwd=tmp_path, variables=variables).returncode == 0
+    assert holdfast_here("service", "uninstall", cwd=tmp_path, variables=variables).returncode == 0
     assert not list((tmp_path / "config").rglob("*.service"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux'")
 def test_an_unwritable_folder_is_reported(tmp_path: Path, system: dict[str, str]) -> None:
     (tmp_path / "config").write_text("a file")
-    refused = holdfast("service", "install", "--no-start", cwd=tmp_path, variables=system)
+    refused = holdfast_here("service", "install", "--no-start", cwd=tmp_path, variables=system)
     assert refused.returncode == 2
     assert "holdfast.service cannot be changed: Not a directory" in only_line(refused.stderr)
 

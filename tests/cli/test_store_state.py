@@ -10,7 +10,7 @@ import pytest
 from holdfast.files import CLAIM_PREFIX, claim
 from holdfast.front.run.running_servers import RunningServer, write_server
 from holdfast.store.store import BlockStore
-from tests.fakes.command_line import holdfast, only_line
+from tests.fakes.command_line import holdfast_here, only_line
 from tests.fakes.stored_blocks import FINGERPRINT, make_chain
 
 
@@ -44,7 +44,7 @@ def kept(tmp_path: Path) -> dict[str, str]:
 
 
 def listed(folder: Path, variables: dict[str, str]) -> dict[str, dict[str, Any]]:
-    done = holdfast("state", "ls", "--json", cwd=folder, variables=variables)
+    done = holdfast_here("state", "ls", "--json", cwd=folder, variables=variables)
     assert done.returncode == 0, done.stderr
     return {each["name"]: each for each in json.loads(done.stdout)}
 
@@ -81,16 +81,20 @@ def test_all_state_is_listed_with_size_and_bound_and_cleared_if_unused(
     )
     write_server(server, with_a_server.folder)
     for name in ("store", "responses", "compiled"):
-        refused = holdfast("state", "clear", name, "--yes", cwd=tmp_path, variables=kept)
+        refused = holdfast_here("state", "clear", name, "--yes", cwd=tmp_path, variables=kept)
         assert f"{name} is in use by the server at http://127.0.0.1:1" in only_line(refused.stderr)
-    assert holdfast("state", "clear", "logs", "--yes", cwd=tmp_path, variables=kept).returncode == 0
+    assert (
+        holdfast_here("state", "clear", "logs", "--yes", cwd=tmp_path, variables=kept).returncode
+        == 0
+    )
     with_a_server.give_back()
 
-    asked = holdfast("state", "clear", "--all", cwd=tmp_path, variables=kept, stdin="n\n")
+    asked = holdfast_here("state", "clear", "--all", cwd=tmp_path, variables=kept, stdin="n\n")
     assert (asked.returncode, "Delete this?" in asked.stdout) == (1, True)
     assert listed(tmp_path, kept)["crashes"]["bytes"] == 1000
     assert (
-        holdfast("state", "clear", "--all", "--yes", cwd=tmp_path, variables=kept).returncode == 0
+        holdfast_here("state", "clear", "--all", "--yes", cwd=tmp_path, variables=kept).returncode
+        == 0
     )
     left = listed(tmp_path, kept)
     # the marker, the lock, an empty index
@@ -110,7 +114,7 @@ def test_all_state_is_listed_with_size_and_bound_and_cleared_if_unused(
 def test_an_invalid_clear_is_one_line(
     arguments: list[str], part: str, tmp_path: Path, kept: dict[str, str]
 ) -> None:
-    refused = holdfast("state", "clear", *arguments, "--yes", cwd=tmp_path, variables=kept)
+    refused = holdfast_here("state", "clear", *arguments, "--yes", cwd=tmp_path, variables=kept)
     assert refused.returncode == 2
     assert part in only_line(refused.stderr)
 
@@ -125,6 +129,8 @@ def test_before_the_first_server_all_state_is_empty_and_can_be_cleared(
     assert {each["bytes"] for each in found.values()} == {0}
     assert found["store"]["bound"] == "a fifth of the volume"
     assert (
-        holdfast("state", "clear", "--all", "--yes", cwd=tmp_path, variables=variables).returncode
+        holdfast_here(
+            "state", "clear", "--all", "--yes", cwd=tmp_path, variables=variables
+        ).returncode
         == 0
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -112,6 +114,28 @@ async def served(
         finally:
             running.should_exit = True
             await serving
+
+
+@contextmanager
+def served_on_a_thread(
+    *, settings: ServerSettings, certificate: ServerCertificate | None = None
+) -> Iterator[str]:
+    """The same for tests that are no coroutines; the model answers nothing."""
+    listening: queue.Queue[str] = queue.Queue()
+    stop = threading.Event()
+
+    async def serve() -> None:
+        async with served(ScriptedGateway([]), settings=settings, certificate=certificate) as url:
+            listening.put(url)
+            await asyncio.to_thread(stop.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        yield listening.get(timeout=60)
+    finally:
+        stop.set()
+        thread.join()
 
 
 class Exchange:
