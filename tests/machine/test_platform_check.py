@@ -19,7 +19,8 @@ def test_a_part_that_fails_is_a_finding_and_the_next_part_runs() -> None:
     assert figures.startswith("failed: ValueError: ")
 
 
-def test_what_is_slow_is_repeated_twice_only() -> None:
+def test_what_is_slow_is_repeated_twice_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_check, "MOST_SECONDS", 0.1)
     sizes = Sizes(quick=False)
     calls: list[float] = []
 

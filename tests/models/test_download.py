@@ -220,13 +220,14 @@ def test_an_unreachable_hub_is_asked_only_once(
 def test_a_slow_hub_is_waited_for(
     hub: HubState, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr("holdfast.models.download._PATIENCE_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as slow:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{slow.getsockname()[1]}")
         asking = threading.Thread(target=check_reachable)
         asking.start()
         connection, _ = slow.accept()
         with connection:
-            asking.join(3)
+            asking.join(0.5)
             assert asking.is_alive()
             connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
             asking.join()

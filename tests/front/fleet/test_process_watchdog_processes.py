@@ -165,7 +165,7 @@ async def test_a_worker_with_a_hanging_device_call_is_replaced(
         old = pid_of(made)
         await assert_answers(made)  # such steps are measured from now on
         client = await made.client("m")
-        asked = a_request("bystander", max_tokens=20_000)
+        asked = a_request("bystander", max_tokens=5_000)
         bystander = client.submit(asked)
         while not isinstance(await anext(bystander), TokensGenerated):
             continue
@@ -204,7 +204,7 @@ async def test_a_busy_worker_is_left_alone() -> None:
         await made.wait_ready()
         old = pid_of(made)
         # many beats long, made of short steps
-        stream = (await made.client("m")).submit(a_request(max_tokens=20_000))
+        stream = (await made.client("m")).submit(a_request(max_tokens=10_000))
         assert (await last_of(stream)).reason is FinishReason.LENGTH
         assert pid_of(made) == old
 

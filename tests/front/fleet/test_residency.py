@@ -88,7 +88,7 @@ async def test_an_unknown_model_has_no_client() -> None:
 
 
 async def test_a_dead_worker_is_replaced_at_once_and_its_streams_continue() -> None:
-    asked = [a_request(str(index), max_tokens=20_000 + index) for index in range(3)]
+    asked = [a_request(str(index), max_tokens=5_000 + index) for index in range(3)]
     async with residency() as made:
         await made.wait_ready()
         client = await made.client("m")
@@ -278,7 +278,7 @@ async def test_an_error_during_a_restart_leaves_nobody_waiting(
 
     monkeypatch.setattr("holdfast.front.fleet.slot.write_report", fails)
     async with residency() as made:
-        stream = (await made.client("m")).submit(a_request(max_tokens=20_000))
+        stream = (await made.client("m")).submit(a_request(max_tokens=5_000))
         await begun([stream])
         await kill(made)
         *_, end = await collected(stream)

@@ -64,8 +64,8 @@ PICKY = "{% if messages[0].content == 'loop' %}" + NESTED_RANGES + "{% endif %}"
 
 
 @pytest.fixture(autouse=True)
-def one_second(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    processes = RenderProcesses(seconds=1.0)
+def short_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    processes = RenderProcesses(seconds=0.3)
     monkeypatch.setattr(template_process, "PROCESSES", processes)
     yield
     processes.close()
