@@ -33,7 +33,11 @@ def fault_of(llm: LLM, opening: Opening) -> str:
     return wrong and f"{answer.text!r}: {wrong}"
 
 
-@pytest.mark.parametrize("opening", SHOWN, ids=lambda opening: opening.text)
+@pytest.mark.parametrize(
+    "opening",
+    [*SHOWN[:4], *(pytest.param(opening, marks=pytest.mark.slow) for opening in SHOWN[4:])],
+    ids=lambda opening: opening.text,
+)
 def test_the_first_words_of_every_user_get_a_sensible_answer(llm: LLM, opening: Opening) -> None:
     assert fault_of(llm, opening) == ""
 
@@ -45,7 +49,11 @@ def test_unseen_openings_get_sensible_answers(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    "beginning", ["The code of", "The", "Dear", "Once upon a time", "Today I", "My name is"]
+    "beginning",
+    [
+        *("The code of", "Once upon a time", "Today I"),
+        *(pytest.param(text, marks=pytest.mark.slow) for text in ("The", "Dear", "My name is")),
+    ],
 )
 def test_raw_text_goes_on_in_words_and_ends_by_itself(llm: LLM, beginning: str) -> None:
     answer = llm.generate(beginning, max_tokens=400)

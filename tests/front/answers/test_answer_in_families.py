@@ -131,7 +131,10 @@ def test_a_client_sees_the_same_token_by_token(name: str) -> None:
         assert heard(by_tokens(found.tokenizer, found.dialect, TOOLS, text)) == says, case
 
 
-@pytest.mark.parametrize("case", ["weighed, then asked", "one weighed and one made"])
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param("weighed, then asked", marks=pytest.mark.slow), "one weighed and one made"],
+)
 @pytest.mark.parametrize("name", THINKING)
 def test_two_pieces_say_what_the_whole_says_wherever_they_part(name: str, case: str) -> None:
     found = bundle_of(name)

@@ -140,26 +140,21 @@ async def test_a_model_is_deleted_and_then_it_is_unknown(hub: HubState, tmp_path
     assert (again.status_code, "not found" in again.json()["error"]) == (404, True)
 
 
-@pytest.mark.parametrize(
-    ("name", "status", "words"),
-    [
+async def test_what_is_not_deleted_is_said_in_words(hub: HubState, tmp_path: Path) -> None:
+    served = Served(tmp_path, models=f"{TWO}[models.kelp]\nid = '{KELP}'\npin = true\n")
+    await served.request("POST", PULL, model=KELP, stream=False)
+    for name, status, words in (
         ("first", 400, "is not in the Hub's cache"),  # the bundled model
         ("kelp", 409, "is pinned"),
         ("other", 404, "not found"),
         ("", 400, "is required"),
         (f"{KELP}@main", 404, "not found"),
         ("/etc/passwd", 404, "not found"),
-    ],
-)
-async def test_what_is_not_deleted_is_said_in_words(
-    hub: HubState, tmp_path: Path, name: str, status: int, words: str
-) -> None:
-    served = Served(tmp_path, models=f"{TWO}[models.kelp]\nid = '{KELP}'\npin = true\n")
-    await served.request("POST", PULL, model=KELP, stream=False)
-    response = await served.request("DELETE", DELETE, model=name)
-    assert (response.status_code, words in response.json()["error"]) == (status, True), (
-        response.text
-    )
+    ):
+        response = await served.request("DELETE", DELETE, model=name)
+        assert (response.status_code, words in response.json()["error"]) == (status, True), (
+            response.text
+        )
 
 
 async def test_a_pattern_of_aliases_deletes_and_pulls_nothing(

@@ -535,7 +535,7 @@ async def test_a_prompt_is_encoded_even_if_it_is_longer_than_the_window(
 async def test_a_model_whose_template_hangs_holds_up_no_other_model(
     bundle: TokenizerBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    processes = RenderProcesses(seconds=1.0)
+    processes = RenderProcesses(seconds=0.3)
     monkeypatch.setattr(template_process, "PROCESSES", processes)
     loops = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}"
     source = (

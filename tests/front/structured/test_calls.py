@@ -149,7 +149,7 @@ def _check(dialect: ModelDialect, answer: str) -> None:
 
 # at random, its thoughts do not end
 @pytest.mark.parametrize("family", [name for name in _CONSTRAINED if name != "harmony"])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_random_samples_are_read_as_calls_that_match_their_schemas(family: str, seed: int) -> None:
     dialect = _dialect(family)
     _check(dialect, random_answer(_grammar(dialect, ToolChoice(mode="required")).text, seed=seed))
@@ -241,7 +241,7 @@ def test_too_many_tools_are_refused_in_one_short_sentence() -> None:
 
 
 @pytest.mark.parametrize("family", _CONSTRAINED)
-@pytest.mark.parametrize("mode", ["required", "auto"])
+@pytest.mark.parametrize("mode", ["required", pytest.param("auto", marks=pytest.mark.slow)])
 def test_the_tools_of_an_agent_are_not_too_many(
     family: str, mode: Literal["required", "auto"]
 ) -> None:
