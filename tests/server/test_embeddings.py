@@ -41,7 +41,7 @@ def test_a_document_that_repeats_the_query_is_the_most_relevant(server: ServerPr
 
 
 async def test_a_client_that_goes_away_ends_its_work_and_no_other(server: ServerProcess) -> None:
-    texts = [f"{number} " + "sheep are white and " * 400 for number in range(64)]
+    texts = [f"{number} " + "sheep are white and " * 100 for number in range(64)]
 
     def running() -> int:
         return int(httpx.get(f"{server.url}/health", timeout=60).json()["models"][0]["running"])
