@@ -49,9 +49,6 @@ os.environ["SSL_CERT_DIR"] = str(Path(_caches.name) / "no-authorities")
 # What lies on that person's machine is not served.
 os.environ["HOLDFAST_CATALOG_HUB_CACHE"] = "false"
 os.environ["HOLDFAST_CATALOG_FOLDERS"] = ""
-# Tests trust one authority, whose key nobody has: reading the system's authorities takes each new
-# HTTP client 35 ms.
-os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "tests" / "fakes" / "nobody.pem")
 # What one test has read must not be there for the next.
 os.environ["HOLDFAST_STORE_FOLDER"] = "off"
 
