@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from holdfast.front.prompt.dialects import find_dialect
+from functools import cache
+
+from holdfast.front.prompt.dialects import FoundDialect, find_dialect
 from holdfast.front.prompt.known_answers import KnownAnswers
+from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle, frame_of
 from tests.fakes.family_templates import FamilyTemplate
 
 
 def bundle(family: FamilyTemplate) -> TokenizerBundle:
     """With nothing known yet of earlier answers."""
-    tokenizer = family.tokenizer()
-    found = find_dialect(family.template(), tokenizer, config={})
+    tokenizer, found = _found(family)
     return TokenizerBundle(
         tokenizer=tokenizer,
         template=found.template,
@@ -22,3 +24,10 @@ def bundle(family: FamilyTemplate) -> TokenizerBundle:
         dialect_report=found.report,
         thinking_switch=found.switch,
     )
+
+
+@cache
+def _found(family: FamilyTemplate) -> tuple[Tokenizer, FoundDialect]:
+    """Both never change, and take a tenth of a second to make."""
+    tokenizer = family.tokenizer()
+    return tokenizer, find_dialect(family.template(), tokenizer, config={})

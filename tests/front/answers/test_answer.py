@@ -350,7 +350,7 @@ def test_a_model_that_repeats_the_beginning_of_a_call_is_read_in_time_that_grows
 
 @BOTH
 @pytest.mark.parametrize(
-    "text", [f"{CALL}\nor\n" * 300, f"{CALL}\n" * 300 + "no", "<tool_call>\n" * 300], ids=len
+    "text", [f"{CALL}\nor\n" * 150, f"{CALL}\n" * 150 + "no", "<tool_call>\n" * 150], ids=len
 )
 def test_a_thought_that_weighs_many_calls_makes_none(dialect: ModelDialect, text: str) -> None:
     assert outcome(text, dialect, in_reasoning=True) == (text, "", [])

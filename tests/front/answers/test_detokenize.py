@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -50,6 +50,7 @@ def joined(
     return "".join([*(text.push(part) for part in parts), text.flush()])
 
 
+@settings(max_examples=30)
 @given(tokens_in_parts())
 def test_any_division_of_any_tokens_gives_what_decoding_the_whole_gives(
     case: tuple[str, list[list[int]]],
@@ -70,6 +71,7 @@ def test_special_tokens_can_be_shown_as_well(case: tuple[str, list[list[int]]]) 
     )
 
 
+@settings(max_examples=30)
 @given(tokens_in_parts(), st.sampled_from(["a", "hello"]))
 def test_a_continuation_is_what_it_adds_to_the_text_before_it(
     case: tuple[str, list[list[int]]], before: str

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import Message, RawMessageStreamEvent
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
@@ -118,6 +118,7 @@ def content_of(message: Message) -> list[Any]:
     return [block.to_dict(mode="json") for block in message.content]
 
 
+@settings(max_examples=30)
 @given(script=scripts(), hides=st.booleans())
 def test_any_stream_folds_to_the_whole_answer(script: list[OutputEvent], hides: bool) -> None:
     got = folded(streamed(script, form(hides_thinking=hides)))
@@ -146,6 +147,7 @@ def test_what_is_of_no_use_here_is_there_for_clients_that_check_anthropics_types
     )
 
 
+@settings(max_examples=30)
 @given(script=scripts())
 def test_blocks_come_strictly_one_after_the_other(script: list[OutputEvent]) -> None:
     is_open, begun = False, 0
@@ -159,6 +161,7 @@ def test_blocks_come_strictly_one_after_the_other(script: list[OutputEvent]) -> 
     assert not is_open
 
 
+@settings(max_examples=30)
 @given(script=scripts(), hides=st.booleans())
 def test_every_thought_comes_back_by_its_signature(script: list[OutputEvent], hides: bool) -> None:
     said = "".join(

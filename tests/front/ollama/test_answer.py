@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import ollama
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.front.ollama.answer import ChatLine, ChatLines, GenerateLine, GenerateLines
@@ -57,6 +57,7 @@ def whole_of(deltas: list[OutputDelta], end: ChoiceFinished) -> WholeChoice:
     return WholeChoice(deltas=deltas, finished=end)
 
 
+@settings(max_examples=30)
 @given(
     calls=st.lists(arguments, max_size=3),
     thought=texts,

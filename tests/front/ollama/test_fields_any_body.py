@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import httpx
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.front.application import create_application
@@ -47,6 +47,7 @@ APP = create_application(
 )
 
 
+@settings(max_examples=30)
 @given(path=st.sampled_from(PATHS), body=bodies | values, valid=st.booleans())
 async def test_no_json_whatever_makes_an_internal_error(path: str, body: Any, valid: bool) -> None:
     if valid and isinstance(body, dict):

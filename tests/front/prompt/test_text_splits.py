@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -211,6 +211,7 @@ def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LONG_CHARACTERS", 3)
 
 
+@settings(max_examples=30)
 @given(text=TEXTS)
 def test_pieces_come_to_the_tokens_of_the_whole_for_all_kinds(
     tokenizers: dict[str, Tokenizer], text: str

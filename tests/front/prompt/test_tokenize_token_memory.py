@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.front.prompt.tokenize import Tokenizer, TokenMemory
@@ -33,6 +33,7 @@ def tokenizers() -> list[Tokenizer]:
     return [Tokenizer(make(), config={}) for make in toy_tokenizers.EXACT.values()]
 
 
+@settings(max_examples=30)
 @given(
     kind=st.integers(0, len(toy_tokenizers.EXACT) - 1),
     turns=st.lists(

@@ -487,7 +487,7 @@ _SPELLINGS = (
 def test_an_object_with_escaped_names_matches_its_schema_or_is_refused(kind: str) -> None:
     schema = {"type": "object", **_NAMES[kind]}
     grammar = grammar_text(f"start: {json_value(_checked(schema).schema)}")
-    firsts = itertools.product(_SPELLINGS[::2], ("1", '"x"'))
+    firsts = itertools.product(_SPELLINGS[::4], ("1", '"x"'))
     for first, second, value in itertools.product(firsts, _SPELLINGS, ("1", '"x"')):
         text = f"{{{first[0]}: {first[1]}, {second}: {value}}}"
         if accepts(grammar, text):

@@ -6,7 +6,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.front.answers.answer import AnswerReader
@@ -69,6 +69,7 @@ def test_written_calls_are_read_back(name: str, tokens: bool) -> None:
     assert found.text == "" and found.repairs == ()
 
 
+@settings(max_examples=30)
 @given(name=st.sampled_from(NAMES), given=arguments, at=cuts)
 def test_any_arguments_are_read_back_however_the_text_is_cut(
     name: str, given: dict[str, object], at: list[int]
