@@ -52,7 +52,9 @@ def test_random_interleavings_draw_what_each_sequence_draws_alone(name: str) -> 
     assert open_sequences(engine) == 0
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "qwen3_next", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma3_text", "gpt_oss", "deepseek_v3", *slow("qwen3_next")]
+)
 def test_with_the_ways_of_a_gpu_each_sequence_draws_what_it_draws_alone(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

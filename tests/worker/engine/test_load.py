@@ -13,6 +13,7 @@ from holdfast.errors import ModelLoadError
 from holdfast.machine import device_memory
 from holdfast.worker.engine import weight_format
 from holdfast.worker.engine.load import LoadedModel, load_model
+from tests.fakes.architectures import each_of
 from tests.fakes.tiny_models import CONTEXT_TOKENS, TINY, VOCAB_SIZE, kept_tiny, write_tiny
 
 TOKENS = mx.array([[(i * 7) % 90 + 2 for i in range(20)]])
@@ -181,7 +182,7 @@ def test_the_models_folder_is_never_written_to(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("quantize", [None, {"group_size": 32, "bits": 4}], ids=["plain", "packed"])
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", each_of(TINY))
 def test_every_tiny_architecture_loads(
     name: str, quantize: dict[str, Any] | None, tmp_path: Path
 ) -> None:

@@ -125,7 +125,7 @@ def test_rows_attend_as_plain_attention_does(
             layer.freeze()
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(
     lengths=st.one_of(
         st.lists(st.integers(1, 12), min_size=1, max_size=4),
@@ -299,6 +299,7 @@ def test_composed_attention_is_as_exact_as_the_fused_one(dtype: mx.Dtype, kv_hea
         assert float(mx.abs(fused - composed).max()) <= mx.finfo(dtype).eps * (1 + len(cuts))
 
 
+@settings(max_examples=50)
 @given(
     steps=st.lists(st.sets(st.integers(0, 3), min_size=1), min_size=1, max_size=12), data=st.data()
 )

@@ -197,8 +197,8 @@ def pinned(name: str, chain: tuple[int, ...], *, seconds: float = 300.0) -> Sequ
     )
 
 
-PRESSURE = [greedy(f"p{number}", prompt(f"p{number}", 150), max_tokens=1) for number in range(6)]
-FIRST, SECOND = prompt("first", 150), prompt("second", 150)
+PRESSURE = [greedy(f"p{number}", prompt(f"p{number}", 80), max_tokens=1) for number in range(6)]
+FIRST, SECOND = prompt("first", 80), prompt("second", 80)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
@@ -223,15 +223,15 @@ def test_on_disk_a_pinned_beginning_survives_what_evicts_another_one(tmp_path: P
     folder = tmp_path / "store"
     first = worker(name, folder, ram_bytes=0, limits=limits, pinned_percent=60)
     marked, loose = (
-        (PinnedPrefix(tokens=100, seconds=300.0),),
-        greedy("2", SECOND, max_tokens=1, branch_points=(100,)),
+        (PinnedPrefix(tokens=50, seconds=300.0),),
+        greedy("2", SECOND, max_tokens=1, branch_points=(50,)),
     )
-    serve(first, greedy("1", FIRST, max_tokens=1, pins=marked, branch_points=(100,)), loose)
+    serve(first, greedy("1", FIRST, max_tokens=1, pins=marked, branch_points=(50,)), loose)
     serve(worker(name, folder, ram_bytes=0, limits=limits), *PRESSURE)
-    others = [greedy("pinned", (*FIRST[:100], 1, 2)), greedy("loose", (*SECOND[:100], 1, 2))]
+    others = [greedy("pinned", (*FIRST[:50], 1, 2)), greedy("loose", (*SECOND[:50], 1, 2))]
     inbox = serve(worker(name, folder, ram_bytes=0, limits=limits), *others)
     assert inbox.finished("loose").cached_tokens == 0
-    assert inbox.finished("pinned").cached_tokens == 100, (
+    assert inbox.finished("pinned").cached_tokens == 50, (
         "with the state there, and for the rest of its time after a restart"
     )
 
