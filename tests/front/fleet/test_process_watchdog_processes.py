@@ -209,6 +209,7 @@ async def test_a_busy_worker_is_left_alone() -> None:
         assert pid_of(made) == old
 
 
+@pytest.mark.slow
 def test_a_front_and_a_worker_suspended_together_continue_together() -> None:
     """As by Ctrl-Z, or on a laptop that sleeps. In a process of its own."""
     front = subprocess.Popen(
