@@ -22,11 +22,8 @@ HELD_ONCE, ONE_BUFFER = "held once", "one buffer"
 FUSED = "one buffer and fused attention, as on a GPU"
 FAST = {
     ("llama", Engine, HELD_ONCE),
-    ("llama", RunningAhead, ONE_BUFFER),
     ("llama", RunningAhead, FUSED),
     ("gemma3_text", Engine, ONE_BUFFER),
-    ("gemma3_text", RunningAhead, HELD_ONCE),
-    ("gemma3_text", Engine, FUSED),
     ("qwen3_next", Engine, HELD_ONCE),
     ("qwen3_next", RunningAhead, FUSED),
 }
