@@ -81,7 +81,10 @@ def test_an_unservable_model_is_one_line_and_code_2(
     assert part in only_line(done.stderr)
 
 
-@pytest.mark.parametrize("content", ["{", '{"model_type": "no_such_architecture"}'])
+@pytest.mark.parametrize(
+    "content",
+    [pytest.param("{", marks=pytest.mark.slow), '{"model_type": "no_such_architecture"}'],
+)
 def test_a_damaged_model_is_one_line_and_code_2(tmp_path: Path, content: str) -> None:
     write_tiny(tmp_path / "model", "qwen3")
     (tmp_path / "model" / "config.json").write_text(content)
