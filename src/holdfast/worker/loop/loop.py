@@ -81,8 +81,7 @@ class WorkerLoop:
         counters: Counters | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """on_rest: called once after a while without work. on_wake: called when the next request
-        arrives after that.
+        """on_rest: called once after a while without work. on_wake: called at the next request.
 
         pulse: reports what the thread does. counters: may contain counters of the engine.
         """
