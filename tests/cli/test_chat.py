@@ -368,7 +368,7 @@ def test_ctrl_c_discards_a_line_and_twice_leaves(server: EchoServer, terminal: T
 
 
 def test_ctrl_d_leaves_and_restores_the_terminal(terminal: Terminal) -> None:
-    assert terminal.marks_pastes
+    until(lambda: terminal.read_for(0.05) or terminal.marks_pastes, "marked pastes are asked for")
     terminal.type(CTRL_D)
     assert terminal.wait(60) == 0
     assert not terminal.marks_pastes

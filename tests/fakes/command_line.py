@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from typer.testing import CliRunner
@@ -38,11 +40,25 @@ def holdfast_here(
 ) -> subprocess.CompletedProcess[str]:
     """The same without a process of its own, for commands that change nothing in this one."""
     environ = {"COLUMNS": "200"} | (variables or {})
-    with contextlib.chdir(cwd):
+    with contextlib.chdir(cwd), kept_log_handlers():
         done = CliRunner().invoke(
             app, arguments, input=stdin, env=environ, catch_exceptions=False, prog_name="holdfast"
         )
     return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
+
+
+@contextlib.contextmanager
+def kept_log_handlers() -> Iterator[None]:
+    """Within the block, a command may replace the log's handlers: they are put back after it, since
+    its own ones write to a stream that is closed then.
+    """
+    log = logging.getLogger()
+    handlers, level = log.handlers[:], log.level
+    try:
+        yield
+    finally:
+        log.handlers[:] = handlers
+        log.setLevel(level)
 
 
 def only_line(text: str) -> str:

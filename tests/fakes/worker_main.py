@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -62,6 +63,8 @@ def fake_loop(
     if behaviour == "has-a-child":
         # it has our standard error too
         subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    if behaviour == "signalled-at-exit":
+        globals()["signal_at_exit"] = SignalAtExit()
     if behaviour == "hangs":
         os.read(os.pipe()[0], 1)
     progress("reading", 1.0)
@@ -85,6 +88,13 @@ def fake_loop(
     return WorkerLoop(
         engine=engine, scheduler=scheduler, inbox=inbox, pulse=pulse, memory=memory
     ), info
+
+
+class SignalAtExit:
+    """Sends SIGTERM to its process when Python clears its module, after the signal handlers."""
+
+    def __del__(self, kill: Callable[[int, int], None] = os.kill, pid: int = os.getpid()) -> None:
+        kill(pid, 15)
 
 
 def _is_first(folder: Path) -> bool:

@@ -73,8 +73,8 @@ def test_it_is_refused_after_a_few_deaths_although_it_drew_tokens_each_time(
             server.url + DEADLY.path, json={**DEADLY.body, "model": "demo"}, timeout=120
         )
         assert [answer.result() for answer in answers] == undisturbed
-    assert "died 4 times while it had this request" in refusal.json()["error"]["message"]
+    assert "died 5 times while it had this request" in refusal.json()["error"]["message"]
     assert refusal.status_code == 500
-    assert refusal.headers["x-should-retry"] == "false", "a client that retries kills four more"
-    assert killed(server) == 4
+    assert refusal.headers["x-should-retry"] == "false", "a client that retries kills five more"
+    assert killed(server) == 5
     assert "is refused: it was the only request running when the worker died" in server.log()

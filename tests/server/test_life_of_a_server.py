@@ -40,7 +40,6 @@ def test_a_disconnect_stops_the_work(server: ServerProcess) -> None:
     next(iter(stream))
     stream.close()
     until(lambda: server.model()["running"] == 0, "the work has stopped")
-    assert server.model()["running"] == 0
 
 
 def test_the_front_process_has_no_mlx_in_its_memory(

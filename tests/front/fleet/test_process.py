@@ -92,6 +92,12 @@ async def test_a_worker_reports_that_it_is_ready_and_serves() -> None:
     assert await process.stop() == 0
 
 
+async def test_a_stop_signal_that_comes_while_a_worker_exits_changes_nothing() -> None:
+    async with worker("signalled-at-exit") as process:
+        await process.wait_started(timeout_seconds=30)
+        assert await process.stop() == 0
+
+
 async def test_a_bad_model_is_reported_as_such() -> None:
     async with worker("bad") as process:
         outcome = await process.wait_started(timeout_seconds=30)

@@ -54,6 +54,7 @@ DEATHS_TOGETHER = 2
 DEATHS_OF_ONE = 3  # deaths during one request, after fewer than FEW_TOKENS new tokens each
 DEATHS_OF_A_LIFE = 12  # deaths during one request, however many tokens it generated
 FEW_TOKENS = 8
+DEATHS_ALONE = 2  # deaths in a row of a request that runs alone, until it is refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,8 +279,8 @@ class ModelClient:
         deaths = opened.stream.resumptions + 1
         opened.stream.fail(
             f"the worker process of the model died {deaths} times while it had this request, the "
-            "last time while the request ran alone; it is not tried again. The server's log and "
-            "`holdfast doctor` say how the worker died",
+            f"last {DEATHS_ALONE} times while the request ran alone; it is not tried again. The "
+            "server's log and `holdfast doctor` say how the worker died",
             is_deadly=True,
         )
 
@@ -431,8 +432,10 @@ class Isolation:
     death because tokens were generated afterwards: a request that kills each worker after two
     tokens makes progress in every life.
 
-    A suspect then runs alone. If the worker dies meanwhile, that request is refused, and the deaths
-    during it are explained: they no longer count against other requests. If the suspect generates
+    A suspect then runs alone. If the worker dies meanwhile, it runs alone once more, because
+    something else may have killed the worker. If the worker dies again, that request is refused, and
+    the deaths during it are explained: they no longer count against other requests. If the suspect
+    generates
     more tokens than it had generated before each death, it has passed. Each further trial of the
     same request is twice as long. A suspect whose stream is not read cannot be tried: it waits, and
     the others run meanwhile. A suspect never runs beside other requests before it has passed. So
@@ -448,6 +451,7 @@ class Isolation:
         self._deaths: list[dict[RequestId, int]] = []
         self._deaths_together = 0
         self._passed: dict[RequestId, int] = {}  # how many trials each request has passed
+        self._died_alone: dict[RequestId, int] = {}  # deaths in trials since it last passed one
         self._untried: list[RequestId] = []
         self.alone: RequestId | None = None  # the request that runs alone now
 
@@ -492,6 +496,10 @@ class Isolation:
         alone = self.alone
         self.alone = None
         if alone is not None and alone in drawn:
+            self._died_alone[alone] = self._died_alone.get(alone, 0) + 1
+            if self._died_alone[alone] < DEATHS_ALONE:
+                self._untried.insert(0, alone)
+                return None
             self._deaths = [death for death in self._deaths if alone not in death]
             self._untried = [each for each in self._untried if self._is_suspect(each)]
             return alone
@@ -518,6 +526,7 @@ class Isolation:
         assert self.alone == request_id
         self.alone = None
         self._passed[request_id] = self._passed.get(request_id, 0) + 1
+        self._died_alone.pop(request_id, None)
         for death in self._deaths:
             death.pop(request_id, None)
 
@@ -548,5 +557,8 @@ class Isolation:
         ]
         self._passed = {
             each: times for each, times in self._passed.items() if each in open_requests
+        }
+        self._died_alone = {
+            each: times for each, times in self._died_alone.items() if each in open_requests
         }
         self._untried = [each for each in self._untried if each in open_requests]

@@ -79,6 +79,8 @@ def run_process(serve: Serve) -> int:
     thread.start()
     watch.wait_for(thread, parent_pid=assignment.parent_pid)
     heart.stop()
+    # Python restores the default action of handlers at exit, and a late signal would kill us.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return int(ends[0]) if ends else int(WorkerEnd.BROKEN)
 
 
