@@ -222,6 +222,7 @@ def terminal(server: EchoServer, shared: SharedChat) -> Terminal:
     terminal.screen.reset()
     terminal.type(ENTER)
     terminal.wait_for("^>$")
+    terminal.wait_until(lambda: terminal.marks_pastes)
     server.requests.clear()
     server.client_left.clear()
     return terminal
@@ -368,7 +369,7 @@ def test_ctrl_c_discards_a_line_and_twice_leaves(server: EchoServer, terminal: T
 
 
 def test_ctrl_d_leaves_and_restores_the_terminal(terminal: Terminal) -> None:
-    until(lambda: terminal.read_for(0.05) or terminal.marks_pastes, "marked pastes are asked for")
+    assert terminal.marks_pastes
     terminal.type(CTRL_D)
     assert terminal.wait(60) == 0
     assert not terminal.marks_pastes

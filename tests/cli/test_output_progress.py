@@ -62,20 +62,18 @@ def test_log_lines_appear_above_the_bar(
         redirect_stderr=False,
         redirect_stdout=False,
     )
-    drawing, handler, log = LoadBar(progress), logging.StreamHandler(output), logging.getLogger()
-    log.addHandler(handler)
-    try:
-        drawing("reading", 0.25)
-        progress.refresh()
-        log.warning("the first, \x1b[33min colour\x1b[0m")
-        drawing("reading", 0.5)
-        progress.refresh()
-        log.warning("the second")
-        during = screen(output.getvalue())
-        drawing("ready", 1.0)
-        log.warning("the third")
-    finally:
-        log.removeHandler(handler)
+    drawing, log = LoadBar(progress), logging.getLogger()
+    # the only handler: another test may have left one whose stream is closed
+    monkeypatch.setattr(log, "handlers", [logging.StreamHandler(output)])
+    drawing("reading", 0.25)
+    progress.refresh()
+    log.warning("the first, \x1b[33min colour\x1b[0m")
+    drawing("reading", 0.5)
+    progress.refresh()
+    log.warning("the second")
+    during = screen(output.getvalue())
+    drawing("ready", 1.0)
+    log.warning("the third")
     assert during[:2] == ["the first, in colour", "the second"]
     assert during[2].startswith("reading")
     assert screen(output.getvalue()) == ["the first, in colour", "the second", "the third"]
