@@ -333,3 +333,8 @@ def test_the_served_id_is_the_name_or_the_source(tmp_path: Path) -> None:
     assert served_id(ModelSettings(path=str(tmp_path))) == tmp_path.name
     assert served_id(ModelSettings(path="a/b@v1")) == "a/b"
     assert served_id(ModelSettings()) == "holdfast-demo"
+
+
+def test_a_misspelled_bundled_model_is_refused_with_the_right_name() -> None:
+    with pytest.raises(ModelLoadError, match=r"did you mean the bundled holdfast-demo\?"):
+        model_source("holdfast-dmo")

@@ -199,8 +199,9 @@ def _opencode(target: AgentTarget) -> AgentSetup:
 
 
 def _aider(target: AgentTarget) -> AgentSetup:
-    """Configures aider with a file of variables, because the .env files of the project and the user
-    override environment variables.
+    """Configure aider with an env file of its own (`--env-file`).
+
+    Environment variables would not do: the .env files of the project and the user override them.
     """
     model, small = f"openai/{target.model}", f"openai/{target.small_model}"
     variables, limits = target.folder / "aider.env", target.folder / "models.json"

@@ -59,7 +59,7 @@ _UNSUPPORTED = UnsupportedFields(
 
 
 class TextObject(BaseModel):
-    """A text as an object with the field `text`."""
+    """A document or query in the form `{"text": "..."}`, which stands for its text."""
 
     model_config = STRICT
 

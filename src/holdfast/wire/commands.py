@@ -58,8 +58,7 @@ class ReadAhead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadAheadRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Tokens that were prefilled in advance and that no request has used yet: the tokens of
-    `token_ids` from `start` on.
+    """A prompt of which `token_ids[start:]` was prefilled in advance, and not yet used by a request.
 
     As a command, it tells a new worker what an earlier worker has prefilled. The new worker only
     counts these tokens in its figures.

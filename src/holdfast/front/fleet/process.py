@@ -163,7 +163,7 @@ class WorkerProcess:
         """
         self._watch_task.cancel()
         if not self.link.started.done():
-            # a worker that loads has nothing to save, and only SIGKILL interrupts a load
+            # While a worker loads its model, only SIGKILL stops it, and it has no state to save yet.
             self._signal(signal.SIGKILL)
         elif self.is_alive:
             self.link.send(SHUT_DOWN)

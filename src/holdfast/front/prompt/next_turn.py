@@ -177,7 +177,7 @@ class WarmAhead:
     ) -> Observe:
         """Return a function that starts the prefill when the answer has ended.
 
-        It must be called with all events of the answer, and first passes each of them to `observe`.
+        Call it with every event of the answer. It passes each event on to `observe`.
         If the request has several choices, nothing is prefilled, because it is unknown which of
         them the conversation will continue.
 

@@ -142,7 +142,10 @@ class Rules:
         self._lines.append(f"{name}: {body}")
 
     def literal(self, text: str) -> str:
-        """An expression for a literal text, in which markers are tokens."""
+        """A grammar expression that matches exactly this text.
+
+        Markers in the text match as special tokens, the rest as characters.
+        """
         if not self.marker_ids or not text:
             return literal(text)
         pieces = (piece for piece in self._cutter.split(text) if piece)

@@ -305,7 +305,7 @@ class DrawnRows:
 def row_state(
     request: SequenceRequest, *, generated: Sequence[int] = (), vocab_size: int
 ) -> RowState:
-    """The sampling state of a sequence after the tokens in `generated`.
+    """Create the sampling state of a sequence that has already generated the tokens in `generated`.
 
     vocab_size: the number of logits per position. Raises InvalidRequest if the logit bias has token
     ids that the model does not have.

@@ -30,12 +30,12 @@ from holdfast.worker.kv.layer import (
 
 _SHORT_PART = 512  # tokens; merging such a part is cheaper than attending to it separately
 _MANY_PARTS = 4  # with more, parts are merged without waiting for `freeze`
-# Limits for unused capacity; when it exceeds them, buffers are shrunk:
-# 1/16 of the tokens, in all parts together that only this sequence holds
+# Buffers are shrunk when their unused capacity exceeds one of these limits.
+# For the parts that only this sequence holds, all together: 1/16 of their tokens.
 _UNUSED_SHARE = 16
-# 1/64 of the capacity, in a part of several sequences, each of which has spare room in its own tail
+# For a part that several sequences hold: 1/64 of its capacity. Each sequence grows in its own tail.
 _UNUSED_SHARE_OF_MANY = 64
-# 1/8 of the tokens, in a single buffer, because the next token copies this buffer anyway
+# For a single buffer: 1/8 of its tokens, because the next token copies the buffer anyway.
 _UNUSED_SHARE_WHOLE = 8
 
 

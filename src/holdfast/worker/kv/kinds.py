@@ -57,7 +57,7 @@ class ForeignState(LayerState):
         return _arrays_within(self.cache.state)
 
     def bytes_per_token(self) -> int:
-        """Bytes that each token adds to the caches that grow without limit."""
+        """Bytes per token in the caches that keep every token; windows and other states do not count."""
         return sum(
             _bytes_per_token(part) for part in _parts_of(self.cache) if not _largest_size(part)
         )

@@ -1,5 +1,6 @@
-"""The stored tokens and the keys of their blocks: a tree of chains, with one root per model and
-tenant.
+"""The prefix tree: which token sequences are cached, and in which blocks.
+
+There is one root per model and tenant.
 
 Plain data structures without MLX; one thread only.
 

@@ -352,7 +352,7 @@ class SessionService:
     def _changed(self, session: Session) -> None:
         self._dirty[session.record_name] = session
         if session.pinned or self._clock() - self._recorded_at >= RECORD_SECONDS:
-            # before pinning, so that every pin belongs to a recorded session that can unpin it
+            # Record the session before pinning its blocks: only a recorded session can release the pins.
             self._write_records()
         self._pins.sync(session)
         while self._pins.state_of(session) == "over_quota" and self._prefixes.give_way():
