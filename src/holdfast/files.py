@@ -106,6 +106,13 @@ def compiled_code_folder(environ: Mapping[str, str]) -> str:
     return _in_caches(environ, "compiled")
 
 
+def kernels_folder(environ: Mapping[str, str]) -> Path:
+    """The folder that keeps Holdfast's compiled kernels. Raises RuntimeError if the home directory
+    is unknown.
+    """
+    return caches_folder(environ) / "kernels"
+
+
 def _in_caches(environ: Mapping[str, str], *names: str) -> str:
     try:
         return str(caches_folder(environ).joinpath(*names))

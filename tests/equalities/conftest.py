@@ -1,14 +1,15 @@
-"""The equalities hold over both ways to attend: tiny models have so few scores that numpy would
-never be asked.
+"""The equalities hold over all ways to attend: tiny models have so few scores that numpy and the C
+kernel would never be asked.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from holdfast.worker.engine import host_attention
+from holdfast.worker.engine import host_attention, host_decoding
 
 
 @pytest.fixture(autouse=True)
 def larger_spans_attend_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_attention, "SCORES_WORTH_IT", 600)
+    monkeypatch.setattr(host_decoding, "SCORES_WORTH_IT", 100)

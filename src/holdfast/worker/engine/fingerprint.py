@@ -39,9 +39,12 @@ _OWN_CODE = (
     "worker/engine/seams.py",
     "worker/engine/weight_format.py",
     "worker/engine/host_attention.py",
+    "worker/engine/host_decoding.py",
     "worker/engine/sequence.py",
     "worker/engine/layouts.py",
     "worker/engine/views.py",
+    "worker/kernels/*.py",
+    "worker/kernels/*.c",
     "worker/kv/*.py",
 )
 

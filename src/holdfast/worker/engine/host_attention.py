@@ -146,7 +146,7 @@ def _pieces(
     held = heads.columns
     kv_heads = len(heads.parts[0][0])
     shared = len(heads.queries) // kv_heads
-    together = max(1, min(shared, _MIN_ROWS // tokens, len(heads.queries) // _threads()))
+    together = max(1, min(shared, _MIN_ROWS // tokens, len(heads.queries) // threads_to_use()))
     rows = min(tokens, max(_MIN_ROWS, _BLOCK_SCORES // held))
     firsts = itertools.chain(
         *(range(head, head + shared, together) for head in range(0, len(heads.queries), shared))
@@ -269,7 +269,7 @@ _one_at_a_time = threading.Lock()
 
 
 @cache
-def _threads() -> int:
+def threads_to_use() -> int:
     """The number of threads that MLX uses for products."""
     return current_blas().threads or usable_cores()
 
@@ -277,9 +277,9 @@ def _threads() -> int:
 @cache
 def _helpers() -> ThreadPoolExecutor | None:
     """The threads in addition to the calling one; None if there is only one core."""
-    if _threads() == 1:
+    if threads_to_use() == 1:
         return None
-    return ThreadPoolExecutor(_threads() - 1, thread_name_prefix="attention")
+    return ThreadPoolExecutor(threads_to_use() - 1, thread_name_prefix="attention")
 
 
 @contextmanager
@@ -310,7 +310,7 @@ def _run_all(work: Sequence[Callable[[], None]]) -> None:
                 piece()
 
     with _one_at_a_time, _products_on_one_thread():
-        others = list(_started(take, min(len(work), _threads()) - 1))
+        others = list(_started(take, min(len(work), threads_to_use()) - 1))
         try:
             take()
         finally:

@@ -14,7 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from holdfast.worker.engine import host_attention
+from holdfast.worker.engine import host_attention, host_decoding
 from holdfast.worker.engine.host_attention import AttentionSpan
 from holdfast.worker.kv.layer import LayerKV, are_alike, joined
 from holdfast.worker.kv.recurrent import RecurrentState
@@ -66,12 +66,15 @@ class StepContext:
     composes_attention: attention is composed of matrix products because there is no fused kernel.
     host_scores: if attention is composed, numpy computes it for at least this many attention
         scores (products of a query and a key).
+    decode_scores: if attention is composed, the C kernel computes decode steps with at least this
+        many attention scores.
     """
 
     composes_attention: bool = field(
         default_factory=lambda: mx.default_device() == mx.Device(mx.cpu)
     )
     host_scores: int = field(default_factory=lambda: host_attention.SCORES_WORTH_IT)
+    decode_scores: int = field(default_factory=lambda: host_decoding.SCORES_WORTH_IT)
     _masks: dict[tuple[int, int, int | None], mx.array] = field(default_factory=dict)
 
     def causal(self, tokens: int, *, held: int, window: int | None) -> mx.array:
@@ -99,8 +102,34 @@ def _attention_span(layer: LayerKV, queries: mx.array, asked: int | None) -> Att
     """
     tokens = queries.shape[2]
     window = _narrower(asked, layer.window)
-    parts = layer.parts(layer.held() if window is None else min(layer.held(), window + tokens - 1))
+    parts = layer.parts(_visible(layer, tokens, asked))
     return AttentionSpan(queries=queries, parts=parts, window=window)
+
+
+def _visible(layer: LayerKV, tokens: int, asked: int | None) -> int:
+    """How many positions the last `tokens` appended tokens see. asked: the model's window."""
+    window = _narrower(asked, layer.window)
+    return layer.held() if window is None else min(layer.held(), window + tokens - 1)
+
+
+def _decoded(
+    layers: Sequence[LayerKV],
+    queries: mx.array,
+    *,
+    asked: int | None,
+    sinks: mx.array | None,
+    context: StepContext,
+) -> mx.array | None:
+    """Attention of decoding sequences by the C kernel; None if MLX is to compute it.
+
+    queries: scaled, [rows, heads, 1, head_dim]; returns […, value_dim].
+    """
+    if not context.composes_attention:
+        return None
+    seen = [_visible(layer, 1, asked) for layer in layers]
+    if not host_decoding.pays(layers, seen, queries, least_scores=context.decode_scores):
+        return None
+    return host_decoding.attend(layers, seen, queries, sinks=sinks)
 
 
 def _attend(
@@ -182,6 +211,12 @@ class RowsView:
         if self._context.composes_attention:
             queries = queries * scale  # once for all rows
             scale = 1.0
+        if queries.shape[0] == len(self._layers):
+            decoded = _decoded(
+                self._layers, queries, asked=asked, sinks=sinks, context=self._context
+            )
+            if decoded is not None:
+                return decoded
         spans = [
             _attention_span(layer, part, asked)
             for layer, part in zip(self._layers, self._split(queries), strict=True)
@@ -309,7 +344,14 @@ class SpanView:
     ) -> mx.array:
         """Compute attention. queries: [1, heads, tokens, head_dim]; returns the same shape."""
         asked = mask.window if isinstance(mask, WindowMask) else None
-        span = _attention_span(self._layer, queries * scale, asked)
+        queries = queries * scale
+        if queries.shape[2] == 1:
+            decoded = _decoded(
+                [self._layer], queries, asked=asked, sinks=sinks, context=self._context
+            )
+            if decoded is not None:
+                return decoded
+        span = _attention_span(self._layer, queries, asked)
         (attended,) = _attend([span], scale=1.0, sinks=sinks, context=self._context)
         return attended
 

@@ -184,6 +184,10 @@ class FullKV(LayerKV):
     def parts(self, count: int) -> tuple[tuple[mx.array, mx.array], ...]:
         return tuple(self._pair(*run) for run in self._runs(self.tokens - count, self.tokens))
 
+    def stored(self, count: int) -> Iterator[tuple[tuple[mx.array, ...], int, int]]:
+        for part, low, high in self._runs(self.tokens - count, self.tokens):
+            yield self._stored_in(part), low, high
+
     def last(self, count: int) -> tuple[mx.array, mx.array]:
         runs = self.parts(count)
         if len(runs) == 1:

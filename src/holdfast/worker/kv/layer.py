@@ -350,6 +350,12 @@ class LayerKV(LayerState):
         """As `last`, but one pair of keys and values per buffer; copies nothing."""
         return (self.last(count),)
 
+    def stored(self, count: int) -> Iterator[tuple[tuple[mx.array, ...], int, int]]:
+        """Where the last `count` tokens are stored, oldest first: buffers, and start and end within
+        them. Do not hold on to the buffers.
+        """
+        yield self._buffers, self._end - count, self._end
+
     def view(self, layers: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:
         return for_kv(layers)
 

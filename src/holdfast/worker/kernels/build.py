@@ -1,0 +1,106 @@
+"""Compiles the C kernels on first use, for the CPU of this machine, and keeps them by content hash.
+
+A kernel is optional: without a compiler, or if HOLDFAST_KERNELS is 0, its callers compute the same
+in MLX or numpy. Compiled files are kept in the user's caches folder, in a folder that only the user
+can write to.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from holdfast.files import kernels_folder
+
+logger = logging.getLogger(__name__)
+
+SWITCH = "HOLDFAST_KERNELS"
+_COMPILERS = ("cc", "gcc", "clang")
+_FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC", "-pthread")
+_BUILD_SECONDS = 60
+_PRIVATE = 0o700
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A compiled kernel. library: None if there is none; `reason` then says why."""
+
+    library: ctypes.CDLL | None
+    reason: str = ""
+
+
+@cache
+def kernel(name: str) -> Kernel:
+    """Load the kernel `name`, and compile it if this version was not compiled here before."""
+    if os.environ.get(SWITCH) == "0":
+        return Kernel(None, f"{SWITCH} is 0")
+    if sys.platform != "linux":
+        return Kernel(None, "only used on Linux")
+    source = Path(__file__).with_name(f"{name}.c")
+    try:
+        return Kernel(ctypes.CDLL(str(_compiled(source))))
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        reason = _reason(error)
+        logger.info("the kernel %s is not used: %s", name, reason)
+        return Kernel(None, reason)
+
+
+def _compiled(source: Path) -> Path:
+    """The compiled file of a source. Raises OSError, RuntimeError or SubprocessError."""
+    compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)
+    if compiler is None:
+        raise RuntimeError(f"there is no C compiler ({', '.join(_COMPILERS)})")
+    folder = _private_folder(kernels_folder(os.environ))
+    version = subprocess.run(
+        [compiler, "--version"], check=True, capture_output=True, timeout=_BUILD_SECONDS
+    ).stdout
+    identity = [source.read_bytes(), version, " ".join(_FLAGS).encode(), _cpu().encode()]
+    digest = hashlib.sha256(b"\0".join(identity)).hexdigest()[:32]
+    target = folder / f"{source.stem}-{digest}.so"
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            built = Path(scratch) / target.name
+            subprocess.run(
+                [compiler, *_FLAGS, "-o", str(built), str(source), "-lm"],
+                check=True,
+                capture_output=True,
+                timeout=_BUILD_SECONDS,
+            )
+            built.replace(target)  # atomic: several workers may compile at once
+    return target
+
+
+def _private_folder(folder: Path) -> Path:
+    """Create the folder. Raises RuntimeError if other users could put a file into it."""
+    folder.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise RuntimeError(f"other users can write to {folder}")
+    return folder
+
+
+def _cpu() -> str:
+    """What distinguishes CPUs for which -march=native creates different code."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = ("model name", "flags", "Features", "CPU part")
+    return "\n".join([platform.machine(), *sorted({x for x in lines if x.startswith(names)})])
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, subprocess.CalledProcessError):
+        said = error.stderr.decode(errors="replace").strip().splitlines()
+        return f"the compiler failed: {said[0] if said else f'exit status {error.returncode}'}"
+    return str(error)

@@ -1,0 +1,513 @@
+/* Attention of decoding sequences over keys and values in float32, or quantized to 8 or 4 bits in
+ * groups of 64 dimensions. Plain C with the vector extensions of GCC and Clang.
+ *
+ * One call computes one layer of a step. Its keys and values come in runs of adjoining tokens. A
+ * run is read once for all rows (sequences) that hold it, so a prefix that many sequences share
+ * costs its bytes once. For each run and row, the kernel computes (o, m, l): the weighted sum of
+ * the values, the largest score, and the sum of the weights. The results of a row's runs are then
+ * merged exactly:
+ *
+ *     M = max m_i,   out = sum o_i exp(m_i - M) / sum l_i exp(m_i - M)
+ *
+ * Quantized codes are converted to float tile by tile. Scales and biases are applied to the scores
+ * and to the weights, once per token and group, never to the codes:
+ *
+ *     q . k = scale (q . codes) + bias sum(q),   p v = (p scale) codes + p bias
+ */
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define WIDTH 16       /* floats in a vector; the compiler splits it if the CPU's are shorter */
+#define TILE 128       /* tokens; a float tile of 64 dimensions then fits the L1 cache */
+#define GROUP 64       /* dimensions that share a scale and a bias */
+#define MOST_D 640     /* largest head dimension of quantized keys and values */
+#define MOST_QUERIES 64 /* queries that one task computes: bounds its memory on the stack */
+#define NO_SCORE -3.0e38f
+
+typedef float vec __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+typedef int32_t ivec __attribute__((vector_size(4 * WIDTH)));
+typedef _Float16 half_vec __attribute__((vector_size(2 * WIDTH), aligned(2), may_alias));
+
+/* Adjoining tokens of one layer, and the rows that hold them. */
+typedef struct {
+    const uint8_t *keys, *values; /* the first token of the first key head */
+    const _Float16 *key_scales, *key_biases, *value_scales, *value_biases; /* NULL if float32 */
+    int64_t capacity;             /* tokens from one head to the next */
+    int32_t tokens;
+    int32_t bits;                 /* 32, 8 or 4 */
+    int32_t first_row, rows;      /* the rows are row_ids[first_row : first_row + rows] */
+} Run;
+
+typedef struct {
+    const float *queries; /* scaled, [rows, heads, key_d] */
+    float *out;           /* [rows, heads, value_d] */
+    const float *sinks;   /* [heads], or NULL: a score per head that has no value */
+    const Run *runs;
+    const int32_t *row_ids;
+    int32_t rows, heads, kv_heads, key_d, value_d, run_count;
+    int32_t chunk_tokens; /* a task computes at most this many tokens of a run */
+    int32_t threads;
+} Call;
+
+/* Some tokens of a run, for one key head and some of the run's rows. */
+typedef struct {
+    int32_t run, kv_head, start, end, first_row, rows;
+    int64_t first_partial;
+} Task;
+
+typedef struct {
+    const Call *call;
+    Task *tasks;
+    int task_count;
+    float *o;     /* [partials, value_d] */
+    float *m, *l; /* [partials] */
+    atomic_int next, done;
+} Job;
+
+static inline vec load(const float *at) { return *(const vec *)at; }
+
+static inline void store(float *at, vec value) { *(vec *)at = value; }
+
+static inline vec splat(float value) { return (vec){} + value; }
+
+static inline vec choose(ivec mask, vec yes, vec no) {
+    return (vec)(((ivec)yes & mask) | ((ivec)no & ~mask));
+}
+
+static inline vec larger(vec a, vec b) { return choose(a > b, a, b); }
+
+static inline float sum(vec v) {
+    typedef float v8 __attribute__((vector_size(32)));
+    typedef float v4 __attribute__((vector_size(16)));
+    union { vec whole; v8 half[2]; } a = {v};
+    union { v8 whole; v4 half[2]; } b = {a.half[0] + a.half[1]};
+    v4 c = b.half[0] + b.half[1];
+    return (c[0] + c[2]) + (c[1] + c[3]);
+}
+
+/* exp(x) for x <= 0, with a relative error below 3e-7. */
+static inline vec exponential(vec x) {
+    x = larger(x, splat(-87.0f));
+    vec y = x * 1.44269504f;
+    vec n = (y + 12582912.0f) - 12582912.0f; /* rounds to the nearest integer */
+    vec f = y - n;
+    vec p = splat(1.5469124e-4f);
+    p = p * f + 1.3400427e-3f;
+    p = p * f + 9.6180400e-3f;
+    p = p * f + 5.5503324e-2f;
+    p = p * f + 2.4022648e-1f;
+    p = p * f + 6.9314718e-1f;
+    p = p * f + 1.0f;
+    ivec bits = (__builtin_convertvector(n, ivec) + 127) << 23;
+    return p * (vec)bits;
+}
+
+/* The codes of one group as floats. Compilers turn these loops into wide conversions. */
+static inline void unpack8(const uint8_t *codes, float *restrict out) {
+    for (int i = 0; i < GROUP; i++) out[i] = codes[i];
+}
+
+/* Even dimensions first, then odd ones: queries and results are permuted to match. */
+static inline void unpack4(const uint8_t *codes, float *restrict out) {
+    for (int i = 0; i < GROUP / 2; i++) out[i] = codes[i] & 15;
+    for (int i = 0; i < GROUP / 2; i++) out[GROUP / 2 + i] = codes[i] >> 4;
+}
+
+static void unpack(const uint8_t *codes, int64_t stride, int tokens, int bits, float *tile) {
+    for (int t = 0; t < tokens; t++) {
+        if (bits == 8) unpack8(codes + t * stride, tile + t * GROUP);
+        else unpack4(codes + t * stride, tile + t * GROUP);
+    }
+}
+
+static void permute(const float *from, float *restrict to, int count) {
+    for (int g = 0; g < count; g += GROUP) {
+        for (int i = 0; i < GROUP; i++) to[g + i / 2 + (i & 1) * (GROUP / 2)] = from[g + i];
+    }
+}
+
+static void undo_permute(float *at, int count) {
+    float copy[GROUP];
+    for (int g = 0; g < count; g += GROUP) {
+        memcpy(copy, at + g, sizeof copy);
+        for (int i = 0; i < GROUP; i++) at[g + i] = copy[i / 2 + (i & 1) * (GROUP / 2)];
+    }
+}
+
+/* Float16 to float32. */
+static inline void widen(const _Float16 *from, float *out, int count) {
+    int i = 0;
+    for (; i + WIDTH <= count; i += WIDTH) {
+        store(out + i, __builtin_convertvector(*(const half_vec *)(from + i), vec));
+    }
+    for (; i < count; i++) out[i] = (float)from[i];
+}
+
+/* scores[m, t] (+)= scale[t] * (q[m] . key[t]) + bias[t] * q_sum[m], over `count` dimensions.
+ * scale: NULL if the keys are not quantized. is_first: scores are set, not added to. */
+static void score(int queries, const float *const *q, const float *keys, int64_t stride, int tokens,
+                  int count, const float *q_sum, const float *scale, const float *bias,
+                  float *scores, int is_first) {
+    for (int first = 0; first < queries; first += 4) {
+        int group = queries - first < 4 ? queries - first : 4;
+        const float *q0 = q[first], *q1 = q[first + (group > 1)];
+        const float *q2 = q[first + (group > 2 ? 2 : 0)], *q3 = q[first + (group > 3 ? 3 : 0)];
+        for (int t = 0; t < tokens; t++) {
+            const float *key = keys + t * stride;
+            float dot[4];
+            vec a0 = {}, a1 = {}, a2 = {}, a3 = {};
+            if (group > 2) {
+                for (int i = 0; i < count; i += WIDTH) {
+                    vec part = load(key + i);
+                    a0 += part * load(q0 + i);
+                    a1 += part * load(q1 + i);
+                    a2 += part * load(q2 + i);
+                    a3 += part * load(q3 + i);
+                }
+                dot[2] = sum(a2);
+                dot[3] = sum(a3);
+            } else {
+                for (int i = 0; i < count; i += WIDTH) {
+                    vec part = load(key + i);
+                    a0 += part * load(q0 + i);
+                    a1 += part * load(q1 + i);
+                }
+            }
+            dot[0] = sum(a0);
+            dot[1] = sum(a1);
+            for (int m = 0; m < group; m++) {
+                float value = dot[m];
+                if (scale) value = scale[t] * value + bias[t] * q_sum[first + m];
+                float *to = scores + (first + m) * TILE + t;
+                *to = is_first ? value : *to + value;
+            }
+        }
+    }
+}
+
+/* o[m] += extra[m] + sum over t of w[m, t] * value[t], over `count` <= GROUP dimensions. */
+static void add_weighted(int queries, const float *w, const float *values, int64_t stride,
+                         int tokens, int count, const float *extra, float *o, int64_t o_stride) {
+    for (int first = 0; first < queries; first += 2) {
+        int second = first + (first + 1 < queries);
+        const float *w0 = w + first * TILE, *w1 = w + second * TILE;
+        float *o0 = o + first * o_stride, *o1 = o + second * o_stride;
+        vec a[GROUP / WIDTH] = {}, b[GROUP / WIDTH] = {};
+        if (count == GROUP) { /* a constant number of steps: the sums stay in registers */
+            for (int t = 0; t < tokens; t++) {
+                const float *value = values + t * stride;
+                for (int i = 0; i < GROUP / WIDTH; i++) {
+                    vec part = load(value + i * WIDTH);
+                    a[i] += w0[t] * part;
+                    b[i] += w1[t] * part;
+                }
+            }
+        } else {
+            for (int t = 0; t < tokens; t++) {
+                const float *value = values + t * stride;
+                for (int i = 0; i * WIDTH < count; i++) {
+                    vec part = load(value + i * WIDTH);
+                    a[i] += w0[t] * part;
+                    b[i] += w1[t] * part;
+                }
+            }
+        }
+        for (int i = 0; i * WIDTH < count; i++) {
+            int at = i * WIDTH;
+            store(o0 + at, load(o0 + at) + a[i] + extra[first]);
+            if (second != first) store(o1 + at, load(o1 + at) + b[i] + extra[second]);
+        }
+    }
+}
+
+/* Turns the scores of one query in a tile into weights relative to its largest score so far. */
+static void to_weights(float *scores, int tokens, float *top, float *total, float *o, int value_d) {
+    for (int t = tokens; t % WIDTH; t++) scores[t] = NO_SCORE;
+    vec largest = load(scores);
+    for (int t = WIDTH; t < tokens; t += WIDTH) largest = larger(load(scores + t), largest);
+    float best = *top;
+    for (int i = 0; i < WIDTH; i++) best = largest[i] > best ? largest[i] : best;
+    if (best > *top) {
+        if (*total > 0) {
+            vec factor = exponential(splat(*top - best));
+            *total *= factor[0];
+            for (int i = 0; i < value_d; i += WIDTH) store(o + i, load(o + i) * factor);
+        }
+        *top = best;
+    }
+    vec added = {};
+    for (int t = 0; t < tokens; t += WIDTH) {
+        vec x = load(scores + t);
+        vec weight = choose(x < splat(-1.0e38f), (vec){}, exponential(x - best));
+        store(scores + t, weight);
+        added += weight + x * 0.0f; /* NaN if a score is NaN or infinite: it must reach the logits */
+    }
+    *total += sum(added);
+}
+
+static void run_task(const Job *job, const Task *task) {
+    const Call *call = job->call;
+    const Run *run = &call->runs[task->run];
+    int repeats = call->heads / call->kv_heads, queries = task->rows * repeats;
+    int key_d = call->key_d, value_d = call->value_d, is_quantized = run->bits < 32;
+    int64_t key_row = (int64_t)key_d * run->bits / 8, value_row = (int64_t)value_d * run->bits / 8;
+    int key_groups = key_d / GROUP, value_groups = value_d / GROUP;
+    int64_t head_tokens = task->kv_head * run->capacity;
+    const uint8_t *keys = run->keys + head_tokens * key_row;
+    const uint8_t *values = run->values + head_tokens * value_row;
+    const float *q[MOST_QUERIES], *group_q[MOST_QUERIES];
+    float scores[MOST_QUERIES * TILE] __attribute__((aligned(64)));
+    float extra[MOST_QUERIES] = {};
+    float weights[is_quantized ? queries * TILE : 1] __attribute__((aligned(64)));
+    float tile[is_quantized ? TILE * GROUP : 1] __attribute__((aligned(64)));
+    float q_sums[is_quantized ? key_groups * queries : 1];
+    float scales[is_quantized ? TILE * MOST_D / GROUP : 1];
+    float biases[is_quantized ? TILE * MOST_D / GROUP : 1];
+    float permuted[run->bits == 4 ? queries * key_d : 1] __attribute__((aligned(64)));
+    float scale[TILE], bias[TILE];
+    for (int row = 0; row < task->rows; row++) {
+        int64_t id = call->row_ids[task->first_row + row];
+        int64_t head = id * call->heads + (int64_t)task->kv_head * repeats;
+        for (int r = 0; r < repeats; r++) q[row * repeats + r] = call->queries + (head + r) * key_d;
+    }
+    for (int g = 0; is_quantized && g < key_groups; g++) {
+        for (int m = 0; m < queries; m++) {
+            vec total = {};
+            for (int i = 0; i < GROUP; i += WIDTH) total += load(q[m] + g * GROUP + i);
+            q_sums[g * queries + m] = sum(total);
+        }
+    }
+    for (int m = 0; run->bits == 4 && m < queries; m++) {
+        permute(q[m], permuted + m * key_d, key_d);
+        q[m] = permuted + m * key_d;
+    }
+    float *o = job->o + task->first_partial * value_d;
+    float *top = job->m + task->first_partial, *total = job->l + task->first_partial;
+    memset(o, 0, sizeof(float) * queries * value_d);
+    for (int m = 0; m < queries; m++) {
+        top[m] = NO_SCORE;
+        total[m] = 0;
+    }
+    for (int64_t t0 = task->start; t0 < task->end; t0 += TILE) {
+        int tokens = task->end - t0 < TILE ? (int)(task->end - t0) : TILE;
+        if (is_quantized) {
+            int64_t at = (head_tokens + t0) * key_groups;
+            widen(run->key_scales + at, scales, tokens * key_groups);
+            widen(run->key_biases + at, biases, tokens * key_groups);
+            for (int g = 0; g < key_groups; g++) {
+                const uint8_t *codes = keys + t0 * key_row + g * GROUP * run->bits / 8;
+                unpack(codes, key_row, tokens, run->bits, tile);
+                for (int t = 0; t < tokens; t++) {
+                    scale[t] = scales[t * key_groups + g];
+                    bias[t] = biases[t * key_groups + g];
+                }
+                for (int m = 0; m < queries; m++) group_q[m] = q[m] + g * GROUP;
+                score(queries, group_q, tile, GROUP, tokens, GROUP, q_sums + g * queries, scale,
+                      bias, scores, g == 0);
+            }
+        } else {
+            const float *first = (const float *)keys + t0 * key_d;
+            score(queries, q, first, key_d, tokens, key_d, NULL, NULL, NULL, scores, 1);
+        }
+        for (int m = 0; m < queries; m++) {
+            to_weights(scores + m * TILE, tokens, top + m, total + m, o + m * value_d, value_d);
+        }
+        if (is_quantized) {
+            int64_t at = (head_tokens + t0) * value_groups;
+            widen(run->value_scales + at, scales, tokens * value_groups);
+            widen(run->value_biases + at, biases, tokens * value_groups);
+        }
+        for (int d0 = 0, g = 0; d0 < value_d; d0 += GROUP, g++) {
+            if (!is_quantized) {
+                int count = value_d - d0 < GROUP ? value_d - d0 : GROUP;
+                const float *first = (const float *)values + t0 * value_d + d0;
+                add_weighted(queries, scores, first, value_d, tokens, count, extra, o + d0,
+                             value_d);
+                continue;
+            }
+            const uint8_t *codes = values + t0 * value_row + g * GROUP * run->bits / 8;
+            unpack(codes, value_row, tokens, run->bits, tile);
+            for (int t = 0; t < tokens; t++) {
+                scale[t] = scales[t * value_groups + g];
+                bias[t] = biases[t * value_groups + g];
+            }
+            for (int m = 0; m < queries; m++) {
+                float added = 0;
+                for (int t = 0; t < tokens; t++) {
+                    weights[m * TILE + t] = scores[m * TILE + t] * scale[t];
+                    added += scores[m * TILE + t] * bias[t];
+                }
+                extra[m] = added;
+            }
+            add_weighted(queries, weights, tile, GROUP, tokens, GROUP, extra, o + d0, value_d);
+        }
+    }
+    for (int m = 0; run->bits == 4 && m < queries; m++) undo_permute(o + m * value_d, value_d);
+}
+
+static void work(Job *job) {
+    for (;;) {
+        int index = atomic_fetch_add(&job->next, 1);
+        if (index >= job->task_count) return;
+        run_task(job, &job->tasks[index]);
+        atomic_fetch_add(&job->done, 1);
+    }
+}
+
+/* Threads that sleep between calls. If several calls run at once, they join the latest one. */
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    Job *job;
+    unsigned generation;
+    int threads, inside;
+} pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
+
+static void *helper(void *unused) {
+    (void)unused;
+    unsigned seen = 0;
+    pthread_mutex_lock(&pool.lock);
+    for (;;) {
+        while (pool.generation == seen || !pool.job) {
+            seen = pool.generation;
+            pthread_cond_wait(&pool.wake, &pool.lock);
+        }
+        seen = pool.generation;
+        Job *job = pool.job;
+        pool.inside++;
+        pthread_mutex_unlock(&pool.lock);
+        work(job);
+        pthread_mutex_lock(&pool.lock);
+        pool.inside--;
+    }
+    return NULL;
+}
+
+static void run_all(Job *job, int threads) {
+    if (threads > job->task_count) threads = job->task_count;
+    if (threads < 2) {
+        work(job);
+        return;
+    }
+    pthread_mutex_lock(&pool.lock);
+    while (pool.threads < threads - 1) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, helper, NULL)) break;
+        pthread_detach(thread);
+        pool.threads++;
+    }
+    pool.job = job;
+    pool.generation++;
+    pthread_cond_broadcast(&pool.wake);
+    pthread_mutex_unlock(&pool.lock);
+    work(job);
+    while (atomic_load(&job->done) < job->task_count) sched_yield();
+    pthread_mutex_lock(&pool.lock);
+    pool.job = NULL;
+    while (pool.inside) { /* a helper may still look at the counter of this job */
+        pthread_mutex_unlock(&pool.lock);
+        sched_yield();
+        pthread_mutex_lock(&pool.lock);
+    }
+    pthread_mutex_unlock(&pool.lock);
+}
+
+/* top, total: room for [rows, heads] each. */
+static void merge(const Job *job, float *top, float *total) {
+    const Call *call = job->call;
+    int repeats = call->heads / call->kv_heads, value_d = call->value_d;
+    int64_t places = (int64_t)call->rows * call->heads;
+    for (int64_t at = 0; at < places; at++) {
+        top[at] = call->sinks ? call->sinks[at % call->heads] : NO_SCORE;
+        total[at] = call->sinks ? 1 : 0;
+    }
+    memset(call->out, 0, sizeof(float) * places * value_d);
+    for (int k = 0; k < job->task_count; k++) {
+        const Task *task = &job->tasks[k];
+        for (int m = 0; m < task->rows * repeats; m++) {
+            int64_t id = call->row_ids[task->first_row + m / repeats];
+            int64_t at = id * call->heads + (int64_t)task->kv_head * repeats + m % repeats;
+            int64_t partial = task->first_partial + m;
+            float best = job->m[partial] > top[at] ? job->m[partial] : top[at];
+            float before = exponential(splat(top[at] - best))[0];
+            float added = exponential(splat(job->m[partial] - best))[0];
+            const float *from = job->o + partial * value_d;
+            float *to = call->out + at * value_d;
+            for (int i = 0; i < value_d; i += WIDTH) {
+                store(to + i, load(to + i) * before + load(from + i) * added);
+            }
+            total[at] = total[at] * before + job->l[partial] * added;
+            top[at] = best;
+        }
+    }
+    for (int64_t at = 0; at < places; at++) {
+        float *to = call->out + at * value_d;
+        for (int i = 0; i < value_d; i += WIDTH) store(to + i, load(to + i) / total[at]);
+    }
+}
+
+/* Writes tasks if `tasks` is not NULL. Returns their number; *partials is the number of results. */
+static int plan(const Call *call, Task *tasks, int64_t *partials) {
+    int repeats = call->heads / call->kv_heads, count = 0;
+    int most_rows = MOST_QUERIES / repeats;
+    *partials = 0;
+    for (int r = 0; r < call->run_count; r++) {
+        const Run *run = &call->runs[r];
+        for (int head = 0; head < call->kv_heads; head++) {
+            for (int start = 0; start < run->tokens; start += call->chunk_tokens) {
+                int left = run->tokens - start;
+                int end = start + (left < call->chunk_tokens ? left : call->chunk_tokens);
+                for (int row = 0; row < run->rows; row += most_rows) {
+                    int rows = run->rows - row < most_rows ? run->rows - row : most_rows;
+                    if (tasks) {
+                        tasks[count] = (Task){r, head, start, end, run->first_row + row, rows,
+                                              *partials};
+                    }
+                    *partials += (int64_t)rows * repeats;
+                    count++;
+                }
+            }
+        }
+    }
+    return count;
+}
+
+/* Returns 0, 1 if memory is short, or 2 if the shapes are not supported: dimensions must be
+ * multiples of 16, and of 64 up to 640 if a run is quantized; at most 64 heads may share a key
+ * head. */
+int decode_attention(const Call *call) {
+    if (call->key_d % WIDTH || call->value_d % WIDTH || call->heads % call->kv_heads ||
+        call->heads / call->kv_heads > MOST_QUERIES || call->chunk_tokens < 1) {
+        return 2;
+    }
+    for (int r = 0; r < call->run_count; r++) {
+        int most = call->key_d > call->value_d ? call->key_d : call->value_d;
+        int bits = call->runs[r].bits;
+        if (bits == 32) continue;
+        if (bits != 8 && bits != 4) return 2;
+        if (call->key_d % GROUP || call->value_d % GROUP || most > MOST_D) return 2;
+    }
+    int64_t partials;
+    int count = plan(call, NULL, &partials);
+    int64_t places = (int64_t)call->rows * call->heads;
+    Job job = {.call = call, .task_count = count};
+    job.tasks = malloc(sizeof(Task) * (count + 1));
+    job.o = malloc(sizeof(float) * (partials * (call->value_d + 2) + 2 * places + 1));
+    if (!job.tasks || !job.o) {
+        free(job.tasks);
+        free(job.o);
+        return 1;
+    }
+    job.m = job.o + partials * call->value_d;
+    job.l = job.m + partials;
+    plan(call, job.tasks, &partials);
+    run_all(&job, call->threads);
+    merge(&job, job.l + partials, job.l + partials + places);
+    free(job.tasks);
+    free(job.o);
+    return 0;
+}

@@ -1,0 +1,95 @@
+"""Kernels are compiled once, kept privately, and not missed when they cannot be compiled."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from holdfast.worker.kernels import build
+from holdfast.worker.kernels.build import Kernel
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="only used on Linux"),
+    pytest.mark.skipif(
+        shutil.which("cc") is None
+        and shutil.which("gcc") is None
+        and shutil.which("clang") is None,
+        reason="there is no C compiler",
+    ),
+]
+NAME = "decode_attention"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(build.SWITCH, raising=False)
+    build.kernel.cache_clear()
+    yield tmp_path / "holdfast" / "kernels"
+    build.kernel.cache_clear()
+
+
+def loaded_again() -> Kernel:
+    build.kernel.cache_clear()
+    return build.kernel(NAME)
+
+
+def test_it_is_compiled_once_and_found_again(folder: Path) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        kernels = list(pool.map(lambda _: loaded_again(), range(2)))
+    assert all(kernel.library for kernel in kernels)
+    (file,) = folder.iterdir()
+    written = file.stat().st_mtime_ns
+    assert loaded_again().library is not None
+    assert [each.stat().st_mtime_ns for each in folder.iterdir()] == [written]
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_others_can_write_to_is_not_trusted(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    kernel = loaded_again()
+    assert kernel.library is None
+    assert kernel.reason == f"other users can write to {folder}"
+
+
+def test_a_failing_compiler_is_named_as_the_reason(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_FLAGS", ("-fno-such-flag",))
+    kernel = loaded_again()
+    assert kernel.library is None
+    assert kernel.reason.startswith("the compiler failed: ")
+    assert list(folder.iterdir()) == []
+
+
+def test_without_a_compiler_there_is_no_kernel(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(folder))
+    assert loaded_again() == Kernel(None, "there is no C compiler (cc, gcc, clang)")
+
+
+def test_a_variable_turns_kernels_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(build.SWITCH, "0")
+    assert loaded_again() == Kernel(None, "HOLDFAST_KERNELS is 0")
+    assert not folder.exists()
+
+
+def test_the_source_compiles_without_warnings(tmp_path: Path) -> None:
+    source = Path(build.__file__).with_name(f"{NAME}.c")
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    assert compiler
+    done = subprocess.run(
+        [compiler, *build._FLAGS, "-Wall", "-Wextra", "-o", str(tmp_path / "out.so"), str(source)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
