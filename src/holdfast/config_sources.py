@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from holdfast.errors import ConfigError, nearest_names
 
-OTHER_VARIABLES = ("HOLDFAST_CONFIG",)  # variables that are not settings
+OTHER_VARIABLES = ("HOLDFAST_CONFIG", "HOLDFAST_KERNELS")  # variables that are not settings
 
 _SIZE_UNITS: dict[str, int] = {"": 1, "b": 1} | {
     f"{letter}{ending}": base**power

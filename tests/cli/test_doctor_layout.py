@@ -20,6 +20,7 @@ def test_it_finds_the_layout_and_the_reason(tmp_path: Path) -> None:
     assert "recurrent" in found.reason
     assert found.model_type == "qwen3_next"
     assert found.parameters > 0
+    assert found.attention.startswith(("the C kernel", "MLX"))
 
 
 def test_a_module_in_the_current_folder_is_not_run(

@@ -25,6 +25,7 @@ def kept(tmp_path: Path) -> dict[str, str]:
     )
     for folder in (
         caches / "compiled" / "m",
+        caches / "kernels",
         caches / "hashes",
         state / "logs",
         state / "crashes",
@@ -60,12 +61,14 @@ def test_all_state_is_listed_with_size_and_bound_and_cleared_if_unused(
         "logs",
         "crashes",
         "compiled",
+        "kernels",
         "hashes",
         "keys",
     ]
     assert all(each["bound"] for each in found.values())
     assert found["store"]["bytes"] > 3000
-    assert {found[name]["bytes"] for name in ("logs", "crashes", "compiled", "hashes")} == {1000}
+    folders = ("logs", "crashes", "compiled", "kernels", "hashes")
+    assert {found[name]["bytes"] for name in folders} == {1000}
     assert found["keys"]["path"].endswith("config/holdfast/keys.json")
 
     with_a_server = claim(tmp_path / "cache" / "holdfast" / "run", prefix=CLAIM_PREFIX)

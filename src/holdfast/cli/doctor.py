@@ -104,6 +104,7 @@ class LayoutCheck(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int
     compute_dtype: str
     context_tokens: int
+    attention: str  # what computes the attention of decode steps
     note: str
     seconds: float
     warnings: tuple[str, ...] = ()
@@ -349,6 +350,7 @@ def _model_rows(found: Diagnosis) -> dict[str, str]:
         "weights": f"{size}, computed in {model.compute_dtype}{note}",
         "context": f"{model.context_tokens:,} tokens",
         "layout": f"{model.layout} ({model.reason})",
+        "attention": model.attention,
         "start": f"{model.seconds:.1f} s to load and probe",
     }
 
@@ -415,6 +417,7 @@ def _load_and_probe(settings: ModelSettings) -> LayoutCheck:
     load = importlib.import_module("holdfast.worker.engine.load")
     probe = importlib.import_module("holdfast.worker.engine.probe")
     sharing = importlib.import_module("holdfast.worker.engine.layouts")
+    decoding = importlib.import_module("holdfast.worker.engine.host_decoding")
     began = time.perf_counter()
     platform.use_device(settings.device)
     loaded = load.load_model(Path(settings.path), settings, progress=lambda stage, fraction: None)
@@ -428,6 +431,7 @@ def _load_and_probe(settings: ModelSettings) -> LayoutCheck:
         weight_bytes=loaded.weight_bytes,
         compute_dtype=str(loaded.compute_dtype).removeprefix("mlx.core."),
         context_tokens=loaded.context_tokens,
+        attention=decoding.description(),
         note=loaded.note,
         seconds=time.perf_counter() - began,
         warnings=(*probe.warnings_about(result), *probe.warnings_about_kernels(loaded.model)),

@@ -647,6 +647,7 @@ def _kinds_beside_store(settings: Settings) -> list[StateKind]:
     from holdfast.files import caches_folder, state_folder
     from holdfast.front.fleet.worker_files import MOST_KINDS, MOST_REPORTS
     from holdfast.front.server.access import key_file_of
+    from holdfast.worker.kernels.build import MOST_VERSIONS
 
     def folder_kind(
         place: Path,
@@ -683,6 +684,12 @@ def _kinds_beside_store(settings: Settings) -> list[StateKind]:
             caches / "compiled",
             "code that MLX has compiled",
             f"for {MOST_KINDS} kinds of machines and systems",
+        ),
+        folder_kind(
+            caches / "kernels",
+            "kernels of Holdfast, compiled for this machine",
+            f"{MOST_VERSIONS} versions of each",
+            lambda server: False,
         ),
         folder_kind(caches / "hashes", "hashes of model files", "one for each file"),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -45,10 +46,21 @@ def test_it_is_compiled_once_and_found_again(folder: Path) -> None:
         kernels = list(pool.map(lambda _: loaded_again(), range(2)))
     assert all(kernel.library for kernel in kernels)
     (file,) = folder.iterdir()
-    written = file.stat().st_mtime_ns
+    built = file.stat().st_ino
     assert loaded_again().library is not None
-    assert [each.stat().st_mtime_ns for each in folder.iterdir()] == [written]
+    assert [each.stat().st_ino for each in folder.iterdir()] == [built]
     assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_versions_that_were_not_loaded_for_long_are_deleted(folder: Path) -> None:
+    assert loaded_again().library is not None
+    (current,) = folder.iterdir()
+    old = [folder / f"{NAME}-{version}.so" for version in range(build.MOST_VERSIONS)]
+    for version, file in enumerate(old):
+        file.touch()
+        os.utime(file, (version, version))
+    assert loaded_again().library is not None
+    assert set(folder.iterdir()) == {current, *old[1:]}
 
 
 def test_a_folder_that_others_can_write_to_is_not_trusted(folder: Path) -> None:

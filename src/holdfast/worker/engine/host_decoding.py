@@ -20,6 +20,14 @@ from holdfast.worker.kv.layer import LayerKV
 SCORES_WORTH_IT = 1 << 14  # with fewer, waiting for MLX costs the time saved
 
 
+def description() -> str:
+    """What computes the attention of decode steps on this device, and why."""
+    if mx.default_device() != mx.Device(mx.cpu):
+        return "MLX's fused kernel"
+    reason = decode_attention.unavailable()
+    return f"MLX: {reason}" if reason else "the C kernel from some 2,000 tokens on, MLX below"
+
+
 def pays(
     layers: Sequence[LayerKV], seen: Sequence[int], queries: mx.array, *, least_scores: int
 ) -> bool:

@@ -29,6 +29,7 @@ _COMPILERS = ("cc", "gcc", "clang")
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC", "-pthread")
 _BUILD_SECONDS = 60
 _PRIVATE = 0o700
+MOST_VERSIONS = 4  # of each kernel: for several environments in use; a file is some 40 KB
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,16 @@ def _compiled(source: Path) -> Path:
                 timeout=_BUILD_SECONDS,
             )
             built.replace(target)  # atomic: several workers may compile at once
+    os.utime(target)
+    _delete_unused(folder, source.stem)
     return target
+
+
+def _delete_unused(folder: Path, name: str) -> None:
+    """Delete all but the versions of a kernel that were loaded last."""
+    versions = sorted(folder.glob(f"{name}-*.so"), key=lambda file: file.stat().st_mtime_ns)
+    for file in versions[:-MOST_VERSIONS]:
+        file.unlink(missing_ok=True)
 
 
 def _private_folder(folder: Path) -> Path:
