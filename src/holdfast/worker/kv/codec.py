@@ -1,8 +1,8 @@
-"""Stores snapshots unchanged or quantized in groups, and converts them to bytes for the store.
+"""Converts snapshots to bytes for the store, and back.
 
-`native` is bit-exact. `q8` and `q4` quantize keys and values of full-attention layers only (MLX's
-affine mode, groups of 64 values with scale and bias), to 0.53 and 0.28 of the size of bf16. Windows
-and recurrent states are small and are stored unchanged.
+Snapshots are stored as live states hold them: keys and values as they were computed, or quantized
+(`worker/kv/quantized.py`), to 0.53 and 0.28 of the size of bf16. Windows and recurrent states are
+small and are never quantized.
 
 The bytes contain no description: the key of a block identifies the tokens, and the form of the
 model gives the types and shapes of the arrays.
@@ -11,17 +11,17 @@ model gives the types and shapes of the arrays.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import mlx.core as mx
 import numpy as np
 
-from holdfast.worker.kv.layer import DTYPES, ArrayForm, SnapshotMismatch
-from holdfast.worker.kv.live import Codec, KVBlock, ModelForm, StateCheckpoint
+from holdfast.worker.kv.layer import DTYPES, ArrayForm, Codec, SnapshotMismatch
+from holdfast.worker.kv.live import KVBlock, ModelForm, StateCheckpoint
+from holdfast.worker.kv.quantized import GROUP
 
-GROUP_SIZE = 64
-_BITS: dict[Codec, int] = {"q8": 8, "q4": 4}
+BITS: dict[Codec, int] = {"q8": 8, "q4": 4}
 
 Payload: TypeAlias = KVBlock | StateCheckpoint
 Part: TypeAlias = bytes | memoryview
@@ -33,6 +33,7 @@ class PayloadFormat:
 
     model: ModelForm
     codec: Codec = "native"
+    block_tokens: int = 256  # blocks of a quantized state end at multiples of this
 
     @property
     def is_possible(self) -> bool:
@@ -40,16 +41,15 @@ class PayloadFormat:
         must be a multiple of the group size.
         """
         return self.codec == "native" or all(
-            form.dtype in ("float32", "float16", "bfloat16")
-            and form.of(1).shape[-1] % GROUP_SIZE == 0
+            form.dtype in ("float32", "float16", "bfloat16") and form.of(1).shape[-1] % GROUP == 0
             for form in self.model.block
         )
 
     def block_from_bytes(self, parts: Sequence[Part], *, start: int, tokens: int) -> KVBlock:
         """Build a block from copies of its bytes. Raises SnapshotMismatch if they do not fit."""
-        arrays = _arrays(self.block_forms(tokens), parts)
-        dtype = DTYPES[self.model.block[0].dtype] if self.model.block else mx.float32
-        return KVBlock(start=start, tokens=tokens, codec=self.codec, dtype=dtype, arrays=arrays)
+        end = start + tokens
+        arrays = _arrays(self.block_forms(tokens, end=end), parts)
+        return KVBlock(start=start, tokens=tokens, codec=self.codec_of(end), arrays=arrays)
 
     def checkpoint_from_bytes(self, parts: Sequence[Part], *, position: int) -> StateCheckpoint:
         """Build a checkpoint from copies of its bytes. Raises SnapshotMismatch if they do not
@@ -58,55 +58,29 @@ class PayloadFormat:
         arrays = _arrays(self.checkpoint_forms(position), parts)
         return StateCheckpoint(position=position, layers=self.model.layers, arrays=arrays)
 
-    def block_forms(self, tokens: int) -> list[ArrayForm]:
-        """The forms of the arrays of a stored KV block of this many tokens."""
+    def codec_of(self, end: int) -> Codec:
+        """How a block that ends at this position is stored (`QuantizedKV.codec_of`)."""
+        return "native" if end % self.block_tokens else self.codec
+
+    def block_forms(self, tokens: int, *, end: int) -> list[ArrayForm]:
+        """The forms of the arrays of a stored KV block of this many tokens that ends at `end`."""
         forms = [kept.of(tokens) for kept in self.model.block]
-        if self.codec == "native":
+        codec = self.codec_of(end)
+        if codec == "native":
             return forms
-        return [packed for form in forms for packed in _packed_forms(form, _BITS[self.codec])]
+        return [packed for form in forms for packed in _packed_forms(form, BITS[codec])]
 
     def checkpoint_forms(self, position: int) -> list[ArrayForm]:
         """The forms of the arrays of a checkpoint after this many tokens."""
         return [kept.of(position) for kept in self.model.checkpoint]
 
 
-def pack(block: KVBlock, codec: Codec) -> KVBlock:
-    """Quantize a block for storage. Lazy."""
-    if codec == "native":
-        return block
-    arrays = tuple(part for array in block.arrays for part in _quantized(array, bits=_BITS[codec]))
-    return replace(block, codec=codec, arrays=arrays)
-
-
-def _quantized(array: mx.array, *, bits: int) -> tuple[mx.array, mx.array, mx.array]:
-    codes, scales, biases = mx.quantize(array, group_size=GROUP_SIZE, bits=bits)
-    # float16: its 11 bits are precise enough compared with an error of half a step, and scales in
-    # float32 would take a fifth of q4.
-    scale_type = mx.float16 if array.dtype == mx.float32 else array.dtype
-    return codes, scales.astype(scale_type), biases.astype(scale_type)
-
-
 def _packed_forms(form: ArrayForm, bits: int) -> tuple[ArrayForm, ...]:
-    """The forms of the arrays that `_quantized` returns for an array of this form."""
+    """The forms of the arrays that a quantized array is replaced by."""
     *rows, dimension = form.shape
     scale_type = "float16" if form.dtype == "float32" else form.dtype
-    groups = ArrayForm(scale_type, (*rows, dimension // GROUP_SIZE))
+    groups = ArrayForm(scale_type, (*rows, dimension // GROUP))
     return ArrayForm("uint32", (*rows, dimension * bits // 32)), groups, groups
-
-
-def unpack(packed: KVBlock) -> KVBlock:
-    """Dequantize a block to keys and values. Lazy."""
-    if packed.codec == "native":
-        return packed
-    bits = _BITS[packed.codec]
-    dtype = packed.dtype
-    arrays = []
-    for at in range(0, len(packed.arrays), 3):
-        codes, scales, biases = packed.arrays[at : at + 3]
-        scales = scales.astype(dtype)
-        biases = biases.astype(dtype)
-        arrays.append(mx.dequantize(codes, scales, biases, group_size=GROUP_SIZE, bits=bits))
-    return replace(packed, codec="native", arrays=tuple(arrays))
 
 
 def to_bytes(payload: Payload) -> tuple[memoryview, ...]:

@@ -109,6 +109,14 @@ class FullKV(LayerKV):
     def append_stored(self, both: mx.array) -> None:
         self._append((both,))
 
+    def append_arrays(self, arrays: Sequence[mx.array]) -> None:
+        """Add tokens in another form than keys and values: arrays with the tokens on axis 2."""
+        self._append(arrays)
+
+    def copy_arrays(self, start: int, end: int) -> tuple[mx.array, ...]:
+        """Lazy copies of the arrays of tokens `start` to `end`, as they were appended."""
+        return self._copied(start, end)
+
     def _append(self, new: Sequence[mx.array]) -> None:
         capacity = max(self._reserved, self.tokens + new[0].shape[2])
         if not self._buffers or self._buffers[0].shape[2] < capacity - self._frozen_tokens:
@@ -186,6 +194,11 @@ class FullKV(LayerKV):
 
     def stored(self, count: int) -> Iterator[tuple[tuple[mx.array, ...], int, int]]:
         for part, low, high in self._runs(self.tokens - count, self.tokens):
+            yield self._stored_in(part), low, high
+
+    def stored_from_start(self, end: int) -> Iterator[tuple[tuple[mx.array, ...], int, int]]:
+        """Where the tokens before `end` are stored, as in `stored`."""
+        for part, low, high in self._runs(0, end):
             yield self._stored_in(part), low, high
 
     def last(self, count: int) -> tuple[mx.array, mx.array]:

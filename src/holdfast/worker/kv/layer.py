@@ -12,12 +12,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import mlx.core as mx
 import msgspec
 
 # from the states of several sequences, creates the object that a model gets as its cache
+# how keys and values are held or stored: as computed, or quantized to 8 or 4 bits
+Codec: TypeAlias = Literal["native", "q8", "q4"]
 ShowStates: TypeAlias = Callable[[Sequence[Any]], Any]
 
 DTYPES: dict[str, mx.Dtype] = {
@@ -99,6 +101,7 @@ class CheckpointLayout:
     kind: str
     slots: int = 0
     filled: tuple[int, ...] = ()
+    codec: Codec = "native"
 
 
 # -- buffers
@@ -250,6 +253,20 @@ class LayerState(Layer):
         """Drop the last `tokens` tokens, as if they had never been processed."""
         assert self.can_rewind(tokens), f"{type(self).__name__} cannot drop {tokens} tokens"
 
+    def resumable(self, tokens: int) -> int:
+        """The largest number of first tokens, at most `tokens`, after which another sequence can
+        continue from this state. Only for layers that grow.
+        """
+        return tokens
+
+    def lasting(self, tokens: int) -> int:
+        """As `resumable`, but also after this state has read more tokens."""
+        return tokens
+
+    def quantized_before(self, tokens: int) -> int:
+        """How many of the first `tokens` tokens a state of that length holds quantized."""
+        return 0
+
     # Snapshots. Every kind implements them unless it is foreign.
 
     def form(self) -> tuple[SnapshotForm, ...]:
@@ -259,6 +276,10 @@ class LayerState(Layer):
     def layout(self) -> CheckpointLayout:
         """The arrays that a checkpoint of this layer consists of."""
         return CheckpointLayout(self.kind)
+
+    def codec_of(self, end: int) -> Codec:
+        """How `copy_out` copies tokens up to this position. Only for layers that grow."""
+        return "native"
 
     def copy_out(self, start: int, end: int) -> tuple[mx.array, ...]:
         """Lazy copies with their own buffers.
@@ -349,6 +370,17 @@ class LayerKV(LayerState):
     def parts(self, count: int) -> tuple[tuple[mx.array, mx.array], ...]:
         """As `last`, but one pair of keys and values per buffer; copies nothing."""
         return (self.last(count),)
+
+    def sights(
+        self, tokens: int, window: int | None
+    ) -> Iterator[tuple[slice, tuple[tuple[mx.array, mx.array], ...]]]:
+        """What the last `tokens` appended tokens attend to: ranges of these tokens, each with the
+        keys and values of all positions that a token of the range sees, in `parts`.
+
+        window: how many positions a token sees, with its own; None: all.
+        """
+        count = self.held() if window is None else min(self.held(), window + tokens - 1)
+        yield slice(0, tokens), self.parts(count)
 
     def stored(self, count: int) -> Iterator[tuple[tuple[mx.array, ...], int, int]]:
         """Where the last `count` tokens are stored, oldest first: buffers, and start and end within

@@ -21,6 +21,7 @@ import mlx.core as mx
 
 from holdfast.worker.kv.layer import (
     CheckpointLayout,
+    Codec,
     Layer,
     LayerState,
     SnapshotForm,
@@ -28,7 +29,6 @@ from holdfast.worker.kv.layer import (
 )
 
 BaseUse: TypeAlias = Literal["moved", "shared", "copied"]
-Codec: TypeAlias = Literal["native", "q8", "q4"]  # how KV blocks are stored, see `codec`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +36,13 @@ class KVBlock:
     """Keys and values of a run of tokens, in all layers that grow.
 
     arrays: the arrays of each such layer (usually keys and values), tokens on axis 2, in the order
-    of the layers. A codec that quantizes replaces each array by three: codes (uint32), scales,
-    biases.
-    dtype: the type of the keys and values before they were quantized.
+    of the layers. If they are quantized, each is replaced by three: codes (uint32), scales, biases.
     """
 
     start: int
     tokens: int
     arrays: tuple[mx.array, ...]
     codec: Codec = "native"
-    dtype: mx.Dtype = mx.float32
 
     @property
     def nbytes(self) -> int:
@@ -144,6 +141,16 @@ class LiveState:
         """Whether the state can go back to its first `tokens` tokens without a checkpoint."""
         return all(leaf.can_rewind(self.tokens - tokens) for leaf in self.leaves)
 
+    def resumable(self, tokens: int) -> int:
+        """The largest number of first tokens, at most `tokens`, after which another sequence can
+        continue, apart from layers that need a checkpoint.
+        """
+        return min((leaf.resumable(tokens) for leaf in self.growing), default=tokens)
+
+    def lasting(self, tokens: int) -> int:
+        """As `resumable`, but also after this state has read more tokens."""
+        return min((leaf.lasting(tokens) for leaf in self.growing), default=tokens)
+
     def rewind(self, tokens: int) -> None:
         """Drop the last `tokens` tokens. Requires `can_rewind`."""
         for leaf in self.leaves:
@@ -212,8 +219,8 @@ class LiveState:
         """Copy a run of tokens out of the layers that grow. Lazy."""
         end = start + tokens
         arrays = tuple(array for leaf in self.growing for array in leaf.copy_out(start, end))
-        dtype = arrays[0].dtype if arrays else mx.float32
-        return KVBlock(start=start, tokens=tokens, arrays=arrays, dtype=dtype)
+        codec = self.growing[0].codec_of(end) if self.growing else "native"
+        return KVBlock(start=start, tokens=tokens, arrays=arrays, codec=codec)
 
     def copy_checkpoint(self) -> StateCheckpoint:
         """Copy the current state of the layers that do not grow. Lazy."""
@@ -225,14 +232,13 @@ class LiveState:
 
     def append_block(self, block: KVBlock) -> None:
         """Append a block to the layers that grow. Lazy. Raises SnapshotMismatch."""
-        assert block.codec == "native", "a block is dequantized before it is restored"
         if block.start != self.tokens:
             raise SnapshotMismatch(
                 f"a block begins at token {block.start}, but the one before it ends at "
                 f"{self.tokens}"
             )
         self.tokens += block.tokens
-        layouts = [leaf.layout() for leaf in self.growing]
+        layouts = [replace(leaf.layout(), codec=block.codec) for leaf in self.growing]
         _restore(self.growing, block.arrays, layouts, end=self.tokens)
 
     def restore(self, blocks: Sequence[KVBlock], checkpoint: StateCheckpoint | None) -> None:
@@ -315,7 +321,10 @@ def start_from(base: LiveBase, fresh: list[Layer], *, is_restored: bool) -> Live
     tokens = base.tokens
     if base.use == "copied":
         copy = LiveState(fresh)
-        copy.append_block(state.copy_block(start=0, tokens=tokens))
+        middle = state.growing[0].quantized_before(tokens)
+        for start, end in ((0, middle), (middle, tokens)):
+            if start < end:
+                copy.append_block(state.copy_block(start=start, tokens=end - start))
         return copy
     empty = LiveState(fresh).leaves
     if base.use == "shared":

@@ -26,9 +26,7 @@ from holdfast.worker.kv.codec import (
     PayloadFormat,
     check_sizes,
     check_values,
-    pack,
     to_bytes,
-    unpack,
 )
 from holdfast.worker.kv.layer import ArrayForm, SnapshotMismatch
 from holdfast.worker.kv.live import KVBlock, StateCheckpoint, all_finite
@@ -185,7 +183,7 @@ class PrefixCache:
             kept = lookup.fetched[block.key]
             assert isinstance(kept, KVBlock)
             cut = kept.cut(block.end - begin, offset=begin - block.start)
-            blocks.append(replace(unpack(cut), start=begin))
+            blocks.append(replace(cut, start=begin))
             begin = block.end
         self.index.accept(plan)
         missing = lookup.missing_state
@@ -202,7 +200,11 @@ class PrefixCache:
     def _plan(self, chain: bytes, tenant: str) -> ReusePlan:
         limit = len(chain) // TOKEN_BYTES - 1  # the last token is always prefilled
         return self.index.plan(
-            chain, tenant=tenant, resumable_anywhere=self._form.resumes_anywhere, limit=limit
+            chain,
+            tenant=tenant,
+            resumable_anywhere=self._form.resumes_anywhere,
+            limit=limit,
+            quantized_blocks=self._payloads.codec != "native",
         )
 
     def _plan_again(self, lookup: Lookup) -> None:
@@ -248,10 +250,7 @@ class PrefixCache:
                 kept.request_id,
             )
             return ()
-        blocks = [
-            self.insert_block(cursor, chain, pack(run, self._payloads.codec), live=live)
-            for run in kept.blocks
-        ]
+        blocks = [self.insert_block(cursor, chain, run, live=live) for run in kept.blocks]
         if kept.state is not None:
             blocks.append(self.insert_checkpoint(cursor, chain, kept.state))
         return tuple([block.key for block in blocks if block is not None])
@@ -281,7 +280,10 @@ class PrefixCache:
         if packed.codec != "native" and not all_finite(packed.arrays).item():
             return None
         tokens = bytes(chain[start * TOKEN_BYTES : end * TOKEN_BYTES])
-        return self._save(self.index.insert(cursor, tokens, packed, holder=live), packed)
+        # The live state will hold the tokens of its last block quantized, this block does not.
+        is_partial = self._payloads.codec != packed.codec
+        holder = None if is_partial else live
+        return self._save(self.index.insert(cursor, tokens, packed, holder=holder), packed)
 
     def insert_checkpoint(
         self, cursor: Cursor, chain: bytes | bytearray, state: StateCheckpoint
@@ -332,7 +334,8 @@ class PrefixCache:
         if isinstance(payload, StateCheckpoint):
             forms = self._payloads.checkpoint_forms(payload.position)
         else:
-            forms = self._payloads.block_forms(payload.tokens)
+            end = payload.start + payload.tokens
+            forms = self._payloads.block_forms(payload.tokens, end=end)
         parts = to_bytes(payload)
         try:
             check_sizes(forms, parts)
@@ -432,7 +435,7 @@ class PrefixCache:
         if block.kind == "state":
             return self._payloads.checkpoint_forms(block.start)
         _refuse_long(block)
-        return self._payloads.block_forms(block.tokens)
+        return self._payloads.block_forms(block.tokens, end=block.start + block.tokens)
 
 
 def _refuse_long(block: Block) -> None:

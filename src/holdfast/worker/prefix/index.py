@@ -85,17 +85,28 @@ class PrefixIndex:
     # -- reuse
 
     def plan(
-        self, packed: bytes, *, tenant: str = "", resumable_anywhere: bool, limit: int
+        self,
+        packed: bytes,
+        *,
+        tenant: str = "",
+        resumable_anywhere: bool,
+        limit: int,
+        quantized_blocks: bool = False,
     ) -> ReusePlan:
         """Plan which stored prefix, of at most `limit` tokens, a sequence with these packed tokens
         reuses.
 
         The plan counts as a use only once it is accepted. resumable_anywhere: whether all layers
-        keep every token, so that no saved state is needed.
+        keep every token, so that no saved state is needed. quantized_blocks: whether blocks that
+        end at a multiple of BLOCK_TOKENS are quantized, so that no sequence can continue in them.
         """
         root = root_key(self.fingerprint, tenant)
         return self._planner.plan(
-            packed, root=root, resumable_anywhere=resumable_anywhere, limit=limit
+            packed,
+            root=root,
+            resumable_anywhere=resumable_anywhere,
+            limit=limit,
+            quantized_blocks=quantized_blocks,
         )
 
     def accept(self, plan: ReusePlan) -> None:

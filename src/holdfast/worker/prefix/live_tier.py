@@ -13,7 +13,7 @@ import mlx.core as mx
 from holdfast.store.block import BlockKey
 from holdfast.wire.requests import TOKEN_BYTES, common_tokens
 from holdfast.worker.engine.plan import BLOCK_TOKENS
-from holdfast.worker.kv.codec import Payload, PayloadFormat, pack
+from holdfast.worker.kv.codec import Payload, PayloadFormat
 from holdfast.worker.kv.live import (
     BaseUse,
     KVBlock,
@@ -107,6 +107,8 @@ class LiveTier:
             return None
         moved = [claim.tokens for claim in chain.claims if claim.use == "moved"]
         tokens = min([tokens, *moved])  # a state that is to be moved will lose all later tokens
+        is_still = chain.is_parked
+        tokens = chain.state.resumable(tokens) if is_still else chain.state.lasting(tokens)
         form = self._payloads.model
         needs_end = not form.resumes_anywhere
         if needs_end:
@@ -133,7 +135,8 @@ class LiveTier:
         )
         if chain is None or chain.state is None or tokens < LEAST_SHARED_TOKENS:
             return
-        if chain.state.can_share:
+        tokens = chain.state.lasting(tokens)
+        if chain.state.can_share and tokens:
             lookup.base = LiveClaim(chain=chain, tokens=tokens)
             chain.claims.append(lookup.base)
 
@@ -169,7 +172,7 @@ class LiveTier:
         can_share = chain.state.can_share and tokens >= LEAST_SHARED_TOKENS
         if may_move and chain.is_parked:
             is_free = all(
-                other.tokens <= tokens and other.use != "moved"
+                chain.state.lasting(other.tokens) == other.tokens <= tokens and other.use != "moved"
                 for other in chain.claims
                 if other is not claim
             )
@@ -188,9 +191,7 @@ class LiveTier:
         """
         self._held = None
         # Computed before the chain is added: if this raised later, nothing would remove the chain.
-        keys = (
-            [] if lookup is None or not lookup.may_move else self._index.whole(lookup.plan.blocks)
-        )
+        keys = [] if lookup is None or not lookup.may_move else self._held_by_live(lookup)
         claim = None if lookup is None else lookup.base
         if claim is not None and claim.use == "moved":
             taken = claim.chain
@@ -208,6 +209,15 @@ class LiveTier:
             live.held_tokens = lookup.held_tokens
         self._index.begin_holding(live, keys)
         return live
+
+    def _held_by_live(self, lookup: Lookup) -> list[BlockKey]:
+        """The blocks of a plan that a live state which starts from it keeps in the same form."""
+        payloads = self._payloads
+        return [
+            key
+            for key in self._index.whole(lookup.plan.blocks)
+            if payloads.codec_of(sum(self._index.run_of(key))) == payloads.codec
+        ]
 
     def park(self, live: LiveChain, chain: bytes) -> None:
         """Park the state of a sequence that has ended normally, if there is room.
@@ -346,7 +356,7 @@ class LiveTier:
         start, tokens = self._index.run_of(key)
         if chain.state is None:
             return None
-        block = pack(chain.state.copy_block(start=start, tokens=tokens), self._payloads.codec)
+        block = chain.state.copy_block(start=start, tokens=tokens)
         finite = all_finite(block.arrays)
         mx.eval(block.arrays, finite)
         return block if finite.item() else None

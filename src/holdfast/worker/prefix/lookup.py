@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from holdfast.store.block import BlockKey, StoredBlock
 from holdfast.wire.events import CacheOutcome, CacheReport, Divergence
 from holdfast.wire.requests import TOKEN_BYTES, RequestId, common_tokens
+from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.prefix.chain import ChainBlock, ChainState, Cursor, Node
 from holdfast.worker.prefix.tiers import Payload
 from holdfast.worker.prefix.tree import PrefixMatch, PrefixTree
@@ -150,19 +151,34 @@ class Planner:
         self._is_in_memory = is_in_memory
 
     def plan(
-        self, packed: bytes, *, root: BlockKey, resumable_anywhere: bool, limit: int
+        self,
+        packed: bytes,
+        *,
+        root: BlockKey,
+        resumable_anywhere: bool,
+        limit: int,
+        quantized_blocks: bool = False,
     ) -> ReusePlan:
         """Find the longest stored prefix, of at most `limit` tokens, that can be resumed from.
 
-        resumable_anywhere: whether all layers keep every token, so that no saved state is needed.
+        resumable_anywhere, quantized_blocks: as in `PrefixIndex.plan`.
         """
         limit = max(0, min(limit, len(packed) // TOKEN_BYTES))
         match = self._tree.match(packed, root=root)
         stored = min(match.tokens, limit)
         state: ChainState | None = None
-        tokens = stored
+
+        def resumable(position: int) -> int:
+            return self._before_quantized(match, position) if quantized_blocks else position
+
+        tokens = resumable(stored)
         if not resumable_anywhere:
-            state = next((each for each in reversed(match.states) if each.position <= stored), None)
+            possible = (
+                each
+                for each in reversed(match.states)
+                if each.position <= stored and resumable(each.position) == each.position
+            )
+            state = next(possible, None)
             tokens = state.position if state else 0
         blocks = _cut(match.blocks, tokens)
         keys = _keys_of(blocks, state)
@@ -173,6 +189,17 @@ class Planner:
             shortfall=self._shortfall(match, packed, tokens=tokens, stored=stored, limit=limit),
             to_read=tuple([key for key in keys if not self._is_in_memory(key)]),
         )
+
+    def _before_quantized(self, match: PrefixMatch, position: int) -> int:
+        """The last position, at most this one, whose own block is stored unquantized up to it."""
+        last = position // BLOCK_TOKENS * BLOCK_TOKENS
+        for block in match.blocks:
+            if last < block.end and block.end - block.tokens < position and last < position:
+                start, tokens = self._tree.run_of(block.key)
+                if (start + tokens) % BLOCK_TOKENS == 0:
+                    break
+                last = min(block.end, position)
+        return last
 
     def _shortfall(
         self, match: PrefixMatch, packed: bytes, *, tokens: int, stored: int, limit: int

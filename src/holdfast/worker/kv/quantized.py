@@ -1,0 +1,323 @@
+"""Keys and values of every token, quantized to 8 or 4 bits, except those of the current block.
+
+Tokens are in blocks of fixed positions. A query sees the tokens of its own block as they were
+computed, and those of all earlier blocks quantized, no matter whether they came from the cache or
+were computed a moment ago. So what a query sees depends only on its position: however a prompt is
+cut into chunks, and wherever a sequence is interrupted and restored, the result is the same.
+
+Each token is quantized by itself, in groups of 64 dimensions with scale and bias. So codes can be
+cut and joined like keys and values, and `FullKV` keeps them in frozen parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, Self, TypeAlias
+
+import mlx.core as mx
+
+from holdfast.worker.kv.full import FullKV
+from holdfast.worker.kv.layer import (
+    DTYPES,
+    CheckpointLayout,
+    Codec,
+    HeadsForm,
+    LayerKV,
+    LayerState,
+    SnapshotMismatch,
+    copied,
+    joined,
+    moved,
+    pair_of,
+)
+
+Bits: TypeAlias = Literal[8, 4]
+GROUP = 64  # dimensions that share a scale and a bias
+_ARRAYS = 3  # codes, scales and biases
+
+
+def quantized(array: mx.array, bits: int) -> tuple[mx.array, mx.array, mx.array]:
+    """Codes (uint32), scales and biases of keys or values, [1, heads, tokens, …]. Lazy."""
+    codes, scales, biases = mx.quantize(array, group_size=GROUP, bits=bits)
+    # float16: its 11 bits are precise enough compared with an error of half a step, and scales in
+    # float32 would take a fifth of 4-bit keys
+    scale_type = mx.float16 if array.dtype == mx.float32 else array.dtype
+    return codes, scales.astype(scale_type), biases.astype(scale_type)
+
+
+def dequantized(arrays: Sequence[mx.array], *, bits: int, dtype: mx.Dtype) -> mx.array:
+    """The inverse of `quantized`. Lazy."""
+    # made contiguous: in some versions of MLX, slices were dequantized wrongly on Metal (mlx#4370)
+    codes, scales, biases = (mx.contiguous(array) for array in arrays)
+    return mx.dequantize(
+        codes, scales.astype(dtype), biases.astype(dtype), group_size=GROUP, bits=bits
+    )
+
+
+class QuantizedKV(LayerKV):
+    """Quantized keys and values, and those of the current block as they were computed.
+
+    Codes of the first tokens are in `_old`. The buffers have the tokens from position `_begin` on:
+    always those of the current block, and during a forward pass all tokens of that pass.
+    """
+
+    kind = "full"
+    grows = True
+
+    def __init__(self, bits: Bits, *, form: tuple[HeadsForm, HeadsForm], block_tokens: int) -> None:
+        """form: of keys and of values, before they are quantized."""
+        super().__init__()
+        self.bits = bits
+        self._form = form
+        self._block = block_tokens
+        self._begin = 0
+        self._old = FullKV()
+
+    @property
+    def can_share(self) -> bool:
+        """Whether several running sequences can hold the same codes."""
+        return self._old.can_share
+
+    @can_share.setter
+    def can_share(self, value: bool) -> None:
+        self._old.can_share = value
+
+    # -- append
+
+    def reserve(self, tokens: int) -> None:
+        self._old.reserve(tokens)
+
+    def append(self, keys: mx.array, values: mx.array) -> None:
+        self._append((keys, values))
+
+    def append_stored(self, both: mx.array) -> None:
+        self._append((both,))
+
+    def _append(self, new: Sequence[mx.array]) -> None:
+        added = new[0].shape[2]
+        if not self._buffers or self._end + added > self._buffers[0].shape[2]:
+            self._move(new, capacity=max(2 * self._block, self._end + added))
+        self._write(new)
+        self._quantize(self._own(self.tokens - 1))
+
+    def _own(self, position: int) -> int:
+        """Where the block of a position begins."""
+        return position // self._block * self._block
+
+    def _quantize(self, end: int) -> None:
+        """Quantize the tokens up to position `end` that are not quantized yet. Lazy."""
+        start = self._old.tokens
+        if start < end:
+            self._old.append_arrays(self._codes_of_native(start, end))
+
+    def _codes_of_native(self, start: int, end: int) -> tuple[mx.array, ...]:
+        return tuple(
+            array for buffer in self._native(start, end) for array in quantized(buffer, self.bits)
+        )
+
+    def _native(self, start: int, end: int) -> tuple[mx.array, ...]:
+        """Stored keys and values of tokens `start` to `end`, which are in the buffers."""
+        assert self._begin <= start <= end <= self.tokens, "these tokens are only held quantized"
+        return tuple(
+            buffer[:, :, start - self._begin : end - self._begin] for buffer in self._buffers
+        )
+
+    def _move(self, like: Sequence[mx.array], *, capacity: int) -> None:
+        """Move the tokens that are not quantized to new buffers."""
+        kept = self._old.tokens
+        self._buffers = moved(
+            self._buffers, like, capacity=capacity, start=kept - self._begin, end=self._end
+        )
+        self._end -= kept - self._begin
+        self._begin = kept
+
+    def trim(self) -> None:
+        if self._buffers and self._buffers[0].shape[2] > 2 * self._block:
+            self._move(self._buffers, capacity=2 * self._block)
+
+    # -- attend
+
+    def held(self) -> int:
+        return self.tokens
+
+    def parts(self, count: int) -> tuple[tuple[mx.array, mx.array], ...]:
+        ((_, parts),) = self.sights(1, count)
+        return parts
+
+    def sights(
+        self, tokens: int, window: int | None
+    ) -> Iterator[tuple[slice, tuple[tuple[mx.array, mx.array], ...]]]:
+        first = self.tokens - tokens
+        old = self._old_pairs(self._own(self.tokens - 1))
+        at = first
+        while at < self.tokens:
+            own = self._own(at)
+            end = min(own + self._block, self.tokens)
+            seen_from = 0 if window is None else max(0, at + 1 - window)
+            parts = [
+                (keys[:, :, low:high], values[:, :, low:high])
+                for start, keys, values in old
+                if (low := max(seen_from - start, 0)) < (high := min(own - start, keys.shape[2]))
+            ]
+            parts.append(pair_of(self._native(max(own, seen_from), end)))
+            yield slice(at - first, end - first), tuple(parts)
+            at = end
+
+    def _old_pairs(self, end: int) -> list[tuple[int, mx.array, mx.array]]:
+        """Dequantized keys and values of the tokens before `end`, with the position of the first."""
+        dtype = DTYPES[self._form[0].dtype]
+        pairs = []
+        position = 0
+        for arrays, low, high in self._old.stored_from_start(end):
+            cut = [array[:, :, low:high] for array in arrays]
+            stored = [
+                dequantized(cut[at : at + _ARRAYS], bits=self.bits, dtype=dtype)
+                for at in range(0, len(cut), _ARRAYS)
+            ]
+            pairs.append((position, *pair_of(stored)))
+            position += high - low
+        return pairs
+
+    def last(self, count: int) -> tuple[mx.array, mx.array]:
+        if count == 0:
+            return pair_of(self._buffers, end=0)
+        keys, values = joined(self.parts(count))
+        return keys, values
+
+    def stored(self, count: int) -> Iterator[tuple[tuple[mx.array, ...], int, int]]:
+        start = self.tokens - count
+        own = self._own(self.tokens - 1)
+        position = 0
+        for arrays, low, high in self._old.stored_from_start(own):
+            skipped = max(0, start - position)
+            if low + skipped < high:
+                yield arrays, low + skipped, high
+            position += high - low
+        yield self._buffers, max(own, start) - self._begin, self._end
+
+    # -- go back, share
+
+    def can_rewind(self, tokens: int) -> bool:
+        left = self.tokens - tokens
+        return left >= 0 and self.resumable(left) == left
+
+    def quantized_before(self, tokens: int) -> int:
+        return self._own(tokens)
+
+    def lasting(self, tokens: int) -> int:
+        return self._own(tokens)
+
+    def resumable(self, tokens: int) -> int:
+        own = self._own(tokens)
+        return tokens if own >= self._begin else own
+
+    def rewind(self, tokens: int) -> None:
+        assert self.can_rewind(tokens), f"{tokens} tokens cannot be dropped"
+        self.tokens -= tokens
+        excess = self._old.tokens - self._own(self.tokens)
+        if excess > 0:
+            self._old.rewind(excess)
+        self._end = max(0, self.tokens - self._begin)
+        self._begin = min(self._begin, self.tokens)
+
+    @property
+    def frozen_tokens(self) -> int:
+        return self._old.frozen_tokens
+
+    def freeze(self) -> None:
+        self._old.freeze()
+        if self._buffers:
+            own = self.tokens - self._old.tokens
+            if self._buffers[0].shape[2] > own or self._begin < self._old.tokens:
+                self._move(self._buffers, capacity=own)
+
+    def frozen_arrays(self) -> Iterator[mx.array]:
+        return self._old.frozen_arrays()
+
+    def fork(self, tokens: int) -> Self:
+        quantized_tokens = min(self._own(tokens), self._old.tokens)
+        fork = type(self)(self.bits, form=self._form, block_tokens=self._block)
+        fork._old = self._old.fork(quantized_tokens)
+        fork.tokens = fork._begin = quantized_tokens
+        if quantized_tokens < tokens:
+            fork._append(tuple(map(copied, self._native(quantized_tokens, tokens))))
+        return fork
+
+    def share_prefix(self, other: LayerState, tokens: int) -> None:
+        assert isinstance(other, QuantizedKV)
+        shared = min(tokens, self._old.frozen_tokens, other._old.frozen_tokens)
+        self._old.share_prefix(other._old, shared)
+
+    # -- snapshots
+
+    def form(self) -> tuple[HeadsForm, ...]:
+        return self._form
+
+    def codec_of(self, end: int) -> Codec:
+        """How `copy_out` copies a run that ends at this position: quantized if the run ends with a
+        block, otherwise as it was computed, so that a sequence can continue there.
+        """
+        return "native" if end % self._block else ("q8" if self.bits == 8 else "q4")
+
+    def copy_out(self, start: int, end: int) -> tuple[mx.array, ...]:
+        if self.codec_of(end) == "native":
+            return tuple(map(copied, pair_of(self._native(start, end))))
+        middle = min(max(start, self._old.tokens), end)
+        runs = []
+        if start < middle:
+            runs.append(self._old.copy_arrays(start, middle))
+        if middle < end:
+            runs.append(self._codes_of_native(middle, end))
+        return self._as_pair(runs[0] if len(runs) == 1 else joined(runs))
+
+    def restore(self, arrays: Iterator[mx.array], layout: CheckpointLayout, *, end: int) -> None:
+        is_native = layout.codec == "native"
+        taken = [next(arrays) for _ in range(2 if is_native else 2 * _ARRAYS)]
+        found = {array.shape[2] for array in taken}
+        if found != {end - self.tokens}:
+            raise SnapshotMismatch(
+                f"a block of {end - self.tokens} tokens has arrays of {sorted(found)} tokens"
+            )
+        if is_native:
+            self._append(taken)
+            return
+        self._quantize(self.tokens)
+        self._old.append_arrays(self._as_stored(taken))
+        self.tokens = self._begin = end
+        self._buffers = ()
+        self._end = 0
+
+    def _as_pair(self, arrays: Sequence[mx.array]) -> tuple[mx.array, ...]:
+        """The arrays of the keys, and then those of the values."""
+        if len(arrays) > _ARRAYS:
+            return tuple(arrays)
+        heads = self._form[0].heads
+        return tuple(
+            copied(array[:, part])
+            for part in (slice(None, heads), slice(heads, None))
+            for array in arrays
+        )
+
+    def _as_stored(self, pair: Sequence[mx.array]) -> tuple[mx.array, ...]:
+        """The inverse of `_as_pair`: as keys and values are stored, in one buffer if alike."""
+        if self._form[0] != self._form[1]:
+            return tuple(pair)
+        return tuple(
+            mx.concatenate([of_keys, of_values], axis=1)
+            for of_keys, of_values in zip(pair[:_ARRAYS], pair[_ARRAYS:], strict=True)
+        )
+
+    def arrays(self) -> Iterator[mx.array]:
+        yield from self._old.arrays()
+        yield from self._buffers
+
+    def bytes_per_token(self) -> int:
+        """Bytes of the codes, scales and biases of a token."""
+        return sum(
+            form.heads * (form.dimension * self.bits // 8 + form.dimension // GROUP * 4)
+            for form in self._form
+        )
+
+    def fixed_bytes(self) -> int:
+        """Bytes of the buffers, which hold up to two blocks at rest."""
+        return sum(form.of(2 * self._block).nbytes for form in self._form)
