@@ -42,6 +42,7 @@ from holdfast.worker.engine.sequence import (
     keep_everything,
 )
 from holdfast.worker.engine.views import StepContext
+from holdfast.worker.kv.layer import Codec
 from holdfast.worker.kv.live import LiveState, ModelForm
 
 NOT_A_NUMBER = "the model's output is not a number at this position, or no token is left to sample"
@@ -74,12 +75,14 @@ class PendingStep:
 class KVCosts:
     """The memory that the live state of a sequence takes.
 
-    form: the types and shapes of its snapshots; None if the state cannot be snapshotted.
+    form: the types and shapes of its snapshots, before they are quantized; None if the state cannot
+        be snapshotted. codec: how live states hold keys and values.
     """
 
     bytes_per_token: int
     fixed_bytes: int
     form: ModelForm | None
+    codec: Codec = "native"
 
 
 class Engine:
@@ -250,6 +253,7 @@ class Engine:
             bytes_per_token=sum(leaf.bytes_per_token() for leaf in live.leaves),
             fixed_bytes=sum(leaf.fixed_bytes() for leaf in live.leaves),
             form=live.form(),
+            codec=live.growing[0].codec_of(0) if live.growing else "native",
         )
         self.close("costs")
         return costs

@@ -14,7 +14,7 @@ import numpy as np
 
 from holdfast.worker.engine.host_attention import threads_to_use
 from holdfast.worker.kernels import decode_attention
-from holdfast.worker.kernels.decode_attention import Buffer, Run
+from holdfast.worker.kernels.decode_attention import NATIVE_BITS, Bits, Buffer, Run
 from holdfast.worker.kv.layer import LayerKV
 
 SCORES_WORTH_IT = 1 << 14  # with fewer, waiting for MLX costs the time saved
@@ -35,18 +35,18 @@ def pays(
 
     seen: how many positions each sequence's query sees. queries: [rows, heads, 1, head_dim].
     """
-    if sum(seen) * queries.shape[1] < least_scores or queries.dtype != mx.float32:
+    if queries.dtype != mx.float32 or decode_attention.unavailable():
         return False
-    pair = layers[0].last(0)
-    return (
-        pair[0].dtype == pair[1].dtype == mx.float32
-        and decode_attention.supports(
-            heads=queries.shape[1],
-            kv_heads=pair[0].shape[1],
-            key_dimension=pair[0].shape[3],
-            value_dimension=pair[1].shape[3],
-        )
-        and not decode_attention.unavailable()
+    bits = min(layer.bits for layer in layers)
+    if bits == NATIVE_BITS and sum(seen) * queries.shape[1] < least_scores:
+        return False
+    keys, values = layers[0].form()
+    return keys.dtype == values.dtype == "float32" and decode_attention.supports(
+        heads=queries.shape[1],
+        kv_heads=keys.heads,
+        key_dimension=keys.dimension,
+        value_dimension=values.dimension,
+        bits=bits,
     )
 
 
@@ -61,37 +61,52 @@ def attend(
     stored = [list(layer.stored(count)) for layer, count in zip(layers, seen, strict=True)]
     extra = [] if sinks is None else [sinks.astype(mx.float32)]
     mx.eval(queries, extra, [arrays for runs in stored for arrays, _, _ in runs])
-    keys, values = layers[0].last(0)
+    keys, values = layers[0].form()
     buffers: dict[int, Buffer] = {}
     rows = []
-    for runs in stored:
+    for layer, runs in zip(layers, stored, strict=True):
         row = []
         for arrays, start, end in runs:
             key = id(arrays[0])
             if key not in buffers:
-                buffers[key] = _buffer(arrays, kv_heads=keys.shape[1])
+                buffers[key] = _buffer(arrays, layer.bits, kv_heads=keys.heads)
             row.append(Run(buffers[key], start, end))
         rows.append(row)
     attended = decode_attention.attend(
         np.array(queries, copy=False)[:, :, 0],
         rows,
-        kv_heads=keys.shape[1],
-        value_dimension=values.shape[3],
+        kv_heads=keys.heads,
+        value_dimension=values.dimension,
         sinks=np.array(extra[0]) if extra else None,
         threads=threads_to_use(),
     )
     return mx.array(attended[:, :, None])
 
 
-def _buffer(stored: Sequence[mx.array], *, kv_heads: int) -> Buffer:
-    """The buffer of stored keys and values, which are evaluated and row-contiguous."""
+def _buffer(stored: Sequence[mx.array], bits: Bits, *, kv_heads: int) -> Buffer:
+    """The buffer of stored keys and values, which are evaluated and row-contiguous.
+
+    bits: of the quantized runs of the layer; runs of one or two arrays are not quantized.
+    """
     views = [np.array(array, copy=False) for array in stored]  # released before the next append
     assert all(view.flags.c_contiguous for view in views), "a buffer is not row-contiguous"
-    first = views[0]
-    capacity = first.shape[2]
-    halfway = kv_heads * capacity * first.shape[3] * first.itemsize
+    capacity = views[0].shape[2]
+    of_keys = [view.ctypes.data for view in views]
+    is_whole = views[0].shape[1] == 2 * kv_heads  # the heads of the keys, then those of the values
+    if is_whole:
+        of_values = [view.ctypes.data + view.nbytes // 2 for view in views]
+    else:
+        half = len(views) // 2
+        of_keys, of_values = of_keys[:half], of_keys[half:]
+    if len(of_keys) == 1:
+        return Buffer(keys=of_keys[0], values=of_values[0], capacity=capacity)
     return Buffer(
-        keys=first.ctypes.data,
-        values=views[1].ctypes.data if len(views) == 2 else first.ctypes.data + halfway,
+        keys=of_keys[0],
+        values=of_values[0],
         capacity=capacity,
+        bits=bits,
+        key_scales=of_keys[1],
+        key_biases=of_keys[2],
+        value_scales=of_values[1],
+        value_biases=of_values[2],
     )

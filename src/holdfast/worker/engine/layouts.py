@@ -11,16 +11,20 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import mlx.core as mx
 
 from holdfast.wire.requests import RequestId
+from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.engine.seams import HeadSeam, LaterLogits, StepLogits
 from holdfast.worker.engine.sequence import SequenceSpan, token_ids_of
 from holdfast.worker.engine.views import GatherView, RowsView, SpanView, StateView, StepContext
 from holdfast.worker.kv.kinds import ForeignState, fresh_layer
-from holdfast.worker.kv.layer import Layer, LayerKV, LayerState
+from holdfast.worker.kv.layer import HeadsForm, Layer, LayerKV, LayerState
+from holdfast.worker.kv.live import ModelForm
+from holdfast.worker.kv.quantized import GROUP, QuantizedKV
 from holdfast.worker.kv.recurrent import RecurrentState
 
 Model = Callable[..., mx.array]
@@ -51,6 +55,7 @@ class Runner(ABC):
     def __init__(self, model: Any, head: HeadSeam | None) -> None:
         self._model = model
         self._head = head
+        self._quantized: list[Callable[[], QuantizedKV]] = []  # for each layer that grows, or none
 
     @property
     def hidden_size(self) -> int:
@@ -62,12 +67,36 @@ class Runner(ABC):
         layout.
         """
         layers = own_kinds(self._model)
+        if self._quantized:
+            quantized = iter(self._quantized)
+            layers = [
+                layer.with_leaves(
+                    next(quantized)() if leaf.grows else leaf for leaf in layer.leaves()
+                )
+                for layer in layers
+            ]
         for layer in layers:
             for leaf in layer.leaves():
                 if leaf.is_foreign:
                     raise LayoutError("a layer uses a cache class that only mlx-lm knows")
                 leaf.can_share = leaf.can_share and self.shares
         return layers
+
+    def quantize(self, bits: Literal[8, 4], form: ModelForm) -> None:
+        """Let new sequences hold the keys and values of layers that grow quantized.
+
+        form: of the model's states. Raises LayoutError if this layout or a head dimension does not
+        allow it.
+        """
+        heads = [each for each in form.block if isinstance(each, HeadsForm)]
+        if not self.attends_to_parts:
+            raise LayoutError("attention does not go through the seam")
+        if not all(each.dimension % GROUP == 0 for each in heads):
+            raise LayoutError(f"a head dimension is not a multiple of {GROUP}")
+        pairs = zip(heads[::2], heads[1::2], strict=True)
+        self._quantized = [
+            partial(QuantizedKV, bits, form=pair, block_tokens=BLOCK_TOKENS) for pair in pairs
+        ]
 
     @abstractmethod
     def forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:

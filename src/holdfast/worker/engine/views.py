@@ -95,15 +95,21 @@ def _narrower(*windows: int | None) -> int | None:
     return min(sizes) if sizes else None
 
 
-def _attention_span(layer: LayerKV, queries: mx.array, asked: int | None) -> AttentionSpan:
-    """The queries of the last appended tokens, with the keys and values that they see.
+def _attention_spans(layer: LayerKV, queries: mx.array, asked: int | None) -> list[AttentionSpan]:
+    """What to compute for a span, in the order of its tokens: one or several attention spans.
 
-    queries: [1, heads, tokens, head_dim]. asked: the window that the model asks for, or None.
+    queries: [1, heads, tokens, head_dim], of the last appended tokens. asked: the model's window.
     """
     tokens = queries.shape[2]
     window = _narrower(asked, layer.window)
-    parts = layer.parts(_visible(layer, tokens, asked))
-    return AttentionSpan(queries=queries, parts=parts, window=window)
+    return [
+        AttentionSpan(
+            queries=queries if rows == slice(0, tokens) else queries[:, :, rows],
+            parts=parts,
+            window=window,
+        )
+        for rows, parts in layer.sights(tokens, window)
+    ]
 
 
 def _visible(layer: LayerKV, tokens: int, asked: int | None) -> int:
@@ -217,11 +223,13 @@ class RowsView:
             )
             if decoded is not None:
                 return decoded
-        spans = [
-            _attention_span(layer, part, asked)
+        by_layer = [
+            _attention_spans(layer, part, asked)
             for layer, part in zip(self._layers, self._split(queries), strict=True)
         ]
-        parts = _attend(spans, scale=scale, sinks=sinks, context=self._context)
+        spans = list(itertools.chain(*by_layer))
+        attended = iter(_attend(spans, scale=scale, sinks=sinks, context=self._context))
+        parts = [_joined_rows([next(attended) for _ in spans_of]) for spans_of in by_layer]
         # transposed before they are joined, so that the model's reshape copies nothing
         rows = [_turned(part, tokens) for part, tokens in zip(parts, self._tokens, strict=True)]
         return rows[0] if len(rows) == 1 else mx.concatenate(rows, axis=0)
@@ -230,6 +238,11 @@ class RowsView:
         """The rows of each span as [1, heads, tokens, head_dim]."""
         spans = _cut_up(rows, self._tokens)
         return [_turned(span, tokens) for span, tokens in zip(spans, self._tokens, strict=True)]
+
+
+def _joined_rows(attended: Sequence[mx.array]) -> mx.array:
+    """The results of a span's attention spans as one array, [1, heads, tokens, value_dim]."""
+    return attended[0] if len(attended) == 1 else mx.concatenate(list(attended), axis=2)
 
 
 def _turned(span: mx.array, tokens: int) -> mx.array:
@@ -321,7 +334,7 @@ class SpanView:
         """The mask for the keys that `update_and_fetch` will return; if attention is composed, only
         the window that the model asks for.
         """
-        if self._context.composes_attention:
+        if self._attends:
             return WindowMask(window_size)
         window = _narrower(window_size, self._layer.window)
         seen = _seen_by(self._layer, tokens)
@@ -337,7 +350,14 @@ class SpanView:
         """
         seen = _seen_by(self._layer, keys.shape[2])
         self._layer.append(keys, values)
-        return (self, self) if self._context.composes_attention else self._layer.last(seen)
+        return (self, self) if self._attends else self._layer.last(seen)
+
+    @property
+    def _attends(self) -> bool:
+        """Whether attention is computed here: queries in different blocks see different numbers if
+        keys and values are quantized.
+        """
+        return self._context.composes_attention or self._layer.bits != 32
 
     def attend(
         self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None
@@ -351,9 +371,8 @@ class SpanView:
             )
             if decoded is not None:
                 return decoded
-        span = _attention_span(self._layer, queries, asked)
-        (attended,) = _attend([span], scale=1.0, sinks=sinks, context=self._context)
-        return attended
+        spans = _attention_spans(self._layer, queries, asked)
+        return _joined_rows(_attend(spans, scale=1.0, sinks=sinks, context=self._context))
 
 
 class StateView:

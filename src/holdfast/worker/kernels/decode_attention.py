@@ -28,6 +28,7 @@ _FAILURES = {1: "there is not enough memory", 2: "the shapes are not supported"}
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Bits: TypeAlias = Literal[32, 8, 4]
+NATIVE_BITS: Bits = 32  # not quantized: float32
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -21,7 +21,7 @@ from holdfast.worker.kv.layer import DTYPES, ArrayForm, Codec, SnapshotMismatch
 from holdfast.worker.kv.live import KVBlock, ModelForm, StateCheckpoint
 from holdfast.worker.kv.quantized import GROUP
 
-BITS: dict[Codec, int] = {"q8": 8, "q4": 4}
+BITS: dict[Codec, Literal[8, 4]] = {"q8": 8, "q4": 4}
 
 Payload: TypeAlias = KVBlock | StateCheckpoint
 Part: TypeAlias = bytes | memoryview
@@ -34,16 +34,6 @@ class PayloadFormat:
     model: ModelForm
     codec: Codec = "native"
     block_tokens: int = 256  # blocks of a quantized state end at multiples of this
-
-    @property
-    def is_possible(self) -> bool:
-        """Whether the codec can store the KV of this model: to quantize KV, every head dimension
-        must be a multiple of the group size.
-        """
-        return self.codec == "native" or all(
-            form.dtype in ("float32", "float16", "bfloat16") and form.of(1).shape[-1] % GROUP == 0
-            for form in self.model.block
-        )
 
     def block_from_bytes(self, parts: Sequence[Part], *, start: int, tokens: int) -> KVBlock:
         """Build a block from copies of its bytes. Raises SnapshotMismatch if they do not fit."""

@@ -344,12 +344,20 @@ class LayerKV(LayerState):
     This class stores them in `_buffers`, up to token `_end`; a kind may store them otherwise.
     Updates happen in place as long as no other reference to the buffer exists: do not hold on to
     the arrays that `last` returns.
+
+    bits: of quantized keys and values; 32: they are not quantized.
     """
+
+    bits: Literal[32, 8, 4] = 32
 
     def __init__(self) -> None:
         self.tokens = 0  # tokens appended so far
         self._end = 0  # tokens in the buffers
         self._buffers: tuple[mx.array, ...] = ()  # stored; empty before the first token
+
+    @abstractmethod
+    def form(self) -> tuple[HeadsForm, ...]:
+        """The forms of keys and of values. Call it after the first token."""
 
     @abstractmethod
     def append(self, keys: mx.array, values: mx.array) -> None:

@@ -67,7 +67,7 @@ class QuantizedKV(LayerKV):
     def __init__(self, bits: Bits, *, form: tuple[HeadsForm, HeadsForm], block_tokens: int) -> None:
         """form: of keys and of values, before they are quantized."""
         super().__init__()
-        self.bits = bits
+        self._bits = bits
         self._form = form
         self._block = block_tokens
         self._begin = 0
@@ -81,6 +81,11 @@ class QuantizedKV(LayerKV):
     @can_share.setter
     def can_share(self, value: bool) -> None:
         self._old.can_share = value
+
+    @property
+    def bits(self) -> Bits:  # type: ignore[override]
+        """Bits of a code."""
+        return self._bits
 
     # -- append
 
@@ -199,7 +204,7 @@ class QuantizedKV(LayerKV):
 
     def can_rewind(self, tokens: int) -> bool:
         left = self.tokens - tokens
-        return left >= 0 and self.resumable(left) == left
+        return left >= 0 and (left == self._own(left) or self._own(left) >= self._begin)
 
     def quantized_before(self, tokens: int) -> int:
         return self._own(tokens)
@@ -209,7 +214,7 @@ class QuantizedKV(LayerKV):
 
     def resumable(self, tokens: int) -> int:
         own = self._own(tokens)
-        return tokens if own >= self._begin else own
+        return tokens if own >= self._old.tokens else own
 
     def rewind(self, tokens: int) -> None:
         assert self.can_rewind(tokens), f"{tokens} tokens cannot be dropped"
@@ -236,7 +241,7 @@ class QuantizedKV(LayerKV):
 
     def fork(self, tokens: int) -> Self:
         quantized_tokens = min(self._own(tokens), self._old.tokens)
-        fork = type(self)(self.bits, form=self._form, block_tokens=self._block)
+        fork = type(self)(self._bits, form=self._form, block_tokens=self._block)
         fork._old = self._old.fork(quantized_tokens)
         fork.tokens = fork._begin = quantized_tokens
         if quantized_tokens < tokens:

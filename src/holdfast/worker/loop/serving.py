@@ -33,12 +33,12 @@ from holdfast.worker.engine.fingerprint import (
     model_fingerprint,
     runs_own_code,
 )
-from holdfast.worker.engine.layouts import Runner, choose_sharing
+from holdfast.worker.engine.layouts import LayoutError, Runner, choose_sharing
 from holdfast.worker.engine.load import LoadedModel, load_model
 from holdfast.worker.engine.probe import choose_layout, warnings_about, warnings_about_kernels
 from holdfast.worker.engine.seams import mlx_lm_version
 from holdfast.worker.engine.weight_format import give_back_freed_memory
-from holdfast.worker.kv.codec import PayloadFormat
+from holdfast.worker.kv.codec import BITS, PayloadFormat
 from holdfast.worker.kv.layer import HeadsForm
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.loop.inbox import Inbox, Progress, Pulse
@@ -84,14 +84,7 @@ def open_cache(
     if costs.form is None:
         return None  # the probe has warned about this
     store = settings.store
-    payloads = PayloadFormat(model=costs.form, codec=store.codec)
-    if not payloads.is_possible:
-        cache_logger.warning(
-            "store.codec = %s needs head dimensions that are multiples of 64; the KV of this model "
-            "is stored unquantized",
-            store.codec,
-        )
-        payloads = PayloadFormat(model=costs.form)
+    payloads = PayloadFormat(model=costs.form, codec=costs.codec)
     fingerprint = model_fingerprint(
         Path(settings.folder),
         hashes,
@@ -300,6 +293,13 @@ def _load(settings: WorkerSettings, progress: Progress) -> _Probed:
     engine = Engine(runner, vocab_size=loaded.vocab_size, constraints=constraints)
     costs = engine.measure_costs()
     choose_sharing(runner)
+    codec = settings.store.codec
+    if codec != "native" and costs.form is not None:
+        try:
+            runner.quantize(BITS[codec], costs.form)
+            costs = engine.measure_costs()
+        except LayoutError as error:
+            cache_logger.warning("keys and values stay unquantized in this model: %s", error)
     return _Probed(
         loaded=loaded, runner=runner, constraints=constraints, engine=engine, costs=costs
     )
