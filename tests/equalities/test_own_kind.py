@@ -24,7 +24,7 @@ from holdfast.worker.engine.layouts import RowsRunner, Runner, SplitRunner
 from holdfast.worker.engine.plan import KeepPolicy, Span, StepPlan
 from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.engine.sequence import Prefix
-from holdfast.worker.kv.codec import PayloadFormat, pack, to_bytes, unpack
+from holdfast.worker.kv.codec import PayloadFormat, to_bytes
 from holdfast.worker.kv.kinds import KINDS
 from holdfast.worker.kv.layer import CheckpointLayout, HeadsForm, LayerKV
 from tests.fakes.caching_worker import CachingWorker, greedy, one_after_the_other
@@ -194,11 +194,7 @@ def test_restored_is_kept_through_bytes() -> None:
     assert form is not None
     payloads = PayloadFormat(model=form)
     blocks = tuple(
-        unpack(
-            payloads.block_from_bytes(
-                to_bytes(pack(run, "native")), start=run.start, tokens=run.tokens
-            )
-        )
+        payloads.block_from_bytes(to_bytes(run), start=run.start, tokens=run.tokens)
         for run in kept.blocks
     )
     assert [block.tokens for block in blocks] == [16, 16, 8]

@@ -4,6 +4,7 @@ script.
 
 from __future__ import annotations
 
+import copy
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +20,7 @@ from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.constraints import Constraints
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import Runner
-from holdfast.worker.kv.codec import PayloadFormat
+from holdfast.worker.kv.codec import BITS, PayloadFormat
 from holdfast.worker.kv.live import Codec
 from holdfast.worker.loop.loop import WorkerLoop
 from holdfast.worker.prefix.cache import PrefixCache
@@ -83,6 +84,12 @@ class CachingWorker:
         self.engine = engine(runner, vocab_size=vocab_size, constraints=constraints)
         costs = self.engine.measure_costs()
         assert costs.form is not None
+        if codec != "native":
+            runner = copy.copy(runner)  # others may use it, too
+            runner.quantize(BITS[codec], costs.form)
+            self.engine = engine(runner, vocab_size=vocab_size, constraints=constraints)
+            costs = self.engine.measure_costs()
+            assert costs.form is not None
         self.store = (
             None if folder is None else BlockStore(folder, fingerprint=fingerprint, limits=limits)
         )

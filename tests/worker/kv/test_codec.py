@@ -1,6 +1,8 @@
-"""Snapshots as bytes, and quantized."""
+"""Snapshots as bytes."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -8,11 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.worker.kv.codec import PayloadFormat, check_sizes, pack, to_bytes, unpack
-from holdfast.worker.kv.layer import ArrayForm, CheckpointLayout, HeadsForm, SnapshotMismatch
-from holdfast.worker.kv.live import Codec, KVBlock, ModelForm, StateCheckpoint
+from holdfast.worker.kv.codec import BITS, PayloadFormat, check_sizes, to_bytes
+from holdfast.worker.kv.layer import (
+    ArrayForm,
+    CheckpointLayout,
+    Codec,
+    HeadsForm,
+    SnapshotMismatch,
+)
+from holdfast.worker.kv.live import KVBlock, ModelForm, StateCheckpoint
+from holdfast.worker.kv.quantized import dequantized, quantized
 
-CODECS: tuple[Codec, ...] = ("native", "q8", "q4")
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 
 
@@ -29,12 +37,19 @@ def a_run(
         mx.random.normal((1, 2, tokens, dimension), key=key).astype(dtype)
         for _ in range(2 * layers)
     )
-    return KVBlock(start=start, tokens=tokens, arrays=arrays, dtype=dtype)
+    return KVBlock(start=start, tokens=tokens, arrays=arrays)
 
 
 def format_of(run: KVBlock, codec: Codec = "native") -> PayloadFormat:
     heads = tuple(HeadsForm.of_array(array) for array in run.arrays)
     return PayloadFormat(model=ModelForm(block=heads), codec=codec)
+
+
+def packed(run: KVBlock, codec: Codec) -> KVBlock:
+    if codec == "native":
+        return run
+    arrays = tuple(part for array in run.arrays for part in quantized(array, BITS[codec]))
+    return replace(run, arrays=arrays, codec=codec)
 
 
 def back_from(run: KVBlock, payloads: PayloadFormat) -> KVBlock:
@@ -50,7 +65,7 @@ def test_a_native_run_comes_back_from_its_bytes_bit_for_bit(
     tokens: int, layers: int, dtype: mx.Dtype
 ) -> None:
     run = a_run(tokens=tokens, layers=layers, dtype=dtype)
-    back = unpack(back_from(pack(run, "native"), format_of(run)))
+    back = back_from(run, format_of(run))
     assert (back.start, back.tokens) == (run.start, run.tokens)
     assert [array.dtype for array in back.arrays] == [array.dtype for array in run.arrays]
     assert [bits(array) for array in back.arrays] == [bits(array) for array in run.arrays]
@@ -61,24 +76,29 @@ def test_a_native_run_comes_back_from_its_bytes_bit_for_bit(
 def test_a_quantized_run_is_small_and_close_and_can_be_cut(
     codec: Codec, error: float, share: float, dtype: mx.Dtype
 ) -> None:
-    run = a_run(tokens=64, dtype=dtype)
-    packed = pack(run, codec)
-    mx.eval(packed.arrays)
-    assert packed.nbytes <= share * 2 * sum(array.size for array in run.arrays)  # of bf16
-    whole = unpack(back_from(packed, format_of(run, codec)))
-    part = unpack(packed.cut(10, offset=5))
-    for kept, original, first in zip(whole.arrays, run.arrays, part.arrays, strict=True):
+    run = a_run(tokens=64, dtype=dtype, start=192)
+    stored = packed(run, codec)
+    mx.eval(stored.arrays)
+    assert stored.nbytes <= share * 2 * sum(array.size for array in run.arrays)  # of bf16
+    whole = back_from(stored, format_of(run, codec))
+    assert whole.codec == codec
+    part = stored.cut(10, offset=5)
+    for at, original in enumerate(run.arrays):
+        kept, first = (
+            dequantized(each.arrays[3 * at : 3 * at + 3], bits=BITS[codec], dtype=dtype)
+            for each in (whole, part)
+        )
         assert float(mx.abs(kept.astype(mx.float32) - original.astype(mx.float32)).mean()) < error
         assert bits(first) == bits(kept[:, :, 5:15] * mx.ones((), kept.dtype))
 
 
-def test_heads_that_do_not_fit_the_groups_cannot_be_quantized() -> None:
-    model = ModelForm(block=(HeadsForm(2, 48, "float32"),) * 4)
-    assert [PayloadFormat(model=model, codec=codec).is_possible for codec in CODECS] == [
-        True,
-        False,
-        False,
+def test_only_runs_that_end_with_a_block_are_quantized() -> None:
+    run = a_run(tokens=9, start=3)
+    payloads = format_of(run, "q8")
+    assert [payloads.codec_of(end) for end in (1, 255, 256, 257, 512)] == [
+        *("native", "native", "q8", "native", "q8"),
     ]
+    assert back_from(run, payloads).codec == "native"
 
 
 @given(dtype=st.sampled_from(DTYPES), filled=st.lists(st.booleans(), min_size=1, max_size=3))
@@ -119,19 +139,19 @@ def test_what_is_packed_fits_its_models_form_and_nothing_elses(
 ) -> None:
     run = a_run(dtype=dtype)
     payloads = format_of(run, codec)
-    packed = pack(run, codec)
-    mx.eval(packed.arrays)
-    parts = to_bytes(packed)
-    forms = payloads.block_forms(9)
-    assert forms == [ArrayForm.of_array(array) for array in packed.arrays]
+    stored = packed(run, codec)
+    mx.eval(stored.arrays)
+    parts = to_bytes(stored)
+    forms = payloads.block_forms(9, end=256)
+    assert forms == [ArrayForm.of_array(array) for array in stored.arrays]
     check_sizes(forms, parts)
     heads = payloads.model.block[0]
     wider = HeadsForm(2, 128, heads.dtype)
     for other in (ModelForm(block=(heads,) * 2), ModelForm(block=(heads, wider) * 2)):
         with pytest.raises(SnapshotMismatch):
-            check_sizes(PayloadFormat(model=other, codec=codec).block_forms(9), parts)
+            check_sizes(PayloadFormat(model=other, codec=codec).block_forms(9, end=256), parts)
     other_codec: Codec = "q4" if codec != "q4" else "native"
     with pytest.raises(SnapshotMismatch):
-        check_sizes(format_of(run, other_codec).block_forms(9), parts)
+        check_sizes(format_of(run, other_codec).block_forms(9, end=256), parts)
     with pytest.raises(SnapshotMismatch):
         check_sizes(forms, (*parts[:-1], parts[-1][:-1]))

@@ -390,7 +390,6 @@ def of_another_form(subject: CachingWorker) -> None:
                 start=payload.start,
                 tokens=payload.tokens,
                 codec=payload.codec,
-                dtype=payload.dtype,
                 arrays=arrays,
             )
 
