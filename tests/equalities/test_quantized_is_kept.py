@@ -1,0 +1,106 @@
+"""The equalities with quantized keys and values: in a crowd as alone, from the cache as computed,
+after a restart as before it.
+
+Answers are compared within one form: whatever is quantized must be so by position only, not by the
+way a prompt is cut into chunks, and never twice.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.worker.engine.layouts import Runner
+from holdfast.worker.engine.probe import choose_layout
+from holdfast.worker.kv.layer import Codec
+from tests.fakes.caching_worker import CachingWorker, greedy, one_after_the_other
+from tests.fakes.script_inbox import ScriptInbox
+from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
+
+# full attention; with windows; with sinks and windows; with recurrent layers
+NAMES = ["llama", "gemma3_text", "gpt_oss", "qwen3_next"]
+CODECS: list[Codec] = ["q8", "q4"]
+
+
+@cache
+def wide(name: str) -> Runner:
+    """A probed tiny model with heads that can be quantized."""
+    return choose_layout(make_tiny(name, head_dim=64), vocab_size=VOCAB_SIZE)
+
+
+def worker(name: str, codec: Codec, folder: Path | None = None, **more: Any) -> CachingWorker:
+    return CachingWorker(wide(name), vocab_size=VOCAB_SIZE, folder=folder, codec=codec, **more)
+
+
+def random_prompt(rng: random.Random, tokens: int) -> tuple[int, ...]:
+    return tuple(rng.randrange(VOCAB_SIZE - 8) for _ in range(tokens))
+
+
+def fresh(name: str, codec: Codec, prompt: tuple[int, ...], **more: int) -> list[int]:
+    return worker(name, codec).serve([[greedy("fresh", prompt, **more)]]).tokens("fresh")
+
+
+def cached(inbox: ScriptInbox, *names: str) -> list[int]:
+    return [inbox.finished(name).cached_tokens for name in names]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("name", NAMES)
+def test_turns_and_forks_get_the_answers_of_fresh_ones_before_and_after_a_restart(
+    name: str, codec: Codec, tmp_path: Path
+) -> None:
+    rng = random.Random(f"{name} {codec}")
+    first = random_prompt(rng, 700)
+    answer = tuple(fresh(name, codec, first, max_tokens=30))
+    turn = first + answer + random_prompt(rng, 90)
+    within = first[:600] + random_prompt(rng, 40)
+    requests = [
+        greedy("first", first, max_tokens=30),
+        greedy("exact", first, max_tokens=30),
+        greedy("turn", turn, max_tokens=30),
+        greedy("within a block", within, max_tokens=30),
+        greedy("again", turn, max_tokens=30),
+    ]
+    prompts = [first, first, turn, within, turn]
+    for _ in range(2):  # the second time from disk
+        inbox = worker(name, codec, tmp_path).serve(one_after_the_other(*requests))
+        for request, prompt in zip(requests, prompts, strict=True):
+            found = inbox.tokens(request.request_id)
+            assert found == fresh(name, codec, prompt, max_tokens=30), request.request_id
+        again, turned = cached(inbox, "exact", "turn")
+        assert again >= 512
+        assert turned >= 512
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_crowd_gets_the_answers_of_each_alone(name: str, codec: Codec) -> None:
+    rng = random.Random(f"{name} {codec} crowd")
+    common = random_prompt(rng, 520)
+    prompts = [common + random_prompt(rng, tokens) for tokens in (3, 40, 250, 300)]
+    inbox = worker(name, codec).serve(
+        [
+            [greedy(str(index), prompt, max_tokens=24) for index, prompt in enumerate(prompts)],
+        ]
+    )
+    for index, prompt in enumerate(prompts):
+        assert inbox.tokens(str(index)) == fresh(name, codec, prompt, max_tokens=24)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_an_answer_over_several_blocks_is_the_one_that_is_continued_after_a_restart(
+    codec: Codec, tmp_path: Path
+) -> None:
+    rng = random.Random(f"long {codec}")
+    prompt = random_prompt(rng, 250)
+    long = worker("llama", codec, tmp_path).serve([[greedy("a", prompt, max_tokens=300)]])
+    answer = tuple(long.tokens("a"))
+    for kept in (5, 6, 7, 200, 261, 262, 263):
+        inbox = worker("llama", codec, tmp_path).serve(
+            [[greedy("b", prompt + answer[:kept], max_tokens=300 - kept)]]
+        )
+        assert tuple(inbox.tokens("b")) == answer[kept:], kept
