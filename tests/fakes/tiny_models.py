@@ -4,10 +4,10 @@ real server can load.
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import tempfile
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from holdfast.worker.engine import seams
 from tests.fakes.tiny_configs import CONTEXT_TOKENS, TINY, VOCAB_SIZE
 
-__all__ = ["TINY", "VOCAB_SIZE", "kept_tiny", "make_tiny", "write_tiny", "write_tokenizer"]
+__all__ = ["TINY", "VOCAB_SIZE", "kept_tiny", "make_model", "make_tiny", "write_model", "write_tiny", "write_tokenizer"]
 
 # ids 256 to 263
 _SPECIALS = (
@@ -70,11 +70,15 @@ def make_tiny(name: str, seed: int = 0, **changes: Any) -> nn.Module:
 
     The same name, seed and changes give the same weights.
     """
-    seams.prepare()
-    config = {**TINY[name], **changes}
-    module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
+    return make_model({**TINY[name], **changes}, seed)
+
+
+def make_model(config: Mapping[str, Any], seed: int = 0) -> nn.Module:
+    """A random fp32 model with this configuration, which must have a `model_type`."""
+    model_class, arguments = seams.mlx_lm_utils()._get_classes(config=dict(config))
     mx.random.seed(seed)
-    model: nn.Module = module.Model(module.ModelArgs.from_dict(config))
+    # a copy: some models change their configuration
+    model: nn.Module = model_class(arguments.from_dict(json.loads(json.dumps(config))))
     model.update(
         tree_unflatten(
             [(path, _well_scaled(path, value)) for path, value in tree_flatten(model.parameters())]
@@ -103,21 +107,35 @@ def write_tiny(
     """Write a model folder that any server can load, and return it; `quantize` like {"group_size":
     32, "bits": 4}.
     """
+    return write_model(
+        folder, {**TINY[name], **(changes or {})}, quantize, dtype=dtype, seed=seed
+    )
+
+
+def write_model(
+    folder: Path,
+    config: Mapping[str, Any],
+    quantize: dict[str, Any] | None = None,
+    *,
+    dtype: mx.Dtype = mx.float32,
+    seed: int = 0,
+) -> Path:
+    """Write a random model with this configuration as a folder, and return it."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = _files_of_tiny(name, json.dumps(quantize), json.dumps(changes or {}), dtype, seed)
+    files = _files_of_model(json.dumps(dict(config)), json.dumps(quantize), dtype, seed)
     for file, content in files.items():
         (folder / file).write_bytes(content)
     return folder
 
 
 @cache
-def _files_of_tiny(
-    name: str, quantize_json: str, changes_json: str, dtype: mx.Dtype, seed: int
+def _files_of_model(
+    config_json: str, quantize_json: str, dtype: mx.Dtype, seed: int
 ) -> dict[str, bytes]:
-    quantize, changes = json.loads(quantize_json), json.loads(changes_json)
-    model = make_tiny(name, seed, **changes)
+    config, quantize = json.loads(config_json), json.loads(quantize_json)
+    model = make_model(config, seed)
     model.set_dtype(dtype)
-    config = {**TINY[name], **changes, "eos_token_id": VOCAB_SIZE - len(_SPECIALS)}
+    config |= {"eos_token_id": VOCAB_SIZE - len(_SPECIALS)}
     if quantize:
         group_size = quantize["group_size"]
 

@@ -1,0 +1,302 @@
+"""A configuration of a tiny model for every model type of the installed mlx-lm.
+
+A configuration is derived from the fields of the module's `ModelArgs`: each field that SIZES knows
+gets a small value, any other field keeps its default. Model types whose configuration does not
+follow from the names of its fields have a line in `CHANGES`; those in `tiny_configs.TINY` are
+written by hand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.worker.engine import seams
+from tests.fakes.tiny_configs import CONTEXT_TOKENS, TINY, VOCAB_SIZE, WINDOW
+
+HIDDEN = 64
+HEADS = 4
+KV_HEADS = 2
+LAYERS = 4
+# Which layers of four attend to everything.
+WINDOWS_THEN_FULL = ["sliding_attention", "full_attention"] * 2
+
+SIZES: dict[str, Any] = {
+    # widths
+    **dict.fromkeys(("hidden_size", "hidden_dim", "n_embd", "d_model", "model_dim"), HIDDEN),
+    **dict.fromkeys(
+        (
+            *("intermediate_size", "intermediate_size_mlp", "n_inner", "ffn_hidden_size"),
+            *("ff_intermediate_size", "dense_intermediate_size"),
+        ),
+        2 * HIDDEN,
+    ),
+    **dict.fromkeys(
+        (
+            *("moe_intermediate_size", "shared_intermediate_size", "expert_ffn_hidden_size"),
+            *("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
+            *("share_expert_dim", "moe_hidden_size"),
+        ),
+        HIDDEN,
+    ),
+    # heads
+    **dict.fromkeys(
+        (
+            *("num_attention_heads", "n_head", "n_heads", "num_heads", "swa_num_attention_heads"),
+            *("linear_num_value_heads", "mamba_num_heads", "mamba_n_heads"),
+        ),
+        HEADS,
+    ),
+    **dict.fromkeys(
+        (
+            *("num_key_value_heads", "num_kv_heads", "n_kv_heads", "num_attention_groups"),
+            *("swa_num_key_value_heads", "linear_num_key_heads"),
+        ),
+        KV_HEADS,
+    ),
+    **dict.fromkeys(
+        (
+            *("head_dim", "v_head_dim", "qk_nope_head_dim", "global_head_dim", "swa_head_dim"),
+            *("swa_v_head_dim", "hidden_size_per_head", "linear_key_head_dim", "index_head_dim"),
+            *("linear_value_head_dim", "mamba_d_head", "mamba_head_dim"),
+        ),
+        16,
+    ),
+    **dict.fromkeys(("rotary_dim", "qk_rope_head_dim"), 8),
+    # layers and vocabulary
+    **dict.fromkeys(
+        ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_transformer_layers"), LAYERS
+    ),
+    **dict.fromkeys(("vocab_size", "num_vocab", "vocab_size_per_layer_input"), VOCAB_SIZE),
+    **dict.fromkeys(
+        (
+            *("max_position_embeddings", "n_positions", "n_ctx", "block_size"),
+            "model_max_length",
+        ),
+        CONTEXT_TOKENS,
+    ),
+    **dict.fromkeys(
+        ("sliding_window", "sliding_window_size", "attention_window_size", "loop_window_size"),
+        WINDOW,
+    ),
+    "sliding_window_pattern": 2,
+    # experts
+    **dict.fromkeys(
+        (
+            *("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+            "zero_expert_num",
+        ),
+        4,
+    ),
+    **dict.fromkeys(
+        ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k"), 2
+    ),
+    **dict.fromkeys(
+        (
+            *("n_shared_experts", "num_shared_experts", "num_shared_expert", "n_group"),
+            *("topk_group", "first_k_dense_replace", "decoder_sparse_step", "moe_layer_freq"),
+            *("num_dense_layers", "moe_num_shared_experts", "num_expert_group"),
+        ),
+        1,
+    ),
+    "mlp_only_layers": [],
+    "routed_scaling_factor": 1.0,
+    # latents, indexes, recurrent layers
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "o_lora_rank"), 32),
+    **dict.fromkeys(("index_n_heads", "o_groups", "hc_mult"), 2),
+    "index_topk": WINDOW,
+    **dict.fromkeys(("state_size", "ssm_state_size", "mamba_d_state"), 16),
+    **dict.fromkeys(
+        ("conv_kernel", "mamba_d_conv", "linear_conv_kernel_dim", "short_conv_kernel_size"), 4
+    ),
+    **dict.fromkeys(("conv_L_cache",), 3),
+    **dict.fromkeys(("n_groups", "mamba_n_groups"), 1),
+    # numbers
+    **dict.fromkeys(
+        ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "post_norm_eps"), 1e-5
+    ),
+    "layernorm_epsilon": 1e-5,
+    **dict.fromkeys(("rope_theta", "swa_rope_theta", "rotary_emb_base"), 10000.0),
+    **dict.fromkeys(("partial_rotary_factor", "rotary_pct"), 0.5),
+    **dict.fromkeys(
+        (
+            *("logits_scaling", "attention_multiplier", "embedding_multiplier", "scale_emb"),
+            *("residual_multiplier", "scale_depth"),
+        ),
+        1.0,
+    ),
+    "dim_model_base": HIDDEN,
+    "rope_scaling": None,
+    "hidden_act": "silu",
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    **dict.fromkeys(("norm_topk_prob", "use_conv_bias", "use_qk_norm"), True),
+}
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "afm7": {"num_kv_reuse_layers": 2},
+    "afmoe": {"layer_types": WINDOWS_THEN_FULL},
+    "baichuan_m1": {"sliding_window_layers": [0, 2], "conv_window": 2},
+    "bailing_hybrid": {"layer_group_size": 2, "group_norm_size": 1},
+    "bailing_moe_linear": {"layer_group_size": 2, "group_norm_size": 1},
+    "bailing_moe_v3": {"layer_group_size": 2},
+    "dbrx": {
+        "ffn_config": {"ffn_hidden_size": HIDDEN, "moe_num_experts": 4, "moe_top_k": 2},
+        "attn_config": {"kv_n_heads": KV_HEADS, "clip_qkv": 8.0, "rope_theta": 10000.0},
+    },
+    "exaone4": {"sliding_window_pattern": "LG"},
+    "exaone_moe": {
+        "layer_types": WINDOWS_THEN_FULL,
+        "is_moe_layer": [False, True, True, True],
+    },
+    "gear": {"layer_types": ["sliding_attention", "full_attention", "conv", "full_attention"]},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2, "mamba_n_heads": 8},
+    "hunyuan": {"use_cla": True, "cla_share_factor": 2, "use_mixed_mlp_moe": True},
+    "jamba": {
+        "attn_layer_offset": 1,
+        "attn_layer_period": 2,
+        "expert_layer_offset": 1,
+        "expert_layer_period": 2,
+        "mamba_expand": 2,
+    },
+    "lfm2_moe": {"full_attn_idxs": [1, 3], "conv_bias": False, "use_expert_bias": True},
+    "longcat_flash": {"attention_method": "MLA", "zero_expert_type": "identity"},
+    "mellum": {"layer_types": WINDOWS_THEN_FULL},
+    "mimo_v2_flash": {
+        "hybrid_layer_pattern": [1, 0, 1, 0],
+        "moe_layer_freq": [0, 1, 1, 1],
+        "add_swa_attention_sink_bias": True,
+        "add_full_attention_sink_bias": False,
+    },
+    "nemotron": {"hidden_act": "relu2"},
+    "nemotron-nas": {
+        "block_configs": [
+            {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 1.0}},
+            {"attention": {"no_op": True}, "ffn": {"ffn_mult": 1.0}},
+            {"attention": {"n_heads_in_group": 1}, "ffn": {"no_op": True}},
+            {"attention": {"n_heads_in_group": 4}, "ffn": {"ffn_mult": 2.0}},
+        ],
+    },
+    "olmo3": {"layer_types": WINDOWS_THEN_FULL},
+    "openelm": {
+        "ffn_dim_divisor": 32,
+        "num_query_heads": [4, 4, 2, 4],
+        "num_kv_heads": [2, 2, 1, 2],
+        "ffn_multipliers": [1.0, 2.0, 1.0, 2.0],
+    },
+    "phi3small": {"dense_attention_every_n_layers": 2, "gegelu_limit": 20.0},
+}
+
+# Wrappers of a text model: the model type whose configuration `text_config` takes.
+TEXT_TYPES = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "kimi_k25": "deepseek_v3",
+    "lfm2-vl": "lfm2",
+    "mistral3": "ministral3",
+    "pixtral": "llama",
+    "qwen2_vl": "qwen2",
+    "qwen3_5_moe": "qwen3_5",
+    "qwen3_vl": "qwen3",
+    "qwen3_vl_moe": "qwen3_moe",
+}
+_NO_VALUE = {"bool": False, "List": [], "list": [], "dict": {}, "Dict": {}, "Optional": None}
+
+
+class NotGenerated(Exception):
+    """No configuration is known for a model type. The message says why."""
+
+
+def all_model_types() -> list[str]:
+    """Every model type of the installed mlx-lm: its model modules, and their other names."""
+    seams.prepare()
+    models = importlib.import_module("mlx_lm.models")
+    modules = [each.name for each in pkgutil.iter_modules(models.__path__)]
+    remapped = seams.mlx_lm_utils().MODEL_REMAPPING
+    return sorted({*filter(_has_model, modules), *remapped})
+
+
+def module_name(model_type: str) -> str:
+    """The module of mlx-lm that implements a model type."""
+    name: str = seams.mlx_lm_utils().MODEL_REMAPPING.get(model_type, model_type)
+    return name
+
+
+def tiny_config(model_type: str) -> dict[str, Any]:
+    """The configuration of a tiny model of this type. Raises NotGenerated."""
+    module = module_name(model_type)
+    if module in TINY:
+        return {**TINY[module], "model_type": model_type}
+    arguments = _module(module).ModelArgs
+    config = _from_fields(arguments, module)
+    if "text_config" in {field.name for field in dataclasses.fields(arguments)}:
+        config = {"vocab_size": VOCAB_SIZE, "text_config": _text_config(module)}
+    return {**config, "model_type": model_type}
+
+
+def _text_config(module: str) -> dict[str, Any]:
+    if module in TEXT_TYPES:
+        of_text = tiny_config(TEXT_TYPES[module])
+        return {**of_text.get("text_config", of_text), **CHANGES.get(module, {})}
+    classes = vars(_module(module))
+    nested = next(
+        (classes[name] for name in ("TextArgs", "TextConfig", "TextModelArgs") if name in classes),
+        None,
+    )
+    if nested is None:
+        raise NotGenerated(f"{module} has a text_config of an unknown kind")
+    return _from_fields(nested, module)
+
+
+def _from_fields(arguments: type, module: str) -> dict[str, Any]:
+    changes = CHANGES.get(module, {})
+    config: dict[str, Any] = {}
+    for field in dataclasses.fields(arguments):
+        if field.name in changes or field.name == "text_config":
+            continue
+        if field.name in SIZES:
+            config[field.name] = SIZES[field.name]
+        elif _is_required(field) and field.name != "model_type":
+            config[field.name] = _without_name(field, module)
+    return config | dict(changes)
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _without_name(field: dataclasses.Field[Any], module: str) -> Any:
+    declared = getattr(field.type, "__name__", str(field.type))
+    if declared not in _NO_VALUE:
+        raise NotGenerated(f"{module} requires {field.name} ({declared})")
+    return _NO_VALUE[declared]
+
+
+def _has_model(module: str) -> bool:
+    spec = importlib.util.find_spec(f"mlx_lm.models.{module}")
+    assert spec is not None
+    assert spec.origin is not None
+    with open(spec.origin, encoding="utf-8") as source:
+        return "class ModelArgs" in source.read()
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(f"mlx_lm.models.{name}")
+    except (ImportError, SystemExit) as error:
+        raise NotGenerated(f"{name} cannot be imported: {error}") from error
+
+
+def all_configs() -> Mapping[str, dict[str, Any] | NotGenerated]:
+    """The configuration of each model type, or why there is none."""
+    configs: dict[str, dict[str, Any] | NotGenerated] = {}
+    for model_type in all_model_types():
+        try:
+            configs[model_type] = tiny_config(model_type)
+        except NotGenerated as reason:
+            configs[model_type] = reason
+    return configs

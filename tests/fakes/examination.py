@@ -1,0 +1,263 @@
+"""Examines one architecture: whether it loads, which layout the probe chooses, and whether the
+equalities hold. Every result is compared with mlx-lm's own caches and one sequence alone.
+
+The prompts are longer than the windows, chunks and numbers of selected keys of the tiny models.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from holdfast.config import ModelSettings
+from holdfast.errors import ModelLoadError
+from holdfast.wire.commands import SequenceRequest
+from holdfast.wire.events import TokenLogprob
+from holdfast.wire.requests import SamplingParams, TokenIds
+from holdfast.worker.engine.engine import Engine
+from holdfast.worker.engine.layouts import Runner
+from holdfast.worker.engine.load import load_model
+from holdfast.worker.engine.plan import KeepPolicy, Span, StepPlan
+from holdfast.worker.engine.probe import choose_layout
+from holdfast.worker.engine.sequence import Kept, Prefix
+from holdfast.worker.kv.codec import PayloadFormat, to_bytes
+from holdfast.worker.kv.live import KVBlock, LiveState, StateCheckpoint
+from tests.fakes.interleaving import play, random_sequences
+from tests.fakes.tiny_configs import VOCAB_SIZE
+from tests.fakes.tiny_models import write_model
+
+# in log-probability; float32 rounds to 1e-5 here, and a wrong mask or position moves it by 0.1
+TOLERANCE = 2e-3
+PROMPT_TOKENS = 45
+BOUNDARY = 29  # where the cached prefix ends: no multiple of a block, chunk or window
+DECODED = 5
+BLOCK_TOKENS = 8
+
+
+@dataclass(kw_only=True)
+class Finding:
+    """The result for one architecture.
+
+    failed_at: "" or the stage at which an error ended the examination, with `error`.
+    batched, cached, restored: the largest deviation of a log-probability from mlx-lm alone; None:
+    not examined, because nothing is remembered or an earlier stage failed.
+    """
+
+    name: str
+    layout: str = ""
+    variant: str = ""
+    reason: str = ""
+    failed_at: str = ""
+    error: str = ""
+    remembers: bool = False
+    batched: float | None = None
+    cached: float | None = None
+    restored: float | None = None
+    kinds: list[str] = field(default_factory=list)
+    seconds: float = 0.0  # of CPU time
+
+    @property
+    def wrong(self) -> list[str]:
+        """The equalities that do not hold."""
+        found = {"batched": self.batched, "cached": self.cached, "restored": self.restored}
+        return [name for name, error in found.items() if error is not None and error > TOLERANCE]
+
+
+def examine(name: str, config: Mapping[str, Any], folder: Path) -> Finding:
+    """Examine the tiny random model with this configuration; `folder` is written to."""
+    finding = Finding(name=name)
+    stage = "building"
+    try:
+        write_model(folder, config)
+        stage = "loading"
+        model = load_model(folder, ModelSettings(), progress=lambda *_: None).model
+        stage = "probing"
+        runner = choose_layout(model, vocab_size=VOCAB_SIZE)
+        finding.layout, finding.variant, finding.reason = (
+            runner.name,
+            runner.variant,
+            runner.reason,
+        )
+        live = LiveState(runner.fresh_layers())
+        finding.kinds = sorted({leaf.kind for leaf in live.leaves})
+        finding.remembers = not live.is_foreign
+        stage = "batched"
+        finding.batched = batched_deviation(model, runner, name)
+        if finding.remembers:
+            stage = "cached"
+            finding.cached, finding.restored = remembered_deviations(model, runner, name)
+    except Exception as error:  # every failure is a result
+        finding.failed_at = stage
+        finding.error = _one_line(error)
+    return finding
+
+
+def _one_line(error: BaseException) -> str:
+    cause = error.__cause__ if isinstance(error, ModelLoadError) and error.__cause__ else error
+    text = " ".join(str(cause).split())
+    return f"{type(cause).__name__}: {text[:300]}"
+
+
+def alone(model: nn.Module, prompt: tuple[int, ...], tokens: list[int]) -> np.ndarray[Any, Any]:
+    """Log-probabilities of mlx-lm itself for each token after the prompt: [tokens, vocabulary]."""
+    from mlx_lm.models.cache import make_prompt_cache
+
+    caches = make_prompt_cache(model)
+    rows = [model(mx.array([prompt]), cache=caches)[0, -1:]]
+    rows += [model(mx.array([[token]]), cache=caches)[0] for token in tokens[:-1]]
+    logits = mx.concatenate(rows).astype(mx.float32)
+    return np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+
+
+def deviation(
+    model: nn.Module, prompt: tuple[int, ...], tokens: list[int], scored: list[TokenLogprob]
+) -> float:
+    """The largest deviation of a log-probability from mlx-lm alone, over the sampled tokens and
+    their rivals, and by how much a sampled token is less probable than the most probable one.
+    """
+    largest = 0.0
+    for row, token, each in zip(alone(model, prompt, tokens), tokens, scored, strict=True):
+        pairs = [(token, each.logprob), *each.top]
+        errors = [abs(float(row[one]) - logprob) for one, logprob in pairs]
+        errors.append(float(row.max() - row[token]))
+        if any(math.isnan(error) for error in errors):
+            return math.inf
+        largest = max(largest, *errors)
+    return largest
+
+
+def batched_deviation(model: nn.Module, runner: Runner, seed: str) -> float:
+    """Play random sequences in a crowd; compare each with mlx-lm alone."""
+    rng = random.Random(seed)
+    engine = Engine(runner, vocab_size=VOCAB_SIZE)
+    sequences = random_sequences(rng, vocab_size=VOCAB_SIZE, count=5, longest_prompt=40)
+    play(engine, sequences, rng, depth=1)
+    return max(
+        deviation(model, each.prompt, each.tokens, each.logprobs)
+        for each in sequences
+        if each.tokens
+    )
+
+
+@dataclass
+class Saved:
+    """The snapshots of one sequence."""
+
+    blocks: list[KVBlock] = field(default_factory=list)
+    states: dict[int, StateCheckpoint] = field(default_factory=dict)
+
+    def put(self, kept: list[Kept]) -> None:
+        for each in kept:
+            self.blocks.extend(each.blocks)
+            if each.state is not None:
+                self.states[each.state.position] = each.state
+
+    def prefix(self, tokens: int) -> Prefix:
+        """The snapshots of the first `tokens` tokens."""
+        blocks = [block for block in self.blocks if block.start + block.tokens <= tokens]
+        return Prefix(blocks=tuple(blocks), state=self.states.get(tokens))
+
+    def from_bytes(self, tokens: int, payloads: PayloadFormat) -> Prefix:
+        """As `prefix`, but each snapshot is written as bytes and read again."""
+        prefix = self.prefix(tokens)
+        blocks = tuple(
+            payloads.block_from_bytes(
+                _bytes(to_bytes(block)), start=block.start, tokens=block.tokens
+            )
+            for block in prefix.blocks
+        )
+        state = prefix.state
+        if state is not None:
+            state = payloads.checkpoint_from_bytes(
+                _bytes(to_bytes(state)), position=state.position
+            )
+        return Prefix(blocks=blocks, state=state)
+
+
+def _bytes(views: tuple[memoryview, ...]) -> list[bytes]:
+    return [bytes(view) for view in views]
+
+
+def remembered_deviations(model: nn.Module, runner: Runner, seed: str) -> tuple[float, float]:
+    """Save a sequence at a boundary; continue another prompt, and the same one, from the snapshots.
+
+    Returns the largest deviation of the cached sequences from mlx-lm alone, and that of sequences
+    restored from bytes from the ones that were kept, which must be 0.
+    """
+    rng = random.Random(f"{seed} remembered")
+    engine = Engine(runner, vocab_size=VOCAB_SIZE)
+    form = engine.measure_costs().form
+    assert form is not None
+    prompt = _random_prompt(rng, PROMPT_TOKENS)
+    saved = Saved()
+    policy = KeepPolicy(block_tokens=BLOCK_TOKENS, boundaries=frozenset({BOUNDARY}))
+    _run(engine, "kept", prompt, keep=policy, saved=saved)
+    cached = 0.0
+    restored = 0.0
+    for number, end in enumerate((prompt[BOUNDARY:], _random_prompt(rng, 9))):
+        turn = prompt[:BOUNDARY] + end
+        tokens, scored = _run(engine, f"cached {number}", turn, prefix=saved.prefix(BOUNDARY))
+        cached = max(cached, deviation(model, turn, tokens, scored))
+        again = _run(
+            engine,
+            f"restored {number}",
+            turn,
+            prefix=saved.from_bytes(BOUNDARY, PayloadFormat(model=form)),
+        )
+        restored = max(restored, 0.0 if again == (tokens, scored) else 1.0)
+    return cached, restored
+
+
+def _random_prompt(rng: random.Random, tokens: int) -> tuple[int, ...]:
+    return tuple(rng.randrange(VOCAB_SIZE - 8) for _ in range(tokens))
+
+
+def _run(
+    engine: Engine,
+    request_id: str,
+    prompt: tuple[int, ...],
+    *,
+    prefix: Prefix | None = None,
+    keep: KeepPolicy | None = None,
+    saved: Saved | None = None,
+) -> tuple[list[int], list[TokenLogprob]]:
+    """Prefill in chunks that end at the boundary, and decode. Returns tokens and their scores."""
+    request = SequenceRequest(
+        request_id=request_id,
+        prompt_token_ids=TokenIds.of(prompt),
+        max_tokens=64,
+        sampling=SamplingParams(temperature=0.0, seed=0),
+        want_logprobs=True,
+        top_logprobs=4,
+    )
+    live = engine.open(request, capacity_tokens=64, prefix=prefix, keep=keep)
+    assert live.tokens == (0 if prefix is None else BOUNDARY)
+    edges = [at for at in (0, 11, BOUNDARY, BOUNDARY + 4, len(prompt)) if at >= live.tokens]
+    spans = [
+        Span(request_id=request_id, start=start, tokens=end - start, draws=end == len(prompt))
+        for start, end in zip(edges, edges[1:], strict=False)
+    ]
+    spans += [
+        Span(request_id=request_id, start=len(prompt) + index, tokens=1, draws=True)
+        for index in range(DECODED - 1)
+    ]
+    tokens: list[int] = []
+    scored: list[TokenLogprob] = []
+    for span in spans:
+        pending = engine.dispatch(StepPlan(spans=(span,)))
+        (result,) = engine.collect(pending)
+        assert not result.failure, result.failure
+        tokens.extend(result.token_ids)
+        scored.extend(result.logprobs)
+        if saved is not None:
+            saved.put(engine.take_kept(pending))
+    engine.close(request_id)
+    return tokens, scored
