@@ -176,9 +176,7 @@ class Saved:
         )
         state = prefix.state
         if state is not None:
-            state = payloads.checkpoint_from_bytes(
-                _bytes(to_bytes(state)), position=state.position
-            )
+            state = payloads.checkpoint_from_bytes(_bytes(to_bytes(state)), position=state.position)
         return Prefix(blocks=blocks, state=state)
 
 

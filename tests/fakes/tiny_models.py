@@ -19,7 +19,16 @@ from mlx.utils import tree_flatten, tree_unflatten
 from holdfast.worker.engine import seams
 from tests.fakes.tiny_configs import CONTEXT_TOKENS, TINY, VOCAB_SIZE
 
-__all__ = ["TINY", "VOCAB_SIZE", "kept_tiny", "make_model", "make_tiny", "write_model", "write_tiny", "write_tokenizer"]
+__all__ = [
+    "TINY",
+    "VOCAB_SIZE",
+    "kept_tiny",
+    "make_model",
+    "make_tiny",
+    "write_model",
+    "write_tiny",
+    "write_tokenizer",
+]
 
 # ids 256 to 263
 _SPECIALS = (
@@ -107,9 +116,7 @@ def write_tiny(
     """Write a model folder that any server can load, and return it; `quantize` like {"group_size":
     32, "bits": 4}.
     """
-    return write_model(
-        folder, {**TINY[name], **(changes or {})}, quantize, dtype=dtype, seed=seed
-    )
+    return write_model(folder, {**TINY[name], **(changes or {})}, quantize, dtype=dtype, seed=seed)
 
 
 def write_model(

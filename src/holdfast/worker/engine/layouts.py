@@ -192,18 +192,36 @@ class SplitRunner(Runner):
     def _read(self, span: SequenceSpan, context: StepContext) -> StepLogits:
         if self._gather is not None:  # attention does not go through the seam
             context = replace(context, composes_attention=False)
-        caches = _views(
-            [span], lambda layers: SpanView(layers[0], context=context), lambda states: states[0]
-        )
+        caches = _views([span], lambda layers: SpanView(layers[0], context=context), StateView)
+        return _project(self._model, self._head, token_ids_of([span])[None], caches, [span])
+
+
+class SinglyRunner(Runner):
+    """Runs each span in its own forward pass, over Holdfast's states: slow, but requests reuse
+    cached prefixes.
+    """
+
+    name = "solo"
+    variant = "solo, with prefix cache"
+    mixes_chunks = False
+    attends_to_parts = False
+
+    def forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
+        plain = replace(context, composes_attention=False)
+        return _joined([self._pass(each, plain) for each in spans])
+
+    def _pass(self, span: SequenceSpan, context: StepContext) -> StepLogits:
+        caches = _views([span], lambda layers: SpanView(layers[0], context=context), StateView)
         return _project(self._model, self._head, token_ids_of([span])[None], caches, [span])
 
 
 class SoloRunner(Runner):
-    """Runs each span in its own forward pass, over mlx-lm's own caches: slow, but correct for all
-    models of mlx-lm.
+    """Runs each span in its own forward pass, over mlx-lm's own caches: slow and without prefix
+    cache, but correct for all models of mlx-lm.
     """
 
-    name = variant = "solo"
+    name = "solo"
+    variant = "solo, without prefix cache"
     mixes_chunks = False
 
     def fresh_layers(self) -> list[Layer]:

@@ -29,7 +29,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -41,10 +42,12 @@ from numpy.typing import NDArray
 from holdfast.errors import ModelLoadError
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
+from holdfast.worker.engine.adapters import adapt
 from holdfast.worker.engine.layouts import (
     LayoutError,
     RowsRunner,
     Runner,
+    SinglyRunner,
     SoloRunner,
     SplitRunner,
     own_caches,
@@ -79,6 +82,15 @@ NOISE_FACTOR = 2.0
 LEAST_AGREEMENT = 0.75  # share of positions, over all prompts, with the same most probable token
 DECODED_TOKENS = 3
 LONGEST_WINDOW_PROBED = 128
+# Attributes of mlx-lm's modules that decide from how many tokens on other code is used, and values
+# that the probe's sequences exceed.
+LOWERED_SWITCHES = {
+    "index_topk": 8,
+    "index_topk_blocks": 2,
+    "index_block_size": 4,
+    "max_position_embeddings": 16,
+    "floor_scale": 8,
+}
 
 # mlx-lm models raise these if a layout does not fit: bad shapes, missing attributes, scalar offsets
 _MISFITS = (
@@ -123,6 +135,12 @@ def choose_layout(model: Any, *, vocab_size: int, wanted: str = "auto") -> Runne
     wanted: "auto", or the name of the only layout to use. Raises ModelLoadError if no layout is
     right, or if the wanted one is not.
     """
+    adapt(model)
+    with _switches_lowered(model):
+        return _chosen(model, vocab_size, wanted)
+
+
+def _chosen(model: Any, vocab_size: int, wanted: str) -> Runner:
     trials: list[Trial] = []
     judge = _judge_of(model, vocab_size)
     for head in (HeadSeam(model), None):
@@ -159,9 +177,13 @@ def warnings_about(runner: Runner) -> tuple[str, ...]:
     """Warnings if the chosen layout is slow; otherwise empty."""
     if runner.name != "solo":
         return ()
+    if isinstance(runner, SoloRunner):
+        memory = ", and there is no prefix cache, so every prompt is prefilled from its first token"
+    else:
+        memory = "; cached prefixes are reused"
     return (
         "this model runs in the layout solo: its requests are computed one at a time instead of "
-        "together, and there is no prefix cache, so every prompt is prefilled from its first token. "
+        f"together{memory}. "
         f"Why: {runner.reason}. What to do: if model.layout is set to solo, remove it; otherwise "
         "try a newer mlx-lm, or another quantization or --dtype of the model, and report the model "
         "with the output of `holdfast doctor MODEL`",
@@ -170,9 +192,30 @@ def warnings_about(runner: Runner) -> tuple[str, ...]:
 
 def trial_of_each_layout(model: Any, *, vocab_size: int) -> tuple[Trial, ...]:
     """Try every layout and variant, for the table in the documentation."""
-    judge = _judge_of(model, vocab_size)
-    head = HeadSeam(model)
-    return tuple(_try(runner, judge) for runner in _candidates(model, head))
+    adapt(model)
+    with _switches_lowered(model):
+        judge = _judge_of(model, vocab_size)
+        head = HeadSeam(model)
+        return tuple(_try(runner, judge) for runner in _candidates(model, head))
+
+
+@contextmanager
+def _switches_lowered(model: Any) -> Iterator[None]:
+    """Within the block, code that models use only for long contexts is used for the short ones of
+    the probe: sparse attention, and positions beyond the trained context.
+    """
+    before: list[tuple[Any, str, int]] = []
+    for part in model.modules():
+        for name, lowered in LOWERED_SWITCHES.items():
+            value = getattr(part, name, None)
+            if type(value) is int and value > lowered:
+                before.append((part, name, value))
+                setattr(part, name, lowered)
+    try:
+        yield
+    finally:
+        for part, name, value in before:
+            setattr(part, name, value)
 
 
 def _judge_of(model: Any, vocab_size: int) -> _Judge:
@@ -188,7 +231,12 @@ def _candidates(model: Any, head: HeadSeam | None) -> list[Runner]:
     split = [
         SplitRunner(model, head, gather_mask_dimensions=dimensions) for dimensions in (None, 4, 5)
     ]
-    return [RowsRunner(model, head), *split, SoloRunner(model, head)]
+    return [
+        RowsRunner(model, head),
+        *split,
+        SinglyRunner(model, head),
+        SoloRunner(model, head),
+    ]
 
 
 def _try(runner: Runner, judge: _Judge) -> Trial:
@@ -214,15 +262,11 @@ def _reason(trials: Sequence[Trial]) -> str:
 
 def _cases(model: Any, vocab_size: int, *, prompt: int) -> tuple[_Case, ...]:
     """The sequences that a layout is tried with. prompt: a seed for their tokens."""
-    windows = [
-        leaf.window
-        for layer in own_kinds(model)
-        for leaf in layer.leaves()
-        if leaf.window is not None
-    ]
+    leaves = [leaf for layer in own_kinds(model) for leaf in layer.leaves()]
+    windows = [size for leaf in leaves for size in (leaf.window, leaf.chunk) if size is not None]
     longest = max([24, *(size + 8 for size in windows if size <= LONGEST_WINDOW_PROBED)])
     lengths = (longest, 5, longest // 2 + 5)
-    chunks = ((longest - longest // 3, longest // 3), (5,), (3, longest // 2 + 2))
+    chunks = ((longest - longest // 3, longest // 3), (5,), (3, 1, longest // 2 + 1))
     draw = random.Random(prompt)
     cases = []
     for length, parts in zip(lengths, chunks, strict=True):

@@ -1,8 +1,9 @@
 """Views of the live states of several sequences, which a model gets as its cache in a forward pass.
 
 A view implements the part of mlx-lm's cache protocol that models use: `offset`, `make_mask`,
-`update_and_fetch`, indexing. Views live for one step. None defines `__len__`: an empty view would
-be falsy, and models would skip the mask.
+`update_and_fetch`, indexing; for a few models, also `keys_and_values`, `keys` and `values`. Views
+live for one step. None defines `__len__`: an empty view would be falsy, and models would skip the
+mask.
 """
 
 from __future__ import annotations
@@ -112,12 +113,6 @@ def _attention_spans(layer: LayerKV, queries: mx.array, asked: int | None) -> li
     ]
 
 
-def _visible(layer: LayerKV, tokens: int, asked: int | None) -> int:
-    """How many positions the last `tokens` appended tokens see. asked: the model's window."""
-    window = _narrower(asked, layer.window)
-    return layer.held() if window is None else min(layer.held(), window + tokens - 1)
-
-
 def _decoded(
     layers: Sequence[LayerKV],
     queries: mx.array,
@@ -132,7 +127,7 @@ def _decoded(
     """
     if not context.composes_attention:
         return None
-    seen = [_visible(layer, 1, asked) for layer in layers]
+    seen = [layer.seen_by_last(_narrower(asked, layer.window)) for layer in layers]
     if not host_decoding.pays(layers, seen, queries, least_scores=context.decode_scores):
         return None
     return host_decoding.attend(layers, seen, queries, sinks=sinks)
@@ -147,6 +142,20 @@ def _attend(
     if context.composes_attention and host_attention.pays(spans, host_scores=context.host_scores):
         return host_attention.attend(spans, sinks=sinks)
     return [_attend_alone(span, scale, sinks, context) for span in spans]
+
+
+def _attend_each(
+    sequences: Sequence[Sequence[AttentionSpan]],
+    *,
+    scale: float,
+    sinks: mx.array | None,
+    context: StepContext,
+) -> list[mx.array]:
+    """As `_attend`, for sequences with one or several adjoining spans each."""
+    flat = [span for spans in sequences for span in spans]
+    attended = iter(_attend(flat, scale=scale, sinks=sinks, context=context))
+    parts = [[next(attended) for _ in spans] for spans in sequences]
+    return [part[0] if len(part) == 1 else mx.concatenate(part, axis=2) for part in parts]
 
 
 def _attend_alone(
@@ -165,7 +174,37 @@ def _attend_alone(
     )
 
 
-class RowsView:
+class KVView:
+    """The part of mlx-lm's cache protocol that hands out what `update_and_fetch` returned, for
+    models whose later layers attend to it again, or that read `keys` and `values`.
+
+    Such models also assign `keys` and `values`, so that mlx-lm evaluates them with the step. Here
+    every step evaluates the state itself, so nothing else uses what they assign.
+    """
+
+    offset: Any
+    keys: Any = None
+    values: Any = None
+
+    @property
+    def start_position(self) -> Any:
+        """The position of the first key, where the model makes the mask itself."""
+        return self.offset
+
+    def maybe_trim_front(self) -> None:
+        """Required by mlx-lm's protocol of chunked caches; the state trims itself."""
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """What `update_and_fetch` returned in this forward pass."""
+        return self.keys, self.values
+
+    def _fetched(self, keys: Any, values: Any) -> tuple[Any, Any]:
+        self.keys = keys
+        self.values = values
+        return keys, values
+
+
+class RowsView(KVView):
     """One layer in the rows layout: every token is a row; the rows of a span are consecutive.
 
     The model calls attention through the seam, which calls `attend` here: attention is computed
@@ -185,6 +224,14 @@ class RowsView:
         self._context = context
         self.offset = offset
 
+    @property
+    def shape(self) -> tuple[int, int, mx.array, int]:
+        """As the shape of the keys of an unpadded batch; the number of tokens differs by row.
+
+        Models subtract the number of new tokens from it to get the position of the queries.
+        """
+        return len(self.offset), self._kv_heads, self.offset + 1, self._head_dimension
+
     def make_mask(
         self, tokens: int, return_array: bool = False, window_size: int | None = None
     ) -> WindowMask:
@@ -197,6 +244,7 @@ class RowsView:
 
         keys, values: [rows, kv_heads, 1, head_dim].
         """
+        _, self._kv_heads, _, self._head_dimension = keys.shape
         if len(self._layers) > 1 and are_alike(keys, values):
             # joined once for all rows, so that each sequence needs one write instead of two
             both = mx.concatenate([keys, values], axis=1)
@@ -207,6 +255,10 @@ class RowsView:
             self._layers, self._split(keys), self._split(values), strict=True
         ):
             layer.append(new_keys, new_values)
+        return self, self
+
+    def keys_and_values(self) -> tuple[RowsView, RowsView]:
+        """The view twice, so that another layer attends to the same keys and values."""
         return self, self
 
     def attend(
@@ -223,13 +275,11 @@ class RowsView:
             )
             if decoded is not None:
                 return decoded
-        by_layer = [
+        spans = [
             _attention_spans(layer, part, asked)
             for layer, part in zip(self._layers, self._split(queries), strict=True)
         ]
-        spans = list(itertools.chain(*by_layer))
-        attended = iter(_attend(spans, scale=scale, sinks=sinks, context=self._context))
-        parts = [_joined_rows([next(attended) for _ in spans_of]) for spans_of in by_layer]
+        parts = _attend_each(spans, scale=scale, sinks=sinks, context=self._context)
         # transposed before they are joined, so that the model's reshape copies nothing
         rows = [_turned(part, tokens) for part, tokens in zip(parts, self._tokens, strict=True)]
         return rows[0] if len(rows) == 1 else mx.concatenate(rows, axis=0)
@@ -238,11 +288,6 @@ class RowsView:
         """The rows of each span as [1, heads, tokens, head_dim]."""
         spans = _cut_up(rows, self._tokens)
         return [_turned(span, tokens) for span, tokens in zip(spans, self._tokens, strict=True)]
-
-
-def _joined_rows(attended: Sequence[mx.array]) -> mx.array:
-    """The results of a span's attention spans as one array, [1, heads, tokens, value_dim]."""
-    return attended[0] if len(attended) == 1 else mx.concatenate(list(attended), axis=2)
 
 
 def _turned(span: mx.array, tokens: int) -> mx.array:
@@ -267,7 +312,7 @@ def _cut_up(rows: mx.array, tokens: Sequence[int]) -> list[mx.array]:
     return list(mx.split(rows, list(itertools.accumulate(tokens[:-1])), axis=0))
 
 
-class GatherView:
+class GatherView(KVView):
     """The keys and values of one layer for several decoding sequences, as padded copies and a mask.
 
     For models that compute attention themselves instead of calling mlx-lm's attention function.
@@ -301,7 +346,7 @@ class GatherView:
         for row, (layer, count) in enumerate(zip(self._layers, seen, strict=True)):
             layer.append(keys[row : row + 1], values[row : row + 1])
             parts.append(layer.last(count))
-        return (
+        return self._fetched(
             mx.concatenate([_padded(pair[0], max(seen)) for pair in parts]),
             mx.concatenate([_padded(pair[1], max(seen)) for pair in parts]),
         )
@@ -309,14 +354,14 @@ class GatherView:
 
 def _seen_by(layer: LayerKV, tokens: int) -> int:
     """How many positions the next `tokens` tokens of a sequence see, including themselves."""
-    return tokens + (layer.tokens if layer.window is None else min(layer.held(), layer.window - 1))
+    return tokens + layer.visible_before_next()
 
 
 def _padded(array: mx.array, tokens: int) -> mx.array:
     return mx.pad(array, [(0, 0), (0, 0), (0, tokens - array.shape[2]), (0, 0)])
 
 
-class SpanView:
+class SpanView(KVView):
     """One layer of one sequence whose span has its own forward pass.
 
     The model gets plain arrays and masks, as from mlx-lm's caches. If attention is composed of
@@ -328,6 +373,10 @@ class SpanView:
         self._context = context
         self.offset = layer.tokens
 
+    @property
+    def start_position(self) -> int:
+        return self.offset - _seen_by(self._layer, 0)
+
     def make_mask(
         self, tokens: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | WindowMask | None:
@@ -338,8 +387,11 @@ class SpanView:
             return WindowMask(window_size)
         window = _narrower(window_size, self._layer.window)
         seen = _seen_by(self._layer, tokens)
-        if not return_array and (window is None or seen <= window):
-            return None if tokens == 1 else "causal"
+        if window is None or seen <= window:
+            if tokens == 1:
+                return None
+            if not return_array:
+                return "causal"
         return self._context.causal(tokens, held=seen, window=window)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
@@ -350,7 +402,10 @@ class SpanView:
         """
         seen = _seen_by(self._layer, keys.shape[2])
         self._layer.append(keys, values)
-        return (self, self) if self._attends else self._layer.last(seen)
+        if not self._attends:
+            return self._fetched(*self._layer.last(seen))
+        self.shape = (1, keys.shape[1], self._layer.tokens, keys.shape[3])
+        return self._fetched(self, self)
 
     @property
     def _attends(self) -> bool:
@@ -372,11 +427,12 @@ class SpanView:
             if decoded is not None:
                 return decoded
         spans = _attention_spans(self._layer, queries, asked)
-        return _joined_rows(_attend(spans, scale=1.0, sinks=sinks, context=self._context))
+        (attended,) = _attend_each([spans], scale=1.0, sinks=sinks, context=self._context)
+        return attended
 
 
 class StateView:
-    """One recurrent layer of several decoding sequences.
+    """One recurrent layer of one or several sequences.
 
     Reading a slot stacks the states of all sequences; writing a stack turns the state of each
     sequence into a row of the stack.
@@ -387,6 +443,14 @@ class StateView:
 
     def __init__(self, states: Sequence[RecurrentState]) -> None:
         self._states = states
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """mlx-lm's class, because mamba stores its state only in an instance of that class."""
+        # not at the top: the seam must be installed first
+        from mlx_lm.models.cache import ArraysCache
+
+        return ArraysCache  # type: ignore[no-any-return]
 
     def __getitem__(self, index: int) -> mx.array | None:
         stack, first = self._states[0].stacked(index)

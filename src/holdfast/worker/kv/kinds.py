@@ -12,7 +12,7 @@ import mlx.core as mx
 from holdfast.worker.kv.full import FullKV
 from holdfast.worker.kv.layer import Layer, LayerState, ShowStates
 from holdfast.worker.kv.recurrent import RecurrentState
-from holdfast.worker.kv.window import WindowKV
+from holdfast.worker.kv.window import ChunkKV, WindowKV
 
 
 class Composite(Layer):
@@ -107,6 +107,7 @@ KINDS: dict[str, Callable[[Any], Layer]] = {
     "RotatingKVCache": lambda cache: (
         ForeignState(cache) if cache.keep else WindowKV(cache.max_size)
     ),
+    "ChunkedKVCache": lambda cache: ChunkKV(cache.chunk_size),
     "ArraysCache": lambda cache: RecurrentState(len(cache.cache)),
     "MambaCache": lambda cache: RecurrentState(len(cache.cache)),
     "CacheList": lambda cache: Composite(tuple(map(fresh_layer, cache.caches))),

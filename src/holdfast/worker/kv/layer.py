@@ -69,22 +69,30 @@ class ArrayForm(msgspec.Struct, frozen=True, array_like=True):
 class HeadsForm:
     """Type and shape of the keys, or of the values, of one layer: [1, heads, tokens, dimension].
 
-    most_tokens: how many tokens a sliding window keeps at most; None: the layer keeps all tokens.
+    most_tokens: how many tokens a sliding window keeps at most; None: no window.
+    chunk_tokens: the length of the chunks of which only the last one is kept; None: no chunks.
     """
 
     heads: int
     dimension: int
     dtype: str
     most_tokens: int | None = None
+    chunk_tokens: int | None = None
 
     @staticmethod
-    def of_array(array: mx.array, *, most_tokens: int | None = None) -> HeadsForm:
+    def of_array(
+        array: mx.array, *, most_tokens: int | None = None, chunk_tokens: int | None = None
+    ) -> HeadsForm:
         """The form of existing keys or values."""
-        return HeadsForm(array.shape[1], array.shape[3], DTYPE_NAMES[array.dtype], most_tokens)
+        return HeadsForm(
+            array.shape[1], array.shape[3], DTYPE_NAMES[array.dtype], most_tokens, chunk_tokens
+        )
 
     def of(self, tokens: int) -> ArrayForm:
         """The form after this many tokens."""
         kept = tokens if self.most_tokens is None else min(tokens, self.most_tokens)
+        if self.chunk_tokens is not None and tokens:
+            kept = 1 + (tokens - 1) % self.chunk_tokens
         return ArrayForm(self.dtype, (1, self.heads, kept, self.dimension))
 
 
@@ -214,6 +222,7 @@ class LayerState(Layer):
         Other layers can only be saved as a checkpoint of their current state.
     is_foreign: only mlx-lm understands the state, so it cannot be batched or saved.
     window: how many tokens a query sees, including its own; None: all, or no attention.
+    chunk: a query sees only the tokens of its own chunk of this many tokens; None: no chunks.
     can_share: several running sequences can hold the same frozen tokens (`fork`). A runner may set
         it to False; then only parked states share frozen tokens.
     """
@@ -222,6 +231,7 @@ class LayerState(Layer):
     grows: bool = False
     is_foreign: bool = False
     window: int | None = None
+    chunk: int | None = None
     can_share: bool = False
 
     def leaves(self) -> Iterator[LayerState]:
@@ -371,6 +381,10 @@ class LayerKV(LayerState):
         """How many of the last tokens can be attended to."""
         return self._end
 
+    def visible_before_next(self) -> int:
+        """How many of the tokens so far the next token sees."""
+        return self.tokens
+
     def last(self, count: int) -> tuple[mx.array, mx.array]:
         """Keys and values of the last `count` tokens, oldest first. count ≤ held()."""
         return pair_of(self._buffers, start=self._end - count, end=self._end)
@@ -389,6 +403,13 @@ class LayerKV(LayerState):
         """
         count = self.held() if window is None else min(self.held(), window + tokens - 1)
         yield slice(0, tokens), self.parts(count)
+
+    def seen_by_last(self, window: int | None) -> int:
+        """How many positions the last appended token sees, with its own.
+
+        window: how many it sees at most; None: all.
+        """
+        return self.held() if window is None else min(self.held(), window)
 
     def stored(self, count: int) -> Iterator[tuple[tuple[mx.array, ...], int, int]]:
         """Where the last `count` tokens are stored, oldest first: buffers, and start and end within

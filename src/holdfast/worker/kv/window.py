@@ -1,4 +1,4 @@
-"""Keys and values of the last tokens only: sliding windows."""
+"""Keys and values of the last tokens only: sliding windows, and chunks that do not see each other."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class WindowKV(LayerKV):
     def __init__(self, window: int) -> None:
         super().__init__()
         self.window = window
-        self._seen_tokens = window - 1  # how many earlier tokens a query sees
+        self._seen_tokens = window - 1  # how many earlier tokens a query sees at most
 
     def append(self, keys: mx.array, values: mx.array) -> None:
         self._append((keys, values))
@@ -42,7 +42,7 @@ class WindowKV(LayerKV):
     def _append(self, new: Sequence[mx.array]) -> None:
         added = new[0].shape[2]
         if not self._buffers or self._end + added > self._buffers[0].shape[2]:
-            self._move(new, capacity=max(self._resting_tokens, self.visible(self._end) + added))
+            self._move(new, capacity=max(self._resting_tokens, self._kept + added))
         self._write(new)
 
     def trim(self) -> None:
@@ -57,15 +57,22 @@ class WindowKV(LayerKV):
         return self._seen_tokens + 1 + WINDOW_SLACK_TOKENS
 
     def _move(self, like: Sequence[mx.array], *, capacity: int) -> None:
-        kept = self.visible(self._end)
+        kept = self._kept
         self._buffers = moved(
             self._buffers, like, capacity=capacity, start=self._end - kept, end=self._end
         )
         self._end = kept
 
     def visible(self, tokens: int) -> int:
-        """How many of `tokens` tokens the next token can still see."""
+        """How many tokens are kept of the first `tokens` tokens: those that the next token sees."""
         return min(tokens, self._seen_tokens)
+
+    def visible_before_next(self) -> int:
+        return self._kept
+
+    @property
+    def _kept(self) -> int:
+        return self.visible(self.tokens)
 
     def can_rewind(self, tokens: int) -> bool:
         """Whether the buffer still has all tokens that the next token would see after rewinding.
@@ -86,8 +93,8 @@ class WindowKV(LayerKV):
         values = next(arrays)
         if keys.shape[2] != self.visible(end):
             raise SnapshotMismatch(
-                f"a window of {self.window} tokens was saved with {keys.shape[2]} tokens at "
-                f"position {end}"
+                f"a {self.kind} of {self._seen_tokens + 1} tokens was saved with {keys.shape[2]} "
+                f"tokens at position {end}"
             )
         self.append(keys, values)
         self.tokens = end
@@ -95,3 +102,43 @@ class WindowKV(LayerKV):
     def fixed_bytes(self) -> int:
         """Bytes of the buffers at their usual size, after `trim`."""
         return self._resting_tokens * sum(array.nbytes // array.shape[2] for array in self._buffers)
+
+
+class ChunkKV(WindowKV):
+    """Keys and values of the current chunk: positions are cut into chunks of equal length, and a
+    token sees only the earlier tokens of its own chunk.
+
+    After the last token of a chunk, the whole chunk is still kept, although the next token sees
+    none of it: a snapshot is then never empty.
+    """
+
+    kind = "chunk"
+
+    def __init__(self, chunk: int) -> None:
+        super().__init__(chunk)
+        self.window = None
+        self.chunk = self._chunk_tokens = chunk
+
+    def visible(self, tokens: int) -> int:
+        return 1 + (tokens - 1) % self._chunk_tokens if tokens else 0
+
+    def visible_before_next(self) -> int:
+        return self.tokens % self._chunk_tokens
+
+    def sights(
+        self, tokens: int, window: int | None
+    ) -> Iterator[tuple[slice, tuple[tuple[mx.array, mx.array], ...]]]:
+        first = self.tokens - tokens
+        for start in range(first - first % self._chunk_tokens, self.tokens, self._chunk_tokens):
+            end = min(start + self._chunk_tokens, self.tokens)
+            keys, values = self.last(self.tokens - start)
+            seen = end - start
+            own = slice(max(start - first, 0), end - first)
+            yield own, ((keys[:, :, :seen], values[:, :, :seen]),)
+
+    def seen_by_last(self, window: int | None) -> int:
+        return self.visible(self.tokens)
+
+    def form(self) -> tuple[HeadsForm, ...]:
+        chunk_tokens = self._chunk_tokens
+        return tuple(HeadsForm.of_array(array, chunk_tokens=chunk_tokens) for array in self.last(0))

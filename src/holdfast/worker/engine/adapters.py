@@ -1,0 +1,115 @@
+"""Adapts three modules of mlx-lm whose code takes one position for a whole batch.
+
+Every row of a batch here has a position of its own, so the cache views pass an array of positions.
+Most models hand it on to `mx.fast.rope`. These do not:
+
+- `gpt_bigcode` looks up learned positions, and `llama4` scales queries by their position; both call
+  `arange` with the position as its start. Their module gets an `arange` that takes arrays.
+- `DynamicNTKScalingRoPE` chooses the base of the rotation by the position of the last token of the
+  forward pass. Beyond the trained context, mlx-lm's keys therefore depend on how a prompt is cut
+  into chunks, and a cached prefix would differ from a new prefill. The adapted class chooses the
+  base by the position of each token, which is what mlx-lm computes if a prompt is fed token by
+  token.
+
+An adapter changes a module or class of mlx-lm once, for the whole process, and computes the same
+as before for a single position.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+_MARK = "_holdfast_adapted"
+
+
+def adapt(model: Any) -> None:
+    """Adapt the modules of mlx-lm that this model is built from. Idempotent."""
+    classes = {type(part) for part in model.modules()}
+    names = {each.__module__ for each in classes}
+    for name, adapter in _ADAPTERS.items():
+        module = sys.modules.get(name)
+        if name in names and module is not None and not hasattr(module, _MARK):
+            adapter(module)
+            setattr(module, _MARK, True)
+
+
+class _Instead:
+    """A module in which one function is replaced."""
+
+    def __init__(self, module: ModuleType, **functions: Callable[..., Any]) -> None:
+        self._module = module
+        self.__dict__.update(functions)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def _adapt_gpt_bigcode(module: Any) -> None:
+    module.np = _Instead(np, arange=_positions_of_rows)  # type: ignore[arg-type]
+
+
+def _positions_of_rows(start: Any, stop: Any) -> Any:
+    """As `np.arange`; if each row has its own start, positions [rows, 1]."""
+    if isinstance(start, mx.array) and start.ndim:
+        return start[:, None]
+    return np.arange(int(start), int(stop))
+
+
+def _adapt_llama4(module: Any) -> None:
+    module.mx = _Instead(mx, arange=_positions_to_scale)
+
+
+def _positions_to_scale(*limits: Any) -> mx.array:
+    """As `mx.arange`; if each row has its own limits, positions [rows, 1, 1], to be multiplied with
+    queries [rows, heads, 1, head_dim] after one dimension more.
+    """
+    first = limits[0]
+    if isinstance(first, mx.array) and first.ndim:
+        return first[:, None, None]
+    return mx.arange(*limits)
+
+
+def _adapt_rope(module: Any) -> None:
+    module.DynamicNTKScalingRoPE.__call__ = _rotated_by_position
+
+
+def _rotated_by_position(rope: Any, x: mx.array, offset: Any = 0) -> mx.array:
+    """Rotate each token with the base for its own position. x: [rows, heads, tokens, head_dim]."""
+    dims = rope.dims
+    longest = rope.max_position_embeddings
+    starts = mx.array(offset).reshape(-1, 1)
+    positions = starts + mx.arange(x.shape[-2])  # [rows or 1, tokens]
+    seen = mx.maximum(positions + 1, longest).astype(mx.float32)
+    stretch = (rope.factor * seen / longest) - (rope.factor - 1)
+    bases = rope.base * stretch ** (dims / (dims - 2))
+    exponents = mx.arange(0, dims, 2, dtype=mx.float32) / dims
+    frequencies = mx.exp(-mx.log(bases)[..., None] * exponents)
+    angles = (positions[..., None] * frequencies)[:, None]  # [rows or 1, 1, tokens, dims / 2]
+    cosines = mx.cos(angles)
+    sines = mx.sin(angles)
+    turned = x[..., :dims].astype(mx.float32)
+    if rope.traditional:
+        first = turned[..., ::2]
+        second = turned[..., 1::2]
+    else:
+        first = turned[..., : dims // 2]
+        second = turned[..., dims // 2 :]
+    pairs = (first * cosines - second * sines, first * sines + second * cosines)
+    if rope.traditional:
+        turned = mx.stack(pairs, axis=-1).reshape(turned.shape)
+    else:
+        turned = mx.concatenate(pairs, axis=-1)
+    return mx.concatenate([turned.astype(x.dtype), x[..., dims:]], axis=-1)
+
+
+_ADAPTERS: dict[str, Callable[[Any], None]] = {
+    "mlx_lm.models.gpt_bigcode": _adapt_gpt_bigcode,
+    "mlx_lm.models.llama4": _adapt_llama4,
+    "mlx_lm.models.rope_utils": _adapt_rope,
+}
