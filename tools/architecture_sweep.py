@@ -2,13 +2,15 @@
 
 Run from the root of the repository: `python -m tools.architecture_sweep`, or with model types to
 examine only these. `--results FILE` keeps the findings in a file, and examines only what is not
-in it.
+in it. The examination runs in a process of its own, which is started again if a model ends it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -20,7 +22,12 @@ from holdfast.worker.engine import seams
 
 seams.prepare()  # the seam has to be in place before a model module is imported
 
-from tests.fakes.every_config import NotGenerated, all_model_types, tiny_config  # noqa: E402
+from tests.fakes.every_config import (  # noqa: E402
+    VARIANTS,
+    NotGenerated,
+    all_model_types,
+    tiny_config,
+)
 from tests.fakes.examination import Finding, examine  # noqa: E402
 
 
@@ -29,19 +36,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("types", nargs="*", help="model types; none: all")
     parser.add_argument("--results", type=Path, help="file that keeps the findings, one a line")
+    parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    known = _read(options.results)
-    names = options.types or all_model_types()
-    findings = []
-    for name in names:
-        if name not in known:
-            known[name] = _examine(name)
-            if options.results is not None:
-                with options.results.open("a") as results:
-                    results.write(json.dumps(asdict(known[name])) + "\n")
-        findings.append(known[name])
-        print(_row(known[name]), flush=True)
-    print("\n".join(_summary(findings)))
+    names = options.types or [*all_model_types(), *VARIANTS]
+    if options.in_this_process:
+        for name in names:
+            _append(_examine(name), options.results)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        results = options.results or Path(folder, "results")
+        findings = _examine_all(names, results)
+    print("\n".join([*map(_row, findings), *_summary(findings)]))
+
+
+def _examine_all(names: list[str], results: Path) -> list[Finding]:
+    while missing := [name for name in names if name not in _read(results)]:
+        before = len(_read(results))
+        command = [sys.executable, "-m", "tools.architecture_sweep", "--in-this-process"]
+        done = subprocess.run([*command, "--results", str(results), *missing], check=False)
+        found = len(_read(results)) - before
+        if found < len(missing):
+            error = f"the process ended with {done.returncode}"
+            _append(Finding(name=missing[found], failed_at="crashed", error=error), results)
+    known = _read(results)
+    return [known[name] for name in names]
+
+
+def _append(finding: Finding, results: Path) -> None:
+    with results.open("a") as file:
+        file.write(json.dumps(asdict(finding)) + "\n")
 
 
 def _examine(name: str) -> Finding:
@@ -56,8 +79,8 @@ def _examine(name: str) -> Finding:
     return finding
 
 
-def _read(results: Path | None) -> dict[str, Finding]:
-    if results is None or not results.exists():
+def _read(results: Path) -> dict[str, Finding]:
+    if not results.exists():
         return {}
     lines = results.read_text().splitlines()
     return {finding.name: finding for finding in (Finding(**json.loads(line)) for line in lines)}

@@ -137,6 +137,20 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("norm_topk_prob", "use_conv_bias", "use_qk_norm"), True),
 }
 
+_PER_KIND_ROPE = {
+    kind: {"rope_type": "default", "rope_theta": theta}
+    for kind, theta in (("full_attention", 10000.0), ("sliding_attention", 1000.0))
+}
+# Scores are scaled by the position from token 16 on.
+_SCALED_BY_POSITION = {
+    "rope_type": "default",
+    "rope_theta": 10000.0,
+    "llama_4_scaling_beta": 0.5,
+    "original_max_position_embeddings": 16,
+}
+# Many index heads: a key's score is rarely exactly 0, so that ties do not decide what is selected.
+_INDEX: dict[str, Any] = {"index_n_heads": 16, "index_topk": WINDOW}
+
 CHANGES: dict[str, dict[str, Any]] = {
     "afm7": {"num_kv_reuse_layers": 2},
     "afmoe": {"layer_types": WINDOWS_THEN_FULL},
@@ -148,14 +162,60 @@ CHANGES: dict[str, dict[str, Any]] = {
         "ffn_config": {"ffn_hidden_size": HIDDEN, "moe_num_experts": 4, "moe_top_k": 2},
         "attn_config": {"kv_n_heads": KV_HEADS, "clip_qkv": 8.0, "rope_theta": 10000.0},
     },
+    "deepseek_v32": _INDEX,
+    "deepseek_v41": {
+        **_INDEX,
+        "scoring_func": "sqrtsoftplus",
+        "compress_ratios": [0, 4, 4, 1],
+        "kv_source_layer_ids": [1, 3],
+        "index_source_layer_ids": [1, 3],
+        "index_head_dim": 32,
+        "head_dim": 32,
+        "index_topk": 4,
+        "rms_norm_eps": 1e-5,
+    },
     "exaone4": {"sliding_window_pattern": "LG"},
     "exaone_moe": {
         "layer_types": WINDOWS_THEN_FULL,
         "is_moe_layer": [False, True, True, True],
     },
-    "gear": {"layer_types": ["sliding_attention", "full_attention", "conv", "full_attention"]},
+    "gear": {"layer_types": ["sliding_attention", "full_attention", "conv_mixer", "conv_mixer"]},
+    "gemma3n": {
+        "num_hidden_layers": 6,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "rope_local_base_freq": 1000.0,
+        "final_logit_softcapping": 30.0,
+        "activation_sparsity_pattern": [0.9, 0.9, 0.0, 0.0, 0.0, 0.0],
+        "hidden_size_per_layer_input": 16,
+        "altup_num_inputs": 3,
+        "altup_coef_clip": 120.0,
+        "altup_correct_scale": True,
+        "altup_active_idx": 0,
+        "laurel_rank": 8,
+    },
+    "gemma4_text": {
+        "num_hidden_layers": 6,
+        "num_kv_shared_layers": 2,
+        "num_global_key_value_heads": 1,
+        "hidden_size_per_layer_input": 16,
+        "rope_parameters": {
+            "full_attention": {
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 10000.0,
+                "rope_type": "proportional",
+            },
+            "sliding_attention": {"rope_theta": 1000.0, "rope_type": "default"},
+        },
+    },
+    "glm_moe_dsa": {**_INDEX, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2, "mamba_n_heads": 8},
-    "hunyuan": {"use_cla": True, "cla_share_factor": 2, "use_mixed_mlp_moe": True},
+    "hunyuan": {
+        "use_cla": True,
+        "cla_share_factor": 2,
+        "use_mixed_mlp_moe": True,
+        "rope_scaling": {"type": "dynamic", "factor": 1.0, "alpha": 10.0},
+    },
     "jamba": {
         "attn_layer_offset": 1,
         "attn_layer_period": 2,
@@ -163,14 +223,58 @@ CHANGES: dict[str, dict[str, Any]] = {
         "expert_layer_period": 2,
         "mamba_expand": 2,
     },
+    "kimi_k3": {
+        "hidden_act": "situ",
+        "activation_situ_beta": 1.0,
+        "activation_situ_linear_beta": 4.0,
+        "attn_res_block_size": 2,
+        "routed_expert_hidden_size": 32,
+        "linear_attn_config": {
+            "kda_layers": [1, 3],
+            "full_attn_layers": [2, 4],
+            "num_heads": 4,
+            "head_dim": 16,
+            "short_conv_kernel_size": 4,
+        },
+    },
+    "laguna": {"layer_types": WINDOWS_THEN_FULL},
     "lfm2_moe": {"full_attn_idxs": [1, 3], "conv_bias": False, "use_expert_bias": True},
-    "longcat_flash": {"attention_method": "MLA", "zero_expert_type": "identity"},
-    "mellum": {"layer_types": WINDOWS_THEN_FULL},
+    "longcat_flash": {
+        "attention_method": "MLA",
+        "zero_expert_type": "identity",
+        "mla_scale_q_lora": True,
+        "mla_scale_kv_lora": True,
+    },
+    "longcat_flash_ngram": {
+        "mla_scale_q_lora": True,
+        "mla_scale_kv_lora": True,
+        "ngram_vocab_size_ratio": 2,
+        "emb_split_num": 2,
+    },
+    "mellum": {"layer_types": WINDOWS_THEN_FULL, "rope_parameters": _PER_KIND_ROPE},
     "mimo_v2_flash": {
         "hybrid_layer_pattern": [1, 0, 1, 0],
         "moe_layer_freq": [0, 1, 1, 1],
         "add_swa_attention_sink_bias": True,
         "add_full_attention_sink_bias": False,
+    },
+    "minimax_m3_vl": {
+        "moe_layer_freq": [0, 1, 1, 1],
+        "sparse_attention_freq": [0, 1, 1, 1],
+        "index_n_heads": KV_HEADS,
+        "index_block_size": 4,
+        "index_topk_blocks": 2,
+    },
+    "ministral3": {"layer_types": WINDOWS_THEN_FULL, "rope_parameters": _SCALED_BY_POSITION},
+    "mistral4": {"rope_parameters": _SCALED_BY_POSITION},
+    "muse_glimmer": {"num_hidden_layers": LAYERS},
+    "muse_spark": {
+        "layer_types": WINDOWS_THEN_FULL,
+        "layer_rope_theta": [10000.0, 0.0] * 2,
+        "rope_parameters": {"rope_theta": 10000.0},
+        "final_logit_softcapping": 20.0,
+        "output_multiplier": 1.0,
+        "num_shared_experts": 0,
     },
     "nemotron": {"hidden_act": "relu2"},
     "nemotron-nas": {
@@ -189,6 +293,51 @@ CHANGES: dict[str, dict[str, Any]] = {
         "ffn_multipliers": [1.0, 2.0, 1.0, 2.0],
     },
     "phi3small": {"dense_attention_every_n_layers": 2, "gegelu_limit": 20.0},
+    "spark2_5": {"rope_parameters": _PER_KIND_ROPE, "hidden_act": "gelu"},
+    "step3p5": {"layer_types": WINDOWS_THEN_FULL, "moe_layers_enum": "1,2,3"},
+}
+
+# Forms of a model type that decide about positions or layers in their own way: type and changes.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gear, soft caps": ("gear", {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 30.0}),
+    "gemma4_text, experts": (
+        "gemma4_text",
+        {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2},
+    ),
+    "internlm3, dynamic NTK": (
+        "internlm3",
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 64},
+    ),
+    "llama, dynamic NTK": (
+        "llama",
+        {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": 64},
+    ),
+    "llama, llama3 RoPE": (
+        "llama",
+        {
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
+    "llama, windows": ("llama", {"layer_types": WINDOWS_THEN_FULL, "sliding_window": WINDOW}),
+    "llama4, scaled by position": ("llama4", {}),
+    "mistral3, llama": ("mistral3", {}),
+    "mistral3, mistral4": ("mistral3", {}),
+    "nanbeige, two loops": ("nanbeige", {"num_loops": 2}),
+    "phi3, longrope": (
+        "phi3",
+        {
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1.0] * 8,
+                "long_factor": [2.0] * 8,
+            },
+            "original_max_position_embeddings": 64,
+        },
+    ),
 }
 
 # Wrappers of a text model: the model type whose configuration `text_config` takes.
@@ -227,7 +376,9 @@ def module_name(model_type: str) -> str:
 
 
 def tiny_config(model_type: str) -> dict[str, Any]:
-    """The configuration of a tiny model of this type. Raises NotGenerated."""
+    """The configuration of a tiny model of this type, or variant. Raises NotGenerated."""
+    if model_type in VARIANTS:
+        return _variant(model_type)
     module = module_name(model_type)
     if module in TINY:
         return {**TINY[module], "model_type": model_type}
@@ -236,6 +387,17 @@ def tiny_config(model_type: str) -> dict[str, Any]:
     if "text_config" in {field.name for field in dataclasses.fields(arguments)}:
         config = {"vocab_size": VOCAB_SIZE, "text_config": _text_config(module)}
     return {**config, "model_type": model_type}
+
+
+def _variant(name: str) -> dict[str, Any]:
+    model_type, changes = VARIANTS[name]
+    config = {**tiny_config(model_type), **changes}
+    if name == "llama4, scaled by position":
+        config["text_config"] = {**config["text_config"], "floor_scale": WINDOW}
+    elif model_type == "mistral3":
+        of_text = tiny_config(name.rsplit(" ", 1)[1])
+        config["text_config"] = of_text
+    return config
 
 
 def _text_config(module: str) -> dict[str, Any]:
@@ -249,7 +411,7 @@ def _text_config(module: str) -> dict[str, Any]:
     )
     if nested is None:
         raise NotGenerated(f"{module} has a text_config of an unknown kind")
-    return _from_fields(nested, module)
+    return {"model_type": module, **_from_fields(nested, module)}
 
 
 def _from_fields(arguments: type, module: str) -> dict[str, Any]:
