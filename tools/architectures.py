@@ -1,57 +1,166 @@
-"""Write docs/reference/architectures.md: the layout that the probe chooses for each architecture,
-and the results of the others.
+"""Examine every model type of the installed mlx-lm, and write docs/reference/architectures.md: the
+layout that the probe chooses for each, and whether the equalities hold.
 
 Run: `make architectures`, or `python -m tools.architectures > docs/reference/architectures.md` from
-the root of the repository.
+the root of the repository; with model types to examine only these. `--results FILE` keeps the
+findings in a file, and examines only what is not in it. The examination runs in a process of its
+own, which is started again if a model ends it.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
 from importlib import metadata
+from pathlib import Path
 
 from holdfast.worker.engine import seams
 
 seams.prepare()  # the seam has to be in place before a model module is imported
 
-from holdfast.worker.engine.probe import Trial, choose_layout, trial_of_each_layout  # noqa: E402
-from tests.fakes.tiny_models import TINY, VOCAB_SIZE, make_tiny  # noqa: E402
+from tests.fakes.every_config import (  # noqa: E402
+    VARIANTS,
+    NotGenerated,
+    all_model_types,
+    tiny_config,
+)
+from tests.fakes.examination import TOLERANCE, Finding, examine  # noqa: E402
 
 HEADER = """# Architectures
 
-Holdfast runs unmodified mlx-lm models in one of three layouts. When it loads a model, it tries the layouts in the order
-of the next table and uses the first one that computes correct results. So architectures that the second table does not
-list can work too. `holdfast doctor MODEL` shows the layout of a model; `model.layout` forces one.
+Holdfast runs mlx-lm models in one of three layouts. When it loads a model, it tries the layouts in the order of the
+next table and uses the first one that computes correct results. `holdfast doctor MODEL` shows the layout of a model and
+why the others were not chosen; `model.layout` forces one.
 
 | layout | meaning |
 |---|---|
 | `rows` | one forward pass for all sequences, prefill and decode together; the fastest |
 | `split` | one forward pass for all decoding sequences, and one per prompt chunk; for recurrent or unusual layers |
-| `solo` | one forward pass per sequence, without prefix cache; the slowest |
+| `solo` | one forward pass per sequence; the slowest |
 
-`make architectures` generates the table below with mlx {mlx} and mlx-lm {mlx_lm} on tiny random models (float32, CPU).
-A number is the largest error of any logit, relative to the effect of one changed token of the context; a layout counts
-as correct up to 1e-3. A word is the exception because of which a layout was rejected. The three `split` columns differ
-in how decoding sequences attend: through Holdfast's attention function (seam), or in the model's own code over padded
-copies of their KV (gathered), if necessary with one more mask dimension (grouped masks).
+`make architectures` generates the table below with mlx {mlx} and mlx-lm {mlx_lm} on Linux without a GPU: a tiny random
+model of every model type (float32), loaded as any model is. The three numbers are the largest deviation of a
+log-probability from mlx-lm, which computes the same sequence alone: in a crowd of five, after a cached prefix, and with
+a prefix restored from bytes compared with the one that was kept. Up to {tolerance:g} is rounding. The prompts are longer
+than the windows, chunks and numbers of selected keys of the models. A line with a comma is a variant of a model type.
 
-| architecture | layout | rows | split, seam | split, gathered | split, gathered, grouped masks | solo |
+{summary}
+
+| model type | layout | prefix cache | state per layer | in a crowd | cached | restored |
 |---|---|---|---|---|---|---|
 """
 
 
 def main() -> None:
-    """Print the table."""
-    print(HEADER.format(mlx=metadata.version("mlx"), mlx_lm=metadata.version("mlx-lm")), end="")
-    for name in sorted(TINY):
-        chosen = choose_layout(make_tiny(name), vocab_size=VOCAB_SIZE).name
-        trials = trial_of_each_layout(make_tiny(name), vocab_size=VOCAB_SIZE)
-        print(f"| {name} | **{chosen}** | " + " | ".join(_cell(trial) for trial in trials) + " |")
+    """Print the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("types", nargs="*", help="model types; none: all")
+    parser.add_argument("--results", type=Path, help="file that keeps the findings, one a line")
+    parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    names = options.types or [*all_model_types(), *VARIANTS]
+    if options.in_this_process:
+        for name in names:
+            _append(_examine(name), options.results)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        findings = _examine_all(names, options.results or Path(folder, "results"))
+    print(
+        HEADER.format(
+            mlx=metadata.version("mlx"),
+            mlx_lm=metadata.version("mlx-lm"),
+            tolerance=TOLERANCE,
+            summary=_summary(findings),
+        ),
+        end="",
+    )
+    print("\n".join(_row(each) for each in findings if not each.failed_at))
+    others = [each for each in findings if each.failed_at or each.layout == "solo"]
+    print("\n## Not batched, or not run here\n\n| model type | why |\n|---|---|")
+    print("\n".join(f"| {each.name} | {_why(each)} |" for each in others))
 
 
-def _cell(trial: Trial) -> str:
-    if trial.relative_error is not None:
-        return f"{trial.relative_error:.0e}" if trial.relative_error else "0"
-    return trial.note.split(":", 1)[0]
+def _examine_all(names: list[str], results: Path) -> list[Finding]:
+    while missing := [name for name in names if name not in _read(results)]:
+        before = len(_read(results))
+        command = [sys.executable, "-m", "tools.architectures", "--in-this-process"]
+        done = subprocess.run([*command, "--results", str(results), *missing], check=False)
+        found = len(_read(results)) - before
+        if found < len(missing):
+            error = f"the process ended with {done.returncode}"
+            _append(Finding(name=missing[found], failed_at="crashed", error=error), results)
+    known = _read(results)
+    return [known[name] for name in names]
+
+
+def _append(finding: Finding, results: Path) -> None:
+    with results.open("a") as file:
+        file.write(json.dumps(asdict(finding)) + "\n")
+
+
+def _examine(name: str) -> Finding:
+    started = time.process_time()
+    try:
+        config = tiny_config(name)
+    except NotGenerated as reason:
+        return Finding(name=name, failed_at="configuration", error=str(reason))
+    with tempfile.TemporaryDirectory() as folder:
+        finding = examine(name, config, Path(folder, "model"))
+    finding.seconds = round(time.process_time() - started, 1)
+    return finding
+
+
+def _read(results: Path) -> dict[str, Finding]:
+    if not results.exists():
+        return {}
+    lines = results.read_text().splitlines()
+    return {finding.name: finding for finding in (Finding(**json.loads(line)) for line in lines)}
+
+
+def _row(finding: Finding) -> str:
+    figures = [
+        "-" if figure is None else f"{figure:.0e}" if figure else "0"
+        for figure in (finding.batched, finding.cached, finding.restored)
+    ]
+    memory = "yes" if finding.remembers else "no"
+    cells = [finding.name, f"**{finding.layout}**", memory, ", ".join(finding.kinds), *figures]
+    wrong = f" wrong: {', '.join(finding.wrong)}" if finding.wrong else ""
+    return f"| {' | '.join(cells)} |{wrong}"
+
+
+def _why(finding: Finding) -> str:
+    """Why a model type failed, or why each faster layout was rejected."""
+    if finding.failed_at:
+        return f"{finding.failed_at}: {_in_a_cell(finding.error)}"
+    return _in_a_cell(finding.reason)
+
+
+def _in_a_cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _summary(findings: Sequence[Finding]) -> str:
+    layouts = Counter(each.layout for each in findings if not each.failed_at)
+    failed = sum(1 for each in findings if each.failed_at)
+    good = [
+        each
+        for each in findings
+        if each.layout in ("rows", "split") and each.remembers and not each.failed_at
+    ]
+    wrong = [f"{each.name} ({', '.join(each.wrong)})" for each in findings if each.wrong]
+    counts = ", ".join(f"{count} `{layout}`" for layout, count in layouts.most_common())
+    return (
+        f"Of {len(findings)} model types and variants: {counts}, {failed} not run. "
+        f"{len(good)} are batched and have a prefix cache. "
+        f"Wrong answers: {len(wrong)}{': ' if wrong else ''}{'; '.join(wrong)}."
+    )
 
 
 if __name__ == "__main__":

@@ -24,13 +24,14 @@ FP32_TOLERANCE = 2e-3  # in log-probability; a wrong mask or position moves it b
 EXPECTED_LAYOUT = {
     "rows": [
         "llama", "qwen2", "qwen3", "qwen3_moe", "gemma3_text", "gpt_oss",
-        "phi3", "cohere2", "deepseek_v2", "olmo2", "minicpm3", "llama4_text",
+        "phi3", "cohere2", "deepseek_v2", "olmo2", "minicpm3", "llama4_text", "llama4",
     ],
     "split": [
         "gemma2", "stablelm", "deepseek_v3", "glm4_moe_lite", "kimi_linear",
         "qwen3_next", "qwen3_5", "lfm2", "mamba2", "rwkv7", "nemotron_h", "falcon_h1", "recurrent_gemma",
+        "mamba",
     ],
-    "solo": ["mamba", "llama4"],
+    "solo": ["deepseek_v41"],
 }  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from tests.fakes.tiny_models import TINY, VOCAB_SIZE
 KEPT_BLOCK_TOKENS = 8
 HAVE_WINDOWS_OR_STATES = {
     "cohere2", "falcon_h1", "gemma3_text", "gpt_oss", "kimi_linear", "lfm2",
-    "mamba2", "nemotron_h", "qwen3_5", "qwen3_next", "recurrent_gemma", "rwkv7",
+    "llama4", "mamba", "mamba2", "nemotron_h", "qwen3_5", "qwen3_next", "recurrent_gemma", "rwkv7",
 }  # fmt: skip
 CUT_ANYWHERE = [name for name in KEEPABLE if name not in HAVE_WINDOWS_OR_STATES]
 

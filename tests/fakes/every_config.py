@@ -12,7 +12,6 @@ import dataclasses
 import importlib
 import importlib.util
 import pkgutil
-from collections.abc import Mapping
 from typing import Any
 
 from holdfast.worker.engine import seams
@@ -163,17 +162,6 @@ CHANGES: dict[str, dict[str, Any]] = {
         "attn_config": {"kv_n_heads": KV_HEADS, "clip_qkv": 8.0, "rope_theta": 10000.0},
     },
     "deepseek_v32": _INDEX,
-    "deepseek_v41": {
-        **_INDEX,
-        "scoring_func": "sqrtsoftplus",
-        "compress_ratios": [0, 4, 4, 1],
-        "kv_source_layer_ids": [1, 3],
-        "index_source_layer_ids": [1, 3],
-        "index_head_dim": 32,
-        "head_dim": 32,
-        "index_topk": 4,
-        "rms_norm_eps": 1e-5,
-    },
     "exaone4": {"sliding_window_pattern": "LG"},
     "exaone_moe": {
         "layer_types": WINDOWS_THEN_FULL,
@@ -293,6 +281,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "ffn_multipliers": [1.0, 2.0, 1.0, 2.0],
     },
     "phi3small": {"dense_attention_every_n_layers": 2, "gegelu_limit": 20.0},
+    "plamo": {"n_shared_head": 2},
     "spark2_5": {"rope_parameters": _PER_KIND_ROPE, "hidden_act": "gelu"},
     "step3p5": {"layer_types": WINDOWS_THEN_FULL, "moe_layers_enum": "1,2,3"},
 }
@@ -306,11 +295,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "internlm3, dynamic NTK": (
         "internlm3",
-        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 64},
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 20},
     ),
     "llama, dynamic NTK": (
         "llama",
-        {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": 64},
+        {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": 20},
     ),
     "llama, llama3 RoPE": (
         "llama",
@@ -369,8 +358,7 @@ def all_model_types() -> list[str]:
     return sorted({*filter(_has_model, modules), *remapped})
 
 
-def module_name(model_type: str) -> str:
-    """The module of mlx-lm that implements a model type."""
+def _module_name(model_type: str) -> str:
     name: str = seams.mlx_lm_utils().MODEL_REMAPPING.get(model_type, model_type)
     return name
 
@@ -379,7 +367,7 @@ def tiny_config(model_type: str) -> dict[str, Any]:
     """The configuration of a tiny model of this type, or variant. Raises NotGenerated."""
     if model_type in VARIANTS:
         return _variant(model_type)
-    module = module_name(model_type)
+    module = _module_name(model_type)
     if module in TINY:
         return {**TINY[module], "model_type": model_type}
     arguments = _module(module).ModelArgs
@@ -452,13 +440,3 @@ def _module(name: str) -> Any:
     except (ImportError, SystemExit) as error:
         raise NotGenerated(f"{name} cannot be imported: {error}") from error
 
-
-def all_configs() -> Mapping[str, dict[str, Any] | NotGenerated]:
-    """The configuration of each model type, or why there is none."""
-    configs: dict[str, dict[str, Any] | NotGenerated] = {}
-    for model_type in all_model_types():
-        try:
-            configs[model_type] = tiny_config(model_type)
-        except NotGenerated as reason:
-            configs[model_type] = reason
-    return configs

@@ -159,11 +159,11 @@ def test_recurrent_layers_are_refused_as_rows(name: str) -> None:
 @pytest.mark.parametrize("layout", ["rows", "split"])
 def test_a_kind_that_only_mlx_lm_knows_is_refused(layout: str) -> None:
     with pytest.raises(LayoutError, match="only mlx-lm knows"):
-        runner_of(layout, kept_tiny("llama4")).fresh_layers()
+        runner_of(layout, kept_tiny("deepseek_v41")).fresh_layers()
 
 
 def test_solo_keeps_mlx_lms_own_objects() -> None:
-    layers = runner_of("solo", kept_tiny("llama4")).fresh_layers()
+    layers = runner_of("solo", kept_tiny("deepseek_v41")).fresh_layers()
     assert all(isinstance(layer, ForeignState) for layer in layers)
 
 

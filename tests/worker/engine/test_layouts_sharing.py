@@ -54,6 +54,6 @@ def test_gathered_copies_are_made_from_one_buffer() -> None:
 def test_nothing_is_said_of_models_that_have_nothing_to_share() -> None:
     for runner in (
         SplitRunner(kept_tiny("mamba2"), None, gather_mask_dimensions=None),
-        SoloRunner(kept_tiny("llama4"), None),
+        SoloRunner(kept_tiny("deepseek_v41"), None),
     ):
         assert chosen(runner).reason == ""

@@ -14,11 +14,12 @@ import pytest
 from holdfast.errors import ModelLoadError
 from holdfast.worker.engine import host_attention, views
 from holdfast.worker.engine.host_attention import AttentionSpan
-from holdfast.worker.engine.probe import choose_layout, trial_of_each_layout, warnings_about
+from holdfast.worker.engine.probe import choose_layout, warnings_about
 from holdfast.worker.engine.views import RowsView, StepContext
 from holdfast.worker.kv.layer import joined
+from tests.fakes.every_config import tiny_config
 from tests.fakes.slow import slow
-from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_tiny
+from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_model, make_tiny
 
 
 def calling(model: nn.Module, call: Callable[..., mx.array]) -> nn.Module:
@@ -309,9 +310,13 @@ def test_a_model_whose_output_is_not_a_number_is_refused() -> None:
 
 
 def test_of_solo_a_user_is_told_what_it_costs_why_and_what_to_do() -> None:
-    (warning,) = warnings_about(choose_layout(with_rope(ScalarRope), vocab_size=VOCAB_SIZE))
-    for part in ("one at a time", "no prefix cache", "Why: rows fails (", "What to do: "):
-        assert part in warning
+    for model, memory in (
+        (with_rope(ScalarRope), "cached prefixes are reused"),
+        (kept_tiny("deepseek_v41"), "no prefix cache"),
+    ):
+        (warning,) = warnings_about(choose_layout(model, vocab_size=VOCAB_SIZE))
+        for part in ("one at a time", memory, "Why: rows fails (", "What to do: "):
+            assert part in warning
     assert warnings_about(choose_layout(kept_tiny("llama"), vocab_size=VOCAB_SIZE)) == ()
 
 
@@ -340,13 +345,24 @@ def test_a_model_that_asserts_what_a_layout_breaks_falls_back() -> None:
     )
 
 
-def test_the_table_tries_every_layout() -> None:
-    trials = trial_of_each_layout(kept_tiny("gemma2"), vocab_size=VOCAB_SIZE)
-    assert [trial.variant.split(",")[0] for trial in trials] == [
+def test_the_reason_names_every_layout_that_was_tried() -> None:
+    reason = choose_layout(kept_tiny("gemma2"), vocab_size=VOCAB_SIZE, wanted="solo").reason
+    assert [part.split(" fails")[0].split(" is right")[0] for part in reason.split("; ")[:4]] == [
         "rows",
-        "split",
-        "split",
-        "split",
-        "solo",
+        "split, attention through the seam",
+        "split, attention over gathered copies",
+        "split, attention over gathered copies with grouped masks",
     ]
-    assert [trial.is_right for trial in trials] == [False, False, False, True, True]
+    assert [" fails (" in part for part in reason.split("; ")] == [True, True, True, False, False]
+
+
+def test_code_for_long_contexts_is_probed_with_short_ones() -> None:
+    """This model selects blocks of keys from 2,048 tokens on; padded copies would then be wrong."""
+    config = tiny_config("minimax_m3_vl")
+    sizes = {"index_block_size": 128, "index_topk_blocks": 16}
+    model: Any = make_model({**config, "text_config": {**config["text_config"], **sizes}})
+    result = choose_layout(model, vocab_size=VOCAB_SIZE)
+    assert "split, attention over gathered copies fails (relative error" in result.reason
+    assert result.name == "solo"
+    attention = model.layers[1].self_attn
+    assert {name: getattr(attention, name) for name in sizes} == sizes, "as it was before"

@@ -1,4 +1,4 @@
-"""Adapts three modules of mlx-lm whose code takes one position for a whole batch.
+"""Adapts modules of mlx-lm whose results depend on how sequences are batched or cut into chunks.
 
 Every row of a batch here has a position of its own, so the cache views pass an array of positions.
 Most models hand it on to `mx.fast.rope`. These do not:
@@ -11,8 +11,11 @@ Most models hand it on to `mx.fast.rope`. These do not:
   base by the position of each token, which is what mlx-lm computes if a prompt is fed token by
   token.
 
+`plamo3` lets a token see `window_size` earlier tokens, but its cache keeps one less, so the first
+token of each chunk would see less than the others. Its cache gets the missing token.
+
 An adapter changes a module or class of mlx-lm once, for the whole process, and computes the same
-as before for a single position.
+as before for a single position (`plamo3`: for a prompt that is prefilled at once).
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ class _Instead:
 
 
 def _adapt_gpt_bigcode(module: Any) -> None:
-    module.np = _Instead(np, arange=_positions_of_rows)  # type: ignore[arg-type]
+    module.np = _Instead(np, arange=_positions_of_rows)
 
 
 def _positions_of_rows(start: Any, stop: Any) -> Any:
@@ -108,8 +111,14 @@ def _rotated_by_position(rope: Any, x: mx.array, offset: Any = 0) -> mx.array:
     return mx.concatenate([turned.astype(x.dtype), x[..., dims:]], axis=-1)
 
 
+def _adapt_plamo3(module: Any) -> None:
+    rotating = module.RotatingKVCache
+    module.RotatingKVCache = lambda max_size: rotating(max_size=max_size + 1)
+
+
 _ADAPTERS: dict[str, Callable[[Any], None]] = {
     "mlx_lm.models.gpt_bigcode": _adapt_gpt_bigcode,
     "mlx_lm.models.llama4": _adapt_llama4,
+    "mlx_lm.models.plamo3": _adapt_plamo3,
     "mlx_lm.models.rope_utils": _adapt_rope,
 }

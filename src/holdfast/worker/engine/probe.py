@@ -190,15 +190,6 @@ def warnings_about(runner: Runner) -> tuple[str, ...]:
     )
 
 
-def trial_of_each_layout(model: Any, *, vocab_size: int) -> tuple[Trial, ...]:
-    """Try every layout and variant, for the table in the documentation."""
-    adapt(model)
-    with _switches_lowered(model):
-        judge = _judge_of(model, vocab_size)
-        head = HeadSeam(model)
-        return tuple(_try(runner, judge) for runner in _candidates(model, head))
-
-
 @contextmanager
 def _switches_lowered(model: Any) -> Iterator[None]:
     """Within the block, code that models use only for long contexts is used for the short ones of

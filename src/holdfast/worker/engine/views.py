@@ -405,7 +405,12 @@ class SpanView(KVView):
         if not self._attends:
             return self._fetched(*self._layer.last(seen))
         self.shape = (1, keys.shape[1], self._layer.tokens, keys.shape[3])
-        return self._fetched(self, self)
+        return self, self
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        if self._context.composes_attention:
+            return self, self  # not kept as attributes: a cycle would keep the state alive
+        return super().keys_and_values()
 
     @property
     def _attends(self) -> bool:

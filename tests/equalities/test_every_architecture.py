@@ -1,0 +1,81 @@
+"""The equalities on every model type of the installed mlx-lm: a tiny random model of each, with a
+generated configuration, loaded as any model is. A few of them always, all of them slowly.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.worker.engine.views import RowsView
+from holdfast.worker.kv.full import FullKV
+from tests.fakes.every_config import VARIANTS, all_model_types, tiny_config
+from tests.fakes.examination import Finding, examine
+
+# Each needs something else: shared keys, selected keys, an own class of state, positions by row.
+FEW = ["afm7", "deepseek_v32", "falcon_mamba", "gemma3n", "gpt_bigcode"]
+# Model types that cannot be run here at all, and the error.
+NOT_HERE = {
+    "bitnet": "No Metal back-end",
+    "muse_spark": "No Metal back-end",
+    "olmo": "cannot be imported",
+    "phi3small": "MLX ends the process (corrupted heap, MLX 0.32.4 on a CPU)",
+    "prism_hadamard_qwen35": "needs packed weights",
+}
+# Its class of state is its own, and its windows and groups take one position for all rows.
+WITHOUT_MEMORY = {"deepseek_v41", "deepseek_v41_text"}
+# It cuts keys into blocks by their slot in the cache, which is another one in a padded batch.
+ONE_AT_A_TIME = {"minimax_m3_vl", *WITHOUT_MEMORY}
+
+
+def examined(name: str, folder: Path) -> Finding:
+    finding = examine(name, tiny_config(name), folder / "model")
+    assert not finding.failed_at, f"{finding.failed_at}: {finding.error}"
+    assert not finding.wrong, finding
+    return finding
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_few_batch_and_remember(name: str, tmp_path: Path) -> None:
+    finding = examined(name, tmp_path)
+    assert finding.layout in ("rows", "split"), finding.reason
+    assert finding.remembers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*all_model_types(), *VARIANTS])
+def test_every_model_type_batches_and_remembers(name: str, tmp_path: Path) -> None:
+    if name in NOT_HERE:
+        pytest.skip(NOT_HERE[name])
+    finding = examined(name, tmp_path)
+    assert (finding.layout == "solo") == (name in ONE_AT_A_TIME), finding.reason
+    assert finding.remembers == (name not in WITHOUT_MEMORY)
+
+
+def test_a_batch_that_is_wrong_beyond_what_the_probe_reads_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The examination itself: rows whose position is off by one from token 36 on."""
+    plain = RowsView.__init__
+
+    def shifted(self: RowsView, layers: Any, *, offset: Any, **more: Any) -> None:
+        plain(self, layers, offset=offset + (offset > 35), **more)
+
+    monkeypatch.setattr(RowsView, "__init__", shifted)
+    finding = examine("llama", tiny_config("llama"), tmp_path / "model")
+    assert finding.layout == "rows"
+    assert finding.wrong == ["batched"], finding
+
+
+def test_a_snapshot_that_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The examination itself: restored keys are a little larger than those that were kept."""
+    plain = FullKV.restore
+
+    def changed(self: FullKV, arrays: Any, layout: Any, *, end: int) -> None:
+        plain(self, iter([next(arrays) * 1.5, next(arrays)]), layout, end=end)
+
+    monkeypatch.setattr(FullKV, "restore", changed)
+    finding = examine("llama", tiny_config("llama"), tmp_path / "model")
+    assert finding.wrong == ["cached"], finding
