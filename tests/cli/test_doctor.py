@@ -39,7 +39,9 @@ def test_a_model_that_serves_one_request_at_a_time_comes_first_among_the_recomme
     assert done.returncode == 0, done.stderr
     first = json.loads(done.stdout)["advice"][0]
     assert "one at a time" in first
-    assert "Why: rows fails (LayoutError: a layer uses a cache class that only mlx-lm knows)" in first
+    assert (
+        "Why: rows fails (LayoutError: a layer uses a cache class that only mlx-lm knows)" in first
+    )
     assert "What to do: " in first
 
 

@@ -282,6 +282,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "phi3small": {"dense_attention_every_n_layers": 2, "gegelu_limit": 20.0},
     "plamo": {"n_shared_head": 2},
+    "qwen": {"kv_channels": HIDDEN // HEADS},
+    "qwen3_vl_moe": {"tie_word_embeddings": False},
     "spark2_5": {"rope_parameters": _PER_KIND_ROPE, "hidden_act": "gelu"},
     "step3p5": {"layer_types": WINDOWS_THEN_FULL, "moe_layers_enum": "1,2,3"},
 }
@@ -402,7 +404,7 @@ def _text_config(module: str) -> dict[str, Any]:
     return {"model_type": module, **_from_fields(nested, module)}
 
 
-def _from_fields(arguments: type, module: str) -> dict[str, Any]:
+def _from_fields(arguments: Any, module: str) -> dict[str, Any]:
     changes = CHANGES.get(module, {})
     config: dict[str, Any] = {}
     for field in dataclasses.fields(arguments):
@@ -439,4 +441,3 @@ def _module(name: str) -> Any:
         return importlib.import_module(f"mlx_lm.models.{name}")
     except (ImportError, SystemExit) as error:
         raise NotGenerated(f"{name} cannot be imported: {error}") from error
-

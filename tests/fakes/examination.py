@@ -6,6 +6,7 @@ The prompts are longer than the windows, chunks and numbers of selected keys of 
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Mapping
@@ -241,7 +242,7 @@ def _run(
     edges = [at for at in (0, 11, BOUNDARY, BOUNDARY + 4, len(prompt)) if at >= live.tokens]
     spans = [
         Span(request_id=request_id, start=start, tokens=end - start, draws=end == len(prompt))
-        for start, end in zip(edges, edges[1:], strict=False)
+        for start, end in itertools.pairwise(edges)
     ]
     spans += [
         Span(request_id=request_id, start=len(prompt) + index, tokens=1, draws=True)

@@ -104,11 +104,8 @@ def _rotated_by_position(rope: Any, x: mx.array, offset: Any = 0) -> mx.array:
         first = turned[..., : dims // 2]
         second = turned[..., dims // 2 :]
     pairs = (first * cosines - second * sines, first * sines + second * cosines)
-    if rope.traditional:
-        turned = mx.stack(pairs, axis=-1).reshape(turned.shape)
-    else:
-        turned = mx.concatenate(pairs, axis=-1)
-    return mx.concatenate([turned.astype(x.dtype), x[..., dims:]], axis=-1)
+    joined = mx.stack(pairs, axis=-1) if rope.traditional else mx.concatenate(pairs, axis=-1)
+    return mx.concatenate([joined.reshape(turned.shape).astype(x.dtype), x[..., dims:]], axis=-1)
 
 
 def _adapt_plamo3(module: Any) -> None:
