@@ -198,6 +198,11 @@ class ModelSettings:
     revision: str = _setting(
         "", "Branch, tag or commit on the Hub; empty: the main branch.", flag="--revision"
     )
+    adapters: tuple[str, ...] = _setting(
+        (),
+        "LoRA adapters of the model, as `NAME=FOLDER`. Requests name one as `MODEL:NAME`.",
+        flag="--adapter",
+    )
     dtype: DtypeChoice = _setting(
         "auto", "Number format of the computation; `auto`: float32 on a CPU.", flag="--dtype"
     )

@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 
 from holdfast.cli.main import app
 from holdfast.models.download import DEMO_ID, demo_folder
+from tests.fakes.adapters import write_tiny_adapter
 from tests.fakes.echo_server import running_server
 from tests.fakes.hub import HubState, hub_in_place
+from tests.fakes.tiny_models import write_tiny
 
 MODEL = "coast/kelp-small"
 
@@ -62,6 +64,17 @@ def test_a_model_is_pulled_listed_and_removed(hub: HubState, tmp_path: Path) -> 
     assert "are free again" in run("rm", MODEL, stdin="y\n").stdout
     assert [row["name"] for row in listed()["models"]] == [DEMO_ID]
     assert "is not in the Hub's cache" in run("rm", MODEL, "--yes", code=2).output
+
+
+def test_adapters_are_listed_below_their_model(tmp_path: Path, hub: HubState) -> None:
+    write_tiny(tmp_path / "kelp", "llama")
+    adapter = write_tiny_adapter(tmp_path / "trained", "llama", seed=1)
+    file = written(tmp_path, '[models.demo]\npath = "kelp"\nadapters = { sql = "trained" }\n')
+    (row,) = listed("--models", file)["models"]
+    assert row["adapters"] == {"sql": str(adapter)}
+    lines = run("ls", "--models", file).stdout.splitlines()
+    (line,) = [line for line in lines if "demo:sql" in line]
+    assert "adapter" in line
 
 
 def test_an_unconfirmed_removal_removes_nothing(hub: HubState) -> None:

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from holdfast.cli.server_client import ServerClient
+from tests.fakes.adapters import write_tiny_adapter
 from tests.fakes.command_line import holdfast, only_line
 from tests.fakes.tiny_models import write_tiny
 
@@ -91,3 +92,16 @@ def test_a_damaged_model_is_one_line_and_code_2(tmp_path: Path, content: str) ->
     done = holdfast("serve", "model", cwd=tmp_path)
     assert done.returncode == 2
     assert "model" in only_line(done.stderr)
+
+
+def test_an_adapter_that_does_not_fit_is_one_line_and_code_2(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "model", "qwen3")
+    write_tiny_adapter(tmp_path / "sql", "mamba2", seed=1)
+    done = holdfast("serve", "model", "--port", "0", "--adapter", "sql=sql", cwd=tmp_path)
+    assert done.returncode == 2
+    line = only_line(done.stderr)
+    assert "adapter sql in " in line
+    assert "does not fit this model: the model has no layer backbone.layers.0." in line
+    done = holdfast("serve", "model", "--adapter", "sql=none", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "adapter sql: there is no folder" in only_line(done.stderr)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,10 +76,11 @@ class CachingWorker:
         clock: Callable[[], float] = time.time,
         limits: StoreLimits | None = None,
         has_measured_costs: bool = False,
+        adapters: Mapping[str, str] | None = None,
         **settings: Any,
     ) -> None:
         """has_measured_costs: bytes are counted as the model takes them, a budget of tokens too;
-        else a token is a byte.
+        else a token is a byte. adapters: the fingerprints of the model's adapters, by name.
         """
         self.engine = engine(runner, vocab_size=vocab_size, constraints=constraints)
         costs = self.engine.measure_costs()
@@ -96,11 +97,13 @@ class CachingWorker:
         self.index = PrefixIndex(
             fingerprint=fingerprint, ram_budget_bytes=ram_bytes, disk=self.store
         )
+        self._adapters = adapters or {}
         self.cache = PrefixCache(
             self.index,
             store=self.store,
             payloads=PayloadFormat(model=costs.form, codec=codec),
             most_parked_bytes=most_parked_bytes,
+            adapters=self._adapters,
         )
         self.sessions = SessionService(
             self.cache,
@@ -146,6 +149,7 @@ class CachingWorker:
             inbox=inbox,
             cache=self.cache,
             sessions=self.sessions,
+            adapters=self._adapters,
         )
         loop.run()
         inbox.check_protocol()

@@ -34,6 +34,7 @@ from holdfast.cli.server_client import (
 from holdfast.cli.settings import read_settings
 from holdfast.config import LogSettings, Settings
 from holdfast.errors import ConfigError, ModelLoadError
+from holdfast.models.adapter_folder import SEPARATOR, WEIGHTS
 from holdfast.models.download import (
     ModelSource,
     hub_cache_folder,
@@ -280,6 +281,7 @@ def _row(entry: CatalogEntry, served: Mapping[str, Mapping[str, Any]] | None) ->
         "weight_bytes": None if folder is None else _weight_bytes(folder),
         "context_tokens": entry.model.context_tokens,
         "codec": entry.store.codec,
+        "adapters": {name: str(place) for name, place in entry.adapter_folders.items()},
         "pinned": entry.is_pinned,
         "idle_seconds": entry.idle_seconds,
         "sampling": dict(entry.sampling),
@@ -295,6 +297,11 @@ def _weight_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob(WEIGHT_FILES) if file.exists())
 
 
+def _adapter_bytes(folder: Path) -> int:
+    file = folder / WEIGHTS
+    return file.stat().st_size if file.exists() else 0
+
+
 def _print_models(rows: list[dict[str, Any]], *, with_state: bool) -> None:
     state_column = ["state"] if with_state else []
     table = new_table(
@@ -305,6 +312,11 @@ def _print_models(rows: list[dict[str, Any]], *, with_state: bool) -> None:
         state = [row["state"] or "not served"] if with_state else []
         origin = row["origin"] or ("comes with Holdfast" if row["name"] == row["model"] else "")
         table.add_row(row["name"], *state, size, ", ".join(row["aliases"]), _notes(row), origin)
+        for adapter, place in row["adapters"].items():
+            name = f"{row['name']}{SEPARATOR}{adapter}"
+            table.add_row(
+                name, *state, size_text(_adapter_bytes(Path(place))), "", "adapter", place
+            )
     print_table(table)
 
 

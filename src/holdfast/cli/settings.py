@@ -109,7 +109,7 @@ def settings_command(
     def run(**given: Any) -> None:
         file, further = given.pop("config_file"), given.pop("further")
         del given["help_all"]
-        flags = {spec.key: given.pop(_name(spec)) for spec in specs}
+        flags = {spec.key: _joined(given.pop(_name(spec))) for spec in specs}
         with plain_errors(flags["log.format"] or "text"):
             effective = read_settings(flags | _assignments(further or []), file=file)
             with plain_errors(effective.settings.log.format):
@@ -137,14 +137,24 @@ def _parameter(spec: SettingSpec, *, is_shown: bool) -> inspect.Parameter:
         switch = typer.Option(spec.flag, help=spec.doc, rich_help_panel=panel, hidden=not is_shown)
         return option(_name(spec), Annotated[bool | None, switch])
     default = describe(spec, spec.default)
+    doc = f"{spec.doc} Can be repeated." if spec.kind == "list" else spec.doc
     text = typer.Option(
         *filter(None, (spec.flag, spec.short)),
         metavar="|".join(spec.choices) or name.rpartition("_")[2].upper(),
-        help=f"{spec.doc} Default: {default}." if default else spec.doc,
+        help=f"{doc} Default: {default}." if default else doc,
         rich_help_panel=panel,
         hidden=not is_shown,
     )
+    if spec.kind == "list":
+        return option(_name(spec), Annotated[list[str] | None, text])
     return option(_name(spec), Annotated[str | None, text])
+
+
+def _joined(value: Any) -> Any:
+    """A list that was given in several options as one text; None if it was given in none."""
+    if isinstance(value, list):
+        return ",".join(value) if value else None
+    return value
 
 
 def _assignments(texts: Sequence[str]) -> dict[str, str]:

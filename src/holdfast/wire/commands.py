@@ -65,6 +65,7 @@ class ReadAheadRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """
 
     tenant: str
+    adapter: str = ""  # as in `SequenceRequest`
     token_ids: TokenIds
     start: int
 
@@ -76,6 +77,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     prompt_token_ids: TokenIds
     max_tokens: int
     sampling: SamplingParams  # its seed is always set
+    adapter: str = ""  # name of a LoRA adapter of the model; empty: the model itself
     stop_token_ids: tuple[int, ...] = ()
     want_logprobs: bool = False
     top_logprobs: int = 0

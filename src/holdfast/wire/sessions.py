@@ -87,6 +87,7 @@ class SessionCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     operation: OperationName
     tenant: str
+    adapter: str = ""  # as in `SequenceRequest`
     call_id: str = msgspec.field(default_factory=_new_call_id)
     session_id: str = ""  # for an import: the id of the new session; empty: the id in the file
     new_session_id: str = ""

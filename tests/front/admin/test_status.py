@@ -34,7 +34,12 @@ async def get(path: str, directory: ScriptedDirectory | None = None) -> Any:
 async def test_models_are_listed_with_their_context_state_and_aliases() -> None:
     models = (model_status(aliases=("tiny",)), model_status(id="b", state="loading", info=None))
     response = await get("/v1/models", ScriptedDirectory(models=models))
-    usual = {"object": "model", "created": 1_700_000_000, "owned_by": "holdfast"}
+    usual = {
+        "object": "model",
+        "created": 1_700_000_000,
+        "owned_by": "holdfast",
+        "parent": None,
+    }
     lengths = {
         "max_model_len": 2048,
         "context_length": 2048,
@@ -44,6 +49,24 @@ async def test_models_are_listed_with_their_context_state_and_aliases() -> None:
     first = usual | lengths | {"id": MODEL, "state": "ready", "aliases": ["tiny"]}
     second = usual | dict.fromkeys(lengths) | {"id": "b", "state": "loading", "aliases": []}
     assert response.json() == {"object": "list", "data": [first, second]}
+
+
+async def test_adapters_are_listed_after_their_model_with_its_state() -> None:
+    models = (
+        model_status(id="a", aliases=("x",), adapters=("sql", "tone")),
+        model_status(id="b", state="loading", info=None),
+    )
+    response = await get("/v1/models", ScriptedDirectory(models=models))
+    shown = [
+        (card["id"], card["parent"], card["state"], card["aliases"])
+        for card in response.json()["data"]
+    ]
+    assert shown == [
+        ("a", None, "ready", ["x"]),
+        ("a:sql", "a", "ready", ["x:sql"]),
+        ("a:tone", "a", "ready", ["x:tone"]),
+        ("b", None, "loading", []),
+    ]
 
 
 async def test_a_model_is_found_by_its_alias() -> None:

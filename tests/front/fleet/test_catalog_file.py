@@ -1,12 +1,20 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from holdfast.config import ModelSettings, ResidencySettings, Settings, StoreSettings
+from holdfast.config import (
+    CatalogSettings,
+    ModelSettings,
+    ResidencySettings,
+    Settings,
+    StoreSettings,
+)
 from holdfast.errors import ConfigError
-from holdfast.front.fleet.catalog import Catalog, read_catalog_file
+from holdfast.front.fleet.catalog import Catalog, catalog_of, read_catalog_file
+from tests.fakes.adapters import write_tiny_adapter
 
 
 def model_folder(parent: Path, name: str = "kelp") -> Path:
@@ -195,3 +203,62 @@ def test_an_entry_whose_alias_is_a_models_name_is_left_out(tmp_path: Path) -> No
 def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"models\.toml cannot be read: No such file"):
         read_catalog_file(tmp_path / "models.toml", Settings())
+
+
+# -- adapters
+
+
+def adapter_folder(parent: Path, name: str) -> Path:
+    return write_tiny_adapter(parent / name, "llama", seed=1, keys=["self_attn.q_proj"])
+
+
+def test_adapters_are_found_by_name_and_alias_and_lie_beside_the_file(tmp_path: Path) -> None:
+    model_folder(tmp_path)
+    adapter_folder(tmp_path, "trained")
+    text = '[models.demo]\npath = "kelp"\naliases = ["d"]\nadapters = { sql = "trained" }'
+    catalog = read(tmp_path, text)
+    (entry,) = catalog.entries
+    assert entry.adapters == ("sql",)
+    assert entry.adapter_folders == {"sql": tmp_path / "trained"}
+    for name in ("demo:sql", "d:sql"):
+        named = catalog.named(name)
+        assert named is not None
+        assert (named.entry, named.adapter, named.id) == (entry, "sql", "demo:sql")
+        assert catalog.find(name) is None, "what is done to the model would be done to an adapter"
+    assert catalog.named("demo:tone") is None
+    assert "did you mean demo:sql" in str(catalog.unknown("demo:sqll"))
+    base = catalog.named("d")
+    assert base is not None
+    assert base.id == "demo"
+
+
+def test_adapters_of_the_servers_settings_belong_to_no_listed_model(tmp_path: Path) -> None:
+    model_folder(tmp_path)
+    adapter_folder(tmp_path, "trained")
+    file = tmp_path / "models.toml"
+    file.write_text('[models.demo]\npath = "kelp"\n')
+    settings = Settings(
+        model=ModelSettings(adapters=(f"sql={tmp_path / 'trained'}",)),
+        catalog=CatalogSettings(file=str(file), folders=(), hub_cache=False),
+    )
+    with pytest.raises(ConfigError, match="needs the name of its model"):
+        catalog_of(settings, {})
+    named = replace(settings, model=replace(settings.model, path="demo"))
+    assert catalog_of(named, {}).entries[0].adapters == ("sql",)
+
+
+def test_a_wrong_adapter_is_a_reason(tmp_path: Path) -> None:
+    model_folder(tmp_path)
+    demo = '[models.demo]\npath = "kelp"\nadapters = '
+    assert "adapter sql: there is no folder" in reason(tmp_path, demo + '{ sql = "none" }')
+    assert "allowed: NAME=FOLDER" in reason(tmp_path, demo + '{ "a:b" = "none" }')
+    assert "such as { sql" in reason(tmp_path, demo + '["sql=none"]')
+    assert "adapters.sql = 1 is not allowed" in reason(tmp_path, demo + "{ sql = 1 }")
+
+
+def test_an_adapter_does_not_take_the_name_of_a_model(tmp_path: Path) -> None:
+    model_folder(tmp_path)
+    adapter_folder(tmp_path, "trained")
+    text = '[models.demo]\npath = "kelp"\nadapters = { sql = "trained" }\n'
+    taken = '[models."demo:sql"]\npath = "kelp"\n'
+    assert reason(tmp_path, text + taken) == "its adapter demo:sql is the name of another model"

@@ -47,6 +47,7 @@ from holdfast.front.server.services import (
     Services,
     named_model,
     unless_disconnected,
+    without_adapter,
 )
 from holdfast.wire.events import WaitReason
 
@@ -189,7 +190,7 @@ async def change_limits(request: Request, services: Services) -> Response:
     No stream is lost: sequences beyond a lowered limit wait and keep their state.
     """
     asked = await read_json(request, LimitsChange, services.limits)
-    model = named_model(services, request.path_params["id"]).id
+    model = without_adapter(services, named_model(services, request.path_params["id"]).id)
     limits = await services.control.set_limits(
         model, max_running=asked.max_running, step_tokens=asked.step_tokens
     )
@@ -237,7 +238,7 @@ async def _done(
 
     Raises ClientDisconnect if the client leaves first.
     """
-    model = named_model(services, request.path_params["id"]).id
+    model = without_adapter(services, named_model(services, request.path_params["id"]).id)
     if not await unless_disconnected(request.receive, work(model)):
         raise ClientDisconnect
     return json_response(health_of(model, services))
@@ -294,7 +295,10 @@ async def list_requests(request: Request, services: Services) -> Response:
     Requires an admin key or, if no keys are set, a connection from this machine.
     """
     models = {model.id: model for model in services.statuses()}
-    shown = [_shown(active, models.get(active.record.model)) for active in services.active]
+    shown = [
+        _shown(active, models.get(without_adapter(services, active.record.model)))
+        for active in services.active
+    ]
     return json_response(RunningRequests(requests=shown))
 
 

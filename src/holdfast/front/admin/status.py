@@ -32,7 +32,7 @@ from holdfast.front.server.dialect import (
 from holdfast.front.server.guard import host_name
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.request import json_response
-from holdfast.front.server.services import Services
+from holdfast.front.server.services import Services, without_adapter
 from holdfast.store.block import StoreRefused
 from holdfast.store.folder import is_folder
 from holdfast.store.inspect import ModelHoldings, list_store, summarize_store
@@ -267,7 +267,8 @@ def _waiting(model: ModelStatus, services: Services, *, shows_ids: bool) -> list
     waiting: list[WaitingRequest] = []
     for active in services.active:
         record = active.record
-        reason = wait_reason(record, model) if record.model == model.id else None
+        is_of_model = without_adapter(services, record.model) == model.id
+        reason = wait_reason(record, model) if is_of_model else None
         if reason is not None:
             name = active.id if shows_ids else None
             age_seconds = round(record.seconds, 3)

@@ -15,12 +15,19 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
 from holdfast.config import ModelSettings, Settings, StoreSettings, all_specs, config_folders
 from holdfast.config_sources import Given, SettingSpec, convert, did_you_mean
 from holdfast.errors import ConfigError, ModelLoadError, UnknownModel, nearest_names
+from holdfast.models.adapter_folder import (
+    SEPARATOR,
+    adapter_folders,
+    checked_adapters,
+    listed_adapter,
+)
 from holdfast.models.download import cached_models, hub_cache_folder, model_source, served_id
 from holdfast.models.model_folder import check_loadable, known_context_tokens
 from holdfast.wire.requests import RESERVED_TEMPLATE_ARGUMENTS, SAMPLING_RANGES
@@ -41,7 +48,7 @@ _LIKE_SETTING = {
     "idle": "residency.idle_seconds",
     "aliases": "server.model_aliases",
 }
-_KEYS = ("path", "id", "draft", "pin", "sampling", "template", *_LIKE_SETTING)
+_KEYS = ("path", "id", "adapters", "draft", "pin", "sampling", "template", *_LIKE_SETTING)
 _SAMPLING = tuple(name for name in SAMPLING_RANGES if name != "logit_bias")
 # names, or ends of names, of files that mark a folder as a model
 _MODEL_FILES = ("config.json", ".gguf")
@@ -68,6 +75,33 @@ class CatalogEntry:
     own_context_tokens: int = 0
     draft: str | None = None  # draft model for speculative decoding; not used yet
 
+    @property
+    def adapter_folders(self) -> Mapping[str, Path]:
+        """The folders of the model's LoRA adapters, by name."""
+        return adapter_folders(self.model.adapters)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the model's LoRA adapters."""
+        return tuple(self.adapter_folders)
+
+    def with_adapter(self, adapter: str) -> str:
+        """The id of the model with an adapter; with an empty name, of the model itself."""
+        return f"{self.name}{SEPARATOR}{adapter}" if adapter else self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedModel:
+    """What a name in a request stands for: a model, or a model with a LoRA adapter."""
+
+    entry: CatalogEntry
+    adapter: str = ""  # empty: the model itself
+
+    @property
+    def id(self) -> str:
+        """The id in answers and lists."""
+        return self.entry.with_adapter(self.adapter)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
@@ -92,19 +126,42 @@ class Catalog:
     takes_found: bool = False
 
     @cached_property
-    def _by_name(self) -> dict[str, CatalogEntry]:
-        by_alias = {alias: entry for entry in self.entries for alias in entry.aliases}
-        return by_alias | {entry.name: entry for entry in self.entries}
+    def _by_name(self) -> dict[str, NamedModel]:
+        with_adapters = {
+            f"{name}{SEPARATOR}{adapter}": NamedModel(entry=entry, adapter=adapter)
+            for entry in self.entries
+            for adapter in entry.adapters
+            for name in (*entry.aliases, entry.name)
+        }
+        by_alias = {
+            alias: NamedModel(entry=entry) for entry in self.entries for alias in entry.aliases
+        }
+        return (
+            with_adapters
+            | by_alias
+            | {entry.name: NamedModel(entry=entry) for entry in self.entries}
+        )
+
+    def named(self, name: str) -> NamedModel | None:
+        """Return what a name or alias, with or without an adapter, stands for; None if nothing."""
+        return self._by_name.get(name)
 
     def find(self, name: str) -> CatalogEntry | None:
-        """Return the model with that name or alias; None if there is none."""
-        return self._by_name.get(name)
+        """Return the model with that name or alias; None if there is none. Names of adapters are
+        not found.
+        """
+        named = self._by_name.get(name)
+        return None if named is None or named.adapter else named.entry
 
     def unknown(self, name: str) -> UnknownModel:
         """The error for a name that is not the name or alias of any model."""
-        names = [entry.name for entry in self.entries]
-        aliases = (alias for alias in self._by_name if alias not in names)
-        return UnknownModel(model=name, available=(*names, *aliases))
+        ids = [
+            entry.with_adapter(adapter)
+            for entry in self.entries
+            for adapter in ("", *entry.adapters)
+        ]
+        aliases = (alias for alias in self._by_name if alias not in ids)
+        return UnknownModel(model=name, available=(*ids, *aliases))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,12 +210,18 @@ def catalog_of(
     contains every model in models.toml and on this machine; if there is none, the bundled model.
 
     Raises ConfigError if `catalog.file` cannot be read; on a reload also if the file is not TOML
-    (the running server keeps its models). Raises ModelLoadError if `model.path` is not a model.
+    (the running server keeps its models). Raises ModelLoadError if `model.path` is not a model or
+    `model.adapters` lists a folder that is not an adapter.
     """
     file = _catalog_file(settings, environ)
     listed = Catalog(entries=())
+    # those in the settings belong to the model that is named, or to the only one
+    adapters = tuple(starmap(listed_adapter, adapter_folders(settings.model.adapters).items()))
+    checked_adapters(adapters)
+    without_adapters = replace(settings, model=replace(settings.model, adapters=()))
+    settings = replace(settings, model=replace(settings.model, adapters=adapters))
     if file is not None:
-        listed = read_catalog_file(file, settings, raises=is_reload)
+        listed = read_catalog_file(file, without_adapters, raises=is_reload)
     entries = listed.entries
     if settings.model.path:
         named = listed.find(settings.model.path)
@@ -166,10 +229,17 @@ def catalog_of(
             named = _named_beside(listed, settings, environ)
             if not settings.catalog.file:
                 return Catalog(entries=(named,), at_start=(named.name,))
+        elif adapters:
+            named = replace(named, model=replace(named.model, adapters=adapters))
         entries = (named, *(entry for entry in entries if entry.name != named.name))
-    entries, passed_over = _with_found(_also_by_hub_id(entries), settings, environ)
+    entries, passed_over = _with_found(_also_by_hub_id(entries), without_adapters, environ)
     if not entries:
         entries = (_entry_of_settings(settings),)
+    elif adapters and not settings.model.path:
+        raise ConfigError(
+            f"model.adapters = {', '.join(adapters)} needs the name of its model: holdfast serve "
+            "MODEL --adapter NAME=FOLDER; or set adapters in the model's table of models.toml"
+        )
     first = entries[:1] if settings.model.path or len(entries) == 1 else ()
     pinned = (entry for entry in entries if entry.is_pinned)
     return Catalog(
@@ -236,6 +306,7 @@ def _entry(name: str, table: object, *, file: Path, settings: Settings) -> Catal
     store = replace(settings.store, codec=given.pop("codec", settings.store.codec))
     model = {_LIKE_SETTING[key].partition(".")[2]: value for key, value in given.items()}
     place = _place(table, revision=model.get("revision", ""), file=file)
+    model["adapters"] = _adapters(table, file=file)
     config = check_loadable(Path(place["path"])) if "path" in table else {}
     return CatalogEntry(
         name=name,
@@ -287,6 +358,21 @@ def _place(table: Mapping[str, Any], *, revision: str, file: Path) -> dict[str, 
         raise ConfigError("revision can be set only together with id, not with path")
     folder = file.absolute().parent / os.path.expanduser(path or "")
     return {"path": str(folder), "revision": ""}
+
+
+def _adapters(table: Mapping[str, Any], *, file: Path) -> tuple[str, ...]:
+    """Return the adapters as the setting lists them. Raises ConfigError and ModelLoadError."""
+    words = 'a table such as { sql = "adapters/sql" }'
+    folders: dict[str, Any] = _of_type(table, "adapters", dict, words) or {}
+    for name, folder in folders.items():
+        if not isinstance(folder, str):
+            raise ConfigError(f"adapters.{name} = {folder} is not allowed; allowed: a folder")
+    listed = tuple(
+        listed_adapter(name, file.absolute().parent / os.path.expanduser(folder))
+        for name, folder in folders.items()
+    )
+    checked_adapters(listed)
+    return listed
 
 
 def _sampling(entry: Mapping[str, Any]) -> dict[str, float]:
@@ -342,12 +428,14 @@ def _without_clashes(
     left_out = []
     for entry in entries:
         reason = ""
-        for alias in entry.aliases:
+        adapted = [entry.with_adapter(adapter) for adapter in entry.adapters]
+        for alias in (*entry.aliases, *adapted):
+            what = "adapter" if alias in adapted else "alias"
             if alias in names:
-                reason = f"its alias {alias} is the name of another model"
+                reason = f"its {what} {alias} is the name of another model"
                 break
             if alias in taken:
-                reason = f"its alias {alias} is already an alias of {taken[alias]}"
+                reason = f"its {what} {alias} is already an alias of {taken[alias]}"
                 break
         if reason:
             left_out.append(_left_out(entry.name, file, reason))

@@ -25,7 +25,8 @@ from holdfast.errors import HoldfastError, ModelLoadError, ModelPinned, WorkerUn
 from holdfast.front.fleet.budget import Phase, PlaceLimits, Verdict, decide, idle_until
 from holdfast.front.fleet.catalog import Catalog, CatalogChange, CatalogEntry, change_between
 from holdfast.front.fleet.slot import SHUTTING_DOWN, Fetch, ModelFiles, ModelSlot, State
-from holdfast.front.link.model_client import ModelClient
+from holdfast.front.link.event_stream import EngineClient
+from holdfast.front.link.model_client import AdaptedClient
 from holdfast.machine import device_memory
 from holdfast.machine.device_memory import MemoryShare, memory_report
 from holdfast.telemetry.request_log import waiting_for
@@ -69,6 +70,8 @@ class ModelStatus:
     restarts: Mapping[str, int]  # of its worker, by cause: died or hung
     resumed: int = 0  # streams that have continued with another worker
     aliases: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()  # names of its LoRA adapters
+    parent: str = ""  # if this is an adapter: the id of its model
     # before the model is loaded: from its entry or config.json
     context_tokens: int | None = None
     is_pinned: bool = False
@@ -203,8 +206,9 @@ class Residency:
         self._changed.set()
 
     @contextlib.asynccontextmanager
-    async def lease(self, model: str, sequences: int = 1) -> AsyncIterator[ModelClient]:
-        """Lease a model for `sequences` sequences, and yield the link to its worker.
+    async def lease(self, model: str, sequences: int = 1) -> AsyncIterator[EngineClient]:
+        """Lease a model for `sequences` sequences, and yield the link to its worker. If the name
+        includes an adapter, all requests on the link are for that adapter.
 
         The model is not unloaded before the lease ends.
 
@@ -213,6 +217,8 @@ class Residency:
         wait for the model.
         """
         slot = self._slot(model)
+        named = self._catalog.named(model)
+        adapter = "" if named is None else named.adapter
         await self._take(slot, sequences)
         loop = asyncio.get_running_loop()
         try:
@@ -224,7 +230,7 @@ class Residency:
                     )
             finally:
                 slot.wait_seconds[WaitReason.LOAD.value] += loop.time() - began
-            yield client
+            yield AdaptedClient(client, adapter) if adapter else client
         finally:
             slot.used_at = loop.time()
             slot.leases.give_back()
@@ -345,8 +351,8 @@ class Residency:
     # -- one request
 
     def _slot(self, model: str) -> ModelSlot:
-        if (entry := self._catalog.find(model)) is not None:
-            return self._slots[entry.name]
+        if (named := self._catalog.named(model)) is not None:
+            return self._slots[named.entry.name]
         raise self._catalog.unknown(model)
 
     async def _take(self, slot: ModelSlot, sequences: int) -> None:
@@ -582,6 +588,7 @@ class Residency:
             resumed=slot.resumed,
             context_tokens=slot.context_tokens,
             aliases=() if entry is None else entry.aliases,
+            adapters=() if entry is None else entry.adapters,
             is_pinned=slot.is_pinned,
             is_awaited=slot.is_pinned or slot.entry.name in self._catalog.at_start,
             idle_seconds_left=idle_seconds_left,

@@ -243,15 +243,19 @@ class ModelClient:
         token_ids = request.prompt_token_ids
         if not request.is_idle_work:
             for run in tuple(self._read_ahead):
-                if (
-                    run.tenant == request.tenant
-                    and common_tokens(run.token_ids.packed, token_ids.packed) > run.start
-                ):
+                if (run.tenant, run.adapter) == (request.tenant, request.adapter) and common_tokens(
+                    run.token_ids.packed, token_ids.packed
+                ) > run.start:
                     self._read_ahead.remove(run)
         elif isinstance(event, Finished) and event.reason is FinishReason.LENGTH:
             start = event.memory.cached_tokens
             self._read_ahead.append(
-                ReadAheadRun(tenant=request.tenant, token_ids=token_ids, start=start)
+                ReadAheadRun(
+                    tenant=request.tenant,
+                    adapter=request.adapter,
+                    token_ids=token_ids,
+                    start=start,
+                )
             )
 
     def _take_commands_back(self) -> None:
@@ -342,6 +346,33 @@ class ModelClient:
             self._judge_trial(request_id)
         if action == "resume" and self._isolation.is_untried(request_id):
             self._send_what_may_run()
+
+
+class AdaptedClient:
+    """Implements `EngineClient` for one LoRA adapter of a model: sends all requests to it."""
+
+    def __init__(self, client: ModelClient, adapter: str) -> None:
+        self._client = client
+        self._adapter = adapter
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model as the last worker reported it; see `ModelClient.info`."""
+        return self._client.info
+
+    def submit(self, request: SequenceRequest) -> EventStream:
+        """Send one sequence; see `EngineClient`."""
+        return self._client.submit(msgspec.structs.replace(request, adapter=self._adapter))
+
+    async def statistics(self) -> WorkerStatistics:
+        """Return the current figures of the model's worker."""
+        return await self._client.statistics()
+
+    async def ask_session(self, command: SessionCommand) -> SessionAnswer:
+        """Carry out a session command; see `EngineClient`."""
+        return await self._client.ask_session(
+            msgspec.structs.replace(command, adapter=self._adapter)
+        )
 
 
 @dataclass(slots=True, eq=False)

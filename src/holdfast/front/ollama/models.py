@@ -35,7 +35,13 @@ from holdfast.front.server.problem import (
     record_problem,
 )
 from holdfast.front.server.request import json_response, read_json
-from holdfast.front.server.services import Services, model_of, served_models, unless_disconnected
+from holdfast.front.server.services import (
+    Services,
+    model_of,
+    served_models,
+    unless_disconnected,
+    without_adapter,
+)
 from holdfast.models.download import ModelSource, hub_source
 from holdfast.telemetry.request_log import RECORD, RequestRecord
 
@@ -119,7 +125,7 @@ class NamedModel(BaseModel):
 
 async def learn_capabilities(model_id: str, services: Services) -> None:
     """Read the files that tell what a model can do, unless they were already read."""
-    if model_id not in services.dialects:
+    if without_adapter(services, model_id) not in services.dialects:
         # suppressed: if the files are broken, the capabilities stay unknown
         with contextlib.suppress(UnknownModel, WorkerUnavailable):
             await services.tokenizer_of(model_id)
@@ -130,7 +136,7 @@ def capabilities(model_id: str, services: Services) -> tuple[Capability, ...]:
 
     `embedding` is omitted, because `ollama run` would treat the model as embedding-only.
     """
-    report = services.dialects.get(model_id)
+    report = services.dialects.get(without_adapter(services, model_id))
     found: list[Capability] = ["completion"]
     if report is not None and report.tools != "none":
         found.append("tools")

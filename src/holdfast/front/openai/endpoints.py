@@ -479,6 +479,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     max_output_tokens: the answer length that agents should plan for; not a limit.
     state: as in /health.
     aliases: further names that requests may use for the model.
+    parent: for a LoRA adapter, the id of its model; otherwise null.
     """
 
     id: str
@@ -491,6 +492,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     max_output_tokens: int | None = None
     state: str
     aliases: tuple[str, ...] = ()
+    parent: str | None = None
 
 
 class ModelList(Struct, frozen=True, kw_only=True):
@@ -513,6 +515,7 @@ def model_card(model: ModelStatus) -> ModelCard:
         max_output_tokens=answer_tokens,
         state=model.state,
         aliases=model.aliases,
+        parent=model.parent or None,
     )
 
 

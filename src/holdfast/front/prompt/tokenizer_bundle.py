@@ -223,14 +223,23 @@ ReadBundle: TypeAlias = Callable[[str], Coroutine[Any, Any, TokenizerBundle]]
 class Bundles:
     """The bundles of the models in use. Call it only from the event loop's thread."""
 
-    def __init__(self, read: ReadBundle, *, max_kept: int = _MAX_BUNDLES) -> None:
+    def __init__(
+        self,
+        read: ReadBundle,
+        *,
+        max_kept: int = _MAX_BUNDLES,
+        model_of: Callable[[str], str] = lambda name: name,
+    ) -> None:
+        """model_of: the model whose bundle a name uses: that of an adapter uses its model's."""
         self.dialects: dict[str, DialectReport] = {}  # dialects of all models read so far
+        self._model_of = model_of
         self._reader = read
         self._max_kept = max_kept
         self._tasks: OrderedDict[str, asyncio.Task[TokenizerBundle]] = OrderedDict()
 
     def begin(self, model: str) -> None:
         """Start reading the bundle of a model, unless it is already read or being read."""
+        model = self._model_of(model)
         if model in self._tasks:
             self._tasks.move_to_end(model)
             return
@@ -261,7 +270,7 @@ class Bundles:
     async def read(self, model: str) -> TokenizerBundle:
         """Like `of`, but raises ModelLoadError if the bundle cannot be read."""
         self.begin(model)
-        task = self._tasks[model]
+        task = self._tasks[self._model_of(model)]
         return task.result() if task.done() else await asyncio.shield(task)
 
     def _note(self, model: str, task: asyncio.Task[TokenizerBundle]) -> None:

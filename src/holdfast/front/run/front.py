@@ -43,6 +43,7 @@ from holdfast.front.run.running_servers import (
 )
 from holdfast.front.server.access import KeyRing, key_file_of, read_keys
 from holdfast.machine.device_memory import MemoryShare
+from holdfast.models.adapter_folder import checked_adapters
 from holdfast.models.download import resolve_model
 from holdfast.models.model_folder import checked_tensor_bytes
 from holdfast.store.folder import chosen_folder
@@ -155,7 +156,8 @@ class Front:
         folder = resolve_model(entry.model, progress=lambda stage, fraction: None)
         if len(self._residency.catalog.entries) == 1:
             return ModelFiles(folder=folder)  # the size matters only if there are several models
-        return ModelFiles(folder=folder, weight_bytes=checked_tensor_bytes(folder))
+        adapter_bytes = sum(each.tensor_bytes for each in checked_adapters(entry.model.adapters))
+        return ModelFiles(folder=folder, weight_bytes=checked_tensor_bytes(folder) + adapter_bytes)
 
     def _worker_of(
         self, entry: CatalogEntry, files: ModelFiles, share: MemoryShare

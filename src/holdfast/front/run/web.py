@@ -137,7 +137,11 @@ def build_application(
             template_arguments=dict(entry.template_arguments),
         )
 
-    bundles = Bundles(read_bundle)
+    def model_of(name: str) -> str:
+        named = residency.catalog.named(name)
+        return name if named is None else named.entry.name
+
+    bundles = Bundles(read_bundle, model_of=model_of)
     residency.on_changed_entry = bundles.forget
     for name in residency.catalog.at_start:
         bundles.begin(name)

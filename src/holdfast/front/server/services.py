@@ -39,6 +39,7 @@ from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.server.access import AnswersAtOnce, Drain, KeyRing, Seal
 from holdfast.front.server.held_answers import HeldAnswer, HeldAnswers
 from holdfast.front.server.problem import RequestRefused
+from holdfast.models.adapter_folder import SEPARATOR
 from holdfast.store.responses import ResponseStore
 from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.request_log import RequestRecord, current_record
@@ -265,35 +266,61 @@ def salted(services: Services, cache_salt: str | None) -> Services:
 
 def is_waited_for(services: Services, model_id: str) -> bool:
     """Whether requests for this model must wait, because the model is not loaded."""
-    return any(model.id == model_id and model.state != "ready" for model in services.statuses())
+    loaded_id = without_adapter(services, model_id)
+    return any(model.id == loaded_id and model.state != "ready" for model in services.statuses())
 
 
 def model_of(services: Services, name: str | None) -> str:
-    """The id of the model that a client names; without a name, the first model.
+    """The id of the model that a client names, with the adapter if the name includes one; without a
+    name, the first model.
 
     A name that no model or alias has is returned unchanged.
     """
     if name is None:
         return first_model(services)
-    find = services.catalog().find
-    if (entry := find(name)) is not None:
-        return entry.name
+    named = services.catalog().named
+    if (found := named(name)) is not None:
+        return found.id
     for alias in services.server.model_aliases:
         pattern, _, meant = (part.strip() for part in alias.partition("="))
         if fnmatchcase(name, pattern):
-            entry = find(meant)
-            return entry.name if entry is not None else meant or first_model(services)
+            found = named(meant)
+            return found.id if found is not None else meant or first_model(services)
     return name
 
 
+def without_adapter(services: Services, model_id: str) -> str:
+    """The id of the model itself, if `model_id` is the id of one of its adapters."""
+    named = services.catalog().named(model_id)
+    return model_id if named is None else named.entry.name
+
+
 def served_models(services: Services) -> list[ModelStatus]:
-    """The models that requests may name. Removed models that are still unloading are left out."""
+    """The models that requests may name: each model, followed by its adapters. Removed models that
+    are still unloading are left out.
+    """
     catalog = services.catalog()
-    return [model for model in services.statuses() if catalog.find(model.id) is not None]
+    served: list[ModelStatus] = []
+    for model in services.statuses():
+        if catalog.find(model.id) is not None:
+            served.append(model)
+            served += [_as_adapter(model, adapter) for adapter in model.adapters]
+    return served
+
+
+def _as_adapter(model: ModelStatus, adapter: str) -> ModelStatus:
+    """The status of a model, as that of one of its adapters."""
+    return replace(
+        model,
+        id=f"{model.id}{SEPARATOR}{adapter}",
+        aliases=tuple(f"{alias}{SEPARATOR}{adapter}" for alias in model.aliases),
+        adapters=(),
+        parent=model.id,
+    )
 
 
 def named_model(services: Services, name: str) -> ModelStatus:
-    """The model with this name. Raises UnknownModel."""
+    """The model or adapter with this name. Raises UnknownModel."""
     wanted = model_of(services, name)
     for model in served_models(services):
         if model.id == wanted:

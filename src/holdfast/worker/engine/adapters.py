@@ -103,7 +103,7 @@ def _rotated_by_position(rope: Any, x: mx.array, offset: Any = 0) -> mx.array:
     else:
         first = turned[..., : dims // 2]
         second = turned[..., dims // 2 :]
-    pairs = (first * cosines - second * sines, first * sines + second * cosines)
+    pairs = [first * cosines - second * sines, first * sines + second * cosines]
     joined = mx.stack(pairs, axis=-1) if rope.traditional else mx.concatenate(pairs, axis=-1)
     return mx.concatenate([joined.reshape(turned.shape).astype(x.dtype), x[..., dims:]], axis=-1)
 

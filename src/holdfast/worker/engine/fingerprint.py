@@ -17,14 +17,16 @@ from typing import Any
 import xxhash
 
 from holdfast.errors import ModelLoadError
+from holdfast.models.adapter_folder import WEIGHTS, AdapterFiles, files_of_adapter
 from holdfast.models.file_hashing import ModelChanged
 from holdfast.models.model_folder import WEIGHT_FILES, read_json
 
+_OF_ADAPTERS = "adapter/"  # beginning of the names of adapters' files
 _FORMAT = 4  # version of the hashed data's format
 
 _CONFIG = "config.json"
-# Adapters are included although this version does not load them; the names are those that mlx-lm
-# and other software use.
+# Adapters in the model's own folder are included, although they are not applied; the names are those
+# that mlx-lm and other software use.
 _FILES_OF_A_MODEL = (
     WEIGHT_FILES, "adapter*.safetensors", "adapter_config.json", _CONFIG, "hf_quant_config.json",
     "tokenizer*", "*.tiktoken", "spiece.model", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json",
@@ -37,6 +39,7 @@ _IRRELEVANT_KEYS = frozenset(
 # source files of Holdfast that affect the numbers in a cached state
 _OWN_CODE = (
     "worker/engine/adapters.py",
+    "worker/engine/lora.py",
     "worker/engine/seams.py",
     "worker/engine/weight_format.py",
     "worker/engine/host_attention.py",
@@ -50,14 +53,20 @@ _OWN_CODE = (
 )
 
 
-def files_of_identity(folder: Path, *, runs_own_code: bool) -> dict[str, Path]:
-    """All files that affect the KV of the model in `folder`, by name: model files and source code.
+def files_of_identity(
+    folder: Path, *, runs_own_code: bool, adapters: Mapping[str, Path] | None = None
+) -> dict[str, Path]:
+    """All files that affect the KV of the model in `folder`, by name: model files and source code;
+    and those of its adapters, which affect only the KV of each adapter.
 
     runs_own_code: whether Python files of the folder are executed. If so, all files of the folder
-    count, because that code may read them.
+    count, because that code may read them. adapters: their folders, by name.
     """
     files = dict(_everything(folder) if runs_own_code else _matching(folder, _FILES_OF_A_MODEL))
-    return {f"model/{name}": path for name, path in files.items()} | _code()
+    found = {f"model/{name}": path for name, path in files.items()} | _code()
+    for name, place in (adapters or {}).items():
+        found |= files_of_adapter(name, place)
+    return found
 
 
 def runs_own_code(folder: Path, *, trust_remote_code: bool) -> bool:
@@ -89,7 +98,20 @@ def model_fingerprint(
         ),
     )
     for name in sorted(hashes.keys() - {configuration}):
-        _add(digest, name, hashes[name])
+        if not name.startswith(_OF_ADAPTERS):
+            _add(digest, name, hashes[name])
+    return digest.hexdigest()
+
+
+def adapter_fingerprint(model: str, adapter: AdapterFiles, hashes: Mapping[str, str]) -> str:
+    """A hash of everything that affects the KV of a model with an adapter. The adapter's name and
+    place do not count.
+
+    model: the model's own fingerprint. hashes: as for `model_fingerprint`.
+    """
+    digest = hashlib.blake2b(digest_size=32)
+    weights = hashes[f"{_OF_ADAPTERS}{adapter.name}/{WEIGHTS}"]
+    _add(digest, "adapter", model, adapter.kind, repr(adapter.scale), weights)
     return digest.hexdigest()
 
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import mlx.core as mx
 
 from holdfast.wire.requests import RequestId
+from holdfast.worker.engine.lora import Adapters
 from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.engine.seams import HeadSeam, LaterLogits, StepLogits
 from holdfast.worker.engine.sequence import SequenceSpan, token_ids_of
@@ -43,6 +44,9 @@ class Runner(ABC):
     attends_to_parts: whether keys and values may be in several buffers.
     shares: whether running sequences share the buffers of a common prefix (`choose_sharing`);
         otherwise each sequence has its own buffer.
+    adapters: the model's LoRA adapters; None if it has none.
+    mixes_adapters: whether sequences with different adapters share a forward pass
+        (`probe.choose_mixing`); otherwise a step has one for each adapter.
     """
 
     name: str
@@ -51,11 +55,18 @@ class Runner(ABC):
     reason: str = ""
     attends_to_parts: bool = True
     shares: bool = True
+    adapters: Adapters | None = None
+    mixes_adapters: bool = False
 
     def __init__(self, model: Any, head: HeadSeam | None) -> None:
         self._model = model
         self._head = head
         self._quantized: list[Callable[[], QuantizedKV]] = []  # for each layer that grows, or none
+
+    @property
+    def model(self) -> Any:
+        """The model that is run."""
+        return self._model
 
     @property
     def hidden_size(self) -> int:
@@ -98,9 +109,41 @@ class Runner(ABC):
             partial(QuantizedKV, bits, form=pair, block_tokens=BLOCK_TOKENS) for pair in pairs
         ]
 
-    @abstractmethod
     def forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
         """Run the model on these spans. Lazy."""
+        if self.adapters is None or self.mixes_adapters:
+            return self._run(spans, context)
+        by_adapter: dict[str, list[SequenceSpan]] = {}
+        for each in spans:
+            by_adapter.setdefault(each.adapter, []).append(each)
+        groups = tuple(by_adapter.values())
+        return _in_order(spans, groups, [self._run(group, context) for group in groups])
+
+    @abstractmethod
+    def _run(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
+        """Run the model on spans whose adapters may share a forward pass. Lazy."""
+
+    def _pass(self, ids: mx.array, caches: list[Any], spans: Sequence[SequenceSpan]) -> StepLogits:
+        """Run the model once on these spans. ids: the tokens of the spans, concatenated."""
+        if self.adapters is None:
+            return _project(self._model, self._head, ids, caches, spans)
+        with self.adapters.applied([(each.adapter, each.span.tokens) for each in spans]):
+            logits = _project(self._model, self._head, ids, caches, spans)
+        return replace(logits, scored=self._scored_by_adapter(logits.scored, spans))
+
+    def _scored_by_adapter(
+        self, scored: Mapping[RequestId, LaterLogits], spans: Sequence[SequenceSpan]
+    ) -> Mapping[RequestId, LaterLogits]:
+        """Let later projections apply the adapter of their sequence."""
+        if self.adapters is None or not scored:
+            return scored
+        adapter_of = {each.span.request_id: each.adapter for each in spans}
+        return {
+            request_id: replace(
+                later, project=partial(self.adapters.call, adapter_of[request_id], later.project)
+            )
+            for request_id, later in scored.items()
+        }
 
 
 class RowsRunner(Runner):
@@ -113,12 +156,12 @@ class RowsRunner(Runner):
     name = variant = "rows"
     mixes_chunks = True
 
-    def forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
+    def _run(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
         if len(spans) == 1:
             caches = _views(
                 spans, lambda layers: SpanView(layers[0], context=context), _no_recurrent
             )
-            return _project(self._model, self._head, token_ids_of(spans)[None], caches, spans)
+            return self._pass(token_ids_of(spans)[None], caches, spans)
         tokens = [each.span.tokens for each in spans]
         offset = mx.array(
             [
@@ -132,7 +175,7 @@ class RowsRunner(Runner):
             lambda layers: RowsView(layers, tokens=tokens, offset=offset, context=context),
             _no_recurrent,
         )
-        return _project(self._model, self._head, token_ids_of(spans)[:, None], caches, spans)
+        return self._pass(token_ids_of(spans)[:, None], caches, spans)
 
 
 class SplitRunner(Runner):
@@ -161,23 +204,15 @@ class SplitRunner(Runner):
             5: "split, attention over gathered copies with grouped masks",
         }[gather_mask_dimensions]
 
-    def forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
+    def _run(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
         decoding = [each for each in spans if each.is_row]
-        decoded = self._decode(decoding, context) if decoding else StepLogits()
-        if len(decoding) == len(spans):
-            return decoded
-        drawing = [each for each in decoding if each.wanted_rows]
-        rows = {
-            id(each): decoded.drawn[at : at + 1]
-            for at, each in enumerate(drawing)
-            if decoded.drawn is not None
-        }
-        return _joined(
-            [
-                StepLogits(drawn=rows.get(id(each))) if each.is_row else self._read(each, context)
-                for each in spans
-            ]
-        )
+        groups = [decoding] if decoding else []
+        logits = [self._decode(decoding, context)] if decoding else []
+        for each in spans:
+            if not each.is_row:
+                groups.append([each])
+                logits.append(self._read(each, context))
+        return _in_order(spans, groups, logits)
 
     def _decode(self, spans: list[SequenceSpan], context: StepContext) -> StepLogits:
         def view_of_kv(layers: Sequence[LayerKV]) -> RowsView | GatherView:
@@ -187,13 +222,13 @@ class SplitRunner(Runner):
             return RowsView(layers, tokens=[1] * len(layers), offset=offset, context=context)
 
         caches = _views(spans, view_of_kv, StateView)
-        return _project(self._model, self._head, token_ids_of(spans)[:, None], caches, spans)
+        return self._pass(token_ids_of(spans)[:, None], caches, spans)
 
     def _read(self, span: SequenceSpan, context: StepContext) -> StepLogits:
         if self._gather is not None:  # attention does not go through the seam
             context = replace(context, composes_attention=False)
         caches = _views([span], lambda layers: SpanView(layers[0], context=context), StateView)
-        return _project(self._model, self._head, token_ids_of([span])[None], caches, [span])
+        return self._pass(token_ids_of([span])[None], caches, [span])
 
 
 class SinglyRunner(Runner):
@@ -206,13 +241,14 @@ class SinglyRunner(Runner):
     mixes_chunks = False
     attends_to_parts = False
 
-    def forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
+    def _run(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
         plain = replace(context, composes_attention=False)
-        return _joined([self._pass(each, plain) for each in spans])
+        groups = [[each] for each in spans]
+        return _in_order(spans, groups, [self._alone(each, plain) for each in spans])
 
-    def _pass(self, span: SequenceSpan, context: StepContext) -> StepLogits:
+    def _alone(self, span: SequenceSpan, context: StepContext) -> StepLogits:
         caches = _views([span], lambda layers: SpanView(layers[0], context=context), StateView)
-        return _project(self._model, self._head, token_ids_of([span])[None], caches, [span])
+        return self._pass(token_ids_of([span])[None], caches, [span])
 
 
 class SoloRunner(Runner):
@@ -227,12 +263,13 @@ class SoloRunner(Runner):
     def fresh_layers(self) -> list[Layer]:
         return [ForeignState(cache) for cache in own_caches(self._model)]
 
-    def forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
-        return _joined([self._pass(each) for each in spans])
+    def _run(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
+        groups = [[each] for each in spans]
+        return _in_order(spans, groups, [self._alone(each) for each in spans])
 
-    def _pass(self, span: SequenceSpan) -> StepLogits:
+    def _alone(self, span: SequenceSpan) -> StepLogits:
         caches = _views([span], _no_view, _no_view)
-        return _project(self._model, self._head, token_ids_of([span])[None], caches, [span])
+        return self._pass(token_ids_of([span])[None], caches, [span])
 
 
 def own_caches(model: Any) -> list[Any]:
@@ -268,14 +305,32 @@ def _views(
     return [states[0].view(states, for_kv=for_kv, for_recurrent=for_recurrent) for states in layers]
 
 
-def _joined(parts: list[StepLogits]) -> StepLogits:
-    drawn = [part.drawn for part in parts if part.drawn is not None]
-    scored = {request_id: logits for part in parts for request_id, logits in part.scored.items()}
-    hidden = {request_id: rows for part in parts for request_id, rows in part.hidden.items()}
+def _in_order(
+    spans: Sequence[SequenceSpan],
+    groups: Sequence[Sequence[SequenceSpan]],
+    logits: Sequence[StepLogits],
+) -> StepLogits:
+    """Join the results of several forward passes. groups: the spans of each forward pass, in any
+    order; the result has the order of `spans`.
+    """
+    if len(groups) == 1:
+        return logits[0]
+    rows: dict[int, mx.array] = {}
+    for group, part in zip(groups, logits, strict=True):
+        start = 0
+        for each in group:
+            if part.drawn is not None and (count := len(each.wanted_rows)):
+                rows[id(each)] = part.drawn[start : start + count]
+                start += count
+    drawn = [rows[id(each)] for each in spans if id(each) in rows]
     together = None
     if drawn:
         together = drawn[0] if len(drawn) == 1 else mx.concatenate(drawn)
-    return StepLogits(drawn=together, scored=scored, hidden=hidden)
+    return StepLogits(
+        drawn=together,
+        scored={key: later for part in logits for key, later in part.scored.items()},
+        hidden={key: found for part in logits for key, found in part.hidden.items()},
+    )
 
 
 def _project(

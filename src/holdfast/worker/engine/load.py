@@ -19,6 +19,7 @@ from mlx.nn.layers.base import Module
 from holdfast.config import ModelSettings
 from holdfast.errors import ModelLoadError
 from holdfast.machine import device_memory, platform
+from holdfast.models.adapter_folder import AdapterFiles, checked_adapters
 from holdfast.models.model_folder import (
     checked_config,
     checked_tensor_bytes,
@@ -27,6 +28,7 @@ from holdfast.models.model_folder import (
     read_json,
 )
 from holdfast.worker.engine import seams, weight_format
+from holdfast.worker.engine.lora import Adapters, attach
 from holdfast.worker.engine.seams import HEAD_NAMES
 
 Progress = Callable[[str, float], None]
@@ -75,13 +77,15 @@ class LoadedModel:
     model: Module
     model_type: str
     parameters: int
-    weight_bytes: int  # in memory, after conversion
+    weight_bytes: int  # in memory, after conversion, with those of the adapters
     compute_dtype: mx.Dtype
     context_tokens: int
     vocab_size: int
     platform: platform.PlatformReport
     computed_as: str  # the format of the weights, as it counts for the model's fingerprint
     note: str = ""  # why the weights are not in the preferred format; empty if they are
+    adapter_files: tuple[AdapterFiles, ...] = ()
+    adapters: Adapters | None = None  # None if there are none
 
 
 def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> LoadedModel:
@@ -94,6 +98,7 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
     progress("checking", 0.0)
     stored_config = checked_config(folder)
     tensor_bytes = checked_tensor_bytes(folder)
+    adapter_files = checked_adapters(settings.adapters)
     _refuse_foreign_code(folder, stored_config, settings)
     context = context_tokens(
         stored_config, tokenizer_limit=_tokenizer_limit(folder), requested=settings.context_tokens
@@ -107,23 +112,29 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
             dtype=settings.dtype,
             dequantize=settings.dequantize,
             on_cpu=report.device == "cpu",
-            available_bytes=device_memory.usable_bytes(platform.working_set_bytes()),
+            available_bytes=device_memory.usable_bytes(platform.working_set_bytes())
+            - sum(each.tensor_bytes for each in adapter_files),
         )
         parameters = weight_format.parameter_count(model)
         weight_format.convert(model, wish, read=_counting(progress, total_bytes=tensor_bytes))
     progress("reading", 1.0)
     dtype = weight_format.compute_dtype(model)
+    with _one_line_errors(folder):
+        adapters = attach(model, adapter_files, compute_dtype=dtype)
+    adapter_bytes = 0 if adapters is None else adapters.nbytes
     return LoadedModel(
         model=model,
         model_type=stored_config["model_type"],
         parameters=parameters,
-        weight_bytes=weight_format.format_bytes(model, weight_format.AS_IT_IS),
+        weight_bytes=weight_format.format_bytes(model, weight_format.AS_IT_IS) + adapter_bytes,
         compute_dtype=dtype,
         context_tokens=context,
         vocab_size=vocabulary_size(model, config),
         platform=report,
         computed_as=f"{dtype}, unpacked: {wish.unpack}, with experts: {wish.unpack_experts}",
         note=wish.note,
+        adapter_files=adapter_files,
+        adapters=adapters,
     )
 
 

@@ -31,8 +31,8 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import mlx.core as mx
@@ -53,6 +53,7 @@ from holdfast.worker.engine.layouts import (
     own_caches,
     own_kinds,
 )
+from holdfast.worker.engine.lora import Adapters
 from holdfast.worker.engine.plan import Span
 from holdfast.worker.engine.seams import AttentionShape, HeadSeam, heard_shapes
 from holdfast.worker.engine.sequence import EngineSequence, SequenceSpan
@@ -127,6 +128,7 @@ class _Case:
 
     tokens: tuple[int, ...]
     chunks: tuple[int, ...]  # lengths of the prompt's chunks; the rest is decoded token by token
+    adapter: str = ""
 
 
 def choose_layout(model: Any, *, vocab_size: int, wanted: str = "auto") -> Runner:
@@ -171,6 +173,34 @@ def _chosen(model: Any, vocab_size: int, wanted: str) -> Runner:
         f"no layout{'' if wanted == 'auto' else f' {wanted!r}'} runs this model correctly: "
         f"{_reason(trials)}"
     )
+
+
+def choose_mixing(runner: Runner, *, vocab_size: int) -> None:
+    """Decide whether sequences with different adapters share a forward pass, and append the reason
+    to `runner.reason`. Device thread only.
+
+    Tries each adapter together with another one and with the model itself.
+    """
+    adapters = runner.adapters
+    if adapters is None:
+        return
+    if not adapters.can_mix:
+        why = "an adapter changes the output head, an embedding or experts"
+        runner.reason += f"; adapters run in separate forward passes: {why}"
+        return
+    names = adapters.names
+    runner.mixes_adapters = True
+    for name, other in zip(names, (*names[1:], names[0]), strict=True):
+        try:
+            judge = _Judge(runner.model, vocab_size, adapters=adapters, named=(name, "", other))
+            trial = _try(runner, judge)
+        except ModelLoadError as error:
+            raise ModelLoadError(f"adapter {name}: {error}") from error
+        if not trial.is_right:
+            runner.mixes_adapters = False
+            runner.reason += f"; adapters run in separate forward passes: {trial.note}"
+            return
+    runner.reason += "; adapters share forward passes"
 
 
 def warnings_about(runner: Runner) -> tuple[str, ...]:
@@ -271,10 +301,25 @@ class _Judge:
     ones do not decide.
     """
 
-    def __init__(self, model: Any, vocab_size: int) -> None:
+    def __init__(
+        self,
+        model: Any,
+        vocab_size: int,
+        *,
+        adapters: Adapters | None = None,
+        named: Sequence[str] = ("", "", ""),
+    ) -> None:
+        """named: the adapter of each sequence."""
         self._model = model
         self._vocab_size = vocab_size
-        self.first = _Reference(model, _cases(model, vocab_size, prompt=0))
+        self._adapters = adapters
+        self._named = named
+        self.first = self._reference(0)
+
+    def _reference(self, prompt: int) -> _Reference:
+        cases = _cases(self._model, self._vocab_size, prompt=prompt)
+        named = (replace(case, adapter=name) for case, name in zip(cases, self._named, strict=True))
+        return _Reference(self._model, tuple(named), self._adapters)
 
     def trial_of(self, runner: Runner) -> Trial:
         """Try a layout. Raises the exceptions of the model in this layout."""
@@ -319,10 +364,7 @@ class _Judge:
 
     @cached_property
     def _references(self) -> list[_Reference]:
-        others = [
-            _cases(self._model, self._vocab_size, prompt=prompt) for prompt in range(1, PROMPTS)
-        ]
-        return [self.first, *(_Reference(self._model, cases) for cases in others)]
+        return [self.first, *(self._reference(prompt) for prompt in range(1, PROMPTS))]
 
     @cached_property
     def _allowed(self) -> float:
@@ -330,6 +372,7 @@ class _Judge:
         when a prompt is prefilled in chunks instead of at once.
         """
         own_way = SoloRunner(self._model, None)
+        own_way.adapters = self._adapters
         noise, _ = self._compared(
             [_staggered(own_way, reference.cases) for reference in self._references]
         )
@@ -344,13 +387,17 @@ class _Reference:
     errors of a layout's logits are divided.
     """
 
-    def __init__(self, model: Any, cases: tuple[_Case, ...]) -> None:
+    def __init__(
+        self, model: Any, cases: tuple[_Case, ...], adapters: Adapters | None = None
+    ) -> None:
         self.cases = cases
         self._model = model
-        self._expected = [_one_by_one(model, case.tokens, sum(case.chunks)) for case in cases]
+        self._expected = [_one_by_one(model, case, adapters) for case in cases]
         changed = [
             _one_by_one(
-                model, (case.tokens[0], case.tokens[1] ^ 1, *case.tokens[2:]), sum(case.chunks)
+                model,
+                replace(case, tokens=(case.tokens[0], case.tokens[1] ^ 1, *case.tokens[2:])),
+                adapters,
             )
             for case in cases
         ]
@@ -442,16 +489,16 @@ def _distance(a: mx.array, b: mx.array) -> float:
     return distance if distance == distance else math.inf
 
 
-def _one_by_one(model: Any, tokens: tuple[int, ...], prompt: int) -> mx.array:
+def _one_by_one(model: Any, case: _Case, adapters: Adapters | None) -> mx.array:
     """Logits after the prompt and after each later token, computed through mlx-lm's own caches.
 
-    prompt: the number of tokens in the prompt. Returns [1 + later tokens, vocabulary].
+    Returns [1 + later tokens, vocabulary].
     """
     caches = own_caches(model)
-    after_prompt = model(mx.array([tokens[:prompt]]), cache=caches)[0, -1:]
-    return mx.concatenate(
-        [after_prompt, *(model(mx.array([[token]]), cache=caches)[0] for token in tokens[prompt:])]
-    )
+    prompt = sum(case.chunks)
+    run = model if adapters is None else partial(adapters.call, case.adapter, model)
+    pieces = [case.tokens[:prompt], *((token,) for token in case.tokens[prompt:])]
+    return mx.concatenate([run(mx.array([piece]), cache=caches)[0, -1:] for piece in pieces])
 
 
 def _staggered(runner: Runner, cases: tuple[_Case, ...]) -> list[mx.array]:
@@ -489,6 +536,7 @@ def _sequence(case: _Case, layers: list[Layer], index: int) -> EngineSequence:
         prompt_token_ids=TokenIds.of(case.tokens[: sum(case.chunks)]),
         max_tokens=DECODED_TOKENS,
         sampling=SamplingParams(temperature=0.0, seed=0),
+        adapter=case.adapter,
     )
     sequence = EngineSequence.begin(request, live=LiveState(layers), vocab_size=1)
     sequence.live.reserve(len(case.tokens))

@@ -121,6 +121,11 @@ class SequenceSpan:
     span: Span
 
     @property
+    def adapter(self) -> str:
+        """The name of the sequence's LoRA adapter; empty: none."""
+        return self.sequence.request.adapter
+
+    @property
     def is_decoding(self) -> bool:
         """Whether the span's tokens were generated; the host may not know them yet."""
         return self.span.start >= self.sequence.known.size

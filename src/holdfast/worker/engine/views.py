@@ -371,7 +371,7 @@ class SpanView(KVView):
     def __init__(self, layer: LayerKV, *, context: StepContext) -> None:
         self._layer = layer
         self._context = context
-        self.offset = layer.tokens
+        self.offset: int = layer.tokens
 
     @property
     def start_position(self) -> int:
@@ -455,7 +455,7 @@ class StateView:
         # not at the top: the seam must be installed first
         from mlx_lm.models.cache import ArraysCache
 
-        return ArraysCache  # type: ignore[no-any-return]
+        return ArraysCache
 
     def __getitem__(self, index: int) -> mx.array | None:
         stack, first = self._states[0].stacked(index)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -79,9 +79,11 @@ class WorkerLoop:
         memory: MemoryBudget | None = None,
         pulse: Pulse | None = None,
         counters: Counters | None = None,
+        adapters: Collection[str] = (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """on_rest: called once after a while without work. on_wake: called at the next request.
+        adapters: the names of the model's LoRA adapters.
 
         pulse: reports what the thread does. counters: may contain counters of the engine.
         """
@@ -97,7 +99,9 @@ class WorkerLoop:
         self._steps = DeviceSteps(
             engine, retry_chunk_tokens=retry_chunk_tokens, limit_chunks=scheduler.limit_chunks
         )
+        self._adapters = adapters
         self._ledger = Ledger(clock=clock, counters=counters)
+        self._prefixes = cache
         self._cache = CacheClient(
             cache,
             engine=engine,
@@ -214,7 +218,7 @@ class WorkerLoop:
     # -- commands
 
     def _obey(self, commands: list[Command]) -> None:
-        for command in commands:
+        for command in map(self._as_cached, commands):
             match command:
                 case SequenceRequest():
                     self._accept(command)
@@ -243,7 +247,21 @@ class WorkerLoop:
                 case SessionCommand():
                     self._carry_out(command)
 
+    def _as_cached(self, command: Command) -> Command:
+        """The command with the tenant as which it uses the cache, which depends on the adapter."""
+        if (
+            self._prefixes is None
+            or not isinstance(command, SequenceRequest | SessionCommand | ReadAheadRun)
+            or command.adapter not in self._adapters
+        ):
+            return command
+        tenant = self._prefixes.tenant_of(command.tenant, adapter=command.adapter)
+        return msgspec.structs.replace(command, tenant=tenant)
+
     def _accept(self, request: SequenceRequest) -> None:
+        if request.adapter and request.adapter not in self._adapters:
+            self._ledger.reject(request, InvalidRequest(self._no_adapter(request.adapter)))
+            return
         if self._has_rested:
             self._on_wake()
             self._has_rested = False
@@ -331,8 +349,17 @@ class WorkerLoop:
 
     # -- sessions
 
+    def _no_adapter(self, name: str) -> str:
+        return (
+            f"the loaded model has no adapter {name!r}; available: "
+            f"{', '.join(self._adapters) or 'none'}"
+        )
+
     def _carry_out(self, command: SessionCommand) -> None:
         sessions = self._sessions
+        if command.adapter and command.adapter not in self._adapters:
+            self._refuse(command, SessionFailure.NOT_FOUND, self._no_adapter(command.adapter))
+            return
         if sessions is None:
             message = "this model has no prefix cache, so there are no sessions"
             self._refuse(command, SessionFailure.OFF, message)

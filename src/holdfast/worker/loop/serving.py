@@ -20,6 +20,7 @@ from holdfast.config import SchedulerSettings, StoreSettings
 from holdfast.errors import ConfigError
 from holdfast.machine import device_memory, platform
 from holdfast.machine.device_memory import MemoryPlan, MemoryShare, pressure_reader
+from holdfast.models.adapter_folder import adapter_folders
 from holdfast.models.file_hashing import FileHashing, HashCache, ModelChanged
 from holdfast.store.block import StoreRefused
 from holdfast.store.maintenance import store_limits
@@ -29,13 +30,19 @@ from holdfast.wire.events import ModelInfo
 from holdfast.worker.engine.constraints import Constraints, Grammars
 from holdfast.worker.engine.engine import Engine, KVCosts
 from holdfast.worker.engine.fingerprint import (
+    adapter_fingerprint,
     files_of_identity,
     model_fingerprint,
     runs_own_code,
 )
 from holdfast.worker.engine.layouts import LayoutError, Runner, choose_sharing
 from holdfast.worker.engine.load import LoadedModel, load_model
-from holdfast.worker.engine.probe import choose_layout, warnings_about, warnings_about_kernels
+from holdfast.worker.engine.probe import (
+    choose_layout,
+    choose_mixing,
+    warnings_about,
+    warnings_about_kernels,
+)
 from holdfast.worker.engine.seams import mlx_lm_version
 from holdfast.worker.engine.weight_format import give_back_freed_memory
 from holdfast.worker.kv.codec import BITS, PayloadFormat
@@ -79,7 +86,8 @@ def open_cache(
     """Open the prefix cache of a model; returns None for a layout whose state cannot be cached.
 
     hashes: the hashes of the model files (`fingerprint.files_of_identity`). ram_tier_bytes: the
-    limit for blocks in RAM. Raises ConfigError if the store's folder cannot be used.
+    limit for blocks in RAM. Blocks of adapters are stored with those of the model, but in chains of
+    their own (`PrefixCache.tenant_of`). Raises ConfigError if the store's folder cannot be used.
     """
     if costs.form is None:
         return None  # the probe has warned about this
@@ -95,7 +103,16 @@ def open_cache(
         _open_store(store, fingerprint, served_as=settings.model.name) if store.folder else None
     )
     index = PrefixIndex(fingerprint=fingerprint, ram_budget_bytes=ram_tier_bytes, disk=blocks)
-    return PrefixCache(index, store=blocks, payloads=payloads, most_parked_bytes=store.ram_bytes)
+    return PrefixCache(
+        index,
+        store=blocks,
+        payloads=payloads,
+        most_parked_bytes=store.ram_bytes,
+        adapters={
+            each.name: adapter_fingerprint(fingerprint, each, hashes)
+            for each in loaded.adapter_files
+        },
+    )
 
 
 def _open_store(store: StoreSettings, fingerprint: str, *, served_as: str) -> BlockStore:
@@ -203,7 +220,8 @@ def build_loop(
     """
     folder = Path(settings.folder)
     own_code = runs_own_code(folder, trust_remote_code=settings.model.trust_remote_code)
-    files = partial(files_of_identity, folder, runs_own_code=own_code)
+    adapters = adapter_folders(settings.model.adapters)
+    files = partial(files_of_identity, folder, runs_own_code=own_code, adapters=adapters)
     cache = HashCache(Path(settings.hash_cache) if settings.hash_cache else None)
     for attempts_left in reversed(range(LOAD_ATTEMPTS)):
         try:
@@ -289,6 +307,8 @@ def _load(settings: WorkerSettings, progress: Progress) -> _Probed:
     grammars.prepare()
     progress("probing", 0.0)
     runner = choose_layout(loaded.model, vocab_size=loaded.vocab_size, wanted=model.layout)
+    runner.adapters = loaded.adapters
+    choose_mixing(runner, vocab_size=loaded.vocab_size)
     constraints = Constraints(grammars, vocab_size=loaded.vocab_size)
     engine = Engine(runner, vocab_size=loaded.vocab_size, constraints=constraints)
     costs = engine.measure_costs()
@@ -347,6 +367,7 @@ def _build(
         on_wake=partial(platform.wire, memory.wired_bytes),
         pulse=pulse,
         counters=counters,
+        adapters=() if probed.loaded.adapters is None else probed.loaded.adapters.names,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import mlx.core as mx
@@ -59,10 +59,12 @@ class PrefixCache:
         store: BlockStore | None,
         payloads: PayloadFormat,
         most_parked_bytes: int | None = None,
+        adapters: Mapping[str, str] | None = None,
     ) -> None:
         """most_parked_bytes: limit for the live states of ended sequences; 0: none is parked; None:
-        as many as fit.
+        as many as fit. adapters: the fingerprints of the model's adapters, by name.
         """
+        self._adapters = {} if adapters is None else dict(adapters)
         self.index = index
         self.store = store
         self._payloads = payloads
@@ -74,6 +76,19 @@ class PrefixCache:
             logger.info(
                 "the store has %d block%s of this model", placed, "" if placed == 1 else "s"
             )
+
+    def fingerprint_of(self, adapter: str) -> str:
+        """The fingerprint of the model with an adapter; an empty name: of the model itself."""
+        return self._adapters[adapter] if adapter else self.index.fingerprint
+
+    def tenant_of(self, tenant: str, *, adapter: str) -> str:
+        """The tenant as which the requests of a tenant to an adapter use the cache.
+
+        Nothing is shared between tenants, so KV is never used with another adapter. The name
+        depends on the adapter's weights, so a new version of an adapter does not use the KV of the
+        old one.
+        """
+        return f"{self._adapters[adapter]}/{tenant}" if adapter else tenant
 
     # -- start from the cache
 

@@ -120,7 +120,7 @@ class Transfers:
             )
         blocks = {block.key: block for branch in branches for block in index.blocks_of(branch)}
         manifest = Manifest(
-            fingerprint=index.fingerprint,
+            fingerprint=self._cache.fingerprint_of(command.adapter),
             session_id=session.session_id,
             created_at=session.created_at,
             metadata=session.metadata,
@@ -265,7 +265,7 @@ class Transfers:
             self._check_block(block)
 
         try:
-            file.refuse_other_model(self._cache.index.fingerprint)
+            file.refuse_other_model(self._cache.fingerprint_of(transfer.command.adapter))
             checked.put((file, file.checked_chains(check)))
             for branch in file.manifest.branches:
                 for key in branch.keys:

@@ -1,0 +1,479 @@
+"""LoRA adapters of a loaded model: one copy of the model's weights serves the model itself and all
+of its adapters.
+
+An adapter adds a low-rank product to the output of some layers, y = W x + scale · B (A x). The
+layers of the model stay as they are, and their classes are replaced by subclasses that compute the
+layer's own output and then add what the adapters add. So W x is computed once for all rows of a
+batch. Parameters, their names and their number formats do not change, and a row without an adapter
+keeps the layer's own output.
+
+The rows of a forward pass may belong to several adapters if every adapted layer is a linear layer
+that sees the rows of the batch in their order; the probe verifies that. In each layer, the matrices
+A of all adapters are stacked along their ranks, and so are the matrices B. One product gives A x
+for every row and every adapter. It is multiplied by a mask that contains the scale of the row's
+adapter at its own ranks, and 0 elsewhere. A second product with all B then gives the sum for every
+row. The number of operations does not depend on the number of adapters, and with ranks of 8 to 16,
+the products of the other adapters cost little.
+
+Otherwise, a step has one forward pass for each adapter. That is also the case if an adapter changes
+the output head, which may see only some of the rows, or experts, which see them in another order.
+
+DoRA also scales each output by m / ‖W + scale · B A‖, which depends only on weights and is computed
+once. mlx-lm computes it for every token.
+
+Device thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
+
+from holdfast.errors import ModelLoadError
+from holdfast.models.adapter_folder import WEIGHTS, AdapterFiles
+from holdfast.worker.engine import seams
+from holdfast.worker.engine.seams import HEAD_NAMES
+
+T = TypeVar("T")
+# the adapters of a layer and their ranks there; layers with equal ranks share their masks
+Ranks: TypeAlias = tuple[tuple[str, int], ...]
+
+
+class RowsOutOfOrder(RuntimeError):
+    """A layer does not see the rows of the batch in order, so that rows of several adapters cannot
+    be mixed.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowRank:
+    """The weights of one adapter in one layer, in the shapes of mlx-lm.
+
+    magnitude: for DoRA, the factor of each output, [outputs]; None for LoRA.
+    """
+
+    a: mx.array
+    b: mx.array
+    scale: float
+    magnitude: mx.array | None = None
+
+
+class AdaptedLayer(Protocol):
+    """A layer with the weights of all adapters that change it."""
+
+    @property
+    def can_mix(self) -> bool:
+        """Whether one call may contain rows of several adapters (`Mixed`)."""
+        ...
+
+    def added(
+        self, adapter: str, method: str, x: mx.array, y: mx.array, *args: Any, **kwargs: Any
+    ) -> mx.array:
+        """The output `y` of the layer for the input `x`, changed by one adapter. Lazy.
+
+        method: the method of the layer that was called. args, kwargs: its further arguments.
+        """
+        ...
+
+    def arrays(self) -> tuple[mx.array, ...]:
+        """The weights of the adapters."""
+        ...
+
+
+class AdaptedLinear:
+    """A linear layer with its adapters."""
+
+    def __init__(
+        self, parts: Mapping[str, LowRank], *, bias: mx.array | None, can_mix: bool
+    ) -> None:
+        """parts: the weights by the name of the adapter; a: [inputs, rank], b: [rank, outputs].
+        bias: that of the layer; DoRA does not scale it.
+        """
+        self.can_mix = can_mix
+        self.ranks: Ranks = tuple((name, part.b.shape[0]) for name, part in parts.items())
+        # stacked along the ranks: [all ranks, inputs] and [all ranks, outputs]
+        self._a = mx.concatenate([part.a.T for part in parts.values()])
+        self._b = mx.concatenate([part.b for part in parts.values()])
+        self._factors = {
+            name: part.magnitude for name, part in parts.items() if part.magnitude is not None
+        }
+        self._bias = bias
+        mx.eval(self._a, self._b, self._factors)
+        self._own: dict[str, LowRank] = {}
+        start = 0
+        for name, rank in self.ranks:
+            own = slice(start, start + rank)  # a view: takes no memory
+            scale = parts[name].scale
+            self._own[name] = LowRank(a=self._a[own].T, b=self._b[own], scale=scale)
+            start += rank
+
+    def added(
+        self, adapter: str, method: str, x: mx.array, y: mx.array, *args: Any, **kwargs: Any
+    ) -> mx.array:
+        own = self._own.get(adapter)
+        if own is None:
+            return y
+        out = y + (own.scale * ((x @ own.a) @ own.b)).astype(x.dtype)
+        factor = self._factors.get(adapter)
+        return out if factor is None else self._scaled(out, factor.astype(x.dtype))
+
+    def added_by_row(self, rows: Mixed, x: mx.array, y: mx.array, *, path: str) -> mx.array:
+        """As `added`, with the adapter of each row. Lazy."""
+        low = (x @ self._a.T).reshape(-1, self._a.shape[0])
+        if low.shape[0] != rows.count:
+            raise RowsOutOfOrder(f"{path} gets {low.shape[0]} rows of {rows.count}")
+        high = (low * rows.scales(self.ranks).astype(low.dtype)) @ self._b
+        out = y + high.reshape(y.shape).astype(x.dtype)
+        if not self._factors:
+            return out
+        factor = rows.chosen(self._factors, size=y.shape[-1]).reshape(y.shape)
+        return self._scaled(out, factor.astype(x.dtype))
+
+    def _scaled(self, out: mx.array, factor: mx.array) -> mx.array:
+        return factor * out if self._bias is None else factor * out + (1 - factor) * self._bias
+
+    def arrays(self) -> tuple[mx.array, ...]:
+        return (self._a, self._b, *self._factors.values())
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedExperts:
+    """The experts of a mixture with their adapters. a: [experts, rank, inputs]; b: [experts,
+    outputs, rank].
+    """
+
+    parts: Mapping[str, LowRank]
+    can_mix: bool = False
+
+    def added(
+        self,
+        adapter: str,
+        method: str,
+        x: mx.array,
+        y: mx.array,
+        indices: mx.array,
+        sorted_indices: bool = False,
+    ) -> mx.array:
+        own = self.parts.get(adapter)
+        if own is None:
+            return y
+        z = x
+        for weight in (own.a, own.b):
+            z = mx.gather_mm(
+                z, weight.swapaxes(-1, -2), rhs_indices=indices, sorted_indices=sorted_indices
+            )
+        return y + (own.scale * z).astype(x.dtype)
+
+    def arrays(self) -> tuple[mx.array, ...]:
+        return _arrays_of(self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedEmbedding:
+    """An embedding, which may also be the output head, with its adapters. a: [vocabulary, rank]; b:
+    [rank, dimensions].
+    """
+
+    parts: Mapping[str, LowRank]
+    can_mix: bool = False
+
+    def added(self, adapter: str, method: str, x: mx.array, y: mx.array) -> mx.array:
+        own = self.parts.get(adapter)
+        if own is None:
+            return y
+        if method == "as_linear":
+            return y + (own.scale * ((x @ own.b.T) @ own.a.T)).astype(x.dtype)
+        return y + (own.scale * (own.a[x] @ own.b)).astype(y.dtype)
+
+    def arrays(self) -> tuple[mx.array, ...]:
+        return _arrays_of(self.parts)
+
+
+def _arrays_of(parts: Mapping[str, LowRank]) -> tuple[mx.array, ...]:
+    return tuple(array for part in parts.values() for array in (part.a, part.b))
+
+
+class Mixed:
+    """The adapter of each row of a forward pass."""
+
+    def __init__(self, runs: Sequence[tuple[str, int]], scales: Mapping[str, float]) -> None:
+        """runs: as for `Adapters.applied`. scales: of all adapters, by name."""
+        self.count = sum(count for _, count in runs)
+        self._runs = runs
+        self._scales = scales
+        self._masks: dict[Ranks, mx.array] = {}
+
+    def scales(self, ranks: Ranks) -> mx.array:
+        """The scale of each row's adapter at its own ranks, 0 at the others: [rows, all ranks]."""
+        if ranks not in self._masks:
+            table = [
+                [self._scales[name] * (own == name) for name, rank in ranks for _ in range(rank)]
+                for own in self._names
+            ]
+            self._masks[ranks] = mx.array(table)[self._numbers]
+        return self._masks[ranks]
+
+    def chosen(self, vectors: Mapping[str, mx.array], *, size: int) -> mx.array:
+        """The vector of each row's adapter, or ones: [rows, size]."""
+        ones = mx.ones((size,))
+        return mx.stack([vectors.get(name, ones) for name in self._names])[self._numbers]
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for name, _ in self._runs))
+
+    @cached_property
+    def _numbers(self) -> mx.array:
+        """The place of each row's adapter in `_names`: int32 [rows]."""
+        places = {name: place for place, name in enumerate(self._names)}
+        return mx.array([places[name] for name, count in self._runs for _ in range(count)])
+
+
+class Adapters:
+    """The adapters of one model. Within `applied`, its forward passes apply them; everywhere else,
+    the model computes what it would compute without them.
+    """
+
+    def __init__(
+        self, model: Module, *, scales: Mapping[str, float], layers: Mapping[str, AdaptedLayer]
+    ) -> None:
+        """scales: of each adapter, by name. layers: the adapted layers, by their path in the
+        model.
+        """
+        self._scales = scales
+        self._layers = layers
+        self._whole = ""  # the adapter of all rows of the forward pass
+        self._mixed: Mixed | None = None  # set if the rows have several
+        modules = dict(_named_modules(model))
+        for path, layer in layers.items():
+            self._apply_in(modules[path], path, layer)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the adapters, in the order of the settings."""
+        return tuple(self._scales)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all adapters' weights."""
+        return sum(array.nbytes for layer in self._layers.values() for array in layer.arrays())
+
+    @property
+    def can_mix(self) -> bool:
+        """Whether a forward pass may contain rows of several adapters, as far as the layers tell."""
+        return all(layer.can_mix for layer in self._layers.values())
+
+    @contextmanager
+    def applied(self, runs: Sequence[tuple[str, int]]) -> Iterator[None]:
+        """Within the block, forward passes apply these adapters.
+
+        runs: the rows of the batch in order, as (name of the adapter, number of rows); an empty
+        name stands for the model itself.
+        """
+        names = {name for name, _ in runs}
+        if len(names) == 1:
+            self._whole = names.pop()
+        else:
+            self._mixed = Mixed(runs, self._scales)
+        try:
+            yield
+        finally:
+            self._whole = ""
+            self._mixed = None
+
+    def call(self, name: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call a function whose forward passes all belong to one adapter, or to the model itself
+        if the name is empty.
+        """
+        with self.applied([(name, 1)]):
+            return function(*args, **kwargs)
+
+    def _apply_in(self, module: Any, path: str, layer: AdaptedLayer) -> None:
+        plain_class = type(module)
+        changed = {
+            method: self._changed(getattr(plain_class, method), method, path, layer)
+            for method in ("__call__", "as_linear")
+            if hasattr(plain_class, method)
+        }
+        module.__class__ = type(
+            plain_class.__name__, (plain_class,), {**changed, "__module__": plain_class.__module__}
+        )
+
+    def _changed(
+        self, plain: Callable[..., mx.array], method: str, path: str, layer: AdaptedLayer
+    ) -> Callable[..., mx.array]:
+        adapters = self
+
+        def call(module: Module, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+            y = plain(module, x, *args, **kwargs)
+            if adapters._whole:
+                return layer.added(adapters._whole, method, x, y, *args, **kwargs)
+            if adapters._mixed is None:
+                return y
+            assert isinstance(layer, AdaptedLinear), f"{path} does not mix adapters"
+            return layer.added_by_row(adapters._mixed, x, y, path=path)
+
+        return call
+
+
+def attach(
+    model: Module, files: Sequence[AdapterFiles], *, compute_dtype: mx.Dtype
+) -> Adapters | None:
+    """Load adapters and attach them to a model. Returns None without adapters.
+
+    compute_dtype: the number format of the model. Raises ModelLoadError, with a message of one
+    line, if an adapter does not fit the model.
+    """
+    if not files:
+        return None
+    modules = dict(_named_modules(model))
+    parts: dict[str, dict[str, LowRank]] = {}
+    for each in files:
+        for path, part in _loaded(each, modules, compute_dtype).items():
+            parts.setdefault(path, {})[each.name] = part
+    layers = {path: _layer(path, found, modules[path]) for path, found in parts.items()}
+    return Adapters(model, scales={each.name: each.scale for each in files}, layers=layers)
+
+
+def _loaded(
+    files: AdapterFiles, modules: Mapping[str, Any], compute_dtype: mx.Dtype
+) -> dict[str, LowRank]:
+    """The weights of one adapter, by the path of the layer."""
+    try:
+        _check_fit(files, modules)
+    except ModelLoadError as error:
+        origin = f" (it was trained on {files.trained_on})" if files.trained_on else ""
+        raise ModelLoadError(
+            f"adapter {files.name} in {files.folder} does not fit this model: {error}{origin}"
+        ) from None
+    weights: dict[str, mx.array] = mx.load(str(files.folder / WEIGHTS))  # type: ignore[assignment]
+    if compute_dtype == mx.float32:  # products would widen 16 bits in every step
+        weights = {name: array.astype(mx.float32) for name, array in weights.items()}
+    mx.eval(weights)
+    parts = {}
+    for path in files.shapes:
+        a = weights[f"{path}.lora_a"]
+        b = weights[f"{path}.lora_b"]
+        magnitude = None
+        if files.kind == "dora":
+            adapted = _plain_weight(modules[path]) + (files.scale * b.T) @ a.T
+            magnitude = weights[f"{path}.m"] / mx.linalg.norm(adapted, axis=1)
+        parts[path] = LowRank(a=a, b=b, scale=files.scale, magnitude=magnitude)
+    return parts
+
+
+def _layer(path: str, parts: Mapping[str, LowRank], module: Any) -> AdaptedLayer:
+    if _is_experts(module):
+        return AdaptedExperts(parts)
+    if _is_embedding(module):
+        return AdaptedEmbedding(parts)
+    can_mix = path.rsplit(".", 1)[-1] not in HEAD_NAMES
+    return AdaptedLinear(parts, bias=module.get("bias"), can_mix=can_mix)
+
+
+def _plain_weight(module: Any) -> mx.array:
+    """The weight of a linear layer, [outputs, inputs], dequantized if necessary."""
+    if not isinstance(module, QuantizedLinear):
+        weight: mx.array = module.weight
+        return weight
+    return mx.dequantize(
+        module.weight,
+        module.scales,
+        module.get("biases"),
+        group_size=module.group_size,
+        bits=module.bits,
+        mode=module.mode,
+    )
+
+
+# -- whether an adapter fits
+
+
+def _check_fit(files: AdapterFiles, modules: Mapping[str, Any]) -> None:
+    """Raise ModelLoadError, saying what does not fit and what would."""
+    for path, shapes in files.shapes.items():
+        module = modules.get(path)
+        if module is None:
+            raise ModelLoadError(f"the model has no layer {path}{_count_of_layers(path, modules)}")
+        if files.kind == "dora" and (_is_experts(module) or _is_embedding(module)):
+            raise ModelLoadError(f"{path} is no linear layer; possible for it: lora, not dora")
+        rank = _rank(module, shapes)
+        needed = _needed_shapes(module, rank, path)
+        for part, shape in shapes.items():
+            if shape != needed[part]:
+                raise ModelLoadError(
+                    f"{path}.{part} has the shape {_shown(shape)}, but the model needs "
+                    f"{_shown(needed[part])}"
+                )
+
+
+def _count_of_layers(path: str, modules: Mapping[str, Any]) -> str:
+    """Say how many layers the model has, if the path names one beyond them."""
+    before, number, _ = _split_at_number(path)
+    if not number:
+        return ""
+    numbers = {_split_at_number(each)[1] for each in modules if each.startswith(f"{before}.")}
+    count = len(numbers - {""})
+    return f"; it has {count} layers" if 0 < count <= int(number) else ""
+
+
+def _split_at_number(path: str) -> tuple[str, str, str]:
+    """Split a path at the number of a layer: `model.layers.3.mlp` → `model.layers`, `3`, `mlp`."""
+    names = path.split(".")
+    at = next((place for place, name in enumerate(names) if name.isdigit()), len(names))
+    return ".".join(names[:at]), "".join(names[at : at + 1]), ".".join(names[at + 1 :])
+
+
+def _rank(module: Any, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    shape = shapes["lora_b"]
+    if not shape:
+        return 0
+    return shape[-1] if _is_experts(module) else shape[0]
+
+
+def _needed_shapes(module: Any, rank: int, path: str) -> dict[str, tuple[int, ...]]:
+    """The shapes of an adapter's arrays in a layer of the model."""
+    if not (_is_linear(module) or _is_experts(module) or _is_embedding(module)):
+        raise ModelLoadError(
+            f"{path} is a {type(module).__name__}; possible: linear layers, embeddings and experts"
+        )
+    *experts, rows, packed = module.weight.shape
+    columns = packed * 32 // module.bits if "scales" in module else packed
+    if experts:
+        return {"lora_a": (*experts, rank, columns), "lora_b": (*experts, rows, rank)}
+    if _is_embedding(module):
+        return {"lora_a": (rows, rank), "lora_b": (rank, columns)}
+    return {"lora_a": (columns, rank), "lora_b": (rank, rows), "m": (rows,)}
+
+
+def _shown(shape: tuple[int, ...]) -> str:
+    return " × ".join(map(str, shape)) or "of a single number"
+
+
+def _is_linear(module: Any) -> bool:
+    return isinstance(module, Linear | QuantizedLinear)
+
+
+def _is_embedding(module: Any) -> bool:
+    return isinstance(module, Embedding | QuantizedEmbedding)
+
+
+def _is_experts(module: Any) -> bool:
+    seams.prepare()
+    from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+
+    return isinstance(module, SwitchLinear | QuantizedSwitchLinear)
+
+
+def _named_modules(model: Any) -> list[tuple[str, Any]]:
+    modules: list[tuple[str, Any]] = model.named_modules()
+    return modules

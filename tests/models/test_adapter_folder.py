@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.errors import ConfigError, ModelLoadError
+from holdfast.models.adapter_folder import adapter_folders, checked_adapter, checked_adapters
+from tests.fakes.adapters import RANK, SCALE, write_tiny_adapter
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_tiny_adapter(tmp_path / "sql", "llama", seed=1, keys=["self_attn.q_proj"])
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    file = folder / "adapter_config.json"
+    config = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ModelLoadError) as caught:
+        checked_adapter("sql", folder)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("adapter sql: ")
+    return str(caught.value)
+
+
+def test_a_setting_lists_adapters_by_name_and_folder(tmp_path: Path) -> None:
+    assert adapter_folders(["sql=/a/b", "tone.2 = /c=d"]) == {
+        "sql": Path("/a/b"),
+        "tone.2": Path("/c=d"),
+    }
+
+
+@pytest.mark.parametrize("text", ["sql", "=folder", "sql=", "a b=folder", "a:b=x", "latest=folder"])
+def test_anything_else_is_refused_with_the_form(text: str) -> None:
+    with pytest.raises(ConfigError, match="allowed: NAME=FOLDER"):
+        adapter_folders([text])
+
+
+def test_a_name_is_listed_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="two adapters with the name sql"):
+        adapter_folders(["sql=a", "sql=b"])
+
+
+def test_an_adapter_of_mlx_lm_is_read(folder: Path) -> None:
+    change_config(folder, model="someone/base")
+    (files,) = checked_adapters([f"sql={folder}"])
+    assert (files.kind, files.scale, files.trained_on) == ("lora", SCALE, "someone/base")
+    assert all(
+        {shape[-1], shape[0]} & {RANK} for each in files.shapes.values() for shape in each.values()
+    )
+    assert 0 < files.tensor_bytes < (folder / "adapters.safetensors").stat().st_size
+
+
+def test_a_missing_folder_or_file_is_told(folder: Path) -> None:
+    assert "there is no folder" in refusal(folder.parent / "none")
+    (folder / "adapters.safetensors").rename(folder / "other.safetensors")
+    assert "has no adapters.safetensors; an adapter is a folder with" in refusal(folder)
+
+
+def test_the_format_of_peft_is_recognized(folder: Path) -> None:
+    (folder / "adapters.safetensors").rename(folder / "adapter_model.safetensors")
+    assert "the format of PEFT" in refusal(folder)
+
+
+def test_a_full_fine_tuning_is_no_adapter(folder: Path) -> None:
+    change_config(folder, fine_tune_type="full")
+    assert "'full'; possible: lora, dora" in refusal(folder)
+    assert "mlx_lm.fuse" in refusal(folder)
+
+
+def test_a_scale_is_needed(folder: Path) -> None:
+    change_config(folder, lora_parameters={"alpha": 16})
+    assert "no number lora_parameters.scale" in refusal(folder)
+
+
+def test_dora_needs_magnitudes(folder: Path) -> None:
+    change_config(folder, fine_tune_type="dora")
+    assert ".m" in refusal(folder)
+
+
+def test_a_file_that_is_cut_short_is_told(folder: Path) -> None:
+    file = folder / "adapters.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+    assert "cut short" in refusal(folder)
+
+
+def test_other_weights_are_told(folder: Path, tmp_path: Path) -> None:
+    import mlx.core as mx
+
+    mx.save_safetensors(str(folder / "adapters.safetensors"), {"model.norm.weight": mx.ones(4)})
+    assert "model.norm.weight, which is no weight of a lora adapter" in refusal(folder)
