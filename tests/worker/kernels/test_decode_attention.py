@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from holdfast.worker.kernels.decode_attention import (
     Run,
     attend,
     attend_in_numpy,
+    group_of,
 )
 
 pytestmark = pytest.mark.skipif(
@@ -44,31 +46,36 @@ SHAPES = [
     Shape(64, 1, 64, 64),
     Shape(2, 1, 576, 512),
 ]
+SMALL_GROUP_SHAPES = [Shape(6, 3, 96, 96), Shape(4, 2, 32, 64), Shape(4, 1, 128, 160)]
 ODD_SHAPES = [Shape(6, 2, 16, 48), Shape(3, 3, 80, 80)]
+NATIVE: tuple[Bits, Bits] = (32, 32)
+ALL_BITS: list[tuple[Bits, Bits]] = [NATIVE, (8, 8), (4, 4), (8, 4), (4, 8)]
 
 
 def quantized(array: Floats, bits: Bits) -> Quantized:
-    codes, scales, biases = mx.quantize(mx.array(array), group_size=64, bits=bits)
+    group = group_of(array.shape[2])
+    codes, scales, biases = mx.quantize(mx.array(array), group_size=group, bits=bits)
     halves = [np.array(each.astype(mx.float16)) for each in (scales, biases)]
-    return Quantized(np.array(codes), *halves)
+    return Quantized(np.array(codes), *halves, bits)
 
 
 class Kept:
     """Random keys and values, as arrays and as a buffer of the kernel."""
 
-    def __init__(self, rng: np.random.Generator, shape: Shape, bits: Bits) -> None:
+    def __init__(self, rng: np.random.Generator, shape: Shape, bits: tuple[Bits, Bits]) -> None:
         sizes = (shape.key_dimension, shape.value_dimension)
         self.arrays: list[Floats | Quantized] = []
-        for size in sizes:
+        for size, each in zip(sizes, bits, strict=True):
             array = rng.standard_normal((shape.kv_heads, CAPACITY, size), np.float32)
-            self.arrays.append(array if bits == 32 else quantized(array, bits))
+            self.arrays.append(array if each == 32 else quantized(array, each))
         keys, values = self.arrays
         if isinstance(keys, Quantized) and isinstance(values, Quantized):
             self.buffer = Buffer(
                 keys=keys.codes.ctypes.data,
                 values=values.codes.ctypes.data,
                 capacity=CAPACITY,
-                bits=bits,
+                key_bits=keys.bits,
+                value_bits=values.bits,
                 key_scales=keys.scales.ctypes.data,
                 key_biases=keys.biases.ctypes.data,
                 value_scales=values.scales.ctypes.data,
@@ -84,7 +91,8 @@ class Kept:
     def cut(self, start: int, end: int) -> tuple[Floats | Quantized, Floats | Quantized]:
         keys, values = (
             Quantized(
-                each.codes[:, start:end], each.scales[:, start:end], each.biases[:, start:end]
+                *(array[:, start:end] for array in (each.codes, each.scales, each.biases)),
+                each.bits,
             )
             if isinstance(each, Quantized)
             else each[:, start:end]
@@ -105,8 +113,8 @@ spans = st.tuples(
 
 
 @given(
-    shape=st.sampled_from(SHAPES + ODD_SHAPES),
-    bits=st.sampled_from([32, 8, 4]),
+    shape=st.sampled_from(SHAPES + SMALL_GROUP_SHAPES + ODD_SHAPES),
+    bits=st.sampled_from(ALL_BITS),
     rows=st.lists(st.lists(spans, min_size=1, max_size=3), min_size=1, max_size=9),
     has_sinks=st.booleans(),
     threads=st.sampled_from([1, 2, 3]),
@@ -114,14 +122,14 @@ spans = st.tuples(
 )
 def test_rows_with_common_and_own_runs_get_what_numpy_computes(
     shape: Shape,
-    bits: Bits,
+    bits: tuple[Bits, Bits],
     rows: list[list[tuple[int, int, int]]],
     has_sinks: bool,
     threads: int,
     seed: int,
 ) -> None:
     if shape in ODD_SHAPES:
-        bits = 32
+        bits = NATIVE
     rng = np.random.default_rng(seed)
     kept = [Kept(rng, shape, bits) for _ in range(3)]
     queries = queries_of(rng, len(rows), shape)
@@ -142,8 +150,8 @@ def test_rows_with_common_and_own_runs_get_what_numpy_computes(
     np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("bits", [32, 8, 4])
-def test_a_shared_run_gives_each_row_what_it_gets_alone(bits: Bits) -> None:
+@pytest.mark.parametrize("bits", ALL_BITS)
+def test_a_shared_run_gives_each_row_what_it_gets_alone(bits: tuple[Bits, Bits]) -> None:
     rng = np.random.default_rng(3)
     shape = SHAPES[0]
     shared, *own = (Kept(rng, shape, bits) for _ in range(41))
@@ -159,7 +167,7 @@ def test_a_shared_run_gives_each_row_what_it_gets_alone(bits: Bits) -> None:
 @pytest.mark.parametrize("place", [0, 1])
 def test_values_that_are_not_finite_reach_the_result(poison: float, place: int) -> None:
     rng = np.random.default_rng(0)
-    kept = Kept(rng, SHAPES[0], 32)
+    kept = Kept(rng, SHAPES[0], NATIVE)
     array = kept.arrays[place]
     assert isinstance(array, np.ndarray)
     array[1, 500, 7] = poison
@@ -175,7 +183,7 @@ def test_values_that_are_not_finite_reach_the_result(poison: float, place: int) 
 
 def test_threads_of_a_process_call_it_at_the_same_time() -> None:
     rng = np.random.default_rng(1)
-    kept = Kept(rng, SHAPES[1], 32)
+    kept = Kept(rng, SHAPES[1], NATIVE)
     queries = queries_of(rng, 4, SHAPES[1])
     rows = [[Run(kept.buffer, 0, 700)]] * 4
     expected = attend_in_numpy(queries, [[kept.cut(0, 700)]] * 4)
@@ -189,17 +197,25 @@ def test_threads_of_a_process_call_it_at_the_same_time() -> None:
 
 
 def test_what_it_does_not_support_is_known() -> None:
-    fits = {"heads": 8, "kv_heads": 2, "key_dimension": 64, "value_dimension": 64}
-    assert decode_attention.supports(**fits)
-    assert decode_attention.supports(**{**fits, "key_dimension": 80})
-    assert not decode_attention.supports(**{**fits, "key_dimension": 80}, bits=8)
-    assert not decode_attention.supports(**{**fits, "value_dimension": 24})
-    assert not decode_attention.supports(**{**fits, "kv_heads": 3})
-    kept = Kept(np.random.default_rng(0), SHAPES[0], 32)
-    with pytest.raises(RuntimeError, match="shapes are not supported"):
-        attend(
-            np.zeros((1, 3, 64), np.float32),
-            [[Run(kept.buffer, 0, 9)]],
-            kv_heads=2,
-            value_dimension=64,
+    def supports(**changes: int) -> tuple[bool, bool]:
+        sizes = {"heads": 8, "kv_heads": 2, "key_dimension": 64, "value_dimension": 64, **changes}
+        native, of_codes = (
+            decode_attention.supports(**sizes, is_quantized=each) for each in (False, True)
         )
+        return native, of_codes
+
+    assert supports() == (True, True)
+    assert supports(key_dimension=96) == (True, True)
+    assert supports(key_dimension=80) == (True, False)
+    assert supports(key_dimension=704) == (True, False)
+    assert supports(value_dimension=24) == (False, False)
+    assert supports(kv_heads=3) == (False, False)
+
+
+def test_an_unsupported_call_is_an_error() -> None:
+    buffer = Kept(np.random.default_rng(0), SHAPES[0], (8, 4)).buffer
+    only_keys = dataclasses.replace(buffer, value_bits=32)
+    for heads, of in ((3, buffer), (8, only_keys)):
+        queries = np.zeros((1, heads, 64), np.float32)
+        with pytest.raises(RuntimeError, match="shapes or bits are not supported"):
+            attend(queries, [[Run(of, 0, 9)]], kv_heads=2, value_dimension=64)

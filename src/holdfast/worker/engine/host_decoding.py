@@ -37,8 +37,8 @@ def pays(
     """
     if queries.dtype != mx.float32 or decode_attention.unavailable():
         return False
-    bits = min(layer.bits for layer in layers)
-    if bits == NATIVE_BITS and sum(seen) * queries.shape[1] < least_scores:
+    is_quantized = any(_bits(layer) != (NATIVE_BITS, NATIVE_BITS) for layer in layers)
+    if not is_quantized and sum(seen) * queries.shape[1] < least_scores:
         return False
     keys, values = layers[0].form()
     return keys.dtype == values.dtype == "float32" and decode_attention.supports(
@@ -46,7 +46,7 @@ def pays(
         kv_heads=keys.heads,
         key_dimension=keys.dimension,
         value_dimension=values.dimension,
-        bits=bits,
+        is_quantized=is_quantized,
     )
 
 
@@ -69,7 +69,7 @@ def attend(
         for arrays, start, end in runs:
             key = id(arrays[0])
             if key not in buffers:
-                buffers[key] = _buffer(arrays, layer.bits, kv_heads=keys.heads)
+                buffers[key] = _buffer(arrays, _bits(layer), kv_heads=keys.heads)
             row.append(Run(buffers[key], start, end))
         rows.append(row)
     attended = decode_attention.attend(
@@ -83,10 +83,16 @@ def attend(
     return mx.array(attended[:, :, None])
 
 
-def _buffer(stored: Sequence[mx.array], bits: Bits, *, kv_heads: int) -> Buffer:
+def _bits(layer: LayerKV) -> tuple[Bits, Bits]:
+    """Bits of the keys and of the values in the quantized runs of a layer."""
+    return layer.bits, layer.bits
+
+
+def _buffer(stored: Sequence[mx.array], bits: tuple[Bits, Bits], *, kv_heads: int) -> Buffer:
     """The buffer of stored keys and values, which are evaluated and row-contiguous.
 
-    bits: of the quantized runs of the layer; runs of one or two arrays are not quantized.
+    bits: of keys and of values in the quantized runs of the layer; runs of one or two arrays are
+    not quantized.
     """
     views = [np.array(array, copy=False) for array in stored]  # released before the next append
     assert all(view.flags.c_contiguous for view in views), "a buffer is not row-contiguous"
@@ -104,7 +110,8 @@ def _buffer(stored: Sequence[mx.array], bits: Bits, *, kv_heads: int) -> Buffer:
         keys=of_keys[0],
         values=of_values[0],
         capacity=capacity,
-        bits=bits,
+        key_bits=bits[0],
+        value_bits=bits[1],
         key_scales=of_keys[1],
         key_biases=of_keys[2],
         value_scales=of_values[1],

@@ -1,5 +1,5 @@
 /* Attention of decoding sequences over keys and values in float32, or quantized to 8 or 4 bits in
- * groups of 64 dimensions. Plain C with the vector extensions of GCC and Clang.
+ * groups of 64 or 32 dimensions. Plain C with the vector extensions of GCC and Clang.
  *
  * One call computes one layer of a step. Its keys and values come in runs of adjoining tokens. A
  * run is read once for all rows (sequences) that hold it, so a prefix that many sequences share
@@ -23,7 +23,7 @@
 
 #define WIDTH 16       /* floats in a vector; the compiler splits it if the CPU's are shorter */
 #define TILE 128       /* tokens; a float tile of 64 dimensions then fits the L1 cache */
-#define GROUP 64       /* dimensions that share a scale and a bias */
+#define GROUP 64       /* dimensions that share a scale and a bias, at most */
 #define MOST_D 640     /* largest head dimension of quantized keys and values */
 #define MOST_QUERIES 64 /* queries that one task computes: bounds its memory on the stack */
 #define NO_SCORE -3.0e38f
@@ -38,7 +38,7 @@ typedef struct {
     const _Float16 *key_scales, *key_biases, *value_scales, *value_biases; /* NULL if float32 */
     int64_t capacity;             /* tokens from one head to the next */
     int32_t tokens;
-    int32_t bits;                 /* 32, 8 or 4 */
+    int32_t key_bits, value_bits; /* 8 or 4 each, or both 32 */
     int32_t first_row, rows;      /* the rows are row_ids[first_row : first_row + rows] */
 } Run;
 
@@ -106,35 +106,46 @@ static inline vec exponential(vec x) {
     return p * (vec)bits;
 }
 
-/* The codes of one group as floats. Compilers turn these loops into wide conversions. */
-static inline void unpack8(const uint8_t *codes, float *restrict out) {
-    for (int i = 0; i < GROUP; i++) out[i] = codes[i];
-}
+/* How many dimensions share a scale and a bias; as `group_of` in decode_attention.py. */
+static inline int group_of(int dimension) { return dimension % GROUP ? GROUP / 2 : GROUP; }
 
-/* Even dimensions first, then odd ones: queries and results are permuted to match. */
-static inline void unpack4(const uint8_t *codes, float *restrict out) {
-    for (int i = 0; i < GROUP / 2; i++) out[i] = codes[i] & 15;
-    for (int i = 0; i < GROUP / 2; i++) out[GROUP / 2 + i] = codes[i] >> 4;
-}
-
-static void unpack(const uint8_t *codes, int64_t stride, int tokens, int bits, float *tile) {
-    for (int t = 0; t < tokens; t++) {
-        if (bits == 8) unpack8(codes + t * stride, tile + t * GROUP);
-        else unpack4(codes + t * stride, tile + t * GROUP);
+/* The codes of one group as floats. Compilers turn these loops into wide conversions. 4 bits: even
+ * dimensions first, then odd ones; queries and results are permuted to match. */
+static inline __attribute__((always_inline)) void unpack_as(
+    const uint8_t *codes, int64_t stride, int tokens, int bits, int group, float *restrict tile) {
+    for (int t = 0; t < tokens; t++, codes += stride, tile += group) {
+        if (bits == 8) {
+            for (int i = 0; i < group; i++) tile[i] = codes[i];
+            continue;
+        }
+        for (int i = 0; i < group / 2; i++) tile[i] = codes[i] & 15;
+        for (int i = 0; i < group / 2; i++) tile[group / 2 + i] = codes[i] >> 4;
     }
 }
 
-static void permute(const float *from, float *restrict to, int count) {
-    for (int g = 0; g < count; g += GROUP) {
-        for (int i = 0; i < GROUP; i++) to[g + i / 2 + (i & 1) * (GROUP / 2)] = from[g + i];
+/* tile: [tokens, group]. */
+static void unpack(const uint8_t *codes, int64_t stride, int tokens, int bits, int group,
+                   float *tile) {
+    if (group == GROUP) { /* a constant number of steps */
+        if (bits == 8) unpack_as(codes, stride, tokens, 8, GROUP, tile);
+        else unpack_as(codes, stride, tokens, 4, GROUP, tile);
+    } else {
+        if (bits == 8) unpack_as(codes, stride, tokens, 8, GROUP / 2, tile);
+        else unpack_as(codes, stride, tokens, 4, GROUP / 2, tile);
     }
 }
 
-static void undo_permute(float *at, int count) {
+static void permute(const float *from, float *restrict to, int count, int group) {
+    for (int g = 0; g < count; g += group) {
+        for (int i = 0; i < group; i++) to[g + i / 2 + (i & 1) * (group / 2)] = from[g + i];
+    }
+}
+
+static void undo_permute(float *at, int count, int group) {
     float copy[GROUP];
-    for (int g = 0; g < count; g += GROUP) {
-        memcpy(copy, at + g, sizeof copy);
-        for (int i = 0; i < GROUP; i++) at[g + i] = copy[i / 2 + (i & 1) * (GROUP / 2)];
+    for (int g = 0; g < count; g += group) {
+        memcpy(copy, at + g, sizeof(float) * group);
+        for (int i = 0; i < group; i++) at[g + i] = copy[i / 2 + (i & 1) * (group / 2)];
     }
 }
 
@@ -189,6 +200,20 @@ static void score(int queries, const float *const *q, const float *keys, int64_t
     }
 }
 
+/* a += sum over t of w0[t] * value[t], b += the same with w1, over `count` dimensions, which must be
+ * a constant for the sums to stay in registers. */
+static inline __attribute__((always_inline)) void weigh(const float *w0, const float *w1,
+                                                        const float *value, int64_t stride,
+                                                        int tokens, int count, vec *a, vec *b) {
+    for (int t = 0; t < tokens; t++, value += stride) {
+        for (int i = 0; i < count / WIDTH; i++) {
+            vec part = load(value + i * WIDTH);
+            a[i] += w0[t] * part;
+            b[i] += w1[t] * part;
+        }
+    }
+}
+
 /* o[m] += extra[m] + sum over t of w[m, t] * value[t], over `count` <= GROUP dimensions. */
 static void add_weighted(int queries, const float *w, const float *values, int64_t stride,
                          int tokens, int count, const float *extra, float *o, int64_t o_stride) {
@@ -197,24 +222,11 @@ static void add_weighted(int queries, const float *w, const float *values, int64
         const float *w0 = w + first * TILE, *w1 = w + second * TILE;
         float *o0 = o + first * o_stride, *o1 = o + second * o_stride;
         vec a[GROUP / WIDTH] = {}, b[GROUP / WIDTH] = {};
-        if (count == GROUP) { /* a constant number of steps: the sums stay in registers */
-            for (int t = 0; t < tokens; t++) {
-                const float *value = values + t * stride;
-                for (int i = 0; i < GROUP / WIDTH; i++) {
-                    vec part = load(value + i * WIDTH);
-                    a[i] += w0[t] * part;
-                    b[i] += w1[t] * part;
-                }
-            }
-        } else {
-            for (int t = 0; t < tokens; t++) {
-                const float *value = values + t * stride;
-                for (int i = 0; i * WIDTH < count; i++) {
-                    vec part = load(value + i * WIDTH);
-                    a[i] += w0[t] * part;
-                    b[i] += w1[t] * part;
-                }
-            }
+        switch (count / WIDTH) {
+        case 1: weigh(w0, w1, values, stride, tokens, WIDTH, a, b); break;
+        case 2: weigh(w0, w1, values, stride, tokens, 2 * WIDTH, a, b); break;
+        case 3: weigh(w0, w1, values, stride, tokens, 3 * WIDTH, a, b); break;
+        default: weigh(w0, w1, values, stride, tokens, GROUP, a, b);
         }
         for (int i = 0; i * WIDTH < count; i++) {
             int at = i * WIDTH;
@@ -253,9 +265,12 @@ static void run_task(const Job *job, const Task *task) {
     const Call *call = job->call;
     const Run *run = &call->runs[task->run];
     int repeats = call->heads / call->kv_heads, queries = task->rows * repeats;
-    int key_d = call->key_d, value_d = call->value_d, is_quantized = run->bits < 32;
-    int64_t key_row = (int64_t)key_d * run->bits / 8, value_row = (int64_t)value_d * run->bits / 8;
-    int key_groups = key_d / GROUP, value_groups = value_d / GROUP;
+    int key_d = call->key_d, value_d = call->value_d;
+    int key_bits = run->key_bits, value_bits = run->value_bits, is_quantized = key_bits < 32;
+    int64_t key_row = (int64_t)key_d * key_bits / 8, value_row = (int64_t)value_d * value_bits / 8;
+    int key_group = group_of(key_d), value_group = group_of(value_d);
+    int key_groups = key_d / key_group, value_groups = value_d / value_group;
+    int most_groups = key_groups > value_groups ? key_groups : value_groups;
     int64_t head_tokens = task->kv_head * run->capacity;
     const uint8_t *keys = run->keys + head_tokens * key_row;
     const uint8_t *values = run->values + head_tokens * value_row;
@@ -265,9 +280,9 @@ static void run_task(const Job *job, const Task *task) {
     float weights[is_quantized ? queries * TILE : 1] __attribute__((aligned(64)));
     float tile[is_quantized ? TILE * GROUP : 1] __attribute__((aligned(64)));
     float q_sums[is_quantized ? key_groups * queries : 1];
-    float scales[is_quantized ? TILE * MOST_D / GROUP : 1];
-    float biases[is_quantized ? TILE * MOST_D / GROUP : 1];
-    float permuted[run->bits == 4 ? queries * key_d : 1] __attribute__((aligned(64)));
+    float scales[is_quantized ? TILE * most_groups : 1];
+    float biases[is_quantized ? TILE * most_groups : 1];
+    float permuted[key_bits == 4 ? queries * key_d : 1] __attribute__((aligned(64)));
     float scale[TILE], bias[TILE];
     for (int row = 0; row < task->rows; row++) {
         int64_t id = call->row_ids[task->first_row + row];
@@ -277,12 +292,12 @@ static void run_task(const Job *job, const Task *task) {
     for (int g = 0; is_quantized && g < key_groups; g++) {
         for (int m = 0; m < queries; m++) {
             vec total = {};
-            for (int i = 0; i < GROUP; i += WIDTH) total += load(q[m] + g * GROUP + i);
+            for (int i = 0; i < key_group; i += WIDTH) total += load(q[m] + g * key_group + i);
             q_sums[g * queries + m] = sum(total);
         }
     }
-    for (int m = 0; run->bits == 4 && m < queries; m++) {
-        permute(q[m], permuted + m * key_d, key_d);
+    for (int m = 0; key_bits == 4 && m < queries; m++) {
+        permute(q[m], permuted + m * key_d, key_d, key_group);
         q[m] = permuted + m * key_d;
     }
     float *o = job->o + task->first_partial * value_d;
@@ -299,15 +314,15 @@ static void run_task(const Job *job, const Task *task) {
             widen(run->key_scales + at, scales, tokens * key_groups);
             widen(run->key_biases + at, biases, tokens * key_groups);
             for (int g = 0; g < key_groups; g++) {
-                const uint8_t *codes = keys + t0 * key_row + g * GROUP * run->bits / 8;
-                unpack(codes, key_row, tokens, run->bits, tile);
+                const uint8_t *codes = keys + t0 * key_row + g * key_group * key_bits / 8;
+                unpack(codes, key_row, tokens, key_bits, key_group, tile);
                 for (int t = 0; t < tokens; t++) {
                     scale[t] = scales[t * key_groups + g];
                     bias[t] = biases[t * key_groups + g];
                 }
-                for (int m = 0; m < queries; m++) group_q[m] = q[m] + g * GROUP;
-                score(queries, group_q, tile, GROUP, tokens, GROUP, q_sums + g * queries, scale,
-                      bias, scores, g == 0);
+                for (int m = 0; m < queries; m++) group_q[m] = q[m] + g * key_group;
+                score(queries, group_q, tile, key_group, tokens, key_group, q_sums + g * queries,
+                      scale, bias, scores, g == 0);
             }
         } else {
             const float *first = (const float *)keys + t0 * key_d;
@@ -321,16 +336,14 @@ static void run_task(const Job *job, const Task *task) {
             widen(run->value_scales + at, scales, tokens * value_groups);
             widen(run->value_biases + at, biases, tokens * value_groups);
         }
-        for (int d0 = 0, g = 0; d0 < value_d; d0 += GROUP, g++) {
-            if (!is_quantized) {
-                int count = value_d - d0 < GROUP ? value_d - d0 : GROUP;
-                const float *first = (const float *)values + t0 * value_d + d0;
-                add_weighted(queries, scores, first, value_d, tokens, count, extra, o + d0,
-                             value_d);
-                continue;
-            }
-            const uint8_t *codes = values + t0 * value_row + g * GROUP * run->bits / 8;
-            unpack(codes, value_row, tokens, run->bits, tile);
+        for (int d0 = 0; !is_quantized && d0 < value_d; d0 += GROUP) {
+            int count = value_d - d0 < GROUP ? value_d - d0 : GROUP;
+            const float *first = (const float *)values + t0 * value_d + d0;
+            add_weighted(queries, scores, first, value_d, tokens, count, extra, o + d0, value_d);
+        }
+        for (int g = 0; is_quantized && g < value_groups; g++) {
+            const uint8_t *codes = values + t0 * value_row + g * value_group * value_bits / 8;
+            unpack(codes, value_row, tokens, value_bits, value_group, tile);
             for (int t = 0; t < tokens; t++) {
                 scale[t] = scales[t * value_groups + g];
                 bias[t] = biases[t * value_groups + g];
@@ -343,10 +356,13 @@ static void run_task(const Job *job, const Task *task) {
                 }
                 extra[m] = added;
             }
-            add_weighted(queries, weights, tile, GROUP, tokens, GROUP, extra, o + d0, value_d);
+            add_weighted(queries, weights, tile, value_group, tokens, value_group, extra,
+                         o + g * value_group, value_d);
         }
     }
-    for (int m = 0; run->bits == 4 && m < queries; m++) undo_permute(o + m * value_d, value_d);
+    for (int m = 0; value_bits == 4 && m < queries; m++) {
+        undo_permute(o + m * value_d, value_d, value_group);
+    }
 }
 
 static void work(Job *job) {
@@ -476,9 +492,9 @@ static int plan(const Call *call, Task *tasks, int64_t *partials) {
     return count;
 }
 
-/* Returns 0, 1 if memory is short, or 2 if the shapes are not supported: dimensions must be
- * multiples of 16, and of 64 up to 640 if a run is quantized; at most 64 heads may share a key
- * head. */
+/* Returns 0, 1 if memory is short, or 2 if the shapes or bits are not supported: dimensions must be
+ * multiples of 16, and of 32 up to 640 if a run is quantized; keys and values of a run must both be
+ * quantized or both not; at most 64 heads may share a key head. */
 int decode_attention(const Call *call) {
     if (call->key_d % WIDTH || call->value_d % WIDTH || call->heads % call->kv_heads ||
         call->heads / call->kv_heads > MOST_QUERIES || call->chunk_tokens < 1) {
@@ -486,10 +502,10 @@ int decode_attention(const Call *call) {
     }
     for (int r = 0; r < call->run_count; r++) {
         int most = call->key_d > call->value_d ? call->key_d : call->value_d;
-        int bits = call->runs[r].bits;
-        if (bits == 32) continue;
-        if (bits != 8 && bits != 4) return 2;
-        if (call->key_d % GROUP || call->value_d % GROUP || most > MOST_D) return 2;
+        int key_bits = call->runs[r].key_bits, value_bits = call->runs[r].value_bits;
+        if (key_bits == 32 && value_bits == 32) continue;
+        if ((key_bits != 8 && key_bits != 4) || (value_bits != 8 && value_bits != 4)) return 2;
+        if (call->key_d % (GROUP / 2) || call->value_d % (GROUP / 2) || most > MOST_D) return 2;
     }
     int64_t partials;
     int count = plan(call, NULL, &partials);

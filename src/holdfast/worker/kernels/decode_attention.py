@@ -18,43 +18,53 @@ import numpy.typing as npt
 
 from holdfast.worker.kernels.build import kernel
 
-GROUP = 64  # dimensions that share a scale and a bias
 _LANES = 16  # head dimensions must be a multiple of this
+_QUANTIZED_LANES = 32  # and of this if keys and values are quantized
 _MOST_QUANTIZED_DIMENSION = 640
 _MOST_HEADS_PER_KEY_HEAD = 64
 _CHUNK_TOKENS = 2048  # at most this many tokens are one piece of work
 _TOKENS_PER_THREAD = 2048  # key heads × tokens that are worth waking a thread
-_FAILURES = {1: "there is not enough memory", 2: "the shapes are not supported"}
+_FAILURES = {1: "there is not enough memory", 2: "the shapes or bits are not supported"}
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Bits: TypeAlias = Literal[32, 8, 4]
 NATIVE_BITS: Bits = 32  # not quantized: float32
 
 
+def group_of(dimension: int) -> int:
+    """How many dimensions share a scale and a bias in quantized keys or values of this head size:
+    64, or 32 if the size is not a multiple of 64.
+    """
+    return 32 if dimension % 64 else 64
+
+
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """Quantized keys or values as `mx.quantize` returns them in groups of 64, scales in float16.
+    """Quantized keys or values as `mx.quantize` returns them, scales in float16.
 
-    codes: [heads, tokens, dimension × bits / 32]. scales, biases: [heads, tokens, dimension / 64].
+    codes: [heads, tokens, dimension × bits / 32]. scales, biases: [heads, tokens, groups].
     """
 
     codes: npt.NDArray[np.uint32]
     scales: npt.NDArray[np.float16]
     biases: npt.NDArray[np.float16]
+    bits: Bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:
     """Keys and values of one layer for `capacity` tokens, by the addresses of their first bytes.
 
-    Each array is row-contiguous: [kv_heads, capacity, …]. bits: 32 for float32; then there are no
-    scales and biases. The owner of the arrays keeps them alive and unchanged during the call.
+    Each array is row-contiguous: [kv_heads, capacity, …]. key_bits, value_bits: both 32 for float32,
+    and then there are no scales and biases; or both quantized, to 8 or 4 bits each. The owner of the
+    arrays keeps them alive and unchanged during the call.
     """
 
     keys: int
     values: int
     capacity: int
-    bits: Bits = 32
+    key_bits: Bits = NATIVE_BITS
+    value_bits: Bits = NATIVE_BITS
     key_scales: int = 0
     key_biases: int = 0
     value_scales: int = 0
@@ -74,7 +84,8 @@ _RUN = np.dtype(
     [(name, np.uint64) for name in ("keys", "values")]
     + [(f"{of}_{what}", np.uint64) for of in ("key", "value") for what in ("scales", "biases")]
     + [("capacity", np.int64)]
-    + [(name, np.int32) for name in ("tokens", "bits", "first_row", "rows")]
+    + [(name, np.int32) for name in ("tokens", "key_bits", "value_bits", "first_row", "rows")],
+    align=True,
 )
 
 
@@ -101,16 +112,16 @@ def unavailable() -> str:
 
 
 def supports(
-    *, heads: int, kv_heads: int, key_dimension: int, value_dimension: int, bits: Bits = 32
+    *, heads: int, kv_heads: int, key_dimension: int, value_dimension: int, is_quantized: bool
 ) -> bool:
     """Whether the kernel supports attention of these shapes."""
-    unit = _LANES if bits == 32 else GROUP
+    unit = _QUANTIZED_LANES if is_quantized else _LANES
     return (
         heads % kv_heads == 0
         and heads // kv_heads <= _MOST_HEADS_PER_KEY_HEAD
         and key_dimension % unit == 0
         and value_dimension % unit == 0
-        and (bits == 32 or max(key_dimension, value_dimension) <= _MOST_QUANTIZED_DIMENSION)
+        and (not is_quantized or max(key_dimension, value_dimension) <= _MOST_QUANTIZED_DIMENSION)
     )
 
 
@@ -184,15 +195,15 @@ def _table(
 def _entry(
     buffer: Buffer, start: int, end: int, key_dimension: int, value_dimension: int
 ) -> tuple[int, ...]:
-    of_keys = start * key_dimension
-    of_values = start * value_dimension
     scale_bytes = 2
+    of_keys = start * (key_dimension // group_of(key_dimension)) * scale_bytes
+    of_values = start * (value_dimension // group_of(value_dimension)) * scale_bytes
     return (
-        buffer.keys + of_keys * buffer.bits // 8,
-        buffer.values + of_values * buffer.bits // 8,
+        buffer.keys + start * key_dimension * buffer.key_bits // 8,
+        buffer.values + start * value_dimension * buffer.value_bits // 8,
         *(
-            address and address + numbers // GROUP * scale_bytes
-            for address, numbers in (
+            address and address + skipped
+            for address, skipped in (
                 (buffer.key_scales, of_keys),
                 (buffer.key_biases, of_keys),
                 (buffer.value_scales, of_values),
@@ -201,7 +212,8 @@ def _entry(
         ),
         buffer.capacity,
         end - start,
-        buffer.bits,
+        buffer.key_bits,
+        buffer.value_bits,
     )
 
 
@@ -241,13 +253,13 @@ def _row_in_numpy(
 def _dequantized(array: Floats | Quantized) -> Floats:
     if not isinstance(array, Quantized):
         return array
-    heads, tokens, groups = array.scales.shape
-    codes = array.codes.reshape(heads, tokens, groups, -1).view(np.uint8)
-    if codes.shape[3] < GROUP:  # 4 bits: the lower half of a byte first
-        codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(heads, tokens, groups, GROUP)
+    codes = array.codes.view(np.uint8)
+    if array.bits == 4:  # the lower half of a byte first
+        codes = np.stack([codes & 15, codes >> 4], axis=-1)
+    by_group = codes.reshape(*array.scales.shape, -1)
     scales = array.scales[..., None].astype(np.float32)
     biases = array.biases[..., None].astype(np.float32)
-    return (codes * scales + biases).reshape(heads, tokens, groups * GROUP)
+    return (by_group * scales + biases).reshape(*array.scales.shape[:2], -1)
 
 
 def _agrees_with_numpy() -> bool:
