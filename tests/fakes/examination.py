@@ -139,7 +139,7 @@ def batched_deviation(model: nn.Module, runner: Runner, seed: str) -> float:
     """Play random sequences in a crowd; compare each with mlx-lm alone."""
     rng = random.Random(seed)
     engine = Engine(runner, vocab_size=VOCAB_SIZE)
-    sequences = random_sequences(rng, vocab_size=VOCAB_SIZE, count=5, longest_prompt=40)
+    sequences = random_sequences(rng, vocab_size=VOCAB_SIZE, count=6, longest_prompt=64)
     play(engine, sequences, rng, depth=1)
     return max(
         deviation(model, each.prompt, each.tokens, each.logprobs)

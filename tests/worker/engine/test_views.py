@@ -204,7 +204,7 @@ def test_a_span_of_its_own_gets_keys_and_a_mask_that_fit(
         view = SpanView(layer, context=StepContext(composes_attention=False))
         assert view.offset == start
         mask = view.make_mask(tokens, return_array=as_array, window_size=asked)
-        assert not as_array or isinstance(mask, mx.array)
+        assert not as_array or tokens == 1 or isinstance(mask, mx.array)
         keys, values = view.update_and_fetch(story.keys[:, :, part], story.values[:, :, part])
         got = mx.fast.scaled_dot_product_attention(
             story.queries[:, :, part], keys, values, scale=SCALE, mask=mask

@@ -40,6 +40,8 @@ def pays(
     is_quantized = any(_bits(layer) != (NATIVE_BITS, NATIVE_BITS) for layer in layers)
     if not is_quantized and sum(seen) * queries.shape[1] < least_scores:
         return False
+    if not all(layer.has_buffers for layer in layers):
+        return False
     keys, values = layers[0].form()
     return keys.dtype == values.dtype == "float32" and decode_attention.supports(
         heads=queries.shape[1],

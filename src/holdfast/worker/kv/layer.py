@@ -411,9 +411,16 @@ class LayerKV(LayerState):
         """
         return self.held() if window is None else min(self.held(), window)
 
+    @property
+    def has_buffers(self) -> bool:
+        """Whether `stored` can tell where the tokens are. False for kinds that store them in
+        another form, and before the first token.
+        """
+        return bool(self._buffers)
+
     def stored(self, count: int) -> Iterator[tuple[tuple[mx.array, ...], int, int]]:
         """Where the last `count` tokens are stored, oldest first: buffers, and start and end within
-        them. Do not hold on to the buffers.
+        them. Do not hold on to the buffers. Requires `has_buffers`.
         """
         yield self._buffers, self._end - count, self._end
 
