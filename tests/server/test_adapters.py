@@ -214,4 +214,4 @@ def test_an_unknown_adapter_is_refused_with_the_nearest_name(server: Asked) -> N
     body = {"model": "demo:sqll", "messages": messages("Hello!")}
     refused = server.post("/v1/chat/completions", body)
     assert refused.status_code == 404
-    assert "did you mean demo:sql?" in refused.json()["error"]["message"]
+    assert "did you mean demo:sql" in refused.json()["error"]["message"]

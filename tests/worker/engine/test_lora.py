@@ -62,7 +62,7 @@ def test_adapters_of_other_kinds_ranks_and_layers_share_a_pass(tmp_path: Path, n
     model = make_tiny(name)
     rows = mx.array([[5], [9], [5], [70], [9]])
     plain = model(rows)
-    keys = ["self_attn.q_proj", "mlp.down_proj"]
+    keys = ["self_attn.v_proj", "mlp.down_proj"]
     adapters = attached(
         model,
         write_tiny_adapter(tmp_path / "sql", name, seed=1),
@@ -139,6 +139,33 @@ def test_an_adapter_of_a_deeper_model_is_refused_with_the_number_of_layers(tmp_p
 def test_an_adapter_of_another_architecture_is_refused(tmp_path: Path) -> None:
     said = refusal(make_tiny("llama"), write_tiny_adapter(tmp_path / "sql", "mamba2", seed=1))
     assert "the model has no layer backbone.layers.0." in said
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_an_adapter_whose_training_diverged_is_refused(tmp_path: Path, bad: float) -> None:
+    folder = write_tiny_adapter(tmp_path / "sql", "llama", seed=1)
+    file = folder / "adapters.safetensors"
+    weights = {**mx.load(str(file))}  # type: ignore[dict-item]
+    name = next(name for name in weights if name.endswith("q_proj.lora_b"))
+    weights[name][0, 0] = bad
+    mx.save_safetensors(str(file), weights)
+    said = refusal(make_tiny("llama"), folder)
+    assert said.startswith(f"adapter sql in {folder} is unusable: {name} contains NaN or infinity")
+
+
+def test_an_adapter_that_overflows_leaves_the_other_rows_alone(tmp_path: Path) -> None:
+    model = make_tiny("llama")
+    rows = mx.array([[5], [9]])
+    plain = model(rows)
+    huge = write_tiny_adapter(tmp_path / "huge", "llama", seed=1)
+    file = huge / "adapters.safetensors"
+    grown = {name: array * 1e37 for name, array in mx.load(str(file)).items()}  # type: ignore[union-attr]
+    mx.save_safetensors(str(file), grown)
+    adapters = attached(model, huge)
+    with adapters.applied([("", 1), ("huge", 1)]):
+        mixed = model(rows)
+    assert mx.array_equal(mixed[0], plain[0])
+    assert not mx.isfinite(mixed[1]).all().item()
 
 
 # -- fingerprints

@@ -91,7 +91,7 @@ class CatalogEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedModel:
+class NamedEntry:
     """What a name in a request stands for: a model, or a model with a LoRA adapter."""
 
     entry: CatalogEntry
@@ -126,23 +126,23 @@ class Catalog:
     takes_found: bool = False
 
     @cached_property
-    def _by_name(self) -> dict[str, NamedModel]:
+    def _by_name(self) -> dict[str, NamedEntry]:
         with_adapters = {
-            f"{name}{SEPARATOR}{adapter}": NamedModel(entry=entry, adapter=adapter)
+            f"{name}{SEPARATOR}{adapter}": NamedEntry(entry=entry, adapter=adapter)
             for entry in self.entries
             for adapter in entry.adapters
             for name in (*entry.aliases, entry.name)
         }
         by_alias = {
-            alias: NamedModel(entry=entry) for entry in self.entries for alias in entry.aliases
+            alias: NamedEntry(entry=entry) for entry in self.entries for alias in entry.aliases
         }
         return (
             with_adapters
             | by_alias
-            | {entry.name: NamedModel(entry=entry) for entry in self.entries}
+            | {entry.name: NamedEntry(entry=entry) for entry in self.entries}
         )
 
-    def named(self, name: str) -> NamedModel | None:
+    def named(self, name: str) -> NamedEntry | None:
         """Return what a name or alias, with or without an adapter, stands for; None if nothing."""
         return self._by_name.get(name)
 

@@ -131,7 +131,9 @@ class AdaptedLinear:
         low = (x @ self._a.T).reshape(-1, self._a.shape[0])
         if low.shape[0] != rows.count:
             raise RowsOutOfOrder(f"{path} gets {low.shape[0]} rows of {rows.count}")
-        high = (low * rows.scales(self.ranks).astype(low.dtype)) @ self._b
+        scales = rows.scales(self.ranks).astype(low.dtype)
+        # chosen, not only multiplied by 0: another adapter may overflow on this row
+        high = mx.where(scales != 0, low * scales, 0) @ self._b
         out = y + high.reshape(y.shape).astype(x.dtype)
         if not self._factors:
             return out
@@ -368,7 +370,21 @@ def _loaded(
             adapted = _plain_weight(modules[path]) + (files.scale * b.T) @ a.T
             magnitude = weights[f"{path}.m"] / mx.linalg.norm(adapted, axis=1)
         parts[path] = LowRank(a=a, b=b, scale=files.scale, magnitude=magnitude)
+        _refuse_not_finite(files, path, parts[path])
     return parts
+
+
+def _refuse_not_finite(files: AdapterFiles, path: str, part: LowRank) -> None:
+    """Raise ModelLoadError if the weights of an adapter contain NaN or infinity, which would affect
+    the other rows of a batch.
+    """
+    named = {"lora_a": part.a, "lora_b": part.b, "m": part.magnitude}
+    for name, array in named.items():
+        if array is not None and not mx.isfinite(array).all().item():
+            raise ModelLoadError(
+                f"adapter {files.name} in {files.folder} is unusable: {path}.{name} contains NaN "
+                "or infinity; its training diverged, or the file is damaged"
+            )
 
 
 def _layer(path: str, parts: Mapping[str, LowRank], module: Any) -> AdaptedLayer:
