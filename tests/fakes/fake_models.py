@@ -9,6 +9,7 @@ from typing import Any
 
 from holdfast.config import ModelSettings, ResidencySettings, StoreSettings
 from holdfast.front.fleet.catalog import Catalog, CatalogEntry
+from holdfast.front.fleet.memory_watch import MemoryMeter
 from holdfast.front.fleet.residency import Residency
 from holdfast.front.fleet.slot import ModelFiles
 from holdfast.front.link.model_client import ModelClient
@@ -36,7 +37,11 @@ class FakeModels(Residency):
     """Several models. `bytes_of`: the weights of each, by name."""
 
     def __init__(
-        self, catalog: Catalog, settings: ResidencySettings | None = None, **bytes_of: int
+        self,
+        catalog: Catalog,
+        settings: ResidencySettings | None = None,
+        meter: MemoryMeter | None = None,
+        **bytes_of: int,
     ) -> None:
         settings = settings or ResidencySettings()
         self.shares: dict[str, MemoryShare] = {}
@@ -49,7 +54,7 @@ class FakeModels(Residency):
         def fetch(entry: CatalogEntry) -> ModelFiles:
             return ModelFiles(folder=Path("/"), weight_bytes=bytes_of.get(entry.name, 1))
 
-        super().__init__(catalog, settings, fetch=fetch, worker_of=worker_of)
+        super().__init__(catalog, settings, fetch=fetch, worker_of=worker_of, meter=meter)
 
 
 class OneModel(Residency):

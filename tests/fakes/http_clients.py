@@ -151,10 +151,16 @@ class Exchange:
         sessions: ScriptedSessions | None = None,
         directory: ScriptedDirectory | None = None,
         library: Library | None = None,
+        control: ScriptedControl | None = None,
         dialects: Sequence[Dialect] = DIALECTS,
     ) -> None:
         services = scripted_services(
-            gateway, server=server, sessions=sessions, directory=directory, library=library
+            gateway,
+            server=server,
+            sessions=sessions,
+            directory=directory,
+            library=library,
+            control=control,
         )
         self.app = create_application(services, dialects=dialects)
         self.messages: list[Any] = []

@@ -15,6 +15,7 @@ from holdfast.config import LimitsSettings, LogSettings, ServerSettings, Setting
 from holdfast.errors import UnknownModel
 from holdfast.front.fleet.catalog import Catalog, CatalogEntry
 from holdfast.front.fleet.library import Library
+from holdfast.front.fleet.memory_watch import MemoryWatch
 from holdfast.front.fleet.residency import ModelStatus
 from holdfast.front.prompt.dialects import DialectReport
 from holdfast.front.prompt.limits import with_model_defaults
@@ -429,6 +430,7 @@ class ScriptedControl:
     refusal: Exception | None = None
     done_when: asyncio.Event | None = None
     done: list[tuple[object, ...]] = field(default_factory=list)
+    memory: MemoryWatch = field(default_factory=MemoryWatch)
 
     async def load(self, model: str) -> None:
         await self._do("load", model)

@@ -3,7 +3,12 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.telemetry.metrics import Metrics
-from holdfast.wire.events import ConstraintFigures, Histogram, WorkerStatistics
+from holdfast.wire.events import (
+    ConstraintFigures,
+    Histogram,
+    PressureFigures,
+    WorkerStatistics,
+)
 
 
 def test_two_servers_in_one_process_do_not_share_their_numbers() -> None:
@@ -60,6 +65,29 @@ def test_constrained_sequences_are_shown_as_counters() -> None:
     }
     names = ("sequences", "masks", "mask_seconds", "failures")
     assert [shown[f"holdfast_constrained_{name}_total"] for name in names] == [3.0, 40.0, 0.5, 1.0]
+
+
+def test_the_memory_pressure_is_shown_with_its_watermarks() -> None:
+    figures = PressureFigures(
+        level="warning",
+        footprint_bytes=9,
+        first_watermark_bytes=8,
+        second_watermark_bytes=10,
+        changes={"warning": 2, "normal": 1},
+    )
+    text = Metrics().exposition({}, pressure=figures).decode()
+    lines = [line for line in text.splitlines() if line.startswith(("holdfast_f", "holdfast_pr"))]
+    assert lines == [
+        "holdfast_footprint_bytes 9.0",
+        'holdfast_footprint_watermark_bytes{watermark="first"} 8.0',
+        'holdfast_footprint_watermark_bytes{watermark="second"} 10.0',
+        'holdfast_pressure{level="normal"} 0.0',
+        'holdfast_pressure{level="warning"} 1.0',
+        'holdfast_pressure{level="critical"} 0.0',
+        'holdfast_pressure_changes_total{level="normal"} 1.0',
+        'holdfast_pressure_changes_total{level="warning"} 2.0',
+        'holdfast_pressure_changes_total{level="critical"} 0.0',
+    ]
 
 
 def test_numbers_of_a_removed_worker_are_not_shown() -> None:

@@ -1,4 +1,4 @@
-"""How much memory a process may use, how a worker divides it, and memory pressure on macOS."""
+"""How much memory a process uses and may use, how a worker divides it, and memory pressure."""
 
 from __future__ import annotations
 
@@ -283,8 +283,48 @@ def _inactive_file_bytes(stat: Path) -> int:
     )
 
 
+def process_footprint(pid: int) -> int:
+    """How much memory a process takes: on macOS its physical footprint, which includes GPU buffers
+    and compressed pages, elsewhere its resident memory. 0 if the process is gone. Any thread.
+    """
+    if sys.platform == "darwin":
+        return _physical_footprint(pid)
+    import psutil
+
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+def _physical_footprint(pid: int) -> int:
+    """Source: xnu, bsd/sys/resource.h, struct rusage_info_v0; libproc.h, proc_pid_rusage."""
+    usage = _ResourceUsage()
+    read = ctypes.CDLL(None).proc_pid_rusage
+    return 0 if read(pid, 0, ctypes.byref(usage)) != 0 else int(usage.phys_footprint)
+
+
+class _ResourceUsage(ctypes.Structure):
+    _fields_ = (
+        ("uuid", ctypes.c_uint8 * 16),
+        ("user_time", ctypes.c_uint64),
+        ("system_time", ctypes.c_uint64),
+        ("idle_wakeups", ctypes.c_uint64),
+        ("interrupt_wakeups", ctypes.c_uint64),
+        ("pageins", ctypes.c_uint64),
+        ("wired_size", ctypes.c_uint64),
+        ("resident_size", ctypes.c_uint64),
+        ("phys_footprint", ctypes.c_uint64),
+        ("started_at", ctypes.c_uint64),
+        ("exited_at", ctypes.c_uint64),
+    )
+
+
 class Pressure(enum.IntEnum):
-    """Memory pressure on macOS. Source: xnu, bsd/sys/event.h, NOTE_MEMORYSTATUS_PRESSURE_*."""
+    """A level of memory pressure, reported by macOS or derived from the memory of all workers.
+
+    Source of the values: xnu, bsd/sys/event.h, NOTE_MEMORYSTATUS_PRESSURE_*.
+    """
 
     NORMAL = 1
     WARNING = 2

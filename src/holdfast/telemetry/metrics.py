@@ -27,6 +27,7 @@ from prometheus_client.registry import Collector
 
 from holdfast.wire.events import (
     CacheFigures,
+    PressureFigures,
     ResidencyFigures,
     StoreFigures,
     WorkerStatistics,
@@ -125,6 +126,7 @@ _RESIDENT = (
     ("waiting", "Requests that wait for memory for the model."),
     ("footprint_bytes", "Memory of the model."),
 )
+_LEVELS = ("normal", "warning", "critical")  # of memory pressure
 _SECONDS = (("step_seconds", "Duration of the engine's steps."),)
 # (field of the figures, documentation); the metric's name ends with the field's name
 Table: TypeAlias = Iterable[tuple[str, str]]
@@ -251,6 +253,7 @@ class Metrics(Collector):
         restarts: Mapping[str, Mapping[str, int]] | None = None,
         residency: Mapping[str, ResidencyFigures] | None = None,
         resumed: Mapping[str, int] | None = None,
+        pressure: PressureFigures | None = None,
     ) -> bytes:
         """All metrics in Prometheus' text format. All mappings are by model id.
 
@@ -282,6 +285,7 @@ class Metrics(Collector):
                 "holdfast_worker_restarts", "Workers that were replaced.", "cause", restarts or {}
             ),
             *_residency_families(residency or {}),
+            *_pressure_families(pressure or PressureFigures()),
             *_worker_families(statistics),
         ]
         return generate_latest(self.registry)
@@ -314,6 +318,32 @@ def _residency_families(residency: Mapping[str, ResidencyFigures]) -> Iterator[M
         "for",
         {model: figures.wait_seconds for model, figures in residency.items()},
     )
+
+
+def _pressure_families(figures: PressureFigures) -> Iterator[Metric]:
+    """Yield metrics about the memory of all models together."""
+    yield GaugeMetricFamily(
+        "holdfast_footprint_bytes", "Memory of all models.", value=figures.footprint_bytes
+    )
+    marks = GaugeMetricFamily(
+        "holdfast_footprint_watermark_bytes",
+        "Memory of all models above which the pressure is warning (first) or critical (second).",
+        labels=["watermark"],
+    )
+    marks.add_metric(["first"], figures.first_watermark_bytes)
+    marks.add_metric(["second"], figures.second_watermark_bytes)
+    yield marks
+    level = GaugeMetricFamily(
+        "holdfast_pressure", "1 for the current level of memory pressure.", labels=["level"]
+    )
+    changes = CounterMetricFamily(
+        "holdfast_pressure_changes", "How often each level has begun.", labels=["level"]
+    )
+    for name in _LEVELS:
+        level.add_metric([name], float(name == figures.level))
+        changes.add_metric([name], figures.changes.get(name, 0))
+    yield level
+    yield changes
 
 
 def _worker_families(statistics: Mapping[str, WorkerStatistics]) -> Iterator[Metric]:

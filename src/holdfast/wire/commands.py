@@ -18,7 +18,7 @@ from holdfast.config import (
     StoreSettings,
 )
 from holdfast.errors import InvalidRequest
-from holdfast.machine.device_memory import ALL_OF_IT, MemoryShare
+from holdfast.machine.device_memory import ALL_OF_IT, MemoryShare, Pressure
 from holdfast.wire.requests import Pooling, RequestId, SamplingParams, ServiceClass, TokenIds
 from holdfast.wire.sessions import SessionCommand
 
@@ -170,6 +170,12 @@ class MemoryChange(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     state_bytes: int
 
 
+class MemoryPressure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Tell the worker the memory pressure of all workers together, whenever it has changed."""
+
+    pressure: Pressure
+
+
 SHUT_DOWN = WorkerControl(action="shut_down")
 TELL_STATISTICS = WorkerControl(action="tell_statistics")
 
@@ -181,6 +187,7 @@ Command: TypeAlias = (
     | SchedulerLimits
     | LogChange
     | MemoryChange
+    | MemoryPressure
     | SessionCommand
     | ReadAheadRun
 )

@@ -98,6 +98,21 @@ class ResidencyFigures(msgspec.Struct, frozen=True, kw_only=True):
     wait_seconds: dict[str, float] = {}
 
 
+class PressureFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory of all workers together, and the level of memory pressure derived from it.
+
+    level: normal; warning, above the first watermark; or critical, above the second one.
+    changes: how often each level has begun since the server's start.
+    """
+
+    level: Literal["normal", "warning", "critical"] = "normal"
+    footprint_bytes: int = 0
+    limit_bytes: int = 0  # 0 until it was measured
+    first_watermark_bytes: int = 0
+    second_watermark_bytes: int = 0
+    changes: dict[str, int] = {}
+
+
 class WaitReason(enum.Enum):
     """What a request waits for.
 

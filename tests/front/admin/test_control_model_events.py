@@ -8,11 +8,18 @@ from typing import Any
 import pytest
 
 from holdfast.front.admin import control as model_events
+from holdfast.front.fleet.memory_watch import MemoryUse
 from holdfast.models.download import ModelSource, demo_folder
 from tests.fakes.http_clients import Exchange, client_of
 from tests.fakes.hub import hub_in_place
 from tests.fakes.hub_library import HubLibrary
-from tests.fakes.scripted_gateway import MODEL, ScriptedDirectory, ScriptedGateway, model_status
+from tests.fakes.scripted_gateway import (
+    MODEL,
+    ScriptedControl,
+    ScriptedDirectory,
+    ScriptedGateway,
+    model_status,
+)
 
 EVENTS = "/admin/models/events"
 KELP = "coast/kelp-small"
@@ -51,6 +58,28 @@ async def test_the_stream_begins_with_the_state_of_all_models_and_goes_on_with_c
         {"model": "b", "event": "model_status", "data": failed},
         {"model": "b", "event": "model_remove", "data": {}},
     ]
+
+
+async def test_a_change_of_the_memory_pressure_is_an_event_with_the_arithmetic() -> None:
+    control = ScriptedControl()
+    exchange = Exchange(ScriptedGateway(), control=control)
+    following = asyncio.create_task(exchange.run(EVENTS, {}, method="GET"))
+    async with asyncio.timeout(60):
+        await exchange.until(lambda: len(events(exchange)) == 1)
+        use = MemoryUse(workers={"kelp": 90 << 20}, limit_bytes=100 << 20)
+        control.memory.follow(use, now=0.0)
+        await exchange.until(lambda: len(events(exchange)) == 2)
+        exchange.gone.set()
+        await following
+    assert events(exchange)[1] == {
+        "model": "",
+        "event": "memory_pressure",
+        "data": {
+            "level": "warning",
+            "reason": "footprint 90.0 MiB = worker kelp 90.0; first watermark 85.0 = 0.0 for "
+            "weights and steps + 85% of the other 100.0 of 100.0",
+        },
+    }
 
 
 async def test_a_download_shows_its_bytes_and_its_end(

@@ -112,6 +112,14 @@ async def test_health_tells_how_the_model_is_laid_out_and_how_busy_it_is() -> No
     assert response.json() == {
         "status": "ok",
         "version": "0.1.0",
+        "memory_pressure": {
+            "level": "normal",
+            "footprint_bytes": 0,
+            "limit_bytes": 0,
+            "first_watermark_bytes": 0,
+            "second_watermark_bytes": 0,
+            "changes": {},
+        },
         "models": [
             {
                 "id": MODEL,

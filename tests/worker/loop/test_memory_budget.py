@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.config import SchedulerSettings
 from holdfast.machine.device_memory import MemoryPlan, Pressure, pressure_of, pressure_reader
-from holdfast.worker.loop.memory_budget import READ_SECONDS, MemoryBudget
+from holdfast.worker.loop.memory_budget import CLEAR_SECONDS, READ_SECONDS, MemoryBudget
 from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
 from tests.fakes.fake_cache import NothingLive
@@ -139,6 +139,31 @@ def test_a_share_that_changes_under_pressure_counts_when_the_pressure_is_over() 
     assert subject.cache.limits[-1] == (0, 0)
     subject.budget.follow(Pressure.NORMAL)
     assert subject.cache.limits[-1] == (500_000, None)
+
+
+def test_the_higher_of_both_pressures_applies() -> None:
+    subject = Subject()
+    subject.budget.press(Pressure.WARNING)
+    assert subject.cache.limits == [(0, 0)]
+    subject.budget.follow(Pressure.CRITICAL)
+    subject.budget.press(Pressure.NORMAL)
+    assert subject.budget.pressure is Pressure.CRITICAL
+    assert subject.cache.limits[-1] == (0, 0)
+    subject.budget.follow(Pressure.NORMAL)
+    assert subject.budget.pressure is Pressure.NORMAL
+    assert subject.cache.limits[-1] == (2 * MIB, None)
+
+
+def test_free_buffers_are_released_now_and_then_while_there_is_pressure() -> None:
+    subject = Subject()
+    subject.budget.tend(now=1.0)
+    subject.budget.press(Pressure.WARNING)
+    for now in (2.0, 1.0 + CLEAR_SECONDS, 2.0 + CLEAR_SECONDS, 1.0 + 2 * CLEAR_SECONDS):
+        subject.budget.tend(now=now)
+    assert subject.cleared == 3
+    subject.budget.press(Pressure.NORMAL)
+    subject.budget.tend(now=100.0)
+    assert subject.cleared == 3
 
 
 @pytest.mark.parametrize(

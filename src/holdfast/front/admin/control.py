@@ -27,6 +27,7 @@ from holdfast.front.admin.status import (
     show_store,
     wait_reason,
 )
+from holdfast.front.fleet.memory_watch import level_name
 from holdfast.front.fleet.residency import ModelStatus
 from holdfast.front.openai.answers import ErrorBody, openai_error
 from holdfast.front.server.answers import StreamFormat
@@ -59,11 +60,13 @@ _STATUS_WORDS = {  # llama.cpp's words, where they differ from our states
 }
 _STRICT = ConfigDict(extra="forbid", strict=True)
 REQUESTS_PATH = "/admin/requests"
-EventName: TypeAlias = Literal["model_status", "model_remove", "download_progress", "download_end"]
+EventName: TypeAlias = Literal[
+    "model_status", "model_remove", "download_progress", "download_end", "memory_pressure"
+]
 
 
 class ModelEvent(Struct, frozen=True, kw_only=True):
-    """A change of one model.
+    """A change of one model, or of the memory pressure of all models together.
 
     model_status: `data.status` is unloaded, loading, loaded or unloading. After a failed load, it
         is unloaded, `failed` is true, and `message` has the reason.
@@ -71,6 +74,8 @@ class ModelEvent(Struct, frozen=True, kw_only=True):
     download_progress: `data` has the `done` and `total` bytes of each stage (`download` and
         `checking`).
     download_end: the download has ended. If it succeeded, a model_status of the model follows.
+    memory_pressure: `data.level` is normal, warning or critical, `data.reason` has the arithmetic,
+        and `model` is empty. Sent only once the level has changed.
     """
 
     model: str
@@ -91,6 +96,7 @@ async def _model_events(services: Services) -> AsyncIterator[bytes]:
     yield b""
     statuses: dict[str, dict[str, Any]] = {}
     downloads: dict[str, dict[str, Any]] = {}
+    memory: dict[str, dict[str, Any]] = {}
     while not services.drain.is_on:
         before, statuses = statuses, {model.id: _status(model) for model in services.statuses()}
         for event in _changes(before, statuses, "model_status", "model_remove"):
@@ -98,7 +104,15 @@ async def _model_events(services: Services) -> AsyncIterator[bytes]:
         before, downloads = downloads, _progress(services)
         for event in _changes(before, downloads, "download_progress", "download_end"):
             yield event
+        before, memory = memory, {"": _memory(services)}
+        for event in _changes(before, memory, "memory_pressure", "memory_pressure"):
+            yield event
         await asyncio.sleep(POLL_SECONDS)
+
+
+def _memory(services: Services) -> dict[str, Any]:
+    watch = services.control.memory
+    return {"level": level_name(watch.pressure), "reason": watch.reason} if watch.reason else {}
 
 
 def _status(model: ModelStatus) -> dict[str, Any]:
@@ -140,7 +154,7 @@ def _frame(event: ModelEvent) -> bytes:
     needs_admin=True,
 )
 async def follow_models(request: Request, services: Services) -> Response:
-    """Follow loads, unloads and downloads of models, as server-sent events.
+    """Follow loads, unloads, downloads and memory pressure, as server-sent events.
 
     The first events give the state of every model. The stream ends when the server stops.
     """

@@ -39,7 +39,7 @@ from holdfast.store.inspect import ModelHoldings, list_store, summarize_store
 from holdfast.store.maintenance import store_limits
 from holdfast.telemetry.metrics import CONTENT_TYPE
 from holdfast.telemetry.request_log import RequestRecord
-from holdfast.wire.events import WaitReason
+from holdfast.wire.events import PressureFigures, WaitReason
 
 _STOPPING = "stopping"
 _TEXT = {"type": "string"}  # schema
@@ -189,10 +189,16 @@ class ModelHealth(Struct, frozen=True, kw_only=True):
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """The state of the server."""
+    """The state of the server.
+
+    `memory_pressure` is about all loaded models together. Above `first_watermark_bytes`, its
+    `level` is `warning`: idle state goes to disk. Above `second_watermark_bytes`, it is `critical`:
+    requests run one at a time. `changes` counts how often each level has begun.
+    """
 
     status: str
     version: str
+    memory_pressure: PressureFigures
     models: list[ModelHealth]
 
 
@@ -210,7 +216,12 @@ async def health(request: Request, services: Services) -> Response:
     is_admin = caller_of(request).is_admin
     models = [_health(model, services, shows_ids=is_admin) for model in statuses]
     return json_response(
-        Health(status=status, version=__version__, models=models),
+        Health(
+            status=status,
+            version=__version__,
+            memory_pressure=services.control.memory.figures(),
+            models=models,
+        ),
         status=200 if status == "ok" else 503,
     )
 
@@ -238,6 +249,7 @@ async def metrics(request: Request, services: Services) -> Response:
         restarts={model.id: model.restarts for model in models},
         resumed={model.id: model.resumed for model in models},
         residency={model.id: model.figures for model in models},
+        pressure=services.control.memory.figures(),
     )
     return Response(text, headers={"content-type": CONTENT_TYPE})
 

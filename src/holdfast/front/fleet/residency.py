@@ -24,11 +24,18 @@ from holdfast.config import LogLevel, ResidencySettings
 from holdfast.errors import HoldfastError, ModelLoadError, ModelPinned, WorkerUnavailable
 from holdfast.front.fleet.budget import Phase, PlaceLimits, Verdict, decide, idle_until
 from holdfast.front.fleet.catalog import Catalog, CatalogChange, CatalogEntry, change_between
+from holdfast.front.fleet.memory_watch import (
+    WATCH_SECONDS,
+    MemoryMeter,
+    MemoryUse,
+    MemoryWatch,
+    level_name,
+)
 from holdfast.front.fleet.slot import SHUTTING_DOWN, Fetch, ModelFiles, ModelSlot, State
 from holdfast.front.link.event_stream import EngineClient
 from holdfast.front.link.model_client import AdaptedClient
 from holdfast.machine import device_memory
-from holdfast.machine.device_memory import MemoryShare, memory_report
+from holdfast.machine.device_memory import DeviceMemory, MemoryShare, memory_report
 from holdfast.telemetry.request_log import waiting_for
 from holdfast.wire.commands import SchedulerLimits, WorkerSettings
 from holdfast.wire.events import (
@@ -96,8 +103,11 @@ class Residency:
         worker_of: WorkerOf,
         places: int = 288,
         on_progress: Callable[[str, LoadProgress], None] = lambda model, progress: None,
+        meter: MemoryMeter | None = None,
     ) -> None:
-        """places: the maximum number of sequences that may wait for one model."""
+        """places: the maximum number of sequences that may wait for one model. meter: measures the
+        memory of the workers.
+        """
         self._slot_of = partial(
             ModelSlot,
             fetch=fetch,
@@ -122,6 +132,8 @@ class Residency:
         self._shared_by: dict[str, Phase] = {}  # the models among which the memory was last divided
         self._is_looking = False
         self._has_stopped = False
+        self._meter = meter or MemoryMeter()
+        self.memory = MemoryWatch()
 
     @property
     def catalog(self) -> Catalog:
@@ -168,6 +180,7 @@ class Residency:
         """
         if len(self._slots) > 1:
             self._machine_bytes = (await asyncio.to_thread(memory_report)).total_bytes
+        self._begin(self._watch_memory(), name="memory watch")
         self._first_loads = {
             name: self._begin(self.load(name), name=f"first load of {name}")
             for name in self._catalog.at_start
@@ -563,6 +576,60 @@ class Residency:
         for name, phase in phases.items():
             if phase == "ready":
                 self._slots[name].share_memory(self._share(self._slots[name]))
+
+    async def _watch_memory(self) -> None:
+        """Measure the memory of all workers, and tell them when its pressure changes."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            pids = {name: pid for name, slot in self._slots.items() if (pid := slot.pid)}
+            try:
+                measured, machine = await asyncio.to_thread(self._meter.read, pids.values())
+            except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
+                logger.warning("the memory of the workers cannot be measured: %s", error)
+                continue
+            self.follow_memory({name: measured[pid] for name, pid in pids.items()}, machine)
+
+    def follow_memory(self, measured: Mapping[str, int], machine: DeviceMemory) -> None:
+        """Tell all workers the memory pressure, if it has changed.
+
+        measured: memory of the worker processes, by model.
+        """
+        watch = self.memory
+        before = watch.pressure
+        if not watch.follow(self._use(measured, machine), now=asyncio.get_running_loop().time()):
+            return
+        logger.log(
+            logging.WARNING if watch.pressure > before else logging.INFO,
+            "memory pressure of all workers: now %s, before %s: %s",
+            level_name(watch.pressure),
+            level_name(before),
+            watch.reason,
+        )
+        for slot in self._slots.values():
+            slot.press(watch.pressure)
+
+    def _use(self, measured: Mapping[str, int], machine: DeviceMemory) -> MemoryUse:
+        slots = {name: self._slots[name] for name in measured if name in self._slots}
+        device_bytes = self._device_memory_bytes()
+        is_discrete = device_bytes > 0 and not HAS_UNIFIED_MEMORY
+        workers = {
+            name: slot.state_footprint(measured[name], is_discrete=is_discrete)
+            for name, slot in slots.items()
+        }
+        limit_bytes = device_bytes or min(
+            machine.total_bytes, sum(workers.values()) + machine.available_bytes
+        )
+        if self._settings.memory_bytes is not None:
+            limit_bytes = min(limit_bytes, self._settings.memory_bytes)
+        return MemoryUse(
+            workers=workers,
+            # all that a worker takes while it loads is for its weights
+            fixed_bytes=sum(
+                workers[name] if slot.info is None else slot.fixed_bytes
+                for name, slot in slots.items()
+            ),
+            limit_bytes=limit_bytes,
+        )
 
     # -- status
 

@@ -50,10 +50,11 @@ from holdfast.front.fleet.worker_files import (
     write_report,
 )
 from holdfast.front.link.model_client import Loss, ModelClient
-from holdfast.machine.device_memory import MemoryShare
+from holdfast.machine.device_memory import MemoryShare, Pressure
 from holdfast.wire.commands import (
     LogChange,
     MemoryChange,
+    MemoryPressure,
     SchedulerLimits,
     WorkerSettings,
     checked_limits,
@@ -190,6 +191,7 @@ class ModelSlot:
         self._are_files_old = False
         # the scheduler's settings, if `set_limits` has changed them
         self._scheduler: SchedulerSettings | None = None
+        self._pressure = Pressure.NORMAL  # the memory pressure that the worker was told
         self._waiting_sequences = 0  # sequences with a lease that wait for the worker
         self._changed = asyncio.Event()
         # the following fields are about the current load
@@ -484,6 +486,12 @@ class ModelSlot:
         if share.state_bytes is not None and (client := self.client) is not None:
             client.worker.send(MemoryChange(state_bytes=share.state_bytes))
 
+    def press(self, pressure: Pressure) -> None:
+        """Tell this worker, and those that replace it, the memory pressure of all workers."""
+        self._pressure = pressure
+        if (client := self.client) is not None:
+            client.worker.send(MemoryPressure(pressure=pressure))
+
     async def _run(self) -> NoReturn:
         """Start the worker, and replace it whenever it ends, until `unload` cancels this task.
 
@@ -592,6 +600,8 @@ class ModelSlot:
         else:
             self._enter(State.READY)
         self._on_progress(self.entry.name, LoadProgress(stage="ready", fraction=1.0))
+        if self._pressure is not Pressure.NORMAL:
+            process.link.send(MemoryPressure(pressure=self._pressure))
         settings = self._settings
         if settings is not None and is_outdated:
             process.link.send(LogChange(level=settings.log.level))
@@ -694,6 +704,20 @@ class ModelSlot:
         if files is None or not files.done() or files.exception() is not None:
             return 0
         return files.result().weight_bytes
+
+    def state_footprint(self, measured_bytes: int, *, is_discrete: bool) -> int:
+        """Memory of the worker, for the watermarks.
+
+        measured_bytes: memory of its process, measured now. is_discrete: whether it uses a GPU with
+        memory of its own. That memory cannot be measured from outside, and free buffers that the
+        worker keeps there do not count.
+        """
+        figures = self.statistics
+        if not is_discrete or self.info is None:
+            return max(measured_bytes, figures.device_bytes)
+        cache = figures.memory
+        cached_bytes = 0 if cache is None else cache.ram_bytes + cache.parked_bytes
+        return self.fixed_bytes + figures.kv_reserved_bytes + cached_bytes
 
     @property
     def fixed_bytes(self) -> int:

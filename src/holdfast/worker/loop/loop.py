@@ -20,6 +20,7 @@ from holdfast.wire.commands import (
     Command,
     LogChange,
     MemoryChange,
+    MemoryPressure,
     ReadAheadRun,
     SchedulerLimits,
     SequenceControl,
@@ -239,6 +240,9 @@ class WorkerLoop:
                 case MemoryChange():
                     if self._memory is not None:
                         self._memory.share(command.state_bytes)
+                case MemoryPressure():
+                    if self._memory is not None:
+                        self._memory.press(command.pressure)
                 case ReadAheadRun():
                     self._cache.read_ahead.note(command)
                 case LogChange():

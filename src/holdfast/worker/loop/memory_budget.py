@@ -1,5 +1,6 @@
 """The memory budget of a worker. It changes while the worker serves, when other models are loaded
-or unloaded and when the system runs short of memory.
+or unloaded and when memory runs short: that of the system, as macOS reports it, or that of all
+workers together, as the front measures it (`front/fleet/memory_watch.py`).
 
 Device thread only. No running sequence is ended: if live KV exceeds a smaller budget, it stays
 until its sequences end; parked states and blocks in RAM are freed first.
@@ -18,6 +19,7 @@ if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run ti
     from holdfast.worker.prefix.cache import PrefixCache
 
 READ_SECONDS = 1.0  # between two readings of the memory pressure
+CLEAR_SECONDS = 5.0  # under pressure, between two releases of free buffers
 
 logger = logging.getLogger("holdfast.worker")
 
@@ -50,12 +52,16 @@ class MemoryBudget:
         self._clear_buffers = clear_buffers
         self._read_pressure = read_pressure
         self._read_at = 0.0
-        self._pressure = Pressure.NORMAL
+        self._cleared_at = 0.0
+        self._system = Pressure.NORMAL
+        self._workers = Pressure.NORMAL
 
     @property
     def pressure(self) -> Pressure:
-        """The memory pressure that is currently applied."""
-        return self._pressure
+        """The memory pressure that is currently applied: that of the system or of all workers,
+        whichever is higher.
+        """
+        return max(self._system, self._workers)
 
     def share(self, state_bytes: int) -> None:
         """Limit KV and blocks in RAM to this many bytes in total from now on."""
@@ -67,19 +73,26 @@ class MemoryBudget:
         self._apply()
 
     def tend(self, *, now: float) -> None:
-        """Read the system's memory pressure, at most once a second; call this often. now: seconds
-        of any monotonic clock.
+        """Read the system's memory pressure, at most once a second, and release free buffers now
+        and then while there is pressure; call this often. now: seconds of any monotonic clock.
         """
+        if self.pressure is Pressure.NORMAL:
+            self._cleared_at = now  # a level that begins releases them at once
         if self._read_pressure is not None and now - self._read_at >= READ_SECONDS:
             self._read_at = now
             self.follow(self._read_pressure())
+        if self.pressure is not Pressure.NORMAL and now - self._cleared_at >= CLEAR_SECONDS:
+            self._cleared_at = now
+            self._clear_buffers()
 
     def follow(self, pressure: Pressure) -> None:
-        """Apply a new level of memory pressure: release memory at once, or use it again."""
-        if pressure is self._pressure:
+        """Apply a new level of the system's memory pressure: release memory at once, or use it
+        again.
+        """
+        if pressure is self._system:
             return
-        before = self._pressure
-        self._pressure = pressure
+        before = self._system
+        self._system = pressure
         logger.log(
             logging.WARNING if pressure > before else logging.INFO,
             "memory pressure of the system: now %s, before %s",
@@ -88,18 +101,22 @@ class MemoryBudget:
         )
         self._apply()
 
+    def press(self, pressure: Pressure) -> None:
+        """Apply a new level of the memory pressure of all workers, which the front has logged."""
+        if pressure is not self._workers:
+            self._workers = pressure
+            self._apply()
+
     def _apply(self) -> None:
         self._scheduler.set_budget(self._plan.kv_bytes)
-        self._scheduler.admits_one_at_a_time = self._pressure is Pressure.CRITICAL
-        is_short = self._pressure is not Pressure.NORMAL
-        if is_short:
-            self._clear_buffers()
-        if self._cache is None:
-            return
-        if is_short:
+        self._scheduler.admits_one_at_a_time = self.pressure is Pressure.CRITICAL
+        is_short = self.pressure is not Pressure.NORMAL
+        if self._cache is not None and is_short:
             self._cache.limit_ram(0, most_parked_bytes=0)
-        else:
+        elif self._cache is not None:
             self._cache.limit_ram(
                 self._plan.ram_tier_bytes, most_parked_bytes=self._most_parked_bytes
             )
             self._cache.live.reclaim(self._scheduler.excess_bytes)
+        if is_short:
+            self._clear_buffers()  # after the cache has released its arrays

@@ -1,0 +1,158 @@
+"""Watches the memory of all workers together, and derives a level of memory pressure from it.
+
+There are two watermarks, for the part of the memory that weights and steps leave free. Above the
+first one, workers move idle state to disk and start new sequences in 8 bits; above the second one,
+they convert running sequences, too, and then stop admitting new ones. `MemoryBudget` of the worker
+does this. Only the front knows all workers, and it measures their processes from outside, so that
+a worker that hangs still counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from holdfast.machine.device_memory import (
+    DeviceMemory,
+    Pressure,
+    memory_report,
+    process_footprint,
+)
+from holdfast.wire.events import PressureFigures
+
+# Shares of the memory that weights and steps leave free. KV and cached blocks of one worker are
+# planned to take at most 80 % of it (`plan_memory`), so the planned use is below the first one.
+FIRST_WATERMARK = 0.85
+SECOND_WATERMARK = 0.95
+# A level ends when the footprint has been this much below its watermark for a while. Otherwise, the
+# memory that a measure frees would end the measure at once.
+MARGIN = 0.05
+RECOVERY_SECONDS = 10.0
+WATCH_SECONDS = 1.0  # between two measurements
+
+_SHARES = {Pressure.WARNING: FIRST_WATERMARK, Pressure.CRITICAL: SECOND_WATERMARK}
+_NAMES: Mapping[Pressure, Literal["normal", "warning", "critical"]] = {
+    Pressure.NORMAL: "normal",
+    Pressure.WARNING: "warning",
+    Pressure.CRITICAL: "critical",
+}
+_WORDS = {Pressure.WARNING: "first", Pressure.CRITICAL: "second"}
+_GIB = 1 << 30
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryMeter:
+    """Measures processes and the machine. Tests replace it."""
+
+    footprint: Callable[[int], int] = process_footprint
+    machine: Callable[[], DeviceMemory] = memory_report
+
+    def read(self, pids: Collection[int]) -> tuple[dict[int, int], DeviceMemory]:
+        """The footprint of each process, and the memory of the machine. Any thread."""
+        return {pid: self.footprint(pid) for pid in pids}, self.machine()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """How much memory all workers take together, and how much they may take.
+
+    workers: the footprint of each worker, by model. fixed_bytes: weights and step memory of all
+    workers, which no measure can free. limit_bytes: the memory that all workers may take.
+    """
+
+    workers: Mapping[str, int] = field(default_factory=dict)
+    fixed_bytes: int = 0
+    limit_bytes: int = 0
+
+    @property
+    def footprint_bytes(self) -> int:
+        """The footprints of all workers together."""
+        return sum(self.workers.values())
+
+    def watermark_bytes(self, pressure: Pressure, *, margin: float = 0.0) -> int:
+        """The footprint above which there is this pressure. margin: lowers the watermark by this
+        share of the memory that is not fixed.
+        """
+        free_bytes = max(0, self.limit_bytes - self.fixed_bytes)
+        return self.fixed_bytes + int(free_bytes * (_SHARES[pressure] - margin))
+
+    def pressure(self, *, margin: float = 0.0) -> Pressure:
+        """The highest level whose watermark the footprint exceeds."""
+        return max(
+            (
+                each
+                for each in _SHARES
+                if self.footprint_bytes > self.watermark_bytes(each, margin=margin)
+            ),
+            default=Pressure.NORMAL,
+        )
+
+    def describe(self, pressure: Pressure) -> str:
+        """The footprint, and the watermark of this level, with the arithmetic behind both."""
+        unit, name = (_GIB, "GiB") if self.limit_bytes >= _GIB else (_MIB, "MiB")
+
+        def of(nbytes: int) -> str:
+            return f"{nbytes / unit:.1f}"
+
+        workers = " + ".join(f"worker {model} {of(size)}" for model, size in self.workers.items())
+        rest = of(max(0, self.limit_bytes - self.fixed_bytes))
+        return (
+            f"footprint {of(self.footprint_bytes)} {name} = {workers or 'no worker'}; "
+            f"{_WORDS[pressure]} watermark {of(self.watermark_bytes(pressure))} = "
+            f"{of(self.fixed_bytes)} for weights and steps + {_SHARES[pressure]:.0%} of the other "
+            f"{rest} of {of(self.limit_bytes)}"
+        )
+
+
+class MemoryWatch:
+    """The current level of memory pressure: rises at once, and falls after a while. No clock: the
+    caller passes the time.
+    """
+
+    def __init__(self) -> None:
+        self.pressure = Pressure.NORMAL
+        self.use = MemoryUse()  # the last measurement
+        self.reason = ""  # the arithmetic behind the last change
+        self._changes: Counter[str] = Counter()  # how often each level began, by its name
+        self._lower_since: float | None = None
+
+    def follow(self, use: MemoryUse, *, now: float) -> bool:
+        """Take a measurement; returns whether the level has changed.
+
+        now: seconds of any monotonic clock.
+        """
+        self.use = use
+        before = self.pressure
+        lower = use.pressure(margin=MARGIN)
+        if lower >= before:
+            self._lower_since = None
+            self.pressure = max(use.pressure(), before)
+        elif self._lower_since is None:
+            self._lower_since = now
+        elif now - self._lower_since >= RECOVERY_SECONDS:
+            self._lower_since = None
+            self.pressure = lower
+        if self.pressure is before:
+            return False
+        self._changes[level_name(self.pressure)] += 1
+        self.reason = use.describe(max(self.pressure, before))
+        return True
+
+    def figures(self) -> PressureFigures:
+        """The level and the last measurement, for metrics and /health."""
+        return PressureFigures(
+            level=level_name(self.pressure),
+            footprint_bytes=self.use.footprint_bytes,
+            limit_bytes=self.use.limit_bytes,
+            first_watermark_bytes=self.use.watermark_bytes(Pressure.WARNING),
+            second_watermark_bytes=self.use.watermark_bytes(Pressure.CRITICAL),
+            changes=dict(self._changes),
+        )
+
+
+def level_name(pressure: Pressure) -> Literal["normal", "warning", "critical"]:
+    """The name of a level in logs, metrics and answers."""
+    return _NAMES[pressure]

@@ -1,0 +1,200 @@
+"""The level of memory pressure follows the footprint of all workers: up at once, down after a while."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.config import ResidencySettings
+from holdfast.front.fleet import memory_watch, residency
+from holdfast.front.fleet.memory_watch import (
+    MARGIN,
+    RECOVERY_SECONDS,
+    MemoryMeter,
+    MemoryUse,
+    MemoryWatch,
+)
+from holdfast.machine.device_memory import DeviceMemory, Pressure, process_footprint
+from holdfast.wire.events import WorkerStatistics
+from tests.fakes.fake_models import FakeModels, catalog_over
+from tests.fakes.fake_worker import a_request
+
+GIB = 1 << 30
+
+
+def use_of(footprint: int, *, fixed: int = 0, limit: int = 100) -> MemoryUse:
+    return MemoryUse(workers={"demo": footprint}, fixed_bytes=fixed, limit_bytes=limit)
+
+
+def test_the_watermarks_are_shares_of_what_weights_leave_free() -> None:
+    use = use_of(90, fixed=20, limit=120)
+    assert use.watermark_bytes(Pressure.WARNING) == 105
+    assert use.watermark_bytes(Pressure.CRITICAL) == 115
+    assert use.pressure() is Pressure.NORMAL
+    assert use_of(106, fixed=20, limit=120).pressure() is Pressure.WARNING
+    assert use_of(116, fixed=20, limit=120).pressure() is Pressure.CRITICAL
+
+
+def test_a_level_begins_at_once_and_ends_after_a_while_below_its_margin() -> None:
+    watch = MemoryWatch()
+    assert watch.follow(use_of(96), now=0.0)
+    assert watch.pressure is Pressure.CRITICAL
+    assert not watch.follow(use_of(91), now=5.0), "below the watermark, but not by the margin"
+    assert not watch.follow(use_of(50), now=6.0)
+    assert not watch.follow(use_of(50), now=5.9 + RECOVERY_SECONDS)
+    assert watch.follow(use_of(50), now=6.0 + RECOVERY_SECONDS)
+    figures = watch.figures()
+    assert (figures.level, figures.footprint_bytes) == ("normal", 50)
+    assert (figures.first_watermark_bytes, figures.second_watermark_bytes) == (85, 95)
+    assert figures.changes == {"critical": 1, "normal": 1}
+
+
+def test_a_peak_during_the_recovery_begins_it_again() -> None:
+    watch = MemoryWatch()
+    watch.follow(use_of(96), now=0.0)
+    watch.follow(use_of(50), now=1.0)
+    watch.follow(use_of(92), now=RECOVERY_SECONDS)
+    watch.follow(use_of(50), now=1.0 + RECOVERY_SECONDS)
+    assert watch.pressure is Pressure.CRITICAL
+    assert watch.follow(use_of(50), now=1.0 + 2 * RECOVERY_SECONDS)
+
+
+@given(
+    steps=st.lists(st.tuples(st.floats(0.0, 30.0), st.integers(0, 130)), max_size=60),
+    fixed=st.integers(0, 120),
+)
+def test_the_level_always_fits_the_footprint(steps: list[tuple[float, int]], fixed: int) -> None:
+    watch = MemoryWatch()
+    now = 0.0
+    above_since = dict.fromkeys(Pressure, -1.0)  # last time that the footprint was that high
+    for seconds, footprint in steps:
+        now += seconds
+        use = use_of(footprint, fixed=fixed)
+        before = watch.pressure
+        has_changed = watch.follow(use, now=now)
+        assert has_changed == (watch.pressure is not before)
+        assert watch.pressure >= use.pressure(), "a level that is reached applies at once"
+        if watch.pressure > before:
+            assert watch.pressure is use.pressure()
+        for level in (Pressure.WARNING, Pressure.CRITICAL):
+            if use.pressure(margin=MARGIN) >= level:
+                above_since[level] = now
+            elif now - above_since[level] >= RECOVERY_SECONDS + 30.0:
+                assert watch.pressure < level, "a level ends some time after its cause"
+        if watch.pressure < before:
+            assert now - above_since[before] >= RECOVERY_SECONDS, "no level ends early"
+            assert use.pressure(margin=MARGIN) is watch.pressure
+
+
+@given(footprint=st.integers(0, 130), fixed=st.integers(0, 120))
+def test_a_constant_footprint_changes_the_level_once_at_most(footprint: int, fixed: int) -> None:
+    watch = MemoryWatch()
+    changes = [watch.follow(use_of(footprint, fixed=fixed), now=float(now)) for now in range(60)]
+    assert sum(changes) <= 1
+    assert not any(changes[1:])
+
+
+def test_the_reason_shows_the_arithmetic() -> None:
+    watch = MemoryWatch()
+    use = MemoryUse(
+        workers={"demo": int(7.1 * GIB), "other": int(5.5 * GIB)},
+        fixed_bytes=int(6.0 * GIB),
+        limit_bytes=int(13.6 * GIB),
+    )
+    watch.follow(use, now=0.0)
+    assert watch.reason == (
+        "footprint 12.6 GiB = worker demo 7.1 + worker other 5.5; first watermark 12.5 = 6.0 for "
+        "weights and steps + 85% of the other 7.6 of 13.6"
+    )
+
+
+def test_a_running_process_has_a_footprint_and_a_missing_one_has_none() -> None:
+    assert process_footprint(os.getpid()) > 10_000_000
+    assert process_footprint(2**22 + 1) == 0
+
+
+class Meter:
+    """Memory that a test sets: of each worker process, and of the machine."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self.each_bytes = 0
+        self.available_bytes = total_bytes
+        self.total_bytes = total_bytes
+
+    def footprint(self, pid: int) -> int:
+        return self.each_bytes
+
+    def machine(self) -> DeviceMemory:
+        return DeviceMemory(total_bytes=self.total_bytes, available_bytes=self.available_bytes)
+
+
+async def until_pressure(made: FakeModels, pressure: Pressure) -> None:
+    async with asyncio.timeout(60):
+        while made.memory.pressure is not pressure:
+            await asyncio.sleep(0.01)
+
+
+async def until_running(made: FakeModels, wanted: tuple[int, int]) -> None:
+    """Wait until the first worker says that it has this many running and queued sequences."""
+    async with asyncio.timeout(60):
+        while True:
+            figures = (await made.statistics()).get("a", WorkerStatistics())
+            if (figures.running, figures.queued) == wanted:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def test_the_workers_are_told_the_pressure_of_all_of_them_together(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(residency, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(memory_watch, "RECOVERY_SECONDS", 0.05)
+    meter = Meter(1000)
+    made = FakeModels(
+        catalog_over("a", "b", at_start=["a", "b"]),
+        ResidencySettings(max_loaded=2, memory_bytes=1 << 40),
+        meter=MemoryMeter(footprint=meter.footprint, machine=meter.machine),
+    )
+    with caplog.at_level(logging.INFO, logger="holdfast.front.fleet"):
+        await made.start()
+        try:
+            await made.wait_ready()
+            meter.each_bytes = 440  # of one alone, this would be far below the first watermark
+            meter.available_bytes = 120
+            await until_pressure(made, Pressure.WARNING)
+            meter.each_bytes = 490
+            meter.available_bytes = 20
+            await until_pressure(made, Pressure.CRITICAL)
+            async with made.lease("a", 2) as client:
+                streams = [client.submit(a_request(name, max_tokens=900_000)) for name in "xy"]
+                await until_running(made, (1, 1))
+                psutil.Process(made.statuses()[0].pid).kill()
+                await client.worker.lost  # type: ignore[attr-defined]
+                await until_running(made, (1, 1))  # the next worker is told the pressure, too
+                meter.each_bytes = 100
+                meter.available_bytes = 800
+                await until_pressure(made, Pressure.NORMAL)
+                await until_running(made, (2, 0))
+                assert len(streams) == 2
+        finally:
+            await made.stop()
+    lines = [record.message for record in caplog.records if "memory pressure" in record.message]
+    assert len(lines) == 3
+    assert lines[0].startswith("memory pressure of all workers: now warning, before normal: ")
+    assert "worker a" in lines[0]
+    assert "worker b" in lines[0]
+    assert made.memory.figures().changes == {"warning": 1, "critical": 1, "normal": 1}
+
+
+async def test_other_programs_lower_the_watermarks_and_so_does_the_setting() -> None:
+    made = FakeModels(catalog_over("a", "b"), ResidencySettings(memory_bytes=500))
+    made.follow_memory({"a": 300}, DeviceMemory(total_bytes=1000, available_bytes=700))
+    assert made.memory.use.limit_bytes == 500
+    made.follow_memory({"a": 300}, DeviceMemory(total_bytes=1000, available_bytes=50))
+    assert made.memory.use.limit_bytes == 350
