@@ -106,6 +106,11 @@ def compiled_code_folder(environ: Mapping[str, str]) -> str:
     return _in_caches(environ, "compiled")
 
 
+def quality_folder(environ: Mapping[str, str]) -> str:
+    """The folder that keeps the results of `holdfast quality`; empty if the user has no home."""
+    return _in_caches(environ, "quality")
+
+
 def kernels_folder(environ: Mapping[str, str]) -> Path:
     """The folder that keeps Holdfast's compiled kernels. Raises RuntimeError if the home directory
     is unknown.

@@ -26,10 +26,13 @@ import msgspec
 import typer
 
 from holdfast.cli.output import BAD_INPUT, Json, complain, count_text, load_progress
+from holdfast.cli.quality import quality_text
 from holdfast.cli.settings import settings_command
 from holdfast.config import EffectiveSettings, ModelSettings
 from holdfast.errors import HoldfastError
+from holdfast.files import hash_cache_file
 from holdfast.models.download import check_present, resolve_model, served_id
+from holdfast.models.quality import QualityReport, find_quality
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -107,6 +110,7 @@ class LayoutCheck(msgspec.Struct, frozen=True, kw_only=True):
     attention: str  # what computes the attention of decode steps
     note: str
     seconds: float
+    quality_fingerprint: str = ""
     warnings: tuple[str, ...] = ()
 
 
@@ -119,6 +123,7 @@ class Diagnosis(msgspec.Struct, kw_only=True):
     model_name: str = ""
     folder: str = ""
     model: LayoutCheck | None = None
+    quality: QualityReport | None = None  # None: not measured, or not of this version
     dialect: DialectReport | None = None
     last_crash: CrashReport | None = None  # the last crash of one of this user's workers
     problems: list[str] = []
@@ -190,6 +195,7 @@ def _check_model(
     found.model_name = served_id(settings)
     if found.platform is not None:
         found.model = check_layout(dataclasses.replace(settings, path=found.folder))
+        found.quality = find_quality(found.model.quality_fingerprint, os.environ)
 
 
 def _check_dialect(found: Diagnosis, settings: ModelSettings, progress: object) -> None:
@@ -351,8 +357,15 @@ def _model_rows(found: Diagnosis) -> dict[str, str]:
         "context": f"{model.context_tokens:,} tokens",
         "layout": f"{model.layout} ({model.reason})",
         "attention": model.attention,
+        "kv quality": _quality_text(found),
         "start": f"{model.seconds:.1f} s to load and probe",
     }
+
+
+def _quality_text(found: Diagnosis) -> str:
+    if found.quality is not None:
+        return quality_text(found.quality)
+    return f"not measured; to measure it: holdfast quality {found.model_name}"
 
 
 def _dialect_rows(dialect: DialectReport) -> dict[str, str]:
@@ -414,13 +427,15 @@ def _load_and_probe(settings: ModelSettings) -> LayoutCheck:
     from holdfast.machine import platform
 
     platform.prepare_blas(settings.threads)  # before the first import of MLX
-    load = importlib.import_module("holdfast.worker.engine.load")
     probe = importlib.import_module("holdfast.worker.engine.probe")
     sharing = importlib.import_module("holdfast.worker.engine.layouts")
     decoding = importlib.import_module("holdfast.worker.engine.host_decoding")
+    measuring = importlib.import_module("holdfast.worker.engine.quality")
     began = time.perf_counter()
     platform.use_device(settings.device)
-    loaded = load.load_model(Path(settings.path), settings, progress=lambda stage, fraction: None)
+    loaded, fingerprint = measuring.load_with_fingerprint(
+        settings, hash_cache=hash_cache_file(os.environ), progress=lambda stage, fraction: None
+    )
     result = probe.choose_layout(loaded.model, vocab_size=loaded.vocab_size, wanted=settings.layout)
     sharing.choose_sharing(result)
     return LayoutCheck(
@@ -434,6 +449,7 @@ def _load_and_probe(settings: ModelSettings) -> LayoutCheck:
         attention=decoding.description(),
         note=loaded.note,
         seconds=time.perf_counter() - began,
+        quality_fingerprint=fingerprint,
         warnings=(*probe.warnings_about(result), *probe.warnings_about_kernels(loaded.model)),
     )
 

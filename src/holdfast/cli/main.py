@@ -17,6 +17,7 @@ from holdfast.cli.doctor import doctor
 from holdfast.cli.launch import launch
 from holdfast.cli.models import models
 from holdfast.cli.output import require_working_folder
+from holdfast.cli.quality import quality
 from holdfast.cli.servers import load, logs, ps, serve, service, stop, unload
 from holdfast.cli.settings import config, keys
 from holdfast.cli.store import sessions, state, store
@@ -128,6 +129,7 @@ _MACHINE = "This machine"
 for panel, commands in {
     _SERVING: (serve, run, chat),
     _SERVERS: (ps, stop, logs, load, unload),
+    _KEPT: (quality,),
     _MACHINE: (doctor, config, version),
 }.items():
     for command in commands:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import uuid
 from array import array
 from collections.abc import Sequence
@@ -63,6 +64,7 @@ from holdfast.front.server.problem import RequestRefused, invalid_field
 from holdfast.front.server.request import json_response, parse, read_json
 from holdfast.front.server.services import Services, model_of
 from holdfast.models.model_folder import planned_answer_tokens
+from holdfast.models.quality import QualityReport, find_quality
 from holdfast.wire.output import Embedding, TextRead
 from holdfast.wire.requests import (
     ChatPrompt,
@@ -480,6 +482,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     state: as in /health.
     aliases: further names that requests may use for the model.
     parent: for a LoRA adapter, the id of its model; otherwise null.
+    kv_quality: what `holdfast quality` measured for the model; null if it was not measured, or if
+        the model, Holdfast or MLX has changed since, or before the model is loaded.
     """
 
     id: str
@@ -493,6 +497,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     state: str
     aliases: tuple[str, ...] = ()
     parent: str | None = None
+    kv_quality: QualityReport | None = None
 
 
 class ModelList(Struct, frozen=True, kw_only=True):
@@ -516,7 +521,14 @@ def model_card(model: ModelStatus) -> ModelCard:
         state=model.state,
         aliases=model.aliases,
         parent=model.parent or None,
+        kv_quality=_kv_quality(model),
     )
+
+
+def _kv_quality(model: ModelStatus) -> QualityReport | None:
+    if model.info is None or model.parent:  # adapters are not measured
+        return None
+    return find_quality(model.info.quality_fingerprint, os.environ)
 
 
 def _list(models: Sequence[ModelStatus]) -> ModelList:

@@ -43,6 +43,7 @@ from holdfast.worker.engine.probe import (
     warnings_about,
     warnings_about_kernels,
 )
+from holdfast.worker.engine.quality import quality_fingerprint
 from holdfast.worker.engine.seams import mlx_lm_version
 from holdfast.worker.engine.weight_format import give_back_freed_memory
 from holdfast.worker.kv.codec import BITS, PayloadFormat
@@ -274,10 +275,11 @@ def _load_and_build(
     )
     progress("probing", 1.0)
     progress("hashing", 0.0)  # hashing began with the load, and is mostly done by now
+    hashes = hashing.result()
     cache = open_cache(
         probed.loaded,
         probed.costs,
-        hashes=hashing.result(),
+        hashes=hashes,
         settings=settings,
         ram_tier_bytes=memory.plan.ram_tier_bytes,
     )
@@ -296,7 +298,13 @@ def _load_and_build(
     platform.wire(memory.wired_bytes)
     gc.freeze()  # model and modules live as long as the worker: garbage collection can skip them
     progress("hashing", 1.0)
-    return loop, _info(probed, memory, load_seconds=time.perf_counter() - started_at)
+    info = _info(
+        probed,
+        memory,
+        load_seconds=time.perf_counter() - started_at,
+        fingerprint=quality_fingerprint(Path(settings.folder), hashes, probed.loaded),
+    )
+    return loop, info
 
 
 def _load(settings: WorkerSettings, progress: Progress) -> _Probed:
@@ -402,7 +410,9 @@ def _step_tokens(scheduler: SchedulerSettings, *, on_cpu: bool) -> int:
     return max(suits, scheduler.max_running, scheduler.min_chunk_tokens)
 
 
-def _info(probed: _Probed, memory: WorkerMemory, *, load_seconds: float) -> ModelInfo:
+def _info(
+    probed: _Probed, memory: WorkerMemory, *, load_seconds: float, fingerprint: str
+) -> ModelInfo:
     loaded = probed.loaded
     runner = probed.runner
     found = loaded.platform
@@ -418,6 +428,7 @@ def _info(probed: _Probed, memory: WorkerMemory, *, load_seconds: float) -> Mode
         compute_dtype=str(loaded.compute_dtype).removeprefix("mlx.core."),
         context_tokens=loaded.context_tokens,
         vocab_size=loaded.vocab_size,
+        quality_fingerprint=fingerprint,
         kv_bytes_per_token=probed.costs.bytes_per_token,
         fixed_bytes_per_sequence=probed.costs.fixed_bytes,
         kv_budget_bytes=memory.plan.kv_bytes,

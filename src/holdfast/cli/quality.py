@@ -1,0 +1,306 @@
+"""`holdfast quality`: measures what quantized keys and values cost a model in quality.
+
+MLX runs in a process of its own: `python -m holdfast.cli.quality`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import msgspec
+import typer
+
+from holdfast.cli.output import Json, load_progress, new_table, print_table, size_text
+from holdfast.cli.settings import settings_command
+from holdfast.config import EffectiveSettings, ModelSettings, Settings
+from holdfast.errors import ConfigError, HoldfastError
+from holdfast.models.download import check_present, is_demo, resolve_model, served_id
+from holdfast.models.quality import (
+    FORMS,
+    NATIVE,
+    FormQuality,
+    Passage,
+    QualityReport,
+    save_quality,
+)
+
+_ALWAYS = ("8", "4")
+_BUILT_IN = "built-in"
+_CODECS = {"q8": "8", "q4": "4"}
+
+TextFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--text", metavar="FILE", help="A text in UTF-8; default: a built-in one."),
+]
+Forms: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--kv-bits",
+        metavar="LIST",
+        help="Forms to compare with native, such as 8,4,8/4 (8/4: keys in 8, values in 4 bits); "
+        "default: 8, 4 and the model's own.",
+    ),
+]
+
+
+class _Task(msgspec.Struct, frozen=True, kw_only=True):
+    """What the measuring process is to do. hash_cache: as in `WorkerSettings`."""
+
+    settings: ModelSettings
+    name: str
+    text: str
+    forms: tuple[str, ...]
+    passages: tuple[Passage, ...]
+    hash_cache: str
+
+
+# a line of the measuring process: a stage and its fraction, the result, or an error
+_Line: TypeAlias = tuple[str, float] | QualityReport | str
+
+
+@functools.partial(
+    settings_command,
+    shown=("model.path", "model.context_tokens"),
+    left_out=("model.kv_bits",),
+)
+def quality(
+    effective: EffectiveSettings,
+    text: TextFile = None,
+    kv_bits: Forms = "",
+    as_json: Json = False,
+) -> None:
+    """Measure what quantized keys and values cost.
+
+    MODEL reads a text and answers questions about notes, with native keys and values and with
+    quantized ones. `holdfast doctor` and /v1/models show the result.
+    """
+    from holdfast.front.fleet.catalog import catalog_of
+    from holdfast.front.run.running_servers import run_folder
+
+    settings = effective.settings
+    if settings.model.path:  # the path may be a name in models.toml
+        entry = catalog_of(settings, os.environ).entries[0]
+        settings = replace(settings, model=entry.model, store=entry.store)
+    forms = _forms(kv_bits, settings)
+    content = "" if text is None else _content(text)
+    check_present(settings.model)  # reports a misspelled name before anything is read
+    with run_folder(os.environ), load_progress(settings.log) as progress:
+        report = measured(
+            settings.model,
+            forms=forms,
+            text=content,
+            text_name=_BUILT_IN if text is None else text.name,
+            progress=progress,
+        )
+        progress("ready", 1.0)
+    save_quality(report, os.environ)
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+    else:
+        _print(report)
+
+
+def measured(
+    settings: ModelSettings,
+    *,
+    forms: Sequence[str],
+    text: str,
+    text_name: str,
+    progress: Callable[[str, float], None],
+) -> QualityReport:
+    """Measure a model in another process. Fetches the model if necessary.
+
+    text: empty for the built-in one. Raises HoldfastError with a message of one line.
+    """
+    from holdfast.cli.quality_texts import built_in_text, passages_for
+    from holdfast.files import hash_cache_file
+
+    folder = resolve_model(settings, progress=progress)
+    # the bundled models know notes, but no stories
+    is_bundled = is_demo(settings.path)
+    passages = passages_for(
+        folder,
+        text=text or ("" if is_bundled else built_in_text()),
+        notes_are_text=is_bundled and not text,
+    )
+    task = _Task(
+        settings=replace(settings, path=str(folder), adapters=()),
+        name=served_id(settings),
+        text=text_name,
+        forms=tuple(forms),
+        passages=passages,
+        hash_cache=hash_cache_file(os.environ),
+    )
+    return _run(task, progress)
+
+
+def quality_text(report: QualityReport) -> str:
+    """The result in one line."""
+    return "; ".join(_form_text(report, each) for each in report.forms if each.form != NATIVE)
+
+
+def _form_text(report: QualityReport, quality: FormQuality) -> str:
+    if quality.refused is not None:
+        return f"{quality.form} bits: not possible"
+    return (
+        f"{quality.form} bits: perplexity {_change(report, quality)}, the same token in "
+        f"{_percent(quality.agreement)}"
+    )
+
+
+def _forms(given: str, settings: Settings) -> tuple[str, ...]:
+    """The forms to measure, besides native. Raises ConfigError if one of them is unknown."""
+    if not given:
+        own = _CODECS.get(settings.store.codec)
+        return _ALWAYS if own is None or own in _ALWAYS else (*_ALWAYS, own)
+    found = [each.strip() for each in given.split(",")]
+    for each in found:
+        if each not in (NATIVE, *FORMS):
+            raise ConfigError(
+                f"--kv-bits {given}: {each!r} is not allowed; allowed: {', '.join(FORMS)}"
+            )
+    return tuple(dict.fromkeys(each for each in found if each != NATIVE))
+
+
+def _content(file: Path) -> str:
+    try:
+        return file.read_text("utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{file} is not a text in UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+
+
+def _run(task: _Task, progress: Callable[[str, float], None]) -> QualityReport:
+    command = [sys.executable, "-P", "-m", "holdfast.cli.quality"]
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(msgspec.json.encode(task))
+            process.stdin.close()
+            for line in process.stdout:
+                found = msgspec.json.decode(line, type=_Line)
+                if isinstance(found, str):
+                    raise HoldfastError(found)
+                if isinstance(found, QualityReport):
+                    return found
+                progress(*found)
+        except BaseException:
+            process.kill()
+            raise
+        code = process.wait()
+        errors.seek(0)
+        last = errors.read().decode(errors="replace").strip().splitlines() or ["no message"]
+        raise HoldfastError(f"measuring ended with code {code}: {last[-1]}")
+
+
+def _print(report: QualityReport) -> None:
+    columns = ("perplexity", "KL divergence", "same token", "right", "KV per token")
+    table = new_table("kv bits", *columns, right=columns)
+    for each in report.forms:
+        if each.refused is not None:
+            table.add_row(each.form, f"not possible: {each.refused}")
+            continue
+        assert each.bytes_per_token is not None
+        table.add_row(
+            each.form,
+            f"{each.perplexity:.4g}" if each.form == NATIVE else _change(report, each),
+            "" if each.form == NATIVE else f"{each.kl_divergence:.1e}",
+            "" if each.form == NATIVE else _percent(each.agreement),
+            f"{each.right} of {report.questions}",
+            size_text(each.bytes_per_token),
+        )
+    typer.echo(f"{report.model}, computed in {report.compute_dtype}, mlx {report.mlx_version}")
+    print_table(table)
+    typer.echo(
+        f"{report.text} text: {report.text_tokens:,} predicted tokens, with "
+        f"{report.quantized_tokens:,} quantized tokens before each on average"
+    )
+
+
+def _change(report: QualityReport, quality: FormQuality) -> str:
+    change = report.perplexity_change(quality)
+    return "" if change is None else f"{change:+.2%}"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.2%}"
+
+
+def _measure(task: _Task, progress: Callable[[str, float], None]) -> QualityReport:
+    from holdfast.machine import platform
+
+    platform.prepare_blas(task.settings.threads)  # before the first import of MLX
+    from holdfast.worker.engine import probe
+    from holdfast.worker.engine import quality as measuring
+    from holdfast.worker.engine.engine import Engine
+
+    platform.use_device(task.settings.device)
+    loaded, fingerprint = measuring.load_with_fingerprint(
+        task.settings, hash_cache=task.hash_cache, progress=progress
+    )
+    longest = max(len(passage.token_ids) for passage in task.passages)
+    if longest > loaded.context_tokens:
+        raise ConfigError(
+            f"the built-in texts have up to {longest:,} tokens, but the context of {task.name} "
+            f"has {loaded.context_tokens:,}"
+        )
+    runner = probe.choose_layout(
+        loaded.model, vocab_size=loaded.vocab_size, wanted=task.settings.layout
+    )
+    costs = Engine(runner, vocab_size=loaded.vocab_size).measure_costs()
+    found = measuring.measure(
+        runner,
+        costs.form,
+        task.forms,
+        task.passages,
+        vocab_size=loaded.vocab_size,
+        progress=functools.partial(progress, "measuring"),
+    )
+    return QualityReport(
+        model=task.name,
+        fingerprint=fingerprint,
+        measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        mlx_version=loaded.platform.mlx_version,
+        compute_dtype=str(loaded.compute_dtype).removeprefix("mlx.core."),
+        text=task.text,
+        text_tokens=found.text_tokens,
+        quantized_tokens=found.quantized_tokens,
+        questions=sum(len(passage.answers) for passage in task.passages),
+        forms=found.forms,
+    )
+
+
+def _answer_task() -> None:
+    """Read a task from stdin, and print lines of `_Line`."""
+
+    def say(line: _Line) -> None:
+        sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
+        sys.stdout.buffer.flush()
+
+    task = msgspec.json.decode(sys.stdin.buffer.read(), type=_Task)
+    try:
+        say(_measure(task, lambda stage, fraction: say((stage, fraction))))
+    except HoldfastError as error:
+        say(str(error))
+    if "mlx.core" in sys.modules:
+        sys.modules["mlx.core"].clear_streams()
+
+
+if __name__ == "__main__":
+    _answer_task()

@@ -1,0 +1,162 @@
+"""The built-in texts of `holdfast quality`: a story that no model was trained on, and pages of notes
+with questions.
+
+The notes are made up at random, always the same ones. A page is one conversation: the notes, then
+questions with their right answers. A model answers a question correctly if it predicts the whole
+value in the answer, such as the digits of a door code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from random import Random
+
+from holdfast.errors import ConfigError
+from holdfast.front.prompt.template import ChatTemplate, load_template
+from holdfast.front.prompt.tokenize import Tokenizer, load_tokenizer
+from holdfast.models.quality import Passage
+from holdfast.wire.requests import ChatPrompt, TokenIds
+
+WINDOW_TOKENS = 2048  # a text is read in windows of this length
+LEAST_TOKENS = 512  # in a shorter text, hardly any token has quantized tokens before it
+MOST_WINDOWS = 16
+PAGES = 8
+NOTES_ON_A_PAGE = 110
+QUESTIONS_ON_A_PAGE = 13
+
+_PEOPLE = (
+    *("Ada", "Anton", "Astrid", "Bela", "Berta", "Carla", "Cyrus", "Dora", "Edgar", "Elif"),
+    *("Emil", "Felix", "Finn", "Frida", "Gerda", "Greta", "Gunnar", "Hanna", "Hugo", "Ida"),
+    *("Igor", "Ines", "Jakob", "Jana", "Karin", "Karl", "Lena", "Leo", "Lotte", "Magnus"),
+    *("Marta", "Mia", "Nils", "Nora", "Olaf", "Olga", "Otto", "Paula", "Pavel", "Quinn"),
+    *("Rosa", "Ruben", "Sara", "Selma", "Stefan", "Tilda", "Tom", "Ulla", "Viktor", "Wanda"),
+)
+_CITIES = ("Oslo", "Lima", "Cairo", "Rome", "Paris", "Kyoto", "Vienna", "Boston", "Madrid")
+_FOODS = ("rice", "bread", "soup", "cheese", "apples", "beans", "fish", "cake", "noodles", "salad")
+_HOBBIES = ("chess", "painting", "swimming", "singing", "cooking", "fishing", "dancing", "cycling")
+_LANGUAGES = ("German", "Danish", "Greek", "Arabic", "Polish", "Turkish", "Spanish", "Italian")
+_MONTHS = ("March", "April", "May", "June", "July", "August", "October", "December")
+# beginning of the note, its end, the question, and the values; four digits if there are none
+_RELATIONS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
+    ("The door code of {} is ", ".", "What is the door code of {}?", ()),
+    ("{} lives in ", ".", "Where does {} live?", _CITIES),
+    ("{} likes ", " best.", "What food does {} like best?", _FOODS),
+    ("The hobby of {} is ", ".", "What is the hobby of {}?", _HOBBIES),
+    ("{} speaks ", ".", "What language does {} speak?", _LANGUAGES),
+    ("{} was born in ", ".", "When was {} born?", _MONTHS),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    before: str  # the note up to its value
+    value: str
+    after: str
+    question: str
+
+    @property
+    def text(self) -> str:
+        return self.before + self.value + self.after
+
+
+def passages_for(folder: Path, *, text: str, notes_are_text: bool) -> tuple[Passage, ...]:
+    """What the model in `folder` is to read: the windows of a text, then the pages of notes.
+
+    notes_are_text: the predictions of the pages count as text too. Raises ConfigError if there is
+    too little text, and ModelLoadError if the tokenizer or the template is broken.
+    """
+    tokenizer = load_tokenizer(folder)
+    template = load_template(folder)
+    windows = () if notes_are_text and not text else _windows(tokenizer, text)
+    pages = tuple(
+        _page(Random(f"page {number}"), tokenizer, template, is_text=notes_are_text)
+        for number in range(PAGES)
+    )
+    return (*windows, *pages)
+
+
+def built_in_text() -> str:
+    """The story."""
+    return resources.files("holdfast.cli").joinpath("held_out.txt").read_text("utf-8")
+
+
+def _windows(tokenizer: Tokenizer, text: str) -> tuple[Passage, ...]:
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    if len(token_ids) < LEAST_TOKENS:
+        raise ConfigError(
+            f"the text has {len(token_ids):,} tokens; at least {LEAST_TOKENS} are needed, because "
+            "the first ones have no quantized tokens before them"
+        )
+    around = list(tokenizer.with_special_tokens(TokenIds.of(())))
+    first = [token for token in around[:1] if token == tokenizer.bos_token_id]
+    cuts = range(0, min(len(token_ids), MOST_WINDOWS * WINDOW_TOKENS), WINDOW_TOKENS)
+    windows = [token_ids[cut : cut + WINDOW_TOKENS] for cut in cuts]
+    return tuple(
+        Passage(token_ids=(*first, *window), is_text=True)
+        for window in windows
+        if len(window) >= LEAST_TOKENS
+    )
+
+
+def _page(
+    random: Random, tokenizer: Tokenizer, template: ChatTemplate | None, *, is_text: bool
+) -> Passage:
+    notes = _notes(random)
+    asked = random.sample(notes, QUESTIONS_ON_A_PAGE)
+    page = _rendered(template, notes, asked) or _plain(notes, asked)
+    places = _value_places(page, asked)
+    if not places:  # the template changes messages
+        page = _plain(notes, asked)
+        places = _value_places(page, asked)
+    page = page[: places[-1][1]]
+    (encoded,) = tokenizer.encode_in_place([page])
+    answers = tuple(
+        (encoded.tokens_before(start), encoded.tokens_before(end)) for start, end in places
+    )
+    return Passage(token_ids=tuple(encoded.token_ids), is_text=is_text, answers=answers)
+
+
+def _notes(random: Random) -> list[_Note]:
+    """Notes about different things, in random order."""
+    subjects = [(relation, person) for relation in _RELATIONS for person in _PEOPLE]
+    notes = []
+    for (before, after, question, values), person in random.sample(subjects, NOTES_ON_A_PAGE):
+        value = random.choice(values) if values else str(random.randint(1000, 9999))
+        notes.append(_Note(before.format(person), value, after, question.format(person)))
+    return notes
+
+
+def _rendered(template: ChatTemplate | None, notes: Sequence[_Note], asked: Sequence[_Note]) -> str:
+    """The page as a conversation; empty if the model has no template, or refuses system messages."""
+    if template is None:
+        return ""
+    listed = "\n".join(f"- {note.text}" for note in notes)
+    messages = [{"role": "system", "content": f"Answer from the notes.\n{listed}"}]
+    for note in asked:
+        messages.append({"role": "user", "content": note.question})
+        messages.append({"role": "assistant", "content": note.text})
+    return template.try_render(ChatPrompt(messages=tuple(messages)))
+
+
+def _plain(notes: Sequence[_Note], asked: Sequence[_Note]) -> str:
+    listed = "\n".join(f"- {note.text}" for note in notes)
+    answered = "\n".join(f"Question: {note.question}\nAnswer: {note.text}\n" for note in asked)
+    return f"Notes:\n{listed}\n\n{answered}"
+
+
+def _value_places(page: str, asked: Sequence[_Note]) -> list[tuple[int, int]]:
+    """Where the values of the answers begin and end on the page; empty if a message is missing."""
+    places = []
+    at = 0
+    for note in asked:
+        question = page.find(note.question, at)
+        answer = page.find(note.text, question)
+        if question < 0 or answer < 0:
+            return []
+        start = answer + len(note.before)
+        at = start + len(note.value)
+        places.append((start, at))
+    return places

@@ -1,0 +1,120 @@
+"""What quantized keys and values cost in quality, as `holdfast quality` measured it, and the files
+in which the results are kept.
+
+A file is named by the fingerprint of the model: its files, and the code and versions that computed
+with them. So the result for an earlier version of a model is never found.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from holdfast.errors import ModelLoadError
+from holdfast.files import atomic_write, quality_folder
+
+NATIVE = "native"
+FORMS = ("8", "4", "8/4", "4/8")  # bits of keys and values; "8/4": keys in 8, values in 4 bits
+
+logger = logging.getLogger("holdfast.models")
+
+
+class Passage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens that a model reads, to compare its predictions.
+
+    is_text: whether the predictions of all tokens count for perplexity, agreement and divergence.
+    answers: the first token and the end of each answer that the model should predict.
+    """
+
+    token_ids: tuple[int, ...]
+    is_text: bool
+    answers: tuple[tuple[int, int], ...] = ()
+
+
+class FormQuality(msgspec.Struct, frozen=True, kw_only=True):
+    """The predictions of a model with keys and values in one form.
+
+    `form` is `native`, the number of bits, or those of keys and values, such as `8/4`. The other
+    fields are null if the model cannot use the form; `refused` then says why. `agreement` is the
+    share of tokens whose most likely prediction is the same as with native keys and values.
+    `kl_divergence` is that of the predictions from the native ones, in nats per token. `right` is
+    the number of correct answers from notes. A token takes `bytes_per_token`.
+    """
+
+    form: str
+    perplexity: float | None = None
+    kl_divergence: float | None = None
+    agreement: float | None = None
+    right: int | None = None
+    bytes_per_token: int | None = None
+    refused: str | None = None
+
+
+class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What quantized keys and values cost a model in quality.
+
+    `text_tokens` predictions were compared, with `quantized_tokens` quantized tokens before each of
+    them on average. `forms` begins with `native`.
+    """
+
+    model: str
+    fingerprint: str
+    measured_at: str
+    mlx_version: str
+    compute_dtype: str
+    text: str
+    text_tokens: int
+    quantized_tokens: int
+    questions: int
+    forms: tuple[FormQuality, ...]
+
+    @property
+    def native(self) -> FormQuality:
+        """The predictions with native keys and values."""
+        return self.forms[0]
+
+    def perplexity_change(self, quality: FormQuality) -> float | None:
+        """How much higher the perplexity is than with native keys and values, as a share; None if
+        the model cannot use the form.
+        """
+        if quality.perplexity is None or not self.native.perplexity:
+            return None
+        return quality.perplexity / self.native.perplexity - 1
+
+
+def save_quality(report: QualityReport, environ: Mapping[str, str]) -> None:
+    """Keep a result. Raises ModelLoadError if the file cannot be written."""
+    file = _file(report.fingerprint, environ)
+    if file is None:
+        raise ModelLoadError("the result cannot be kept: the user has no home folder")
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with atomic_write(file) as opened:
+            opened.write(msgspec.json.format(msgspec.json.encode(report), indent=2))
+    except OSError as error:
+        raise ModelLoadError(f"the result cannot be kept: {error}") from error
+
+
+def find_quality(fingerprint: str, environ: Mapping[str, str]) -> QualityReport | None:
+    """The kept result for a model with this fingerprint; None if there is none. Reads one small
+    file.
+    """
+    file = _file(fingerprint, environ)
+    if not fingerprint or file is None:
+        return None
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=QualityReport)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        logger.info("%s is not used: %s", file, error)
+        return None
+    return found if found.fingerprint == fingerprint and found.forms else None
+
+
+def _file(fingerprint: str, environ: Mapping[str, str]) -> Path | None:
+    folder = quality_folder(environ)
+    return Path(folder) / f"{fingerprint}.json" if folder else None

@@ -1,0 +1,270 @@
+"""Measures what quantized keys and values cost in quality: a model reads the same tokens with each
+form of state, and its predictions are compared with those over native state.
+
+The tokens are given (teacher forcing), in chunks that cross the borders of blocks. The engine's own
+runner computes the predictions, so they are those that a request would get.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import mlx.core as mx
+import numpy as np
+
+from holdfast.config import ModelSettings
+from holdfast.models.file_hashing import FileHashing, HashCache
+from holdfast.models.quality import NATIVE, FormQuality, Passage
+from holdfast.wire.commands import SequenceRequest
+from holdfast.wire.requests import SamplingParams, TokenIds
+from holdfast.worker.engine.engine import PIECE_BYTES
+from holdfast.worker.engine.fingerprint import (
+    files_of_identity,
+    model_fingerprint,
+    runs_own_code,
+)
+from holdfast.worker.engine.layouts import LayoutError, Runner
+from holdfast.worker.engine.load import LoadedModel, Progress, load_model
+from holdfast.worker.engine.plan import BLOCK_TOKENS, Span
+from holdfast.worker.engine.seams import LaterLogits, mlx_lm_version
+from holdfast.worker.engine.sequence import EngineSequence, SequenceSpan
+from holdfast.worker.engine.views import StepContext
+from holdfast.worker.kv.live import LiveState, ModelForm
+
+CHUNK_TOKENS = 384  # not a multiple of a block, so that chunks cross the borders of blocks
+_BITS: Mapping[str, Literal[8, 4]] = {"8": 8, "4": 4}
+_LARGE = 1.0  # a difference of log-probabilities from which a series is no longer needed
+
+
+def load_with_fingerprint(
+    settings: ModelSettings, *, hash_cache: str, progress: Progress
+) -> tuple[LoadedModel, str]:
+    """Load the model in the folder `settings.path`, and compute its fingerprint for the results of
+    `measure`. Raises what `load_model` raises, and ModelChanged.
+
+    hash_cache: the file that caches hashes of model files; empty: none.
+    """
+    folder = Path(settings.path)
+    own_code = runs_own_code(folder, trust_remote_code=settings.trust_remote_code)
+    files = partial(files_of_identity, folder, runs_own_code=own_code)
+    cache = HashCache(Path(hash_cache) if hash_cache else None)
+    with FileHashing(files, cache=cache) as hashing:
+        loaded = load_model(folder, settings, progress=progress)
+        return loaded, quality_fingerprint(folder, hashing.result(), loaded)
+
+
+def quality_fingerprint(folder: Path, hashes: Mapping[str, str], loaded: LoadedModel) -> str:
+    """The fingerprint of a model for the results of `measure`.
+
+    It is not the fingerprint of the store, which depends on the form of the keys and values.
+    hashes: as for `model_fingerprint`.
+    """
+    versions = (loaded.platform.mlx_version, mlx_lm_version())
+    return model_fingerprint(folder, hashes, computed_as=loaded.computed_as, versions=versions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quality:
+    """The result of `measure`; see `QualityReport`."""
+
+    forms: tuple[FormQuality, ...]
+    text_tokens: int
+    quantized_tokens: int
+
+
+@dataclass(slots=True)
+class _Tally:
+    """The predictions of one form of state. All lists have one item per predicted token of the
+    text.
+    """
+
+    surprise: list[np.ndarray] = field(default_factory=list)  # in nats
+    divergence: list[np.ndarray] = field(default_factory=list)  # from native, in nats
+    agrees: list[np.ndarray] = field(default_factory=list)  # whether native predicts the same token
+    right: int = 0
+    bytes_per_token: int = 0
+
+    def quality(self, form: str) -> FormQuality:
+        """The figures of all predictions."""
+        return FormQuality(
+            form=form,
+            perplexity=math.exp(float(np.concatenate(self.surprise).mean())),
+            kl_divergence=float(np.concatenate(self.divergence).mean()),
+            agreement=float(np.concatenate(self.agrees).mean()),
+            right=self.right,
+            bytes_per_token=self.bytes_per_token,
+        )
+
+
+def measure(
+    runner: Runner,
+    model_form: ModelForm | None,
+    forms: Sequence[str],
+    passages: Sequence[Passage],
+    *,
+    vocab_size: int,
+    progress: Callable[[float], None],
+) -> Quality:
+    """Compare the predictions with each form of state to those with native state.
+
+    model_form: of the model's states; None if they have no snapshot form. progress: called with the
+    fraction that is done. Device thread only; blocks.
+    """
+    runners = {NATIVE: runner}
+    refused = {}
+    for form in forms:
+        try:
+            runners[form] = _runner_of(runner, form, model_form)
+        except LayoutError as error:
+            refused[form] = str(error)
+    tallies = {form: _Tally() for form in runners}
+    seen: list[np.ndarray] = []
+    for number, passage in enumerate(passages):
+        seen.append(_read(passage, runners, tallies, vocab_size=vocab_size))
+        progress((number + 1) / len(passages))
+    before = np.concatenate(seen)
+    return Quality(
+        forms=tuple(
+            FormQuality(form=form, refused=refused[form])
+            if form in refused
+            else tallies[form].quality(form)
+            for form in (NATIVE, *forms)
+        ),
+        text_tokens=len(before),
+        quantized_tokens=round(float(before.mean())),
+    )
+
+
+def _runner_of(runner: Runner, form: str, model_form: ModelForm | None) -> Runner:
+    """A runner whose new sequences hold keys and values in this form. Raises LayoutError."""
+    if model_form is None:
+        raise LayoutError("the states of this model have no form that could be quantized")
+    if form not in _BITS:
+        raise LayoutError("keys and values need the same number of bits")
+    if not any(leaf.grows for layer in runner.fresh_layers() for leaf in layer.leaves()):
+        raise LayoutError("no layer of this model keeps the keys and values of every token")
+    quantizing = copy(runner)
+    quantizing.quantize(_BITS[form], model_form)
+    return quantizing
+
+
+def _read(
+    passage: Passage,
+    runners: Mapping[str, Runner],
+    tallies: Mapping[str, _Tally],
+    *,
+    vocab_size: int,
+) -> np.ndarray:
+    """Read a passage with every form of state, and add the predictions to the tallies.
+
+    Returns how many quantized tokens there were before each token that counts as text.
+    """
+    request = SequenceRequest(
+        request_id="quality",
+        prompt_token_ids=TokenIds.of(passage.token_ids),
+        max_tokens=1,
+        sampling=SamplingParams(temperature=0.0, seed=0),
+        want_prompt_logprobs=True,
+    )
+    sequences = {
+        form: EngineSequence.begin(
+            request, live=LiveState(runner.fresh_layers()), vocab_size=vocab_size
+        )
+        for form, runner in runners.items()
+    }
+    predicted = len(passage.token_ids) - 1
+    found: dict[str, list[np.ndarray]] = {form: [] for form in runners}
+    for start in range(0, predicted, CHUNK_TOKENS):
+        tokens = min(CHUNK_TOKENS, predicted - start)
+        logits = {
+            form: _logits_of(runners[form], sequences[form], start=start, tokens=tokens)
+            for form in runners
+        }
+        targets = passage.token_ids[start + 1 : start + tokens + 1]
+        for form, figures in _compared(logits, targets, vocab_size=vocab_size):
+            found[form].append(figures)
+    # no query of the first block sees quantized tokens
+    text = slice(BLOCK_TOKENS if passage.is_text else predicted, predicted)
+    for form, pieces in found.items():
+        surprise, divergence, agrees, hits = np.concatenate(pieces, axis=1)
+        tally = tallies[form]
+        tally.surprise.append(surprise[text])
+        tally.divergence.append(divergence[text])
+        tally.agrees.append(agrees[text])
+        tally.right += sum(bool(hits[first - 1 : end - 1].all()) for first, end in passage.answers)
+        tally.bytes_per_token = sum(leaf.bytes_per_token() for leaf in sequences[form].live.leaves)
+    growing = [leaf for each in sequences.values() for leaf in each.live.growing]
+    return np.array(
+        [
+            max((leaf.quantized_before(position) for leaf in growing), default=0)
+            for position in range(text.start, predicted)
+        ]
+    )
+
+
+def _logits_of(runner: Runner, sequence: EngineSequence, *, start: int, tokens: int) -> LaterLogits:
+    """Read the next tokens of a sequence. Returns the logits after each of them."""
+    name = sequence.request.request_id
+    span = Span(request_id=name, start=start, tokens=tokens, draws=False)
+    result = runner.forward([SequenceSpan(sequence, span)], StepContext())
+    sequence.live.tokens = start + tokens
+    mx.eval([result.scored[name].source, *sequence.live.arrays()])
+    return result.scored[name]
+
+
+def _compared(
+    logits: Mapping[str, LaterLogits], targets: Sequence[int], *, vocab_size: int
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Compare predictions, a few positions at once, because logits are large.
+
+    Yields a form of state and, float32 [4, positions]: the surprise at the token that follows, the
+    divergence from native, whether native's most likely token is the same, and whether that is the
+    token that follows.
+    """
+    rows = max(1, PIECE_BYTES // (4 * vocab_size))
+    for start in range(0, len(targets), rows):
+        following = mx.array(list(targets[start : start + rows]), dtype=mx.int32)
+        end = start + following.size
+        native = _log_probabilities(logits[NATIVE].of(start, end))
+        likeliest = native.argmax(axis=-1)
+        for form, each in logits.items():
+            own = native if form == NATIVE else _log_probabilities(each.of(start, end))
+            guessed = own.argmax(axis=-1)
+            figures = mx.stack(
+                [
+                    -mx.take_along_axis(own, following[:, None], axis=-1)[:, 0],
+                    _divergence(native, own),
+                    (guessed == likeliest).astype(mx.float32),
+                    (guessed == following).astype(mx.float32),
+                ]
+            )
+            yield form, np.array(figures)
+
+
+def _log_probabilities(logits: mx.array) -> mx.array:
+    wide = logits.astype(mx.float32)
+    return wide - mx.logsumexp(wide, axis=-1, keepdims=True)
+
+
+def _divergence(native: mx.array, own: mx.array) -> mx.array:
+    """The Kullback-Leibler divergence KL(native || own) of each row, from log-probabilities.
+
+    The terms are p·(d − 1 + e^−d) with d = log p − log q, whose sum is the same as that of p·d. They
+    are never negative, so the rounding errors of float32 do not hide small divergences.
+    """
+    probability = mx.exp(native)
+    difference = native - own
+    is_large = mx.abs(difference) > _LARGE
+    small = mx.where(is_large, 0.0, difference)
+    terms = mx.where(
+        is_large,
+        probability * difference - probability + mx.exp(own),
+        probability * (small + mx.expm1(-small)),
+    )
+    return mx.where(probability > 0, terms, mx.exp(own)).sum(axis=-1)
