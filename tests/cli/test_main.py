@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from holdfast.cli.main import app
 from tests.fakes.command_line import holdfast, holdfast_here
 
-COMMANDS = ("serve", "run", "chat", "launch", "doctor", "config", "version")
+COMMANDS = ("serve", "run", "chat", "launch", "doctor", "quality", "config", "version")
 
 
 def test_help_names_every_command() -> None:

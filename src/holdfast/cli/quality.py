@@ -24,6 +24,7 @@ from holdfast.cli.settings import settings_command
 from holdfast.config import EffectiveSettings, ModelSettings, Settings
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.models.download import check_present, is_demo, resolve_model, served_id
+from holdfast.models.model_folder import known_context_tokens, read_json
 from holdfast.models.quality import (
     FORMS,
     NATIVE,
@@ -35,6 +36,7 @@ from holdfast.models.quality import (
 
 _ALWAYS = ("8", "4")
 _BUILT_IN = "built-in"
+_ANY_LENGTH = 1 << 30  # if the length of the context is unknown
 _CODECS = {"q8": "8", "q4": "4"}
 
 TextFile: TypeAlias = Annotated[
@@ -126,12 +128,9 @@ def measured(
 
     folder = resolve_model(settings, progress=progress)
     # the bundled models know notes, but no stories
-    is_bundled = is_demo(settings.path)
-    passages = passages_for(
-        folder,
-        text=text or ("" if is_bundled else built_in_text()),
-        notes_are_text=is_bundled and not text,
-    )
+    built_in = "" if is_demo(settings.path) else built_in_text()
+    limit = settings.context_tokens or known_context_tokens(read_json(folder / "config.json"))
+    passages = passages_for(folder, text=text or built_in, context_tokens=limit or _ANY_LENGTH)
     task = _Task(
         settings=replace(settings, path=str(folder), adapters=()),
         name=served_id(settings),
@@ -254,12 +253,6 @@ def _measure(task: _Task, progress: Callable[[str, float], None]) -> QualityRepo
     loaded, fingerprint = measuring.load_with_fingerprint(
         task.settings, hash_cache=task.hash_cache, progress=progress
     )
-    longest = max(len(passage.token_ids) for passage in task.passages)
-    if longest > loaded.context_tokens:
-        raise ConfigError(
-            f"the built-in texts have up to {longest:,} tokens, but the context of {task.name} "
-            f"has {loaded.context_tokens:,}"
-        )
     runner = probe.choose_layout(
         loaded.model, vocab_size=loaded.vocab_size, wanted=task.settings.layout
     )

@@ -20,11 +20,11 @@ from holdfast.front.prompt.tokenize import Tokenizer, load_tokenizer
 from holdfast.models.quality import Passage
 from holdfast.wire.requests import ChatPrompt, TokenIds
 
-WINDOW_TOKENS = 2048  # a text is read in windows of this length
+WINDOW_TOKENS = 2048  # a text is read in windows of at most this length
 LEAST_TOKENS = 512  # in a shorter text, hardly any token has quantized tokens before it
 MOST_WINDOWS = 16
 PAGES = 8
-NOTES_ON_A_PAGE = 110
+NOTES_ON_A_PAGE = (110, 55, 27)  # as many as fit the context
 QUESTIONS_ON_A_PAGE = 13
 
 _PEOPLE = (
@@ -62,20 +62,28 @@ class _Note:
         return self.before + self.value + self.after
 
 
-def passages_for(folder: Path, *, text: str, notes_are_text: bool) -> tuple[Passage, ...]:
+def passages_for(folder: Path, *, text: str, context_tokens: int) -> tuple[Passage, ...]:
     """What the model in `folder` is to read: the windows of a text, then the pages of notes.
 
-    notes_are_text: the predictions of the pages count as text too. Raises ConfigError if there is
-    too little text, and ModelLoadError if the tokenizer or the template is broken.
+    text: empty: the pages count as text. context_tokens: the longest that the model can read.
+    Raises ConfigError if there is too little text or context, and ModelLoadError if the tokenizer
+    or the template is broken.
     """
     tokenizer = load_tokenizer(folder)
     template = load_template(folder)
-    windows = () if notes_are_text and not text else _windows(tokenizer, text)
-    pages = tuple(
-        _page(Random(f"page {number}"), tokenizer, template, is_text=notes_are_text)
-        for number in range(PAGES)
+    windows = _windows(tokenizer, text, longest=min(WINDOW_TOKENS, context_tokens)) if text else ()
+    for notes in NOTES_ON_A_PAGE:
+        pages = tuple(
+            _page(Random(f"page {page}"), notes, tokenizer, template, is_text=not text)
+            for page in range(PAGES)
+        )
+        longest = max(len(page.token_ids) for page in pages)
+        if longest <= context_tokens:
+            return (*windows, *pages)
+    raise ConfigError(
+        f"the built-in questions need a context of {longest:,} tokens; this model has "
+        f"{context_tokens:,}"
     )
-    return (*windows, *pages)
 
 
 def built_in_text() -> str:
@@ -83,7 +91,7 @@ def built_in_text() -> str:
     return resources.files("holdfast.cli").joinpath("held_out.txt").read_text("utf-8")
 
 
-def _windows(tokenizer: Tokenizer, text: str) -> tuple[Passage, ...]:
+def _windows(tokenizer: Tokenizer, text: str, *, longest: int) -> tuple[Passage, ...]:
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     if len(token_ids) < LEAST_TOKENS:
         raise ConfigError(
@@ -92,8 +100,9 @@ def _windows(tokenizer: Tokenizer, text: str) -> tuple[Passage, ...]:
         )
     around = list(tokenizer.with_special_tokens(TokenIds.of(())))
     first = [token for token in around[:1] if token == tokenizer.bos_token_id]
-    cuts = range(0, min(len(token_ids), MOST_WINDOWS * WINDOW_TOKENS), WINDOW_TOKENS)
-    windows = [token_ids[cut : cut + WINDOW_TOKENS] for cut in cuts]
+    tokens = longest - len(first)
+    cuts = range(0, min(len(token_ids), MOST_WINDOWS * tokens), tokens)
+    windows = [token_ids[cut : cut + tokens] for cut in cuts]
     return tuple(
         Passage(token_ids=(*first, *window), is_text=True)
         for window in windows
@@ -102,9 +111,15 @@ def _windows(tokenizer: Tokenizer, text: str) -> tuple[Passage, ...]:
 
 
 def _page(
-    random: Random, tokenizer: Tokenizer, template: ChatTemplate | None, *, is_text: bool
+    random: Random,
+    count: int,
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    *,
+    is_text: bool,
 ) -> Passage:
-    notes = _notes(random)
+    """A page with `count` notes."""
+    notes = _notes(random, count)
     asked = random.sample(notes, QUESTIONS_ON_A_PAGE)
     page = _rendered(template, notes, asked) or _plain(notes, asked)
     places = _value_places(page, asked)
@@ -119,11 +134,11 @@ def _page(
     return Passage(token_ids=tuple(encoded.token_ids), is_text=is_text, answers=answers)
 
 
-def _notes(random: Random) -> list[_Note]:
+def _notes(random: Random, count: int) -> list[_Note]:
     """Notes about different things, in random order."""
     subjects = [(relation, person) for relation in _RELATIONS for person in _PEOPLE]
     notes = []
-    for (before, after, question, values), person in random.sample(subjects, NOTES_ON_A_PAGE):
+    for (before, after, question, values), person in random.sample(subjects, count):
         value = random.choice(values) if values else str(random.randint(1000, 9999))
         notes.append(_Note(before.format(person), value, after, question.format(person)))
     return notes

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -7,6 +9,7 @@ import pytest
 
 from holdfast.front.admin.status import Health
 from holdfast.front.prompt.dialects import DialectReport, ThinkingReport
+from holdfast.models.quality import FormQuality, QualityReport, save_quality
 from holdfast.wire.events import (
     CacheFigures,
     FinishReason,
@@ -39,6 +42,7 @@ async def test_models_are_listed_with_their_context_state_and_aliases() -> None:
         "created": 1_700_000_000,
         "owned_by": "holdfast",
         "parent": None,
+        "kv_quality": None,
     }
     lengths = {
         "max_model_len": 2048,
@@ -49,6 +53,38 @@ async def test_models_are_listed_with_their_context_state_and_aliases() -> None:
     first = usual | lengths | {"id": MODEL, "state": "ready", "aliases": ["tiny"]}
     second = usual | dict.fromkeys(lengths) | {"id": "b", "state": "loading", "aliases": []}
     assert response.json() == {"object": "list", "data": [first, second]}
+
+
+async def test_the_measured_quality_is_shown_until_the_model_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    report = QualityReport(
+        model=MODEL,
+        fingerprint="a" * 64,
+        measured_at="2026-11-23T19:00:00+00:00",
+        mlx_version="0.32.4",
+        compute_dtype="float32",
+        text="built-in",
+        text_tokens=900,
+        quantized_tokens=500,
+        questions=104,
+        forms=(
+            FormQuality(form="native", perplexity=4.0, kl_divergence=0.0, agreement=1.0, right=90),
+            FormQuality(form="8", refused="a head dimension is not a multiple of 64"),
+        ),
+    )
+    save_quality(report, os.environ)
+
+    async def shown(fingerprint: str, **facts: Any) -> Any:
+        info = msgspec.structs.replace(INFO, quality_fingerprint=fingerprint)
+        models = (model_status(info=info, **facts),)
+        response = await get(f"/v1/models/{MODEL}", ScriptedDirectory(models=models))
+        return response.json()["kv_quality"]
+
+    assert msgspec.convert(await shown("a" * 64), QualityReport) == report
+    assert await shown("b" * 64) is None
+    assert await shown("") is None
 
 
 async def test_adapters_are_listed_after_their_model_with_its_state() -> None:

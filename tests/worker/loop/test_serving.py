@@ -14,6 +14,8 @@ import pytest
 from holdfast.config import ModelSettings, SchedulerSettings, StoreSettings
 from holdfast.errors import ModelLoadError
 from holdfast.wire.commands import WorkerSettings
+from holdfast.wire.events import ModelInfo
+from holdfast.worker.engine.quality import load_with_fingerprint
 from holdfast.worker.loop import serving
 from holdfast.worker.loop.inbox import Pulse
 from tests.fakes.script_inbox import ScriptInbox
@@ -42,8 +44,8 @@ def fingerprints(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     serving.mx.clear_cache()
 
 
-def build(folder: Path) -> None:
-    loop, _ = serving.build_loop(
+def build(folder: Path) -> ModelInfo:
+    loop, info = serving.build_loop(
         ScriptInbox([]),
         lambda stage, fraction: None,
         settings=WorkerSettings(
@@ -55,6 +57,7 @@ def build(folder: Path) -> None:
         pulse=Pulse(),
     )
     del loop
+    return info
 
 
 def changing(monkeypatch: pytest.MonkeyPatch, change: Callable[[int], None]) -> list[int]:
@@ -103,3 +106,17 @@ def test_a_model_that_is_changed_all_the_time_is_given_up(
         build(folder)
     assert len(loads) == serving.LOAD_ATTEMPTS
     assert fingerprints == []
+
+
+def test_the_worker_and_the_measuring_process_name_a_model_alike(
+    folder: Path, tmp_path: Path
+) -> None:
+    def measured() -> str:
+        settings = ModelSettings(path=str(folder))
+        _, found = load_with_fingerprint(settings, hash_cache="", progress=lambda *_: None)
+        return found
+
+    before = measured()
+    assert build(folder).quality_fingerprint == before
+    write_tiny(folder, "llama", seed=1)
+    assert build(folder).quality_fingerprint == measured() != before

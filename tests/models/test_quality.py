@@ -1,0 +1,63 @@
+"""Kept results of `holdfast quality`."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import ModelLoadError
+from holdfast.models.quality import FormQuality, QualityReport, find_quality, save_quality
+
+REPORT = QualityReport(
+    model="m",
+    fingerprint="f" * 64,
+    measured_at="2026-11-23T19:00:00+00:00",
+    mlx_version="0.32.4",
+    compute_dtype="float32",
+    text="built-in",
+    text_tokens=900,
+    quantized_tokens=500,
+    questions=104,
+    forms=(FormQuality(form="native", perplexity=4.0), FormQuality(form="8", perplexity=4.02)),
+)
+
+
+def test_a_result_is_found_by_the_fingerprint_only(tmp_path: Path) -> None:
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    assert find_quality(REPORT.fingerprint, environ) is None
+    save_quality(REPORT, environ)
+    assert find_quality(REPORT.fingerprint, environ) == REPORT
+    assert find_quality("e" * 64, environ) is None
+    assert find_quality("", environ) is None
+    (file,) = (tmp_path / "holdfast" / "quality").iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b'{"fingerprint": 1}'])
+def test_a_damaged_file_counts_as_missing(tmp_path: Path, content: bytes) -> None:
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    save_quality(REPORT, environ)
+    (file,) = (tmp_path / "holdfast" / "quality").iterdir()
+    file.write_bytes(content)
+    assert find_quality(REPORT.fingerprint, environ) is None
+
+
+def test_a_renamed_file_is_not_another_models_result(tmp_path: Path) -> None:
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    save_quality(REPORT, environ)
+    (file,) = (tmp_path / "holdfast" / "quality").iterdir()
+    file.rename(file.with_name("e" * 64 + ".json"))
+    assert find_quality("e" * 64, environ) is None
+
+
+def test_a_result_that_cannot_be_kept_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "holdfast").write_text("in the way")
+    with pytest.raises(ModelLoadError, match="the result cannot be kept"):
+        save_quality(REPORT, {"XDG_CACHE_HOME": str(tmp_path)})
+
+
+def test_changes_are_relative_to_native() -> None:
+    assert REPORT.perplexity_change(REPORT.forms[1]) == pytest.approx(0.005)
+    assert REPORT.perplexity_change(FormQuality(form="4", refused="why")) is None
