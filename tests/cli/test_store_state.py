@@ -27,6 +27,7 @@ def kept(tmp_path: Path) -> dict[str, str]:
         caches / "compiled" / "m",
         caches / "kernels",
         caches / "hashes",
+        caches / "quality",
         state / "logs",
         state / "crashes",
         settings,
@@ -63,11 +64,12 @@ def test_all_state_is_listed_with_size_and_bound_and_cleared_if_unused(
         "compiled",
         "kernels",
         "hashes",
+        "quality",
         "keys",
     ]
     assert all(each["bound"] for each in found.values())
     assert found["store"]["bytes"] > 3000
-    folders = ("logs", "crashes", "compiled", "kernels", "hashes")
+    folders = ("logs", "crashes", "compiled", "kernels", "hashes", "quality")
     assert {found[name]["bytes"] for name in folders} == {1000}
     assert found["keys"]["path"].endswith("config/holdfast/keys.json")
 

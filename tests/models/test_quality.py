@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast.errors import ModelLoadError
+from holdfast.models import quality
 from holdfast.models.quality import FormQuality, QualityReport, find_quality, save_quality
 
 REPORT = QualityReport(
@@ -56,6 +59,18 @@ def test_a_result_that_cannot_be_kept_is_reported(tmp_path: Path) -> None:
     (tmp_path / "holdfast").write_text("in the way")
     with pytest.raises(ModelLoadError, match="the result cannot be kept"):
         save_quality(REPORT, {"XDG_CACHE_HOME": str(tmp_path)})
+
+
+def test_only_the_latest_results_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quality, "MOST_RESULTS", 2)
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    for name in ("a" * 64, "b" * 64, "c" * 64):
+        save_quality(msgspec.structs.replace(REPORT, fingerprint=name), environ)
+        for file in (tmp_path / "holdfast" / "quality").iterdir():  # as if a minute passed
+            os.utime(file, ns=(0, file.stat().st_mtime_ns - 60_000_000_000))
+    assert find_quality("a" * 64, environ) is None
+    assert find_quality("b" * 64, environ) is not None
+    assert find_quality("c" * 64, environ) is not None
 
 
 def test_changes_are_relative_to_native() -> None:

@@ -647,6 +647,7 @@ def _kinds_beside_store(settings: Settings) -> list[StateKind]:
     from holdfast.files import caches_folder, state_folder
     from holdfast.front.fleet.worker_files import MOST_KINDS, MOST_REPORTS
     from holdfast.front.server.access import key_file_of
+    from holdfast.models.quality import MOST_RESULTS
     from holdfast.worker.kernels.build import MOST_VERSIONS
 
     def folder_kind(
@@ -692,6 +693,12 @@ def _kinds_beside_store(settings: Settings) -> list[StateKind]:
             lambda server: False,
         ),
         folder_kind(caches / "hashes", "hashes of model files", "one for each file"),
+        folder_kind(
+            caches / "quality",
+            "results of `holdfast quality`",
+            f"the latest {MOST_RESULTS}",
+            lambda server: False,
+        ),
     ]
     keys = key_file_of(settings.server.keys_file, os.environ)
     if keys is not None:

@@ -17,6 +17,7 @@ from holdfast.errors import ModelLoadError
 from holdfast.files import atomic_write, quality_folder
 
 NATIVE = "native"
+MOST_RESULTS = 100  # the latest ones are kept
 FORMS = ("8", "4", "8/4", "4/8")  # bits of keys and values; "8/4": keys in 8, values in 4 bits
 
 logger = logging.getLogger("holdfast.models")
@@ -86,7 +87,7 @@ class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def save_quality(report: QualityReport, environ: Mapping[str, str]) -> None:
-    """Keep a result. Raises ModelLoadError if the file cannot be written."""
+    """Keep a result, and delete the oldest ones. Raises ModelLoadError if that fails."""
     file = _file(report.fingerprint, environ)
     if file is None:
         raise ModelLoadError("the result cannot be kept: the user has no home folder")
@@ -94,6 +95,9 @@ def save_quality(report: QualityReport, environ: Mapping[str, str]) -> None:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with atomic_write(file) as opened:
             opened.write(msgspec.json.format(msgspec.json.encode(report), indent=2))
+        results = sorted(file.parent.glob("*.json"), key=lambda each: each.stat().st_mtime_ns)
+        for old in results[:-MOST_RESULTS]:
+            old.unlink(missing_ok=True)
     except OSError as error:
         raise ModelLoadError(f"the result cannot be kept: {error}") from error
 
