@@ -1,10 +1,13 @@
-"""The attention kernel against its numpy twin."""
+"""Attention of decoding rows, in C and in numpy, against its definition."""
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -19,14 +22,19 @@ from holdfast.worker.kernels.decode_attention import (
     Floats,
     Quantized,
     Run,
+    Stored,
     attend,
     attend_in_numpy,
     group_of,
 )
 
-pytestmark = pytest.mark.skipif(
+needs_kernel = pytest.mark.skipif(
     bool(decode_attention.unavailable()), reason=decode_attention.unavailable()
 )
+both_ways = pytest.mark.parametrize(
+    "compute", [pytest.param(attend, marks=needs_kernel), attend_in_numpy]
+)
+Compute: TypeAlias = Callable[..., Floats]
 
 CAPACITY = 700
 
@@ -59,46 +67,53 @@ def quantized(array: Floats, bits: Bits) -> Quantized:
     return Quantized(np.array(codes), *halves, bits)
 
 
-class Kept:
-    """Random keys and values, as arrays and as a buffer of the kernel."""
+def random_buffer(rng: np.random.Generator, shape: Shape, bits: tuple[Bits, Bits]) -> Buffer:
+    keys, values = (
+        rng.standard_normal((shape.kv_heads, CAPACITY, size), np.float32)
+        for size in (shape.key_dimension, shape.value_dimension)
+    )
+    if bits == NATIVE:
+        return Buffer(keys, values)
+    return Buffer(quantized(keys, bits[0]), quantized(values, bits[1]))
 
-    def __init__(self, rng: np.random.Generator, shape: Shape, bits: tuple[Bits, Bits]) -> None:
-        sizes = (shape.key_dimension, shape.value_dimension)
-        self.arrays: list[Floats | Quantized] = []
-        for size, each in zip(sizes, bits, strict=True):
-            array = rng.standard_normal((shape.kv_heads, CAPACITY, size), np.float32)
-            self.arrays.append(array if each == 32 else quantized(array, each))
-        keys, values = self.arrays
-        if isinstance(keys, Quantized) and isinstance(values, Quantized):
-            self.buffer = Buffer(
-                keys=keys.codes.ctypes.data,
-                values=values.codes.ctypes.data,
-                capacity=CAPACITY,
-                key_bits=keys.bits,
-                value_bits=values.bits,
-                key_scales=keys.scales.ctypes.data,
-                key_biases=keys.biases.ctypes.data,
-                value_scales=values.scales.ctypes.data,
-                value_biases=values.biases.ctypes.data,
-            )
-        else:
-            assert isinstance(keys, np.ndarray)
-            assert isinstance(values, np.ndarray)
-            self.buffer = Buffer(
-                keys=keys.ctypes.data, values=values.ctypes.data, capacity=CAPACITY
-            )
 
-    def cut(self, start: int, end: int) -> tuple[Floats | Quantized, Floats | Quantized]:
-        keys, values = (
-            Quantized(
-                *(array[:, start:end] for array in (each.codes, each.scales, each.biases)),
-                each.bits,
-            )
-            if isinstance(each, Quantized)
-            else each[:, start:end]
-            for each in self.arrays
+def by_definition(
+    queries: Floats, rows: Sequence[Sequence[Run]], *, sinks: Floats | None = None
+) -> Floats:
+    """What each row's queries get from dequantized keys and values."""
+    return np.stack([row_of(query, runs, sinks) for query, runs in zip(queries, rows, strict=True)])
+
+
+def row_of(query: Floats, runs: Sequence[Run], sinks: Floats | None) -> Floats:
+    keys, values = (
+        np.concatenate([dequantized(of)[:, run.start : run.end] for run, of in each], axis=1)
+        for each in (
+            [(run, run.buffer.keys) for run in runs],
+            [(run, run.buffer.values) for run in runs],
         )
-        return keys, values
+    )
+    grouped = query.reshape(len(keys), -1, query.shape[1])
+    scores = grouped @ keys.swapaxes(1, 2)  # [kv_heads, heads per key head, tokens]
+    if sinks is not None:
+        scores = np.concatenate([scores, sinks.reshape(*scores.shape[:2], 1)], axis=2)
+    weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+    weights /= weights.sum(axis=2, keepdims=True)
+    return (weights[:, :, : keys.shape[1]] @ values).reshape(len(query), values.shape[2])
+
+
+def dequantized(stored: Stored) -> Floats:
+    if not isinstance(stored, Quantized):
+        return stored
+    codes, scales, biases = map(mx.array, (stored.codes, stored.scales, stored.biases))
+    group = group_of(stored.codes.shape[2] * 32 // stored.bits)
+    array = mx.dequantize(
+        codes,
+        scales.astype(mx.float32),
+        biases.astype(mx.float32),
+        group_size=group,
+        bits=stored.bits,
+    )
+    return np.array(array)
 
 
 def queries_of(rng: np.random.Generator, rows: int, shape: Shape) -> Floats:
@@ -112,15 +127,21 @@ spans = st.tuples(
 )
 
 
+@both_ways
 @given(
     shape=st.sampled_from(SHAPES + SMALL_GROUP_SHAPES + ODD_SHAPES),
     bits=st.sampled_from(ALL_BITS),
-    rows=st.lists(st.lists(spans, min_size=1, max_size=3), min_size=1, max_size=9),
+    rows=st.lists(
+        st.lists(spans, min_size=1, max_size=3, unique_by=lambda span: span[:2]),
+        min_size=1,
+        max_size=9,
+    ),
     has_sinks=st.booleans(),
     threads=st.sampled_from([1, 2, 3]),
     seed=st.integers(0, 9),
 )
-def test_rows_with_common_and_own_runs_get_what_numpy_computes(
+def test_rows_with_common_and_own_runs_get_what_the_definition_says(
+    compute: Compute,
     shape: Shape,
     bits: tuple[Bits, Bits],
     rows: list[list[tuple[int, int, int]]],
@@ -131,62 +152,69 @@ def test_rows_with_common_and_own_runs_get_what_numpy_computes(
     if shape in ODD_SHAPES:
         bits = NATIVE
     rng = np.random.default_rng(seed)
-    kept = [Kept(rng, shape, bits) for _ in range(3)]
+    kept = [random_buffer(rng, shape, bits) for _ in range(3)]
     queries = queries_of(rng, len(rows), shape)
     sinks = rng.standard_normal(shape.heads).astype(np.float32) if has_sinks else None
-    got = attend(
-        queries,
-        [[Run(kept[at].buffer, start, start + count) for at, start, count in row] for row in rows],
-        kv_heads=shape.kv_heads,
-        value_dimension=shape.value_dimension,
-        sinks=sinks,
-        threads=threads,
+    held = [[Run(kept[at], start, start + count) for at, start, count in row] for row in rows]
+    if compute is attend:
+        compute = partial(attend, threads=threads)
+    got = compute(
+        queries, held, kv_heads=shape.kv_heads, value_dimension=shape.value_dimension, sinks=sinks
     )
-    expected = attend_in_numpy(
-        queries,
-        [[kept[at].cut(start, start + count) for at, start, count in row] for row in rows],
-        sinks=sinks,
-    )
+    expected = by_definition(queries, held, sinks=sinks)
     np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5)
 
 
+@both_ways
 @pytest.mark.parametrize("bits", ALL_BITS)
-def test_a_shared_run_gives_each_row_what_it_gets_alone(bits: tuple[Bits, Bits]) -> None:
+def test_a_shared_run_gives_each_row_what_it_gets_alone(
+    compute: Compute, bits: tuple[Bits, Bits]
+) -> None:
     rng = np.random.default_rng(3)
     shape = SHAPES[0]
-    shared, *own = (Kept(rng, shape, bits) for _ in range(41))
+    rounding = 1e-6 if compute is attend else 1e-5  # BLAS adds in another order if rows are added
+    shared, *own = (random_buffer(rng, shape, bits) for _ in range(41))
     queries = queries_of(rng, 40, shape)
-    rows = [[Run(shared.buffer, 0, 650), Run(kept.buffer, 0, 9)] for kept in own]
-    together = attend(queries, rows, kv_heads=2, value_dimension=64)
+    rows = [[Run(shared, 0, 650), Run(each, 0, 9)] for each in own]
+    together = compute(queries, rows, kv_heads=2, value_dimension=64)
     for query, row, got in zip(queries, rows, together, strict=True):
-        alone = attend(query[None], [row], kv_heads=2, value_dimension=64)[0]
-        np.testing.assert_allclose(got, alone, rtol=1e-6, atol=1e-6)
+        alone = compute(query[None], [row], kv_heads=2, value_dimension=64)[0]
+        np.testing.assert_allclose(got, alone, rtol=1e-6, atol=rounding)
 
 
+@both_ways
+def test_native_and_quantized_runs_are_mixed(compute: Compute) -> None:
+    rng = np.random.default_rng(5)
+    shape = SHAPES[1]
+    kept = [random_buffer(rng, shape, bits) for bits in ALL_BITS]
+    rows = [[Run(each, 0, 300), Run(other, 7, 650)] for each, other in itertools.pairwise(kept)]
+    queries = queries_of(rng, len(rows), shape)
+    got = compute(queries, rows, kv_heads=shape.kv_heads, value_dimension=shape.value_dimension)
+    np.testing.assert_allclose(got, by_definition(queries, rows), rtol=2e-5, atol=2e-5)
+
+
+@both_ways
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
-@pytest.mark.parametrize("place", [0, 1])
-def test_values_that_are_not_finite_reach_the_result(poison: float, place: int) -> None:
+@pytest.mark.parametrize("place", ["keys", "values"])
+def test_values_that_are_not_finite_reach_the_result(
+    compute: Compute, poison: float, place: str
+) -> None:
     rng = np.random.default_rng(0)
-    kept = Kept(rng, SHAPES[0], NATIVE)
-    array = kept.arrays[place]
-    assert isinstance(array, np.ndarray)
-    array[1, 500, 7] = poison
-    got = attend(
-        queries_of(rng, 1, SHAPES[0]),
-        [[Run(kept.buffer, 0, 600)]],
-        kv_heads=2,
-        value_dimension=64,
-    )
+    kept = random_buffer(rng, SHAPES[0], NATIVE)
+    getattr(kept, place)[1, 500, 7] = poison
+    queries = queries_of(rng, 1, SHAPES[0])
+    got = compute(queries, [[Run(kept, 0, 600)]], kv_heads=2, value_dimension=64)
     assert np.isfinite(got[0, :4]).all()  # the heads of the other key head
     assert not np.isfinite(got[0, 4:]).all()
 
 
+@needs_kernel
 def test_threads_of_a_process_call_it_at_the_same_time() -> None:
     rng = np.random.default_rng(1)
-    kept = Kept(rng, SHAPES[1], NATIVE)
+    kept = random_buffer(rng, SHAPES[1], NATIVE)
     queries = queries_of(rng, 4, SHAPES[1])
-    rows = [[Run(kept.buffer, 0, 700)]] * 4
-    expected = attend_in_numpy(queries, [[kept.cut(0, 700)]] * 4)
+    rows = [[Run(kept, 0, 700)]] * 4
+    expected = by_definition(queries, rows)
 
     def ask(_: int) -> float:
         got = attend(queries, rows, kv_heads=4, value_dimension=128, threads=3)
@@ -212,9 +240,11 @@ def test_what_it_does_not_support_is_known() -> None:
     assert supports(kv_heads=3) == (False, False)
 
 
+@needs_kernel
 def test_an_unsupported_call_is_an_error() -> None:
-    buffer = Kept(np.random.default_rng(0), SHAPES[0], (8, 4)).buffer
-    only_keys = dataclasses.replace(buffer, value_bits=32)
+    rng = np.random.default_rng(0)
+    buffer = random_buffer(rng, SHAPES[0], (8, 4))
+    only_keys = Buffer(buffer.keys, random_buffer(rng, SHAPES[0], NATIVE).values)
     for heads, of in ((3, buffer), (8, only_keys)):
         queries = np.zeros((1, heads, 64), np.float32)
         with pytest.raises(RuntimeError, match="shapes or bits are not supported"):

@@ -1,6 +1,7 @@
-"""Attention of decoding sequences by the C kernel, for Linux without a GPU.
+"""Attention of decoding sequences by the C kernel, or by numpy, on the CPU.
 
 A step waits for MLX once per layer, calls the kernel on the buffers in place, and continues in MLX.
+Without the kernel, numpy computes attention over quantized keys and values, and MLX over others.
 The wait costs 20 to 40 µs, so it only pays when there are many scores. Frozen parts that several
 sequences hold are read once for all of them.
 """
@@ -8,13 +9,15 @@ sequences hold are read once for all of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from holdfast.worker.engine.host_attention import threads_to_use
 from holdfast.worker.kernels import decode_attention
-from holdfast.worker.kernels.decode_attention import NATIVE_BITS, Bits, Buffer, Run
+from holdfast.worker.kernels.decode_attention import NATIVE_BITS, Bits, Buffer, Quantized, Run
 from holdfast.worker.kv.layer import LayerKV
 
 SCORES_WORTH_IT = 1 << 14  # with fewer, waiting for MLX costs the time saved
@@ -25,7 +28,9 @@ def description() -> str:
     if mx.default_device() != mx.Device(mx.cpu):
         return "MLX's fused kernel"
     reason = decode_attention.unavailable()
-    return f"MLX: {reason}" if reason else "the C kernel from some 2,000 tokens on, MLX below"
+    if reason:
+        return f"MLX, and numpy over quantized keys and values: {reason}"
+    return "the C kernel from some 2,000 tokens on, MLX below"
 
 
 def pays(
@@ -35,21 +40,17 @@ def pays(
 
     seen: how many positions each sequence's query sees. queries: [rows, heads, 1, head_dim].
     """
-    if queries.dtype != mx.float32 or decode_attention.unavailable():
+    is_quantized = _is_quantized(layers)
+    if not is_quantized and (
+        decode_attention.unavailable() or sum(seen) * queries.shape[1] < least_scores
+    ):
         return False
-    is_quantized = any(_bits(layer) != (NATIVE_BITS, NATIVE_BITS) for layer in layers)
-    if not is_quantized and sum(seen) * queries.shape[1] < least_scores:
-        return False
-    if not all(layer.has_buffers for layer in layers):
+    if queries.dtype != mx.float32 or not all(layer.has_buffers for layer in layers):
         return False
     keys, values = layers[0].form()
-    return keys.dtype == values.dtype == "float32" and decode_attention.supports(
-        heads=queries.shape[1],
-        kv_heads=keys.heads,
-        key_dimension=keys.dimension,
-        value_dimension=values.dimension,
-        is_quantized=is_quantized,
-    )
+    if not keys.dtype == values.dtype == "float32":
+        return False
+    return is_quantized or _has_kernel(layers[0], queries.shape[1], is_quantized=False)
 
 
 def attend(
@@ -74,15 +75,33 @@ def attend(
                 buffers[key] = _buffer(arrays, _bits(layer), kv_heads=keys.heads)
             row.append(Run(buffers[key], start, end))
         rows.append(row)
-    attended = decode_attention.attend(
+    compute = decode_attention.attend_in_numpy
+    if _has_kernel(layers[0], queries.shape[1], is_quantized=_is_quantized(layers)):
+        compute = partial(decode_attention.attend, threads=threads_to_use())
+    attended = compute(
         np.array(queries, copy=False)[:, :, 0],
         rows,
         kv_heads=keys.heads,
         value_dimension=values.dimension,
         sinks=np.array(extra[0]) if extra else None,
-        threads=threads_to_use(),
     )
     return mx.array(attended[:, :, None])
+
+
+def _is_quantized(layers: Sequence[LayerKV]) -> bool:
+    return any(_bits(layer) != (NATIVE_BITS, NATIVE_BITS) for layer in layers)
+
+
+def _has_kernel(layer: LayerKV, heads: int, *, is_quantized: bool) -> bool:
+    """Whether the C kernel can compute this layer with this many query heads."""
+    keys, values = layer.form()
+    return not decode_attention.unavailable() and decode_attention.supports(
+        heads=heads,
+        kv_heads=keys.heads,
+        key_dimension=keys.dimension,
+        value_dimension=values.dimension,
+        is_quantized=is_quantized,
+    )
 
 
 def _bits(layer: LayerKV) -> tuple[Bits, Bits]:
@@ -96,26 +115,16 @@ def _buffer(stored: Sequence[mx.array], bits: tuple[Bits, Bits], *, kv_heads: in
     bits: of keys and of values in the quantized runs of the layer; runs of one or two arrays are
     not quantized.
     """
-    views = [np.array(array, copy=False) for array in stored]  # released before the next append
+    # released before the next append
+    views: list[Any] = [np.array(array, copy=False)[0] for array in stored]
     assert all(view.flags.c_contiguous for view in views), "a buffer is not row-contiguous"
-    capacity = views[0].shape[2]
-    of_keys = [view.ctypes.data for view in views]
-    is_whole = views[0].shape[1] == 2 * kv_heads  # the heads of the keys, then those of the values
-    if is_whole:
-        of_values = [view.ctypes.data + view.nbytes // 2 for view in views]
-    else:
-        half = len(views) // 2
-        of_keys, of_values = of_keys[:half], of_keys[half:]
-    if len(of_keys) == 1:
-        return Buffer(keys=of_keys[0], values=of_values[0], capacity=capacity)
-    return Buffer(
-        keys=of_keys[0],
-        values=of_values[0],
-        capacity=capacity,
-        key_bits=bits[0],
-        value_bits=bits[1],
-        key_scales=of_keys[1],
-        key_biases=of_keys[2],
-        value_scales=of_values[1],
-        value_biases=of_values[2],
+    if len(views[0]) == 2 * kv_heads:  # the heads of the keys, then those of the values
+        views = [view[:kv_heads] for view in views] + [view[kv_heads:] for view in views]
+    half = len(views) // 2
+    if half == 1:
+        return Buffer(*views)
+    keys, values = (
+        Quantized(codes, scales, biases, of)
+        for (codes, scales, biases), of in zip((views[:half], views[half:]), bits, strict=True)
     )
+    return Buffer(keys, values)

@@ -1,17 +1,17 @@
-"""Attention of decoding rows over float32 or quantized keys and values: the kernel and its twin.
+"""Attention of decoding rows over float32 or quantized keys and values: in C, and in numpy.
 
-The kernel (decode_attention.c) reads each run of tokens once for all rows that hold it. `attend` is
-its binding; `attend_in_numpy` computes the same, and the tests compare the two.
+Both read each run of tokens once for all rows that hold it. `attend` is the binding of the kernel
+(decode_attention.c). `attend_in_numpy` computes the same, for machines without a C compiler.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +24,14 @@ _MOST_QUANTIZED_DIMENSION = 640
 _MOST_HEADS_PER_KEY_HEAD = 64
 _CHUNK_TOKENS = 2048  # at most this many tokens are one piece of work
 _TOKENS_PER_THREAD = 2048  # key heads × tokens that are worth waking a thread
+_TILE_NUMBERS = 1 << 17  # codes that numpy converts at once: 512 KiB of float32 fit in the L2 cache
+_LEAST_TILE = 64  # tokens; with fewer, the overhead of numpy calls is too large
+_NO_SCORE = -3e38
 _FAILURES = {1: "there is not enough memory", 2: "the shapes or bits are not supported"}
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Bits: TypeAlias = Literal[32, 8, 4]
-NATIVE_BITS: Bits = 32  # not quantized: float32
+NATIVE_BITS: Literal[32] = 32  # not quantized: float32
 
 
 def group_of(dimension: int) -> int:
@@ -51,29 +54,24 @@ class Quantized:
     bits: Bits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Buffer:
-    """Keys and values of one layer for `capacity` tokens, by the addresses of their first bytes.
+Stored: TypeAlias = Floats | Quantized
 
-    Each array is row-contiguous: [kv_heads, capacity, …]. key_bits, value_bits: both 32 for float32,
-    and then there are no scales and biases; or both quantized, to 8 or 4 bits each. The owner of the
-    arrays keeps them alive and unchanged during the call.
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Buffer:
+    """Keys and values of one layer, [kv_heads, capacity, …], each array row-contiguous.
+
+    Keys and values are both quantized, each to 8 or 4 bits, or neither is. The owner of the arrays
+    leaves them unchanged during the call.
     """
 
-    keys: int
-    values: int
-    capacity: int
-    key_bits: Bits = NATIVE_BITS
-    value_bits: Bits = NATIVE_BITS
-    key_scales: int = 0
-    key_biases: int = 0
-    value_scales: int = 0
-    value_biases: int = 0
+    keys: Stored
+    values: Stored
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Tokens `start` to `end` of a buffer. Runs of equal buffers are read once for all rows."""
+    """Tokens `start` to `end` of a buffer. Rows that refer to the same buffer object share runs."""
 
     buffer: Buffer
     start: int
@@ -136,12 +134,13 @@ def attend(
 ) -> Floats:
     """Attention of one query per head and row over the row's runs.
 
-    queries: scaled, [rows, heads, dimension]. rows: the runs of each row, at least one token each.
+    queries: scaled, [rows, heads, dimension]. rows: the runs of each row, at least one token each
+    and no token twice.
     sinks: [heads], a score per head that takes weight and has no value. Returns [rows, heads,
     value_dimension]. Requires `supports` and not `unavailable`. Releases the interpreter lock.
     """
     queries = np.ascontiguousarray(queries)
-    table, row_ids = _table(rows, key_dimension=queries.shape[2], value_dimension=value_dimension)
+    table, row_ids = _table(rows)
     tokens = int(table["tokens"].sum())
     out = np.empty((*queries.shape[:2], value_dimension), np.float32)
     call = _Call(
@@ -167,10 +166,8 @@ def attend(
     return out
 
 
-def _table(
-    rows: Sequence[Sequence[Run]], *, key_dimension: int, value_dimension: int
-) -> tuple[npt.NDArray[np.void], npt.NDArray[np.int32]]:
-    """The kernel's runs, each with the rows that hold it, and the row ids they refer to.
+def _held(rows: Sequence[Sequence[Run]]) -> Iterator[tuple[Run, list[int]]]:
+    """The runs, each once, with the indices of the rows that hold it.
 
     If rows hold a different number of tokens of a buffer, the run is cut where a row's part ends.
     """
@@ -178,88 +175,180 @@ def _table(
     for row, runs in enumerate(rows):
         for run in runs:
             holders[run.buffer, run.start].append((run.end, row))
-    entries = []
-    row_ids: list[int] = []
     for (buffer, start), ends in holders.items():
         ends.sort()
         for at, (end, _) in enumerate(ends):
             if end > start:
-                held_by = [row for _, row in ends[at:]]
-                entry = _entry(buffer, start, end, key_dimension, value_dimension)
-                entries.append((*entry, len(row_ids), len(held_by)))
-                row_ids += held_by
+                yield Run(buffer, start, end), [row for _, row in ends[at:]]
                 start = end
+
+
+# -- in C
+
+
+def _table(rows: Sequence[Sequence[Run]]) -> tuple[npt.NDArray[np.void], npt.NDArray[np.int32]]:
+    """The kernel's runs, each with the rows that hold it, and the row ids they refer to."""
+    entries = []
+    row_ids: list[int] = []
+    for run, held_by in _held(rows):
+        entries.append((*_entry(run), len(row_ids), len(held_by)))
+        row_ids += held_by
     return np.array(entries, _RUN), np.array(row_ids, np.int32)
 
 
-def _entry(
-    buffer: Buffer, start: int, end: int, key_dimension: int, value_dimension: int
-) -> tuple[int, ...]:
-    scale_bytes = 2
-    of_keys = start * (key_dimension // group_of(key_dimension)) * scale_bytes
-    of_values = start * (value_dimension // group_of(value_dimension)) * scale_bytes
+def _entry(run: Run) -> tuple[int, ...]:
+    keys, *key_scales = _addresses(run.buffer.keys, run.start)
+    values, *value_scales = _addresses(run.buffer.values, run.start)
     return (
-        buffer.keys + start * key_dimension * buffer.key_bits // 8,
-        buffer.values + start * value_dimension * buffer.value_bits // 8,
-        *(
-            address and address + skipped
-            for address, skipped in (
-                (buffer.key_scales, of_keys),
-                (buffer.key_biases, of_keys),
-                (buffer.value_scales, of_values),
-                (buffer.value_biases, of_values),
-            )
-        ),
-        buffer.capacity,
-        end - start,
-        buffer.key_bits,
-        buffer.value_bits,
+        keys,
+        values,
+        *key_scales,
+        *value_scales,
+        _codes(run.buffer.keys).shape[1],
+        run.end - run.start,
+        _bits(run.buffer.keys),
+        _bits(run.buffer.values),
     )
+
+
+def _addresses(stored: Stored, start: int) -> tuple[int, int, int]:
+    """The addresses of codes, scales and biases of token `start`; 0: there are none."""
+    if not isinstance(stored, Quantized):
+        return _address(stored, start), 0, 0
+    return (
+        _address(stored.codes, start),
+        _address(stored.scales, start),
+        _address(stored.biases, start),
+    )
+
+
+def _address(array: npt.NDArray[Any], start: int) -> int:
+    return array.ctypes.data + start * array.strides[1]
+
+
+def _codes(stored: Stored) -> npt.NDArray[Any]:
+    return stored.codes if isinstance(stored, Quantized) else stored
+
+
+def _bits(stored: Stored) -> Bits:
+    return stored.bits if isinstance(stored, Quantized) else NATIVE_BITS
+
+
+# -- in numpy
+#
+# As in the kernel, codes are converted to float tile by tile, and scales and biases are applied to
+# the scores and to the weights, never to the codes. All arrays have an axis of key heads first.
 
 
 def attend_in_numpy(
     queries: Floats,
-    rows: Sequence[Sequence[tuple[Floats | Quantized, Floats | Quantized]]],
+    rows: Sequence[Sequence[Run]],
     *,
+    kv_heads: int,
+    value_dimension: int,
     sinks: Floats | None = None,
 ) -> Floats:
-    """As `attend`, from arrays: keys and values of each run, [kv_heads, tokens, …]."""
-    return np.stack(
-        [_row_in_numpy(query, runs, sinks) for query, runs in zip(queries, rows, strict=True)]
-    )
+    """As `attend`, but slower, and for all head sizes that can be quantized."""
+    count, heads, key_dimension = queries.shape
+    grouped = queries.reshape(count, kv_heads, -1, key_dimension).swapaxes(0, 1)
+    sizes = grouped.shape[:3]
+    out = np.zeros((*sizes, value_dimension), np.float32)
+    top = np.full((*sizes, 1), _NO_SCORE, np.float32)
+    total = np.zeros((*sizes, 1), np.float32)
+    if sinks is not None:
+        top[:] = sinks.reshape(kv_heads, 1, -1, 1)
+        total[:] = 1
+    with np.errstate(all="ignore"):  # NaN is detected in the logits
+        for run, held_by in _held(rows):
+            asking = grouped[:, held_by]
+            part, of_part, added = _attend_run(asking.reshape(kv_heads, -1, key_dimension), run)
+            shape = (*asking.shape[:3], -1)
+            before = top[:, held_by]
+            best = np.maximum(before, of_part.reshape(shape))
+            old = np.exp(before - best)
+            new = np.exp(of_part.reshape(shape) - best)
+            top[:, held_by] = best
+            total[:, held_by] = total[:, held_by] * old + added.reshape(shape) * new
+            out[:, held_by] = out[:, held_by] * old + part.reshape(shape) * new
+        out /= total
+    return out.swapaxes(0, 1).reshape(count, heads, value_dimension)
 
 
-def _row_in_numpy(
-    query: Floats,
-    runs: Sequence[tuple[Floats | Quantized, Floats | Quantized]],
-    sinks: Floats | None,
-) -> Floats:
-    keys = np.concatenate([_dequantized(run[0]) for run in runs], axis=1)
-    values = np.concatenate([_dequantized(run[1]) for run in runs], axis=1)
-    grouped = query.reshape(len(keys), -1, query.shape[1])
-    scores = grouped @ keys.swapaxes(1, 2)  # [kv_heads, heads per key head, tokens]
-    top = scores.max(axis=2, keepdims=True)
-    by_group = None if sinks is None else sinks.reshape(*scores.shape[:2], 1)
-    if by_group is not None:
-        top = np.maximum(top, by_group)
-    weights = np.exp(scores - top)
-    total = weights.sum(axis=2, keepdims=True)
-    if by_group is not None:
-        total += np.exp(by_group - top)
-    attended: Floats = weights @ values / total
-    return attended.reshape(len(query), values.shape[2])
+def _attend_run(queries: Floats, run: Run) -> tuple[Floats, Floats, Floats]:
+    """The weighted sum of the values of a run, the largest score and the sum of the weights.
+
+    queries: [kv_heads, rows, dimension]. Returns […, value_dimension], […, 1], […, 1].
+    """
+    keys, values = run.buffer.keys, run.buffer.values
+    scores: Floats
+    if isinstance(keys, Quantized):
+        scores = _scores(queries, keys, run.start, run.end)
+    else:
+        scores = queries @ keys[:, run.start : run.end].swapaxes(1, 2)
+    top: Floats = scores.max(axis=2, keepdims=True)
+    scores -= top
+    np.exp(scores, out=scores)
+    total: Floats = scores.sum(axis=2, keepdims=True)
+    if isinstance(values, Quantized):
+        return _weighted(scores, values, run.start, run.end), top, total
+    return scores @ values[:, run.start : run.end], top, total
 
 
-def _dequantized(array: Floats | Quantized) -> Floats:
-    if not isinstance(array, Quantized):
-        return array
-    codes = array.codes.view(np.uint8)
-    if array.bits == 4:  # the lower half of a byte first
-        codes = np.stack([codes & 15, codes >> 4], axis=-1)
-    by_group = codes.reshape(*array.scales.shape, -1)
-    scales = array.scales[..., None].astype(np.float32)
-    biases = array.biases[..., None].astype(np.float32)
-    return (by_group * scales + biases).reshape(*array.scales.shape[:2], -1)
+def _scores(queries: Floats, keys: Quantized, start: int, end: int) -> Floats:
+    """Products of queries and keys: scale × (query · codes) + bias × sum of the query, by group."""
+    groups = keys.scales.shape[2]
+    grouped = queries.reshape(*queries.shape[:2], groups, -1)
+    sums: Floats = grouped.sum(axis=3)
+    if keys.bits == 4:
+        grouped = np.concatenate([grouped[..., ::2], grouped[..., 1::2]], axis=3)
+    scores = sums @ keys.biases[:, start:end].astype(np.float32).swapaxes(1, 2)
+    scales = keys.scales[:, start:end].astype(np.float32).swapaxes(1, 2)
+    for low, high, codes in _tiles(keys, start, end):
+        for group in range(groups):
+            product = grouped[:, :, group] @ codes[:, :, group].swapaxes(1, 2)
+            product *= scales[:, None, group, low:high]
+            scores[:, :, low:high] += product
+    return scores
+
+
+def _weighted(weights: Floats, values: Quantized, start: int, end: int) -> Floats:
+    """Weighted sums of values: (weights × scale) · codes + weights · bias, by group."""
+    groups = values.scales.shape[2]
+    biases: Floats = weights @ values.biases[:, start:end].astype(np.float32)
+    scales = values.scales[:, start:end].astype(np.float32).swapaxes(1, 2)
+    group_size = group_of(values.codes.shape[2] * 32 // values.bits)
+    out = np.zeros((*weights.shape[:2], groups, group_size), np.float32)
+    for low, high, codes in _tiles(values, start, end):
+        for group in range(groups):
+            scaled = weights[:, :, low:high] * scales[:, None, group, low:high]
+            out[:, :, group] += scaled @ codes[:, :, group]
+    if values.bits == 4:
+        halves = out.reshape(*out.shape[:3], 2, -1)
+        out = halves.swapaxes(3, 4).reshape(out.shape)
+    out += biases[..., None]
+    return out.reshape(*weights.shape[:2], -1)
+
+
+def _tiles(stored: Quantized, start: int, end: int) -> Iterator[tuple[int, int, Floats]]:
+    """The codes of tokens `start` to `end` as floats, [heads, tokens, groups, group], and where
+    each tile begins and ends relative to `start`. The next tile overwrites the previous one.
+
+    4 bits: in each group the even dimensions first, then the odd ones.
+    """
+    heads, _, groups = stored.scales.shape
+    codes = stored.codes.view(np.uint8)[:, start:end].reshape(heads, end - start, groups, -1)
+    width = codes.shape[3] * 8 // stored.bits
+    step = max(_LEAST_TILE, _TILE_NUMBERS // (heads * groups * width))
+    room = np.empty((heads, min(step, end - start), groups, width), np.float32)
+    for low in range(0, end - start, step):
+        high = min(low + step, end - start)
+        tile = room[:, : high - low]
+        if stored.bits == 8:
+            tile[:] = codes[:, low:high]
+        else:
+            tile[..., : width // 2] = codes[:, low:high] & 15
+            tile[..., width // 2 :] = codes[:, low:high] >> 4
+        yield low, high, tile
 
 
 def _agrees_with_numpy() -> bool:
@@ -267,8 +356,8 @@ def _agrees_with_numpy() -> bool:
     rng = np.random.default_rng(0)
     keys, values = rng.standard_normal((2, 2, 300, 64), np.float32)
     queries = rng.standard_normal((2, 4, 64), np.float32)
-    buffer = Buffer(keys=keys.ctypes.data, values=values.ctypes.data, capacity=300)
-    ends = (300, 77)
-    got = attend(queries, [[Run(buffer, 0, end)] for end in ends], kv_heads=2, value_dimension=64)
-    wanted = attend_in_numpy(queries, [[(keys[:, :end], values[:, :end])] for end in ends])
+    buffer = Buffer(keys, values)
+    rows = [[Run(buffer, 0, end)] for end in (300, 77)]
+    got = attend(queries, rows, kv_heads=2, value_dimension=64)
+    wanted = attend_in_numpy(queries, rows, kv_heads=2, value_dimension=64)
     return bool(np.allclose(got, wanted, rtol=1e-4, atol=1e-5))
