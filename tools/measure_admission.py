@@ -74,7 +74,9 @@ def admit(
         is_ready=False,
     )
     plan = index.plan(chain, resumable_anywhere=True, limit=limit)
-    lookup = Lookup(chain=chain, tenant="", plan=plan, hold=index.pinned(plan), asked_at=0.0)
+    lookup = Lookup(
+        chain=chain, tenant="", kv_bits="native", plan=plan, hold=index.pinned(plan), asked_at=0.0
+    )
     in_flight.ahead_of(chain, plan.tokens, limit=limit)
     in_flight.announce(request.request_id, chain, have=plan.tokens)
     lookup.fetched = {

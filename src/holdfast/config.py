@@ -33,7 +33,7 @@ DtypeChoice: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 DequantizeChoice: TypeAlias = Literal["auto", "never", "always"]
 DeviceChoice: TypeAlias = Literal["auto", "cpu", "gpu"]
 LayoutChoice: TypeAlias = Literal["auto", "rows", "split", "solo"]
-CodecChoice: TypeAlias = Literal["native", "q8", "q4"]
+KVBitsChoice: TypeAlias = Literal["auto", "native", "8", "4", "8/4", "4/8"]
 ConstrainChoice: TypeAlias = Literal["strict", "auto"]
 WarmAheadChoice: TypeAlias = Literal["auto", "on", "off"]
 LogLevel: TypeAlias = Literal["critical", "error", "warning", "info", "debug"]
@@ -217,6 +217,13 @@ class ModelSettings:
         "auto",
         "How the sequences of a batch become forward passes; `auto`: the fastest correct way.",
         flag="--layout",
+    )
+    kv_bits: KVBitsChoice = _setting(
+        "auto",
+        "Bits of keys and values, live and stored: `native` as they were computed, quantized to 8 "
+        "or 4, or `8/4` for 8-bit keys and 4-bit values. `auto`: native, and 8 bits for new "
+        "sequences when memory runs short.",
+        flag="--kv-bits",
     )
     context_tokens: int | None = _setting(
         None,
@@ -479,9 +486,6 @@ class StoreSettings:
     )
     daily_write_bytes: int | None = _setting(
         None, "Maximum bytes written to disk per day; `auto`: 100 GiB.", limits=NOT_NEGATIVE
-    )
-    codec: CodecChoice = _setting(
-        "native", "How cached keys and values are stored: exact, or quantized to 8 or 4 bits."
     )
     max_sessions: int = _setting(
         1000,

@@ -230,7 +230,9 @@ def _converted(spec: SettingSpec, value: object) -> Any:
         case "text":
             return value if isinstance(value, str) else None
         case "choice":
-            return value if value in spec.choices else None
+            # a TOML file may have 8 where the choice is "8"
+            word = str(value) if type(value) is int else value
+            return word if word in spec.choices else None
         case "switch":
             return _switch(value)
         case "list":

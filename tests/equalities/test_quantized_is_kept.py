@@ -14,16 +14,20 @@ from typing import Any
 
 import pytest
 
+from holdfast.config import KVBitsChoice
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.probe import choose_layout
-from holdfast.worker.kv.layer import Codec
+from holdfast.worker.kv.layer import KVBits
+from holdfast.worker.kv.quantized import BITS
 from tests.fakes.caching_worker import CachingWorker, greedy, one_after_the_other
 from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
 # full attention; with windows; with sinks and windows; with recurrent layers
 NAMES = ["llama", "gemma3_text", "gpt_oss", "qwen3_next"]
-CODECS: list[Codec] = ["q8", "q4"]
+# computes attention itself, so that its prompts are cut at blocks
+OTHERS = ["gemma2"]
+KV_BITS: list[KVBits] = ["8", "4"]
 
 
 @cache
@@ -32,30 +36,32 @@ def wide(name: str) -> Runner:
     return choose_layout(make_tiny(name, head_dim=64), vocab_size=VOCAB_SIZE)
 
 
-def worker(name: str, codec: Codec, folder: Path | None = None, **more: Any) -> CachingWorker:
-    return CachingWorker(wide(name), vocab_size=VOCAB_SIZE, folder=folder, codec=codec, **more)
+def worker(
+    name: str, kv_bits: KVBitsChoice, folder: Path | None = None, **more: Any
+) -> CachingWorker:
+    return CachingWorker(wide(name), vocab_size=VOCAB_SIZE, folder=folder, kv_bits=kv_bits, **more)
 
 
 def random_prompt(rng: random.Random, tokens: int) -> tuple[int, ...]:
     return tuple(rng.randrange(VOCAB_SIZE - 8) for _ in range(tokens))
 
 
-def fresh(name: str, codec: Codec, prompt: tuple[int, ...], **more: int) -> list[int]:
-    return worker(name, codec).serve([[greedy("fresh", prompt, **more)]]).tokens("fresh")
+def fresh(name: str, kv_bits: KVBits, prompt: tuple[int, ...], **more: int) -> list[int]:
+    return worker(name, kv_bits).serve([[greedy("fresh", prompt, **more)]]).tokens("fresh")
 
 
 def cached(inbox: ScriptInbox, *names: str) -> list[int]:
     return [inbox.finished(name).cached_tokens for name in names]
 
 
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kv_bits", KV_BITS)
+@pytest.mark.parametrize("name", [*NAMES, *OTHERS])
 def test_turns_and_forks_get_the_answers_of_fresh_ones_before_and_after_a_restart(
-    name: str, codec: Codec, tmp_path: Path
+    name: str, kv_bits: KVBits, tmp_path: Path
 ) -> None:
-    rng = random.Random(f"{name} {codec}")
+    rng = random.Random(f"{name} {kv_bits}")
     first = random_prompt(rng, 700)
-    answer = tuple(fresh(name, codec, first, max_tokens=30))
+    answer = tuple(fresh(name, kv_bits, first, max_tokens=30))
     turn = first + answer + random_prompt(rng, 90)
     within = first[:600] + random_prompt(rng, 40)
     requests = [
@@ -67,40 +73,68 @@ def test_turns_and_forks_get_the_answers_of_fresh_ones_before_and_after_a_restar
     ]
     prompts = [first, first, turn, within, turn]
     for _ in range(2):  # the second time from disk
-        inbox = worker(name, codec, tmp_path).serve(one_after_the_other(*requests))
+        inbox = worker(name, kv_bits, tmp_path).serve(one_after_the_other(*requests))
         for request, prompt in zip(requests, prompts, strict=True):
             found = inbox.tokens(request.request_id)
-            assert found == fresh(name, codec, prompt, max_tokens=30), request.request_id
+            assert found == fresh(name, kv_bits, prompt, max_tokens=30), request.request_id
         again, turned = cached(inbox, "exact", "turn")
         assert again >= 512
         assert turned >= 512
 
 
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("name", NAMES)
-def test_a_crowd_gets_the_answers_of_each_alone(name: str, codec: Codec) -> None:
-    rng = random.Random(f"{name} {codec} crowd")
+@pytest.mark.parametrize("kv_bits", KV_BITS)
+@pytest.mark.parametrize("name", [*NAMES, *OTHERS])
+def test_a_crowd_gets_the_answers_of_each_alone(name: str, kv_bits: KVBits) -> None:
+    rng = random.Random(f"{name} {kv_bits} crowd")
     common = random_prompt(rng, 520)
     prompts = [common + random_prompt(rng, tokens) for tokens in (3, 40, 250, 300)]
-    inbox = worker(name, codec).serve(
+    inbox = worker(name, kv_bits).serve(
         [
             [greedy(str(index), prompt, max_tokens=24) for index, prompt in enumerate(prompts)],
         ]
     )
     for index, prompt in enumerate(prompts):
-        assert inbox.tokens(str(index)) == fresh(name, codec, prompt, max_tokens=24)
+        assert inbox.tokens(str(index)) == fresh(name, kv_bits, prompt, max_tokens=24)
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("kv_bits", KV_BITS)
 def test_an_answer_over_several_blocks_is_the_one_that_is_continued_after_a_restart(
-    codec: Codec, tmp_path: Path
+    kv_bits: KVBits, tmp_path: Path
 ) -> None:
-    rng = random.Random(f"long {codec}")
+    rng = random.Random(f"long {kv_bits}")
     prompt = random_prompt(rng, 250)
-    long = worker("llama", codec, tmp_path).serve([[greedy("a", prompt, max_tokens=300)]])
+    long = worker("llama", kv_bits, tmp_path).serve([[greedy("a", prompt, max_tokens=300)]])
     answer = tuple(long.tokens("a"))
     for kept in (5, 6, 7, 200, 261, 262, 263):
-        inbox = worker("llama", codec, tmp_path).serve(
+        inbox = worker("llama", kv_bits, tmp_path).serve(
             [[greedy("b", prompt + answer[:kept], max_tokens=300 - kept)]]
         )
         assert tuple(inbox.tokens("b")) == answer[kept:], kept
+
+
+def test_sequences_of_all_forms_run_in_one_batch_and_share_nothing_with_other_forms() -> None:
+    rng = random.Random("mixed")
+    prompt = random_prompt(rng, 600)
+    forms: list[KVBits] = ["native", *BITS]
+    alone = {form: fresh("llama", form, prompt, max_tokens=24) for form in forms}
+    crowd = worker("llama", "auto", max_running=8)
+    requests = [greedy(form, prompt, max_tokens=24, kv_bits=form) for form in forms]
+    again = [greedy(f"{form} again", prompt, max_tokens=24, kv_bits=form) for form in forms]
+    inbox = crowd.serve([[*requests, *again]])
+    for form in forms:
+        assert inbox.tokens(form) == inbox.tokens(f"{form} again") == alone[form], form
+        assert cached(inbox, form) == [0], form
+        assert cached(inbox, f"{form} again")[0] >= 512, form
+
+
+def test_auto_continues_in_the_form_that_has_more_of_the_prompt(tmp_path: Path) -> None:
+    rng = random.Random("auto")
+    known, new = random_prompt(rng, 600), random_prompt(rng, 600)
+    inbox = worker("llama", "auto", tmp_path).serve(
+        one_after_the_other(
+            greedy("8", known, kv_bits="8"), greedy("known", known), greedy("new", new)
+        )
+    )
+    assert inbox.tokens("known") == inbox.tokens("8")
+    assert cached(inbox, "known")[0] >= 512
+    assert inbox.tokens("new") == fresh("llama", "native", new, max_tokens=6)

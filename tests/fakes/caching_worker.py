@@ -4,7 +4,6 @@ script.
 
 from __future__ import annotations
 
-import copy
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,20 +11,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.config import SchedulerSettings
+from holdfast.config import KVBitsChoice, SchedulerSettings
 from holdfast.store.maintenance import StoreLimits
 from holdfast.store.store import BlockStore
 from holdfast.wire.commands import Command, SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.constraints import Constraints
-from holdfast.worker.engine.engine import Engine
+from holdfast.worker.engine.engine import Engine, KVCosts
+from holdfast.worker.engine.kv_forms import KVForms
 from holdfast.worker.engine.layouts import Runner
+from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.kv.codec import BITS, PayloadFormat
-from holdfast.worker.kv.live import Codec
+from holdfast.worker.kv.layer import KVBits
 from holdfast.worker.loop.loop import WorkerLoop
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.index import PrefixIndex
-from holdfast.worker.scheduler.admission import SequenceCosts
+from holdfast.worker.scheduler.queue import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
 from holdfast.worker.sessions.service import SessionService
 from tests.fakes.architectures import probed
@@ -66,7 +67,7 @@ class CachingWorker:
         folder: Path | None = None,
         ram_bytes: int = 1 << 28,
         fingerprint: str = "a model",
-        codec: Codec = "native",
+        kv_bits: KVBitsChoice = "native",
         budget_tokens: int | None = None,
         most_parked_bytes: int | None = None,
         most_sessions: int = 4,
@@ -81,16 +82,19 @@ class CachingWorker:
     ) -> None:
         """has_measured_costs: bytes are counted as the model takes them, a budget of tokens too;
         else a token is a byte. adapters: the fingerprints of the model's adapters, by name.
+        kv_bits: of requests that do not choose; if "native", no request can choose.
         """
         self.engine = engine(runner, vocab_size=vocab_size, constraints=constraints)
         costs = self.engine.measure_costs()
         assert costs.form is not None
-        if codec != "native":
-            runner = copy.copy(runner)  # others may use it, too
-            runner.quantize(BITS[codec], costs.form)
-            self.engine = engine(runner, vocab_size=vocab_size, constraints=constraints)
-            costs = self.engine.measure_costs()
-            assert costs.form is not None
+        by_bits: dict[KVBits, KVCosts] = {"native": costs}
+        if kv_bits != "native":
+            runner.learn_form(costs.form)
+            assert not runner.refusal()
+            by_bits |= {each: self.engine.measure_costs(each) for each in BITS}
+        self._forms = KVForms(default=kv_bits, costs=by_bits, refused={})
+        costs = by_bits[self._forms.usual]
+        assert costs.form is not None
         self.store = (
             None if folder is None else BlockStore(folder, fingerprint=fingerprint, limits=limits)
         )
@@ -101,7 +105,7 @@ class CachingWorker:
         self.cache = PrefixCache(
             self.index,
             store=self.store,
-            payloads=PayloadFormat(model=costs.form, codec=codec),
+            payloads=PayloadFormat(model=costs.form),
             most_parked_bytes=most_parked_bytes,
             adapters=self._adapters,
         )
@@ -116,12 +120,16 @@ class CachingWorker:
         weights = SequenceCosts(
             kv_bytes_per_token=1, fixed_bytes_per_sequence=0, reserve_step_tokens=8
         )
-        if has_measured_costs:
-            weights = replace(
+        self._weights = {
+            each: replace(
                 weights,
-                kv_bytes_per_token=costs.bytes_per_token,
-                fixed_bytes_per_sequence=costs.fixed_bytes,
+                kv_bytes_per_token=held.bytes_per_token if has_measured_costs else 1,
+                fixed_bytes_per_sequence=held.fixed_bytes if has_measured_costs else 0,
+                block_tokens=BLOCK_TOKENS if self.engine.cuts_at_blocks(each) else None,
             )
+            for each, held in by_bits.items()
+        }
+        weights = self._weights[self._forms.usual]
         self.scheduler = Scheduler(
             replace(SETTINGS, **settings),
             weights,
@@ -150,6 +158,8 @@ class CachingWorker:
             cache=self.cache,
             sessions=self.sessions,
             adapters=self._adapters,
+            forms=self._forms,
+            costs=self._weights,
         )
         loop.run()
         inbox.check_protocol()

@@ -85,7 +85,13 @@ class FakeCache:
         return KeepPolicy(run_tokens=BLOCK)
 
     def lookup(
-        self, chain: bytes, *, tenant: str = "", in_blocks_only: bool = False, may_move: bool = True
+        self,
+        chain: bytes,
+        *,
+        tenant: str = "",
+        kv_bits: str = "native",
+        in_blocks_only: bool = False,
+        may_move: bool = True,
     ) -> Lookup:
         self._called("lookup")
         end = 0
@@ -100,7 +106,9 @@ class FakeCache:
             blocks=blocks,
             shortfall=Shortfall(CacheOutcome.NEW_TOKENS),
         )
-        lookup = Lookup(chain, tenant, plan, self.order.pinned(keys), asked_at=time.perf_counter())
+        lookup = Lookup(
+            chain, tenant, "native", plan, self.order.pinned(keys), asked_at=time.perf_counter()
+        )
         if self.on_disk and keys:
             lookup.awaited = dict.fromkeys(keys)  # type: ignore[arg-type]
         self.lookups.append(lookup)
@@ -119,7 +127,7 @@ class FakeCache:
         self._called("prefix")
         return tuple(memoryview(lookup.plan.keys[-1]).cast("I")) if lookup.plan.keys else None
 
-    def cursor(self, *, tenant: str = "") -> Cursor:
+    def cursor(self, *, tenant: str = "", kv_bits: str = "native") -> Cursor:
         return Cursor(b"")
 
     def insert(

@@ -72,6 +72,7 @@ class FakeEngine:
         *,
         generated: tuple[int, ...] = (),
         capacity_tokens: int,
+        kv_bits: str = "native",
         prefix: object = None,
         keep: object = None,
     ) -> None:

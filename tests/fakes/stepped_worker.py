@@ -149,13 +149,10 @@ class SteppedWorker:
         held, parked = held_and_parked(
             [c.state for c in chains if not c.is_parked], [c.state for c in chains if c.is_parked]
         )
-        own = (
-            sum(
-                chain.held_tokens
-                for chain in chains
-                if not chain.is_parked and not chain.state.can_share
-            )
-            * worker.cache.live._token_bytes
+        own = sum(
+            chain.held_tokens * chain.state.bytes_per_token()
+            for chain in chains
+            if not chain.is_parked and not chain.state.can_share
         )
         assert worker.cache.live.held.total_bytes == held + parked + own, (
             "held memory is miscounted"

@@ -280,7 +280,7 @@ def _row(entry: CatalogEntry, served: Mapping[str, Mapping[str, Any]] | None) ->
         "folder": None if folder is None else str(folder),
         "weight_bytes": None if folder is None else _weight_bytes(folder),
         "context_tokens": entry.model.context_tokens,
-        "codec": entry.store.codec,
+        "kv_bits": entry.model.kv_bits,
         "adapters": {name: str(place) for name, place in entry.adapter_folders.items()},
         "pinned": entry.is_pinned,
         "idle_seconds": entry.idle_seconds,
@@ -328,8 +328,8 @@ def _notes(row: Mapping[str, Any]) -> str:
         notes.append(f"idle {row['idle_seconds']:g} s")
     if row["context_tokens"] is not None:
         notes.append(f"context {row['context_tokens']:,}")
-    if row["codec"] != "native":
-        notes.append(f"codec {row['codec']}")
+    if row["kv_bits"] != "auto":
+        notes.append(f"KV bits {row['kv_bits']}")
     if row["draft"] is not None:
         notes.append(f"draft {row['draft']}: {_NOT_USED_YET}")
     return ", ".join(notes)

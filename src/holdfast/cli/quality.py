@@ -31,13 +31,13 @@ from holdfast.models.quality import (
     FormQuality,
     Passage,
     QualityReport,
+    QuantizedForm,
     save_quality,
 )
 
-_ALWAYS = ("8", "4")
+_ALWAYS: tuple[QuantizedForm, ...] = ("8", "4")
 _BUILT_IN = "built-in"
 _ANY_LENGTH = 1 << 30  # if the length of the context is unknown
-_CODECS = {"q8": "8", "q4": "4"}
 
 TextFile: TypeAlias = Annotated[
     Path | None,
@@ -60,7 +60,7 @@ class _Task(msgspec.Struct, frozen=True, kw_only=True):
     settings: ModelSettings
     name: str
     text: str
-    forms: tuple[str, ...]
+    forms: tuple[QuantizedForm, ...]
     passages: tuple[Passage, ...]
     hash_cache: str
 
@@ -114,7 +114,7 @@ def quality(
 def measured(
     settings: ModelSettings,
     *,
-    forms: Sequence[str],
+    forms: Sequence[QuantizedForm],
     text: str,
     text_name: str,
     progress: Callable[[str, float], None],
@@ -156,18 +156,17 @@ def _form_text(report: QualityReport, quality: FormQuality) -> str:
     )
 
 
-def _forms(given: str, settings: Settings) -> tuple[str, ...]:
+def _forms(given: str, settings: Settings) -> tuple[QuantizedForm, ...]:
     """The forms to measure, besides native. Raises ConfigError if one of them is unknown."""
     if not given:
-        own = _CODECS.get(settings.store.codec)
-        return _ALWAYS if own is None or own in _ALWAYS else (*_ALWAYS, own)
+        return (*_ALWAYS, *(each for each in FORMS[2:] if each == settings.model.kv_bits))
     found = [each.strip() for each in given.split(",")]
     for each in found:
         if each not in (NATIVE, *FORMS):
             raise ConfigError(
                 f"--kv-bits {given}: {each!r} is not allowed; allowed: {', '.join(FORMS)}"
             )
-    return tuple(dict.fromkeys(each for each in found if each != NATIVE))
+    return tuple(form for form in FORMS if form in found)
 
 
 def _content(file: Path) -> str:

@@ -380,7 +380,7 @@ def import_session(
 ) -> None:
     """Read a session from a file.
 
-    The session must come from the same model, with the same weights, tokenizer and codec.
+    The session must come from the same model, with the same weights and tokenizer.
     """
     with file.open("rb") as content:
         _print(_ask(server, "import", params=_named(session_id), content=content), as_json=as_json)

@@ -559,7 +559,7 @@ class Sessions:
     def import_from(self, path: str | Path, session_id: str = "") -> SessionInfo:
         """Read a session from a file. The session keeps its id unless another id is given.
 
-        The session must come from the same model, with the same weights, tokenizer and codec.
+        The session must come from the same model, with the same weights and tokenizer.
         """
         return self._ask(operation="import", session_id=session_id, path=str(Path(path).absolute()))
 

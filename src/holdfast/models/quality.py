@@ -10,15 +10,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final, Literal, TypeAlias, get_args
 
 import msgspec
 
 from holdfast.errors import ModelLoadError
 from holdfast.files import atomic_write, quality_folder
 
-NATIVE = "native"
+NATIVE: Final = "native"
 MOST_RESULTS = 100  # the latest ones are kept
-FORMS = ("8", "4", "8/4", "4/8")  # bits of keys and values; "8/4": keys in 8, values in 4 bits
+# bits of keys and values; "8/4": keys in 8, values in 4 bits
+QuantizedForm: TypeAlias = Literal["8", "4", "8/4", "4/8"]
+FORMS: tuple[QuantizedForm, ...] = get_args(QuantizedForm)
 
 logger = logging.getLogger("holdfast.models")
 

@@ -156,9 +156,11 @@ class StoreChanges(msgspec.Struct, frozen=True, kw_only=True):
     lost: tuple[BlockKey, ...] = ()  # dropped, evicted, or found missing or damaged
 
 
-def root_key(fingerprint: str, tenant: str = "") -> BlockKey:
-    """The parent key of the first block of every chain of one model and tenant."""
-    named = fingerprint.encode()
+def root_key(fingerprint: str, tenant: str = "", kv_bits: str = "native") -> BlockKey:
+    """The parent key of the first block of every chain of one model, tenant and form of keys and
+    values: those of later layers depend on the form that attention sees in earlier ones.
+    """
+    named = (fingerprint if kv_bits == "native" else f"{fingerprint}, KV {kv_bits}").encode()
     digest = hashlib.blake2b(digest_size=KEY_BYTES, person=_ROOT)
     digest.update(struct.pack("<Q", len(named)) + named + tenant.encode())
     return digest.digest()

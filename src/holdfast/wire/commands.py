@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from holdfast.config import (
+    KVBitsChoice,
     LogSettings,
     ModelSettings,
     ResidencySettings,
@@ -78,6 +79,8 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     max_tokens: int
     sampling: SamplingParams  # its seed is always set
     adapter: str = ""  # name of a LoRA adapter of the model; empty: the model itself
+    # bits of keys and values; empty: the model's setting. The worker replaces "" and "auto".
+    kv_bits: KVBitsChoice | Literal[""] = ""
     stop_token_ids: tuple[int, ...] = ()
     want_logprobs: bool = False
     top_logprobs: int = 0

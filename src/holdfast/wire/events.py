@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from holdfast.config import KVBitsChoice
 from holdfast.wire.requests import RequestId
 from holdfast.wire.sessions import SessionAnswer
 
@@ -327,7 +328,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     compute_dtype: str
     context_tokens: int
     vocab_size: int
-    kv_bytes_per_token: int  # for one sequence, in layers whose cache grows
+    kv_bits: KVBitsChoice = "native"  # of requests that do not choose
+    # for one sequence, in layers whose cache grows, in the form of requests that do not choose
+    kv_bytes_per_token: int
+    kv_bytes_by_bits: dict[str, int] = {}  # the same for each form of keys and values
+    kv_bits_refused: dict[str, str] = {}  # why the model does not support the other forms
     fixed_bytes_per_sequence: int  # sliding windows and recurrent states
     kv_budget_bytes: int
     device: str

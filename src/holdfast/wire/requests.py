@@ -9,6 +9,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
+from holdfast.config import KVBitsChoice
+
 TOKEN_BYTES = 4
 _SMALL_BYTES = 2048
 
@@ -298,6 +300,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     output_format: OutputFormat | None = None
     tenant: str = ""  # tenants do not share cached prefixes; a hash, nothing secret
     session_id: str = ""
+    kv_bits: KVBitsChoice | Literal[""] = ""  # of keys and values; empty: the model's setting
     service: ServiceClass = ServiceClass()
     prompt_field: str = "messages"  # the request field with the prompt, for error messages
 

@@ -71,7 +71,7 @@ async def test_the_measured_quality_is_shown_until_the_model_changes(
         questions=104,
         forms=(
             FormQuality(form="native", perplexity=4.0, kl_divergence=0.0, agreement=1.0, right=90),
-            FormQuality(form="8", refused="a head dimension is not a multiple of 64"),
+            FormQuality(form="8", refused="its heads have 48 dimensions"),
         ),
     )
     save_quality(report, os.environ)
@@ -175,6 +175,7 @@ async def test_health_tells_how_the_model_is_laid_out_and_how_busy_it_is() -> No
                 "dialect": None,
                 "kv_bytes_per_token": 8,
                 "fixed_bytes_per_sequence": 0,
+                "kv": {"bits": "native", "bytes_per_token": 8, "forms": {}, "refused": {}},
             }
         ],
     }

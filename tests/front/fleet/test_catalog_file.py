@@ -48,7 +48,7 @@ def test_an_entry_can_set_everything(tmp_path: Path) -> None:
     aliases = ["gpt-4o", "sonnet"]
     context = 4096
     dtype = "float32"
-    codec = "q8"
+    kv_bits = 8
     idle = "15 min"
     pin = true
     draft = "small"
@@ -58,10 +58,10 @@ def test_an_entry_can_set_everything(tmp_path: Path) -> None:
     (entry,) = read(tmp_path, text).entries
     assert entry.name == entry.model.name == "coder"
     assert entry.model.path == str(tmp_path / "kelp")
-    assert (entry.model.context_tokens, entry.model.dtype, entry.store.codec) == (
+    assert (entry.model.context_tokens, entry.model.dtype, entry.model.kv_bits) == (
         4096,
         "float32",
-        "q8",
+        "8",
     )
     assert (entry.aliases, entry.idle_seconds, entry.is_pinned, entry.draft) == (
         ("gpt-4o", "sonnet"),
@@ -77,7 +77,7 @@ def test_an_entry_can_set_everything(tmp_path: Path) -> None:
 def test_an_entry_inherits_the_servers_settings(tmp_path: Path) -> None:
     settings = Settings(
         model=ModelSettings(context_tokens=512, threads=3, revision="v1"),
-        store=StoreSettings(codec="q4", folder="/kept"),
+        store=StoreSettings(folder="/kept"),
         residency=ResidencySettings(idle_seconds=60.0),
     )
     found = read(
@@ -117,7 +117,7 @@ def test_entries_keep_the_order_of_the_file(tmp_path: Path) -> None:
         ('id = "o/n"\ncontxt = 4096', "unknown key contxt; did you mean context?"),
         ('id = "o/n"\ncontext = "much"', 'context = "much" is not allowed'),
         ('id = "o/n"\ncontext = 1', "at least 64"),
-        ('id = "o/n"\ncodec = "q5"', "allowed: native | q8 | q4"),
+        ('id = "o/n"\nkv_bits = 5', "allowed: auto | native | 8 | 4 | 8/4 | 4/8"),
         ('id = "o/n"\nidle = "soon"', "or never"),
         ('id = "o/n"\nidle = -1', "at least 0"),
         ('id = "o/n"\npin = "yes"', "allowed: true or false"),

@@ -94,7 +94,7 @@ def test_a_form_that_the_model_cannot_use_is_refused_with_the_reason() -> None:
     native, eight = measured(text(), forms=("8",), head_dim=16).forms
     assert native.perplexity is not None
     assert (eight.perplexity, eight.right) == (None, None)
-    assert (eight.refused or "").startswith("a head dimension is not a multiple of ")
+    assert (eight.refused or "").startswith("its heads have 16 dimensions")
 
 
 def test_the_divergence_is_the_sum_over_the_vocabulary() -> None:

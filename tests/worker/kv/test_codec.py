@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import mlx.core as mx
@@ -10,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.worker.kv.codec import BITS, PayloadFormat, check_sizes, to_bytes
+from holdfast.worker.kv.codec import PayloadFormat, check_sizes, to_bytes
 from holdfast.worker.kv.layer import (
     ArrayForm,
     CheckpointLayout,
-    Codec,
     HeadsForm,
+    KVBits,
     SnapshotMismatch,
 )
 from holdfast.worker.kv.live import KVBlock, ModelForm, StateCheckpoint
-from holdfast.worker.kv.quantized import dequantized, quantized
+from holdfast.worker.kv.quantized import BITS, dequantized, quantized, stored_bits
 
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 
@@ -40,16 +41,17 @@ def a_run(
     return KVBlock(start=start, tokens=tokens, arrays=arrays)
 
 
-def format_of(run: KVBlock, codec: Codec = "native") -> PayloadFormat:
+def format_of(run: KVBlock) -> PayloadFormat:
     heads = tuple(HeadsForm.of_array(array) for array in run.arrays)
-    return PayloadFormat(model=ModelForm(block=heads), codec=codec)
+    return PayloadFormat(model=ModelForm(block=heads))
 
 
-def packed(run: KVBlock, codec: Codec) -> KVBlock:
-    if codec == "native":
+def packed(run: KVBlock, kv_bits: KVBits) -> KVBlock:
+    if kv_bits == "native":
         return run
-    arrays = tuple(part for array in run.arrays for part in quantized(array, BITS[codec]))
-    return replace(run, arrays=arrays, codec=codec)
+    bits = itertools.cycle(BITS[kv_bits])
+    arrays = tuple(part for array in run.arrays for part in quantized(array, next(bits)))
+    return replace(run, arrays=arrays, kv_bits=kv_bits)
 
 
 def back_from(run: KVBlock, payloads: PayloadFormat) -> KVBlock:
@@ -72,33 +74,32 @@ def test_a_native_run_comes_back_from_its_bytes_bit_for_bit(
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
-@pytest.mark.parametrize(("codec", "error", "share"), [("q8", 0.01, 0.54), ("q4", 0.15, 0.29)])
+@pytest.mark.parametrize(
+    ("kv_bits", "error", "share"),
+    [("8", 0.01, 0.54), ("4", 0.15, 0.29), ("8/4", 0.15, 0.42), ("4/8", 0.15, 0.42)],
+)
 def test_a_quantized_run_is_small_and_close_and_can_be_cut(
-    codec: Codec, error: float, share: float, dtype: mx.Dtype
+    kv_bits: KVBits, error: float, share: float, dtype: mx.Dtype
 ) -> None:
     run = a_run(tokens=64, dtype=dtype, start=192)
-    stored = packed(run, codec)
+    stored = packed(run, kv_bits)
     mx.eval(stored.arrays)
     assert stored.nbytes <= share * 2 * sum(array.size for array in run.arrays)  # of bf16
-    whole = back_from(stored, format_of(run, codec))
-    assert whole.codec == codec
+    whole = back_from(stored, format_of(run))
+    assert whole.kv_bits == kv_bits
     part = stored.cut(10, offset=5)
     for at, original in enumerate(run.arrays):
         kept, first = (
-            dequantized(each.arrays[3 * at : 3 * at + 3], bits=BITS[codec], dtype=dtype)
+            dequantized(each.arrays[3 * at : 3 * at + 3], bits=BITS[kv_bits][at % 2], dtype=dtype)
             for each in (whole, part)
         )
         assert float(mx.abs(kept.astype(mx.float32) - original.astype(mx.float32)).mean()) < error
         assert bits(first) == bits(kept[:, :, 5:15] * mx.ones((), kept.dtype))
 
 
-def test_only_runs_that_end_with_a_block_are_quantized() -> None:
-    run = a_run(tokens=9, start=3)
-    payloads = format_of(run, "q8")
-    assert [payloads.codec_of(end) for end in (1, 255, 256, 257, 512)] == [
-        *("native", "native", "q8", "native", "q8"),
-    ]
-    assert back_from(run, payloads).codec == "native"
+def test_only_runs_that_end_with_a_block_are_stored_quantized() -> None:
+    found = [stored_bits("8", end=end, block_tokens=256) for end in (1, 255, 256, 257, 512)]
+    assert found == ["native", "native", "8", "native", "8"]
 
 
 @given(dtype=st.sampled_from(DTYPES), filled=st.lists(st.booleans(), min_size=1, max_size=3))
@@ -132,26 +133,26 @@ def test_bytes_that_do_not_fit_the_model_are_refused() -> None:
         payloads.block_from_bytes(parts, start=3, tokens=8)
 
 
-@pytest.mark.parametrize("codec", ["native", "q8", "q4"])
+@pytest.mark.parametrize("kv_bits", ["native", *BITS])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_packed_fits_its_models_form_and_nothing_elses(
-    codec: Codec, dtype: mx.Dtype
-) -> None:
+def test_what_is_packed_fits_its_models_form_and_no_other(kv_bits: KVBits, dtype: mx.Dtype) -> None:
     run = a_run(dtype=dtype)
-    payloads = format_of(run, codec)
-    stored = packed(run, codec)
+    payloads = format_of(run)
+    stored = packed(run, kv_bits)
     mx.eval(stored.arrays)
     parts = to_bytes(stored)
-    forms = payloads.block_forms(9, end=256)
+    assert payloads.bits_of(parts, tokens=9) == kv_bits
+    forms = payloads.block_forms(9, kv_bits)
     assert forms == [ArrayForm.of_array(array) for array in stored.arrays]
     check_sizes(forms, parts)
     heads = payloads.model.block[0]
     wider = HeadsForm(2, 128, heads.dtype)
     for other in (ModelForm(block=(heads,) * 2), ModelForm(block=(heads, wider) * 2)):
         with pytest.raises(SnapshotMismatch):
-            check_sizes(PayloadFormat(model=other, codec=codec).block_forms(9, end=256), parts)
-    other_codec: Codec = "q4" if codec != "q4" else "native"
-    with pytest.raises(SnapshotMismatch):
-        check_sizes(format_of(run, other_codec).block_forms(9, end=256), parts)
+            PayloadFormat(model=other).block_from_bytes(parts, start=3, tokens=9)
+    for other_bits in BITS:
+        if other_bits != kv_bits:
+            with pytest.raises(SnapshotMismatch):
+                check_sizes(payloads.block_forms(9, other_bits), parts)
     with pytest.raises(SnapshotMismatch):
         check_sizes(forms, (*parts[:-1], parts[-1][:-1]))

@@ -13,9 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.worker.kv.layer import HeadsForm
+from holdfast.worker.kv.layer import HeadsForm, KVBits
 from holdfast.worker.kv.live import KVBlock, LiveBase, LiveState, start_from
-from holdfast.worker.kv.quantized import QuantizedKV, dequantized, quantized
+from holdfast.worker.kv.quantized import BITS, QuantizedKV, dequantized, quantized
 
 BLOCK = 8
 MOST = 120
@@ -30,19 +30,19 @@ VALUES = {
 class Sequences(RuleBasedStateMachine):
     """Sequences that read, freeze, fork, go back, are stored and restored, in any order."""
 
-    @initialize(bits=st.sampled_from([8, 4]), value_dim=st.sampled_from([KEY_DIM, 128]))
-    def begin(self, bits: int, value_dim: int) -> None:
-        self.bits = bits
+    @initialize(kv_bits=st.sampled_from([*BITS]), value_dim=st.sampled_from([KEY_DIM, 128]))
+    def begin(self, kv_bits: KVBits, value_dim: int) -> None:
+        self.kv_bits = kv_bits
         self.pair = (KEYS, VALUES[value_dim])
         self.seen_old = tuple(
-            dequantized(quantized(array, bits), bits=bits, dtype=mx.float32) for array in self.pair
+            dequantized(quantized(array, bits), bits=bits, dtype=mx.float32)
+            for array, bits in zip(self.pair, BITS[kv_bits], strict=True)
         )
         self.states = [self.empty()]
 
     def empty(self) -> LiveState:
         form = (HeadsForm.of_array(self.pair[0]), HeadsForm.of_array(self.pair[1]))
-        bits = 8 if self.bits == 8 else 4
-        state = LiveState([QuantizedKV(bits, form=form, block_tokens=BLOCK)])
+        state = LiveState([QuantizedKV(self.kv_bits, form=form, block_tokens=BLOCK)])
         state.reserve(MOST)
         return state
 
@@ -110,7 +110,7 @@ class Sequences(RuleBasedStateMachine):
             state.copy_block(start=start, tokens=end - start)
             for start, end in itertools.pairwise([0, *ends])
         ]
-        assert {block.codec for block in blocks if block.tokens == BLOCK} <= {f"q{self.bits}"}
+        assert {block.kv_bits for block in blocks if block.tokens == BLOCK} <= {self.kv_bits}
         restored = self.empty()
         restored.restore(blocks, None)
         self.keep(restored)
@@ -130,10 +130,10 @@ TestSequences = Sequences.TestCase
 TestSequences.settings = settings(max_examples=60, stateful_step_count=30)
 
 
-@pytest.mark.parametrize(("bits", "share"), [(8, 0.28), (4, 0.16)])
-def test_a_token_takes_a_fraction_of_its_float32_size(bits: int, share: float) -> None:
+@pytest.mark.parametrize(("kv_bits", "share"), [("8", 0.28), ("4", 0.16), ("8/4", 0.22)])
+def test_a_token_takes_a_fraction_of_its_float32_size(kv_bits: KVBits, share: float) -> None:
     form = (HeadsForm(2, 64, "float32"), HeadsForm(2, 64, "float32"))
-    layer = QuantizedKV(8 if bits == 8 else 4, form=form, block_tokens=256)
+    layer = QuantizedKV(kv_bits, form=form, block_tokens=256)
     assert layer.bytes_per_token() <= share * 2 * 2 * 64 * 4
     state = LiveState([layer])
     state.reserve(4096)
@@ -150,13 +150,13 @@ def test_a_token_takes_a_fraction_of_its_float32_size(bits: int, share: float) -
 def test_a_block_that_was_cut_within_codes_is_continued_by_codes() -> None:
     """Two chains that part within a block: the second one has the common tokens as codes."""
     form = (HeadsForm(2, 64, "float32"), HeadsForm(2, 64, "float32"))
-    layer = QuantizedKV(8, form=form, block_tokens=BLOCK)
+    layer = QuantizedKV("8", form=form, block_tokens=BLOCK)
     state = LiveState([layer])
     layer.append(KEYS[:, :, :20], VALUES[64][:, :, :20])
     state.tokens = 20
     whole = state.copy_block(start=0, tokens=16)
     assert isinstance(whole, KVBlock)
-    restored = LiveState([QuantizedKV(8, form=form, block_tokens=BLOCK)])
+    restored = LiveState([QuantizedKV("8", form=form, block_tokens=BLOCK)])
     restored.restore([whole.cut(11), whole.cut(5, offset=11)], None)
     state.rewind(3)
     first, second = (

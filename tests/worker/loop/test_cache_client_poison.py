@@ -389,7 +389,7 @@ def of_another_form(subject: CachingWorker) -> None:
             payloads[key] = KVBlock(
                 start=payload.start,
                 tokens=payload.tokens,
-                codec=payload.codec,
+                kv_bits=payload.kv_bits,
                 arrays=arrays,
             )
 

@@ -28,6 +28,7 @@ def test_branches_are_serialized_under_the_names_that_session_records_have() -> 
     assert msgspec.msgpack.decode(encoded) == {
         "steps": [{"key": b"a", "tokens": 2, "end": 2}],
         "states": [{"key": b"s", "position": 2}],
+        "kv_bits": "native",
     }
     assert msgspec.msgpack.decode(encoded, type=Branch) == branch
 

@@ -160,12 +160,15 @@ def test_the_longest_common_prefix_wins_then_a_parked_chain_then_the_least_loss(
 
     long, short = add([1, 2, 3, 4, 5, 6]), add([1, 2, 3, 4])
     running, other = add([1, 2, 3, 4], is_parked=False), add([1, 2, 3, 4, 5, 6], tenant="other")
-    assert live.longest(pack_tokens([1, 2, 3, 4, 9]), tenant="") == (short, 4)
-    assert live.longest(pack_tokens([1, 2, 3, 4, 5, 9]), tenant="") == (long, 5)
-    assert live.longest(pack_tokens([1, 2, 3, 4, 5, 9]), tenant="other") == (other, 5)
-    assert live.longest(pack_tokens([2]), tenant="") == (None, 0)
+    assert live.longest(pack_tokens([1, 2, 3, 4, 9]), tenant="", kv_bits="native") == (short, 4)
+    assert live.longest(pack_tokens([1, 2, 3, 4, 5, 9]), tenant="", kv_bits="native") == (long, 5)
+    assert live.longest(pack_tokens([1, 2, 3, 4, 5, 9]), tenant="other", kv_bits="native") == (
+        other,
+        5,
+    )
+    assert live.longest(pack_tokens([2]), tenant="", kv_bits="native") == (None, 0)
     long.is_stale = short.is_stale = True
-    assert live.longest(pack_tokens([1, 2, 3, 4, 5]), tenant="") == (None, 0), (
+    assert live.longest(pack_tokens([1, 2, 3, 4, 5]), tenant="", kv_bits="native") == (None, 0), (
         "nothing of a running one has come out right yet"
     )
     assert live.parked[:2] == [long, short], "what nobody is to begin from leaves first"

@@ -18,7 +18,7 @@ def lookup(shortfall: Shortfall, *, order: EvictionOrder | None = None) -> Looku
         to_read=(b"b", b"c"),
     )
     hold = (order or EvictionOrder()).pinned(plan.keys)
-    return Lookup(chain=b"", tenant="", plan=plan, hold=hold, asked_at=10.0)
+    return Lookup(chain=b"", tenant="", kv_bits="native", plan=plan, hold=hold, asked_at=10.0)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ def sequence(
         prompt_tokens=prompt_tokens,
         max_tokens=max_tokens,
         submitted_after_step=0,
+        costs=COSTS,
     )
 
 
@@ -30,7 +31,7 @@ def test_capacities_are_whole_steps() -> None:
 
 
 def test_a_sequence_costs_its_capacity_and_its_fixed_part() -> None:
-    assert ledger().bytes_for(32) == 420
+    assert COSTS.bytes_for(32) == 420
 
 
 def test_admission_reserves_the_expected_answer_not_the_longest_one() -> None:
@@ -48,13 +49,13 @@ def test_admission_reserves_no_more_than_the_longest_answer() -> None:
 
 def test_a_request_that_cannot_run_alone_is_refused_with_its_numbers() -> None:
     with pytest.raises(TooLargeForMemory) as caught:
-        ledger().check_fits_alone(final_tokens=200)
+        ledger().check_fits_alone(COSTS, final_tokens=200)
     assert caught.value.needed_bytes == 2180
     assert caught.value.budget_bytes == 2000
 
 
 def test_a_request_that_fits_exactly_is_accepted() -> None:
-    ledger(budget_bytes=2180).check_fits_alone(final_tokens=200)
+    ledger(budget_bytes=2180).check_fits_alone(COSTS, final_tokens=200)
 
 
 def test_beside_running_sequences_room_is_left_for_their_next_growth() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from holdfast.worker.scheduler.chunking import LEAST_ALONE_TOKENS, PATIENCE_STEPS, ChunkSharing
 from holdfast.worker.scheduler.cost_model import ChunkBounds, CostModel, StepLoad
-from holdfast.worker.scheduler.queue import ScheduledSequence
+from holdfast.worker.scheduler.queue import ScheduledSequence, SequenceCosts
 
 QUANTUM = 32
 
@@ -19,6 +19,7 @@ def prompt(order: int, tokens: int, *, position: int = 0, last_step: int = 0) ->
         prompt_tokens=tokens,
         max_tokens=10,
         submitted_after_step=0,
+        costs=SequenceCosts(kv_bytes_per_token=1, fixed_bytes_per_sequence=0),
         known_tokens=tokens,
         position=position,
         last_step=last_step,

@@ -300,6 +300,7 @@ def test_of_flows_that_are_gone_no_more_is_remembered_than_there_is_room_for(
             prompt_tokens=1,
             max_tokens=1,
             submitted_after_step=0,
+            costs=COSTS,
             service=of(flow),
         )
 

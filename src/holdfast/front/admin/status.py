@@ -39,7 +39,7 @@ from holdfast.store.inspect import ModelHoldings, list_store, summarize_store
 from holdfast.store.maintenance import store_limits
 from holdfast.telemetry.metrics import CONTENT_TYPE
 from holdfast.telemetry.request_log import RequestRecord
-from holdfast.wire.events import PressureFigures, WaitReason
+from holdfast.wire.events import ModelInfo, PressureFigures, WaitReason
 
 _STOPPING = "stopping"
 _TEXT = {"type": "string"}  # schema
@@ -157,6 +157,20 @@ class WaitingRequest(Struct, frozen=True, kw_only=True):
     age_seconds: float
 
 
+class KVHealth(Struct, frozen=True, kw_only=True):
+    """How sequences of a model hold keys and values.
+
+    `bits` is the form of requests that do not choose one, and `bytes_per_token` what a token takes
+    in it (for `auto`: while memory lasts). `forms` has the bytes per token of each form that a
+    request can choose; `refused` says why the model does not support the others.
+    """
+
+    bits: str
+    bytes_per_token: int
+    forms: dict[str, int]
+    refused: dict[str, str]
+
+
 class ModelHealth(Struct, frozen=True, kw_only=True):
     """The state of one model.
 
@@ -166,7 +180,7 @@ class ModelHealth(Struct, frozen=True, kw_only=True):
     could not be loaded. `memory` is null if the model has no prefix cache, or has not reported one
     yet. `dialect` describes how the model writes tool calls and reasoning, as far as its chat
     template proves it. A sequence takes `kv_bytes_per_token` for each token and, for windows and
-    recurrent states, `fixed_bytes_per_sequence`. Both are null until the model is loaded.
+    recurrent states, `fixed_bytes_per_sequence`. These and `kv` are null until the model is loaded.
     """
 
     id: str
@@ -186,6 +200,7 @@ class ModelHealth(Struct, frozen=True, kw_only=True):
     dialect: DialectReport | None
     kv_bytes_per_token: int | None
     fixed_bytes_per_sequence: int | None
+    kv: KVHealth | None
 
 
 class Health(Struct, frozen=True, kw_only=True):
@@ -308,6 +323,16 @@ def _health(model: ModelStatus, services: Services, *, shows_ids: bool) -> Model
         dialect=services.dialects.get(model.id),
         kv_bytes_per_token=info.kv_bytes_per_token if info else None,
         fixed_bytes_per_sequence=info.fixed_bytes_per_sequence if info else None,
+        kv=_kv(info) if info else None,
+    )
+
+
+def _kv(info: ModelInfo) -> KVHealth:
+    return KVHealth(
+        bits=info.kv_bits,
+        bytes_per_token=info.kv_bytes_per_token,
+        forms=info.kv_bytes_by_bits,
+        refused=info.kv_bits_refused,
     )
 
 

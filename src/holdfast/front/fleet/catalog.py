@@ -44,7 +44,7 @@ _LIKE_SETTING = {
     "memory": "model.memory_bytes",
     "keep_thoughts": "model.keep_thoughts",
     "trust_remote_code": "model.trust_remote_code",
-    "codec": "store.codec",
+    "kv_bits": "model.kv_bits",
     "idle": "residency.idle_seconds",
     "aliases": "server.model_aliases",
 }
@@ -303,7 +303,6 @@ def _entry(name: str, table: object, *, file: Path, settings: Settings) -> Catal
     }
     aliases = tuple(dict.fromkeys(alias for alias in given.pop("aliases", ()) if alias != name))
     idle_seconds = given.pop("idle", settings.residency.idle_seconds)
-    store = replace(settings.store, codec=given.pop("codec", settings.store.codec))
     model = {_LIKE_SETTING[key].partition(".")[2]: value for key, value in given.items()}
     place = _place(table, revision=model.get("revision", ""), file=file)
     model["adapters"] = _adapters(table, file=file)
@@ -311,7 +310,7 @@ def _entry(name: str, table: object, *, file: Path, settings: Settings) -> Catal
     return CatalogEntry(
         name=name,
         model=replace(settings.model, **{**model, **place, "name": name}),
-        store=store,
+        store=settings.store,
         origin=str(file),
         aliases=aliases,
         is_pinned=_of_type(table, "pin", bool, "true or false") or False,

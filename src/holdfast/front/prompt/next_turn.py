@@ -290,6 +290,7 @@ def read_ahead_request(
         max_tokens=0,
         sampling=SamplingParams(seed=0),
         tenant=request.tenant,
+        kv_bits=request.kv_bits,
         session_id=request.session_id,
         read_ahead=ReadAhead(known_tokens=known),
     )

@@ -342,6 +342,7 @@ def _sequences(
             want_prompt_logprobs=request.echo and request.want_logprobs,
             grammar=grammar.text,
             tenant=request.tenant,
+            kv_bits=request.kv_bits,
             service=request.service,
             thinking_budget=budget,
             branch_points=tuple(sorted({*tokens.branch_points, *(pin.tokens for pin in pins)})),

@@ -8,12 +8,13 @@ import abc
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import msgspec
 from msgspec import Struct
 from starlette.types import Send
 
+from holdfast.config import KVBitsChoice
 from holdfast.front.server.access import Caller
 from holdfast.front.server.problem import Problem, problem_of
 from holdfast.wire.commands import PinnedPrefix
@@ -174,8 +175,8 @@ _SENTENCES = {
     CacheOutcome.COMPLETE: "The whole prompt was cached; the last token is always recomputed.",
     CacheOutcome.NEW_TOKENS: "The whole cached prefix was used; the rest of the prompt is new.",
     CacheOutcome.NOTHING_STORED: (
-        "Nothing is cached for this model and tenant. Other weights, another number format or "
-        "codec, another API key, X-Holdfast-Tenant or cache_salt use separate caches."
+        "Nothing is cached for this model and tenant. Other weights, another number format, "
+        "kv_bits, API key, X-Holdfast-Tenant or cache_salt use separate caches."
     ),
     CacheOutcome.SCORED: (
         "The request needs a result for every token of the prompt (log-probabilities, a mean), so "
@@ -351,6 +352,7 @@ class AnswerPlan:
     cache_salt: str = ""  # only requests with the same salt share cached prompts
     session_id: str | None = None  # from the body, not validated; the header overrides it
     session_key: str = ""  # any text; names the session if neither body nor header does
+    kv_bits: KVBitsChoice | Literal[""] = ""
     can_wait: bool = False  # whether the body asks for batch priority
     caller: Caller = field(default_factory=Caller)
     time_limit_seconds: float = 0.0  # including queueing; 0: no limit

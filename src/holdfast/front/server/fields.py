@@ -193,6 +193,11 @@ class SharedFields(SaltField):
     prompt_cache_key: str | None = optional(
         "The session to use if neither X-Session-ID nor session_id names one."
     )
+    kv_bits: Literal["auto", "native", "8", "4", "8/4", "4/8", 8, 4] | None = optional(
+        "Bits of keys and values: `native` as they were computed, 8 or 4 quantized, `8/4` for "
+        "8-bit keys and 4-bit values, `auto` native while memory lasts. By default, the setting of "
+        "the model."
+    )
     holdfast: HoldfastOptions | None = optional("Options that only Holdfast has.")
 
     def plan_options(self, *, session_key: str = "") -> dict[str, Any]:
@@ -204,6 +209,7 @@ class SharedFields(SaltField):
             "cache_salt": self.cache_salt or "",
             "session_id": self.session_id,
             "session_key": self.prompt_cache_key or session_key,
+            "kv_bits": str(self.kv_bits or ""),
             "explains": bool(self.holdfast and self.holdfast.explain),
         }
 

@@ -214,7 +214,13 @@ def extended(plan: AnswerPlan, request: Request, *, limits: LimitsSettings) -> A
     return replace(
         plan,
         requests=tuple(
-            msgspec.structs.replace(asked, tenant=tenant, session_id=session_id, service=service)
+            msgspec.structs.replace(
+                asked,
+                tenant=tenant,
+                session_id=session_id,
+                service=service,
+                kv_bits=plan.kv_bits,
+            )
             for asked in plan.requests
         ),
         caller=caller_of(request),

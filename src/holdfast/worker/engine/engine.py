@@ -42,7 +42,7 @@ from holdfast.worker.engine.sequence import (
     keep_everything,
 )
 from holdfast.worker.engine.views import StepContext
-from holdfast.worker.kv.layer import Codec
+from holdfast.worker.kv.layer import KVBits
 from holdfast.worker.kv.live import LiveState, ModelForm
 
 NOT_A_NUMBER = "the model's output is not a number at this position, or no token is left to sample"
@@ -76,13 +76,12 @@ class KVCosts:
     """The memory that the live state of a sequence takes.
 
     form: the types and shapes of its snapshots, before they are quantized; None if the state cannot
-        be snapshotted. codec: how live states hold keys and values.
+        be snapshotted.
     """
 
     bytes_per_token: int
     fixed_bytes: int
     form: ModelForm | None
-    codec: Codec = "native"
 
 
 class Engine:
@@ -118,26 +117,31 @@ class Engine:
         """Whether prefill chunks share a forward pass with decoding rows."""
         return self._runner.mixes_chunks
 
+    def cuts_at_blocks(self, kv_bits: KVBits) -> bool:
+        """As `Runner.cuts_at_blocks`."""
+        return self._runner.cuts_at_blocks(kv_bits)
+
     def open(
         self,
         request: SequenceRequest,
         *,
         generated: tuple[int, ...] = (),
         capacity_tokens: int,
+        kv_bits: KVBits = "native",
         prefix: Prefix | None = None,
         keep: KeepPolicy | None = None,
     ) -> LiveState:
         """Open a sequence, or reopen it after a preemption with the tokens that it had generated.
 
         Returns the sequence's live state; the tokens that it already has need no prefill. prefix:
-        cached state to start from. keep: when to copy state for the prefix cache. Raises
+        cached state to start from, with the same `kv_bits`. keep: when to copy state for the prefix cache. Raises
         SnapshotMismatch if the prefix does not fit the model, and InvalidRequest if the grammar is
         invalid or the model cannot embed; then the sequence is not open.
         """
         assert request.request_id not in self._sequences, f"sequence {request.request_id} is open"
         if request.pooling is not None and not self.embedding_dimensions:
             raise NoEmbeddings
-        live = LiveState(self._runner.fresh_layers())
+        live = LiveState(self._runner.fresh_layers(kv_bits))
         sequence = EngineSequence.begin(
             request, live=live, vocab_size=self._vocab_size, generated=generated
         )
@@ -245,15 +249,14 @@ class Engine:
 
     # -- measurements
 
-    def measure_costs(self) -> KVCosts:
+    def measure_costs(self, kv_bits: KVBits = "native") -> KVCosts:
         """Measure the memory of one sequence, with a short one."""
-        self._read_once("costs", tokens=3)
+        self._read_once("costs", tokens=3, kv_bits=kv_bits)
         live = self._sequences["costs"].live
         costs = KVCosts(
-            bytes_per_token=sum(leaf.bytes_per_token() for leaf in live.leaves),
-            fixed_bytes=sum(leaf.fixed_bytes() for leaf in live.leaves),
+            bytes_per_token=live.bytes_per_token(),
+            fixed_bytes=live.fixed_bytes(),
             form=live.form(),
-            codec=live.growing[0].codec_of(0) if live.growing else "native",
         )
         self.close("costs")
         return costs
@@ -271,7 +274,7 @@ class Engine:
         self.close("step")
         return max(0, mx.get_peak_memory() - before), mx.get_cache_memory()
 
-    def _read_once(self, request_id: RequestId, *, tokens: int) -> None:
+    def _read_once(self, request_id: RequestId, *, tokens: int, kv_bits: KVBits = "native") -> None:
         """Open a sequence with a prompt of arbitrary tokens, and prefill it in one step."""
         request = SequenceRequest(
             request_id=request_id,
@@ -279,7 +282,7 @@ class Engine:
             max_tokens=1,
             sampling=SamplingParams(temperature=0.0, seed=0),
         )
-        self.open(request, capacity_tokens=tokens)
+        self.open(request, capacity_tokens=tokens, kv_bits=kv_bits)
         plan = StepPlan(spans=(Span(request_id=request_id, start=0, tokens=tokens, draws=True),))
         self.collect(self.dispatch(plan))
 

@@ -84,7 +84,7 @@ def model_fingerprint(
 
     Paths and dates do not count: a copy of a model uses the cache of the original, but new weights
     under an old path do not. hashes: the hashes of `files_of_identity`, by name. computed_as: the
-    number format (dtype, packed or dequantized weights, codec), since each format rounds
+    number format (dtype, packed or dequantized weights), since each format rounds
     differently. versions: versions of the packages that compute. Raises ModelChanged if the
     configuration was changed after it was hashed.
     """

@@ -19,6 +19,7 @@ from holdfast.worker.engine.host_attention import threads_to_use
 from holdfast.worker.kernels import decode_attention
 from holdfast.worker.kernels.decode_attention import NATIVE_BITS, Bits, Buffer, Quantized, Run
 from holdfast.worker.kv.layer import LayerKV
+from holdfast.worker.kv.quantized import BITS
 
 SCORES_WORTH_IT = 1 << 14  # with fewer, waiting for MLX costs the time saved
 
@@ -105,8 +106,10 @@ def _has_kernel(layer: LayerKV, heads: int, *, is_quantized: bool) -> bool:
 
 
 def _bits(layer: LayerKV) -> tuple[Bits, Bits]:
-    """Bits of the keys and of the values in the quantized runs of a layer."""
-    return layer.bits, layer.bits
+    """Bits of the keys and of the values in the runs of earlier tokens of a layer."""
+    if layer.kv_bits == "native":
+        return NATIVE_BITS, NATIVE_BITS
+    return BITS[layer.kv_bits]
 
 
 def _buffer(stored: Sequence[mx.array], bits: tuple[Bits, Bits], *, kv_heads: int) -> Buffer:

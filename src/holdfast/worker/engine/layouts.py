@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 
@@ -23,9 +23,9 @@ from holdfast.worker.engine.seams import HeadSeam, LaterLogits, StepLogits
 from holdfast.worker.engine.sequence import SequenceSpan, token_ids_of
 from holdfast.worker.engine.views import GatherView, RowsView, SpanView, StateView, StepContext
 from holdfast.worker.kv.kinds import ForeignState, fresh_layer
-from holdfast.worker.kv.layer import HeadsForm, Layer, LayerKV, LayerState
+from holdfast.worker.kv.layer import HeadsForm, KVBits, Layer, LayerKV, LayerState
 from holdfast.worker.kv.live import ModelForm
-from holdfast.worker.kv.quantized import GROUP, QuantizedKV
+from holdfast.worker.kv.quantized import QuantizedKV, group_of
 from holdfast.worker.kv.recurrent import RecurrentState
 
 Model = Callable[..., mx.array]
@@ -61,7 +61,7 @@ class Runner(ABC):
     def __init__(self, model: Any, head: HeadSeam | None) -> None:
         self._model = model
         self._head = head
-        self._quantized: list[Callable[[], QuantizedKV]] = []  # for each layer that grows, or none
+        self._pairs: tuple[tuple[HeadsForm, HeadsForm], ...] = ()
 
     @property
     def model(self) -> Any:
@@ -73,16 +73,24 @@ class Runner(ABC):
         """The size of the hidden states; 0 if they cannot be reached in this model."""
         return 0 if self._head is None else self._head.hidden_size
 
-    def fresh_layers(self) -> list[Layer]:
+    def fresh_layers(
+        self, kv_bits: KVBits = "native", *, block_tokens: int = BLOCK_TOKENS
+    ) -> list[Layer]:
         """Empty layers for a new sequence. Raises LayoutError if a layer does not support this
         layout.
+
+        kv_bits: of the layers that grow; only "native" before `learn_form`, and only those that
+        `refusal` accepts. block_tokens: the length of the blocks that are quantized as a whole.
         """
         layers = own_kinds(self._model)
-        if self._quantized:
-            quantized = iter(self._quantized)
+        if kv_bits != "native":
+            pairs = iter(self._pairs)
             layers = [
                 layer.with_leaves(
-                    next(quantized)() if leaf.grows else leaf for leaf in layer.leaves()
+                    QuantizedKV(kv_bits, form=next(pairs), block_tokens=block_tokens)
+                    if leaf.grows
+                    else leaf
+                    for leaf in layer.leaves()
                 )
                 for layer in layers
             ]
@@ -93,21 +101,26 @@ class Runner(ABC):
                 leaf.can_share = leaf.can_share and self.shares
         return layers
 
-    def quantize(self, bits: Literal[8, 4], form: ModelForm) -> None:
-        """Let new sequences hold the keys and values of layers that grow quantized.
-
-        form: of the model's states. Raises LayoutError if this layout or a head dimension does not
-        allow it.
-        """
+    def learn_form(self, form: ModelForm) -> None:
+        """Learn the form of the model's keys and values, which quantized layers need."""
         heads = [each for each in form.block if isinstance(each, HeadsForm)]
-        if not self.attends_to_parts:
-            raise LayoutError("attention does not go through the seam")
-        if not all(each.dimension % GROUP == 0 for each in heads):
-            raise LayoutError(f"a head dimension is not a multiple of {GROUP}")
-        pairs = zip(heads[::2], heads[1::2], strict=True)
-        self._quantized = [
-            partial(QuantizedKV, bits, form=pair, block_tokens=BLOCK_TOKENS) for pair in pairs
-        ]
+        self._pairs = tuple(zip(heads[::2], heads[1::2], strict=True))
+
+    def cuts_at_blocks(self, kv_bits: KVBits) -> bool:
+        """Whether every span must end where a block of quantized keys and values ends: if the model
+        computes attention itself, all tokens of a span see the same keys and values.
+        """
+        return not self.attends_to_parts and kv_bits != "native"
+
+    def refusal(self) -> str:
+        """Why this model's keys and values cannot be quantized; empty if they can."""
+        if not self._pairs:
+            return "no layer keeps the keys and values of every token"
+        sizes = {each.dimension for pair in self._pairs for each in pair}
+        odd = sorted(size for size in sizes if group_of(size) is None)
+        if odd:
+            return f"its heads have {odd[0]} dimensions, which is not a multiple of 32"
+        return ""
 
     def forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
         """Run the model on these spans. Lazy."""
@@ -226,7 +239,7 @@ class SplitRunner(Runner):
 
     def _read(self, span: SequenceSpan, context: StepContext) -> StepLogits:
         if self._gather is not None:  # attention does not go through the seam
-            context = replace(context, composes_attention=False)
+            context = replace(context, composes_attention=False, attends_to_parts=False)
         caches = _views([span], lambda layers: SpanView(layers[0], context=context), StateView)
         return self._pass(token_ids_of([span])[None], caches, [span])
 
@@ -242,7 +255,7 @@ class SinglyRunner(Runner):
     attends_to_parts = False
 
     def _run(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
-        plain = replace(context, composes_attention=False)
+        plain = replace(context, composes_attention=False, attends_to_parts=False)
         groups = [[each] for each in spans]
         return _in_order(spans, groups, [self._alone(each, plain) for each in spans])
 
@@ -260,7 +273,9 @@ class SoloRunner(Runner):
     variant = "solo, without prefix cache"
     mixes_chunks = False
 
-    def fresh_layers(self) -> list[Layer]:
+    def fresh_layers(
+        self, kv_bits: KVBits = "native", *, block_tokens: int = BLOCK_TOKENS
+    ) -> list[Layer]:
         return [ForeignState(cache) for cache in own_caches(self._model)]
 
     def _run(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:

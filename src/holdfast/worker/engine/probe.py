@@ -27,9 +27,10 @@ heads in bf16, this takes 70 MB for a short time and 110 GFLOP, some 10 to 50 ms
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -58,8 +59,9 @@ from holdfast.worker.engine.plan import Span
 from holdfast.worker.engine.seams import AttentionShape, HeadSeam, heard_shapes
 from holdfast.worker.engine.sequence import EngineSequence, SequenceSpan
 from holdfast.worker.engine.views import StepContext
-from holdfast.worker.kv.layer import Layer
+from holdfast.worker.kv.layer import KVBits, Layer
 from holdfast.worker.kv.live import LiveState
+from holdfast.worker.kv.quantized import BITS
 
 KEYS = (1_500, 5_000)  # beyond 1,024 and 4,096
 QUERIES = (1, 1_024)  # a decoding step, a chunk of a prompt
@@ -82,6 +84,9 @@ LARGEST_DIVERGENCE = {2: 0.2, 4: 0.04}  # allowed if mlx-lm's own results diverg
 NOISE_FACTOR = 2.0
 LEAST_AGREEMENT = 0.75  # share of positions, over all prompts, with the same most probable token
 DECODED_TOKENS = 3
+# Quantized keys and values: far above the effect of rounding to 4 bits, far below wrong results.
+QUANTIZED_DIVERGENCE = 2.0
+PROBED_BLOCK_TOKENS = 4  # so that short sequences have quantized blocks
 LONGEST_WINDOW_PROBED = 128
 # Attributes of mlx-lm's modules that decide from how many tokens on other code is used, and values
 # that the probe's sequences exceed.
@@ -201,6 +206,29 @@ def choose_mixing(runner: Runner, *, vocab_size: int) -> None:
             runner.reason += f"; adapters run in separate forward passes: {trial.note}"
             return
     runner.reason += "; adapters share forward passes"
+
+
+def broken_kv_bits(runner: Runner, *, vocab_size: int) -> dict[KVBits, str]:
+    """Try all forms of quantized keys and values; returns the reason for each that is wrong.
+
+    The results of a form may differ from those of the model by rounding, but not by as much as
+    another prompt would change them. Requires `Runner.learn_form`. Device thread only.
+    """
+    reference = _Judge(runner.model, vocab_size).first
+    reasons: dict[KVBits, str] = {}
+    for kv_bits in BITS:
+        try:
+            got = _staggered(runner, reference.cases, kv_bits)
+        except _MISFITS as misfit:
+            reasons[kv_bits] = _first_line(misfit)
+            continue
+        divergence = float(np.median(reference.divergences(got), axis=1).max())
+        allowed = QUANTIZED_DIVERGENCE * reference.divergence_effect
+        if not divergence <= allowed:
+            reasons[kv_bits] = (
+                f"its results are wrong (divergence {divergence:.2g} > {allowed:.2g})"
+            )
+    return reasons
 
 
 def warnings_about(runner: Runner) -> tuple[str, ...]:
@@ -501,12 +529,26 @@ def _one_by_one(model: Any, case: _Case, adapters: Adapters | None) -> mx.array:
     return mx.concatenate([run(mx.array([piece]), cache=caches)[0, -1:] for piece in pieces])
 
 
-def _staggered(runner: Runner, cases: tuple[_Case, ...]) -> list[mx.array]:
+def _staggered(
+    runner: Runner, cases: tuple[_Case, ...], kv_bits: KVBits = "native"
+) -> list[mx.array]:
     """Run the cases in steps, as the scheduler would. Returns, for each case, logits of the same
     shape as `_one_by_one`.
     """
-    live = [_sequence(case, runner.fresh_layers(), index) for index, case in enumerate(cases)]
-    queues = [_spans(case, str(index)) for index, case in enumerate(cases)]
+    live = [
+        _sequence(case, runner.fresh_layers(kv_bits, block_tokens=PROBED_BLOCK_TOKENS), index)
+        for index, case in enumerate(cases)
+    ]
+    queues = [
+        _spans(
+            case,
+            str(index),
+            range(0, len(case.tokens), PROBED_BLOCK_TOKENS)
+            if runner.cuts_at_blocks(kv_bits)
+            else (),
+        )
+        for index, case in enumerate(cases)
+    ]
     got: list[list[mx.array]] = [[] for _ in cases]
     step = 0
     while any(queues):
@@ -543,24 +585,15 @@ def _sequence(case: _Case, layers: list[Layer], index: int) -> EngineSequence:
     return sequence
 
 
-def _spans(case: _Case, request_id: str) -> list[Span]:
-    spans: list[Span] = []
-    start = 0
-    for tokens in case.chunks:
-        spans.append(
-            Span(
-                request_id=request_id,
-                start=start,
-                tokens=tokens,
-                draws=start + tokens == sum(case.chunks),
-            )
-        )
-        start += tokens
-    decoding = [
-        Span(request_id=request_id, start=at, tokens=1, draws=True)
-        for at in range(start, len(case.tokens))
+def _spans(case: _Case, request_id: str, boundaries: Iterable[int]) -> list[Span]:
+    """The spans of the prompt's chunks, cut at boundaries, and of the decoded tokens."""
+    prompt = sum(case.chunks)
+    ends = {*itertools.accumulate(case.chunks), *range(prompt + 1, len(case.tokens) + 1)}
+    edges = sorted({0, *ends, *boundaries})
+    return [
+        Span(request_id=request_id, start=start, tokens=end - start, draws=end >= prompt)
+        for start, end in itertools.pairwise(edges)
     ]
-    return spans + decoding
 
 
 # -- kernels for long contexts

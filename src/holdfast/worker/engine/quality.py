@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import mlx.core as mx
 import numpy as np
 
 from holdfast.config import ModelSettings
 from holdfast.models.file_hashing import FileHashing, HashCache
-from holdfast.models.quality import NATIVE, FormQuality, Passage
+from holdfast.models.quality import NATIVE, FormQuality, Passage, QuantizedForm
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import PIECE_BYTES
@@ -29,16 +27,16 @@ from holdfast.worker.engine.fingerprint import (
     model_fingerprint,
     runs_own_code,
 )
-from holdfast.worker.engine.layouts import LayoutError, Runner
+from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.load import LoadedModel, Progress, load_model
 from holdfast.worker.engine.plan import BLOCK_TOKENS, Span
 from holdfast.worker.engine.seams import LaterLogits, mlx_lm_version
 from holdfast.worker.engine.sequence import EngineSequence, SequenceSpan
 from holdfast.worker.engine.views import StepContext
+from holdfast.worker.kv.layer import KVBits
 from holdfast.worker.kv.live import LiveState, ModelForm
 
 CHUNK_TOKENS = 384  # not a multiple of a block, so that chunks cross the borders of blocks
-_BITS: Mapping[str, Literal[8, 4]] = {"8": 8, "4": 4}
 _LARGE = 1.0  # a difference of log-probabilities from which a series is no longer needed
 
 
@@ -62,7 +60,6 @@ def load_with_fingerprint(
 def quality_fingerprint(folder: Path, hashes: Mapping[str, str], loaded: LoadedModel) -> str:
     """The fingerprint of a model for the results of `measure`.
 
-    It is not the fingerprint of the store, which depends on the form of the keys and values.
     hashes: as for `model_fingerprint`.
     """
     versions = (loaded.platform.mlx_version, mlx_lm_version())
@@ -105,7 +102,7 @@ class _Tally:
 def measure(
     runner: Runner,
     model_form: ModelForm | None,
-    forms: Sequence[str],
+    forms: Sequence[QuantizedForm],
     passages: Sequence[Passage],
     *,
     vocab_size: int,
@@ -116,48 +113,37 @@ def measure(
     model_form: of the model's states; None if they have no snapshot form. progress: called with the
     fraction that is done. Device thread only; blocks.
     """
-    runners = {NATIVE: runner}
-    refused = {}
-    for form in forms:
-        try:
-            runners[form] = _runner_of(runner, form, model_form)
-        except LayoutError as error:
-            refused[form] = str(error)
-    tallies = {form: _Tally() for form in runners}
+    if model_form is None:
+        refusal = "the states of this model have no form that could be quantized"
+    else:
+        runner.learn_form(model_form)
+        refusal = runner.refusal()
+    tallies = {form: _Tally() for form in (_with_native(forms) if not refusal else (NATIVE,))}
     seen: list[np.ndarray] = []
     for number, passage in enumerate(passages):
-        seen.append(_read(passage, runners, tallies, vocab_size=vocab_size))
+        seen.append(_read(passage, runner, tallies, vocab_size=vocab_size))
         progress((number + 1) / len(passages))
     before = np.concatenate(seen)
     return Quality(
         forms=tuple(
-            FormQuality(form=form, refused=refused[form])
-            if form in refused
-            else tallies[form].quality(form)
-            for form in (NATIVE, *forms)
+            tallies[form].quality(form)
+            if form in tallies
+            else FormQuality(form=form, refused=refusal)
+            for form in _with_native(forms)
         ),
         text_tokens=len(before),
         quantized_tokens=round(float(before.mean())),
     )
 
 
-def _runner_of(runner: Runner, form: str, model_form: ModelForm | None) -> Runner:
-    """A runner whose new sequences hold keys and values in this form. Raises LayoutError."""
-    if model_form is None:
-        raise LayoutError("the states of this model have no form that could be quantized")
-    if form not in _BITS:
-        raise LayoutError("keys and values need the same number of bits")
-    if not any(leaf.grows for layer in runner.fresh_layers() for leaf in layer.leaves()):
-        raise LayoutError("no layer of this model keeps the keys and values of every token")
-    quantizing = copy(runner)
-    quantizing.quantize(_BITS[form], model_form)
-    return quantizing
+def _with_native(forms: Sequence[QuantizedForm]) -> tuple[KVBits, ...]:
+    return (NATIVE, *forms)
 
 
 def _read(
     passage: Passage,
-    runners: Mapping[str, Runner],
-    tallies: Mapping[str, _Tally],
+    runner: Runner,
+    tallies: Mapping[KVBits, _Tally],
     *,
     vocab_size: int,
 ) -> np.ndarray:
@@ -174,17 +160,18 @@ def _read(
     )
     sequences = {
         form: EngineSequence.begin(
-            request, live=LiveState(runner.fresh_layers()), vocab_size=vocab_size
+            request, live=LiveState(runner.fresh_layers(form)), vocab_size=vocab_size
         )
-        for form, runner in runners.items()
+        for form in tallies
     }
     predicted = len(passage.token_ids) - 1
-    found: dict[str, list[np.ndarray]] = {form: [] for form in runners}
-    for start in range(0, predicted, CHUNK_TOKENS):
-        tokens = min(CHUNK_TOKENS, predicted - start)
+    found: dict[KVBits, list[np.ndarray]] = {form: [] for form in tallies}
+    most = BLOCK_TOKENS if any(map(runner.cuts_at_blocks, tallies)) else CHUNK_TOKENS
+    for start in range(0, predicted, most):
+        tokens = min(most, predicted - start)
         logits = {
-            form: _logits_of(runners[form], sequences[form], start=start, tokens=tokens)
-            for form in runners
+            form: _logits_of(runner, sequences[form], start=start, tokens=tokens)
+            for form in tallies
         }
         targets = passage.token_ids[start + 1 : start + tokens + 1]
         for form, figures in _compared(logits, targets, vocab_size=vocab_size):
@@ -198,7 +185,7 @@ def _read(
         tally.divergence.append(divergence[text])
         tally.agrees.append(agrees[text])
         tally.right += sum(bool(hits[first - 1 : end - 1].all()) for first, end in passage.answers)
-        tally.bytes_per_token = sum(leaf.bytes_per_token() for leaf in sequences[form].live.leaves)
+        tally.bytes_per_token = sequences[form].live.bytes_per_token()
     growing = [leaf for each in sequences.values() for leaf in each.live.growing]
     return np.array(
         [
@@ -219,8 +206,8 @@ def _logits_of(runner: Runner, sequence: EngineSequence, *, start: int, tokens: 
 
 
 def _compared(
-    logits: Mapping[str, LaterLogits], targets: Sequence[int], *, vocab_size: int
-) -> Iterator[tuple[str, np.ndarray]]:
+    logits: Mapping[KVBits, LaterLogits], targets: Sequence[int], *, vocab_size: int
+) -> Iterator[tuple[KVBits, np.ndarray]]:
     """Compare predictions, a few positions at once, because logits are large.
 
     Yields a form of state and, float32 [4, positions]: the surprise at the token that follows, the

@@ -276,8 +276,15 @@ def _kept_up_to_now(sequence: EngineSequence, blocks: list[KVBlock]) -> Kept:
 
 
 def _full_blocks(sequence: EngineSequence, block_tokens: int) -> Iterator[KVBlock]:
-    while sequence.live.tokens - sequence.kept >= block_tokens:
-        yield _next_block(sequence, block_tokens)
+    while sequence.live.tokens >= (end := _end_of_next_block(sequence, block_tokens)):
+        yield _next_block(sequence, end - sequence.kept)
+
+
+def _end_of_next_block(sequence: EngineSequence, block_tokens: int) -> int:
+    start = sequence.kept
+    if sequence.live.kv_bits != "native":  # quantized block by block, at fixed positions
+        start -= start % block_tokens
+    return start + block_tokens
 
 
 def _next_block(sequence: EngineSequence, tokens: int) -> KVBlock:

@@ -65,6 +65,7 @@ class StepContext:
     """Data that the layers of one step share: how attention is computed, and causal masks.
 
     composes_attention: attention is composed of matrix products because there is no fused kernel.
+    attends_to_parts: attention goes through the seam, which takes keys and values in several parts.
     host_scores: if attention is composed, numpy computes it for at least this many attention
         scores (products of a query and a key).
     decode_scores: if attention is composed, the C kernel computes decode steps with at least this
@@ -74,6 +75,7 @@ class StepContext:
     composes_attention: bool = field(
         default_factory=lambda: mx.default_device() == mx.Device(mx.cpu)
     )
+    attends_to_parts: bool = True
     host_scores: int = field(default_factory=lambda: host_attention.SCORES_WORTH_IT)
     decode_scores: int = field(default_factory=lambda: host_decoding.SCORES_WORTH_IT)
     _masks: dict[tuple[int, int, int | None], mx.array] = field(default_factory=dict)
@@ -403,12 +405,15 @@ class SpanView(KVView):
         seen = _seen_by(self._layer, keys.shape[2])
         self._layer.append(keys, values)
         if not self._attends:
+            first = self._layer.tokens - keys.shape[2]
+            own_block = self._layer.quantized_before(self._layer.tokens - 1)
+            assert own_block <= first, "a span reaches into another block of quantized KV"
             return self._fetched(*self._layer.last(seen))
         self.shape = (1, keys.shape[1], self._layer.tokens, keys.shape[3])
         return self, self
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        if self._context.composes_attention:
+        if self._attends:
             return self, self  # not kept as attributes: a cycle would keep the state alive
         return super().keys_and_values()
 
@@ -417,7 +422,8 @@ class SpanView(KVView):
         """Whether attention is computed here: queries in different blocks see different numbers if
         keys and values are quantized.
         """
-        return self._context.composes_attention or self._layer.bits != 32
+        is_quantized = self._layer.kv_bits != "native"
+        return self._context.composes_attention or (is_quantized and self._context.attends_to_parts)
 
     def attend(
         self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None

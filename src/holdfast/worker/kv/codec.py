@@ -10,18 +10,17 @@ model gives the types and shapes of the arrays.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import mlx.core as mx
 import numpy as np
 
-from holdfast.worker.kv.layer import DTYPES, ArrayForm, Codec, SnapshotMismatch
+from holdfast.worker.kv.layer import DTYPES, ArrayForm, KVBits, SnapshotMismatch
 from holdfast.worker.kv.live import KVBlock, ModelForm, StateCheckpoint
-from holdfast.worker.kv.quantized import GROUP
-
-BITS: dict[Codec, Literal[8, 4]] = {"q8": 8, "q4": 4}
+from holdfast.worker.kv.quantized import BITS, group_of
 
 Payload: TypeAlias = KVBlock | StateCheckpoint
 Part: TypeAlias = bytes | memoryview
@@ -32,14 +31,12 @@ class PayloadFormat:
     """How the snapshots of one model are stored."""
 
     model: ModelForm
-    codec: Codec = "native"
-    block_tokens: int = 256  # blocks of a quantized state end at multiples of this
 
     def block_from_bytes(self, parts: Sequence[Part], *, start: int, tokens: int) -> KVBlock:
         """Build a block from copies of its bytes. Raises SnapshotMismatch if they do not fit."""
-        end = start + tokens
-        arrays = _arrays(self.block_forms(tokens, end=end), parts)
-        return KVBlock(start=start, tokens=tokens, codec=self.codec_of(end), arrays=arrays)
+        kv_bits = self.bits_of(parts, tokens=tokens)
+        arrays = _arrays(self.block_forms(tokens, kv_bits), parts)
+        return KVBlock(start=start, tokens=tokens, kv_bits=kv_bits, arrays=arrays)
 
     def checkpoint_from_bytes(self, parts: Sequence[Part], *, position: int) -> StateCheckpoint:
         """Build a checkpoint from copies of its bytes. Raises SnapshotMismatch if they do not
@@ -48,17 +45,24 @@ class PayloadFormat:
         arrays = _arrays(self.checkpoint_forms(position), parts)
         return StateCheckpoint(position=position, layers=self.model.layers, arrays=arrays)
 
-    def codec_of(self, end: int) -> Codec:
-        """How a block that ends at this position is stored (`QuantizedKV.codec_of`)."""
-        return "native" if end % self.block_tokens else self.codec
+    def bits_of(self, parts: Sequence[Part], *, tokens: int) -> KVBits:
+        """How the keys and values in the bytes of a block are held, which follows from the sizes of
+        the parts. Bytes that fit no form count as native.
+        """
+        sizes = [memoryview(part).nbytes for part in parts]
+        if len(sizes) == 3 * len(self.model.block):
+            for kv_bits in BITS:
+                if sizes == [form.nbytes for form in self.block_forms(tokens, kv_bits)]:
+                    return kv_bits
+        return "native"
 
-    def block_forms(self, tokens: int, *, end: int) -> list[ArrayForm]:
-        """The forms of the arrays of a stored KV block of this many tokens that ends at `end`."""
+    def block_forms(self, tokens: int, kv_bits: KVBits = "native") -> list[ArrayForm]:
+        """The forms of the arrays of a stored KV block of this many tokens."""
         forms = [kept.of(tokens) for kept in self.model.block]
-        codec = self.codec_of(end)
-        if codec == "native":
+        if kv_bits == "native":
             return forms
-        return [packed for form in forms for packed in _packed_forms(form, BITS[codec])]
+        bits = itertools.cycle(BITS[kv_bits])  # keys and values take turns
+        return [packed for form in forms for packed in _packed_forms(form, next(bits))]
 
     def checkpoint_forms(self, position: int) -> list[ArrayForm]:
         """The forms of the arrays of a checkpoint after this many tokens."""
@@ -69,7 +73,7 @@ def _packed_forms(form: ArrayForm, bits: int) -> tuple[ArrayForm, ...]:
     """The forms of the arrays that a quantized array is replaced by."""
     *rows, dimension = form.shape
     scale_type = "float16" if form.dtype == "float32" else form.dtype
-    groups = ArrayForm(scale_type, (*rows, dimension // GROUP))
+    groups = ArrayForm(scale_type, (*rows, dimension // (group_of(dimension) or dimension)))
     return ArrayForm("uint32", (*rows, dimension * bits // 32)), groups, groups
 
 

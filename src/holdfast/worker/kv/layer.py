@@ -17,9 +17,9 @@ from typing import Any, Literal, Self, TypeAlias
 import mlx.core as mx
 import msgspec
 
+# keys and values as they were computed, or quantized: both to 8 or 4 bits, or keys/values
+KVBits: TypeAlias = Literal["native", "8", "4", "8/4", "4/8"]
 # from the states of several sequences, creates the object that a model gets as its cache
-# how keys and values are held or stored: as computed, or quantized to 8 or 4 bits
-Codec: TypeAlias = Literal["native", "q8", "q4"]
 ShowStates: TypeAlias = Callable[[Sequence[Any]], Any]
 
 DTYPES: dict[str, mx.Dtype] = {
@@ -104,12 +104,13 @@ class CheckpointLayout:
     """The arrays that the checkpoint of one layer consists of.
 
     slots, filled: the number of slots of a recurrent layer, and the indices of those with an array.
+    kv_bits: of the arrays of a layer that grows.
     """
 
     kind: str
     slots: int = 0
     filled: tuple[int, ...] = ()
-    codec: Codec = "native"
+    kv_bits: KVBits = "native"
 
 
 # -- buffers
@@ -223,6 +224,7 @@ class LayerState(Layer):
     is_foreign: only mlx-lm understands the state, so it cannot be batched or saved.
     window: how many tokens a query sees, including its own; None: all, or no attention.
     chunk: a query sees only the tokens of its own chunk of this many tokens; None: no chunks.
+    kv_bits: how earlier keys and values are held.
     can_share: several running sequences can hold the same frozen tokens (`fork`). A runner may set
         it to False; then only parked states share frozen tokens.
     """
@@ -232,6 +234,7 @@ class LayerState(Layer):
     is_foreign: bool = False
     window: int | None = None
     chunk: int | None = None
+    kv_bits: KVBits = "native"
     can_share: bool = False
 
     def leaves(self) -> Iterator[LayerState]:
@@ -287,7 +290,7 @@ class LayerState(Layer):
         """The arrays that a checkpoint of this layer consists of."""
         return CheckpointLayout(self.kind)
 
-    def codec_of(self, end: int) -> Codec:
+    def stored_bits(self, end: int) -> KVBits:
         """How `copy_out` copies tokens up to this position. Only for layers that grow."""
         return "native"
 
@@ -354,11 +357,7 @@ class LayerKV(LayerState):
     This class stores them in `_buffers`, up to token `_end`; a kind may store them otherwise.
     Updates happen in place as long as no other reference to the buffer exists: do not hold on to
     the arrays that `last` returns.
-
-    bits: of quantized keys and values; 32: they are not quantized.
     """
-
-    bits: Literal[32, 8, 4] = 32
 
     def __init__(self) -> None:
         self.tokens = 0  # tokens appended so far

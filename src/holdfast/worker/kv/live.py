@@ -21,7 +21,7 @@ import mlx.core as mx
 
 from holdfast.worker.kv.layer import (
     CheckpointLayout,
-    Codec,
+    KVBits,
     Layer,
     LayerState,
     SnapshotForm,
@@ -42,7 +42,7 @@ class KVBlock:
     start: int
     tokens: int
     arrays: tuple[mx.array, ...]
-    codec: Codec = "native"
+    kv_bits: KVBits = "native"
 
     @property
     def nbytes(self) -> int:
@@ -119,6 +119,19 @@ class LiveState:
     def fixed(self) -> list[LayerState]:
         """The leaves that do not keep every token."""
         return [leaf for leaf in self.leaves if not leaf.grows]
+
+    @property
+    def kv_bits(self) -> KVBits:
+        """How the layers that grow hold keys and values."""
+        return next((leaf.kv_bits for leaf in self.growing), "native")
+
+    def bytes_per_token(self) -> int:
+        """Bytes that one more token takes; 0 before the first one."""
+        return sum(leaf.bytes_per_token() for leaf in self.leaves)
+
+    def fixed_bytes(self) -> int:
+        """Bytes that do not grow with the sequence."""
+        return sum(leaf.fixed_bytes() for leaf in self.leaves)
 
     def arrays(self) -> Iterator[mx.array]:
         """All arrays, to be evaluated with a step."""
@@ -219,8 +232,8 @@ class LiveState:
         """Copy a run of tokens out of the layers that grow. Lazy."""
         end = start + tokens
         arrays = tuple(array for leaf in self.growing for array in leaf.copy_out(start, end))
-        codec = self.growing[0].codec_of(end) if self.growing else "native"
-        return KVBlock(start=start, tokens=tokens, arrays=arrays, codec=codec)
+        stored_bits = self.growing[0].stored_bits(end) if self.growing else "native"
+        return KVBlock(start=start, tokens=tokens, arrays=arrays, kv_bits=stored_bits)
 
     def copy_checkpoint(self) -> StateCheckpoint:
         """Copy the current state of the layers that do not grow. Lazy."""
@@ -238,7 +251,7 @@ class LiveState:
                 f"{self.tokens}"
             )
         self.tokens += block.tokens
-        layouts = [replace(leaf.layout(), codec=block.codec) for leaf in self.growing]
+        layouts = [replace(leaf.layout(), kv_bits=block.kv_bits) for leaf in self.growing]
         _restore(self.growing, block.arrays, layouts, end=self.tokens)
 
     def restore(self, blocks: Sequence[KVBlock], checkpoint: StateCheckpoint | None) -> None:

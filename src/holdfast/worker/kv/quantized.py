@@ -20,8 +20,8 @@ from holdfast.worker.kv.full import FullKV
 from holdfast.worker.kv.layer import (
     DTYPES,
     CheckpointLayout,
-    Codec,
     HeadsForm,
+    KVBits,
     LayerKV,
     LayerState,
     SnapshotMismatch,
@@ -32,13 +32,28 @@ from holdfast.worker.kv.layer import (
 )
 
 Bits: TypeAlias = Literal[8, 4]
-GROUP = 64  # dimensions that share a scale and a bias
+# bits of keys and of values
+BITS: dict[KVBits, tuple[Bits, Bits]] = {"8": (8, 8), "4": (4, 4), "8/4": (8, 4), "4/8": (4, 8)}
 _ARRAYS = 3  # codes, scales and biases
+
+
+def group_of(dimension: int) -> int | None:
+    """How many dimensions of a head share a scale and a bias; None if heads of this size cannot be
+    quantized.
+    """
+    return next((size for size in (64, 32) if dimension % size == 0), None)
+
+
+def stored_bits(kv_bits: KVBits, *, end: int, block_tokens: int) -> KVBits:
+    """How keys and values of a block that ends at this position are stored: quantized if the block
+    is whole, otherwise as they were computed, so that a sequence can continue there.
+    """
+    return "native" if end % block_tokens else kv_bits
 
 
 def quantized(array: mx.array, bits: int) -> tuple[mx.array, mx.array, mx.array]:
     """Codes (uint32), scales and biases of keys or values, [1, heads, tokens, …]. Lazy."""
-    codes, scales, biases = mx.quantize(array, group_size=GROUP, bits=bits)
+    codes, scales, biases = mx.quantize(array, group_size=group_of(array.shape[-1]), bits=bits)
     # float16: its 11 bits are precise enough compared with an error of half a step, and scales in
     # float32 would take a fifth of 4-bit keys
     scale_type = mx.float16 if array.dtype == mx.float32 else array.dtype
@@ -49,8 +64,9 @@ def dequantized(arrays: Sequence[mx.array], *, bits: int, dtype: mx.Dtype) -> mx
     """The inverse of `quantized`. Lazy."""
     # made contiguous: in some versions of MLX, slices were dequantized wrongly on Metal (mlx#4370)
     codes, scales, biases = (mx.contiguous(array) for array in arrays)
+    group = codes.shape[-1] * 32 // bits // scales.shape[-1]
     return mx.dequantize(
-        codes, scales.astype(dtype), biases.astype(dtype), group_size=GROUP, bits=bits
+        codes, scales.astype(dtype), biases.astype(dtype), group_size=group, bits=bits
     )
 
 
@@ -64,11 +80,20 @@ class QuantizedKV(LayerKV):
     kind = "full"
     grows = True
 
-    def __init__(self, bits: Bits, *, form: tuple[HeadsForm, HeadsForm], block_tokens: int) -> None:
+    def __init__(
+        self,
+        kv_bits: KVBits,
+        *,
+        form: tuple[HeadsForm, HeadsForm],
+        block_tokens: int,
+    ) -> None:
         """form: of keys and of values, before they are quantized."""
         super().__init__()
-        self._bits = bits
+        self.kv_bits = kv_bits
+        self._bits = BITS[kv_bits]
         self._form = form
+        # whether the codes of keys and values are in one buffer, the heads of the keys first
+        self._is_joint = form[0] == form[1] and self._bits[0] == self._bits[1]
         self._block = block_tokens
         self._begin = 0
         self._old = FullKV()
@@ -81,11 +106,6 @@ class QuantizedKV(LayerKV):
     @can_share.setter
     def can_share(self, value: bool) -> None:
         self._old.can_share = value
-
-    @property
-    def bits(self) -> Bits:  # type: ignore[override]
-        """Bits of a code."""
-        return self._bits
 
     # -- append
 
@@ -116,8 +136,13 @@ class QuantizedKV(LayerKV):
             self._old.append_arrays(self._codes_of_native(start, end))
 
     def _codes_of_native(self, start: int, end: int) -> tuple[mx.array, ...]:
+        native = self._native(start, end)
+        if not self._is_joint:
+            native = pair_of(native)
         return tuple(
-            array for buffer in self._native(start, end) for array in quantized(buffer, self.bits)
+            array
+            for buffer, bits in zip(native, self._bits, strict=False)
+            for array in quantized(buffer, bits)
         )
 
     def _native(self, start: int, end: int) -> tuple[mx.array, ...]:
@@ -176,8 +201,8 @@ class QuantizedKV(LayerKV):
         for arrays, low, high in self._old.stored_from_start(end):
             cut = [array[:, :, low:high] for array in arrays]
             stored = [
-                dequantized(cut[at : at + _ARRAYS], bits=self.bits, dtype=dtype)
-                for at in range(0, len(cut), _ARRAYS)
+                dequantized(cut[at : at + _ARRAYS], bits=bits, dtype=dtype)
+                for at, bits in zip(range(0, len(cut), _ARRAYS), self._bits, strict=False)
             ]
             pairs.append((position, *pair_of(stored)))
             position += high - low
@@ -241,7 +266,7 @@ class QuantizedKV(LayerKV):
 
     def fork(self, tokens: int) -> Self:
         quantized_tokens = min(self._own(tokens), self._old.tokens)
-        fork = type(self)(self._bits, form=self._form, block_tokens=self._block)
+        fork = type(self)(self.kv_bits, form=self._form, block_tokens=self._block)
         fork._old = self._old.fork(quantized_tokens)
         fork.tokens = fork._begin = quantized_tokens
         if quantized_tokens < tokens:
@@ -258,14 +283,11 @@ class QuantizedKV(LayerKV):
     def form(self) -> tuple[HeadsForm, ...]:
         return self._form
 
-    def codec_of(self, end: int) -> Codec:
-        """How `copy_out` copies a run that ends at this position: quantized if the run ends with a
-        block, otherwise as it was computed, so that a sequence can continue there.
-        """
-        return "native" if end % self._block else ("q8" if self.bits == 8 else "q4")
+    def stored_bits(self, end: int) -> KVBits:
+        return stored_bits(self.kv_bits, end=end, block_tokens=self._block)
 
     def copy_out(self, start: int, end: int) -> tuple[mx.array, ...]:
-        if self.codec_of(end) == "native":
+        if self.stored_bits(end) == "native":
             return tuple(map(copied, pair_of(self._native(start, end))))
         middle = min(max(start, self._old.tokens), end)
         runs = []
@@ -276,7 +298,7 @@ class QuantizedKV(LayerKV):
         return self._as_pair(runs[0] if len(runs) == 1 else joined(runs))
 
     def restore(self, arrays: Iterator[mx.array], layout: CheckpointLayout, *, end: int) -> None:
-        is_native = layout.codec == "native"
+        is_native = layout.kv_bits == "native"
         taken = [next(arrays) for _ in range(2 if is_native else 2 * _ARRAYS)]
         found = {array.shape[2] for array in taken}
         if found != {end - self.tokens}:
@@ -305,7 +327,7 @@ class QuantizedKV(LayerKV):
 
     def _as_stored(self, pair: Sequence[mx.array]) -> tuple[mx.array, ...]:
         """The inverse of `_as_pair`: as keys and values are stored, in one buffer if alike."""
-        if self._form[0] != self._form[1]:
+        if not self._is_joint:
             return tuple(pair)
         return tuple(
             mx.concatenate([of_keys, of_values], axis=1)
@@ -319,10 +341,16 @@ class QuantizedKV(LayerKV):
     def bytes_per_token(self) -> int:
         """Bytes of the codes, scales and biases of a token."""
         return sum(
-            form.heads * (form.dimension * self.bits // 8 + form.dimension // GROUP * 4)
-            for form in self._form
+            form.heads * (form.dimension * bits // 8 + form.dimension // _group(form) * 4)
+            for form, bits in zip(self._form, self._bits, strict=True)
         )
 
     def fixed_bytes(self) -> int:
         """Bytes of the buffers, which hold up to two blocks at rest."""
         return sum(form.of(2 * self._block).nbytes for form in self._form)
+
+
+def _group(form: HeadsForm) -> int:
+    group = group_of(form.dimension)
+    assert group is not None, f"heads of {form.dimension} dimensions cannot be quantized"
+    return group

@@ -25,6 +25,7 @@ from holdfast.store.block import BlockKey
 from holdfast.wire.commands import ReadAheadRun, SequenceRequest
 from holdfast.wire.events import CacheFigures, CacheOutcome, CacheReport, WaitReason
 from holdfast.wire.requests import TOKEN_BYTES, RequestId, common_tokens
+from holdfast.worker.kv.layer import KVBits
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.loop.device_steps import costing_no_answer
 from holdfast.worker.loop.sequences import LiveSequence
@@ -141,6 +142,17 @@ class CacheClient:
         """Whether later requests may start from state that is computed for this request."""
         return request.is_kept and self._cache_for(request) is not None
 
+    def cached_tokens(self, request: SequenceRequest, kv_bits: KVBits) -> int:
+        """The length of the prefix that is cached for a request in a form; an estimate, since
+        nothing is claimed.
+        """
+        cache = self._cache_for(request)
+        if cache is None:
+            return 0
+        return cache.cached_tokens(
+            request.prompt_token_ids.packed, tenant=request.tenant, kv_bits=kv_bits
+        )
+
     def boundaries(self, request: SequenceRequest) -> tuple[int, ...]:
         """The positions at which spans of the request's prompt must end."""
         cache = self._cache_for(request)
@@ -176,6 +188,7 @@ class CacheClient:
         sequence.lookup = lookup = cache.lookup(
             reusable,
             tenant=request.tenant,
+            kv_bits=sequence.kv_bits,
             in_blocks_only=sequence.avoids_live,
             may_move=request.is_kept,
         )
@@ -186,7 +199,7 @@ class CacheClient:
             self._in_flight.announce(
                 sequence.id,
                 chain,
-                tenant=request.tenant,
+                tenant=_in_flight_tenant(sequence),
                 have=lookup.cached_tokens,
                 boundaries=self.boundaries(request) or None,
             )
@@ -196,7 +209,7 @@ class CacheClient:
             self._fetching.append(sequence)
 
     def _waits_for_twin(self, sequence: LiveSequence, chain: bytes, *, cached_tokens: int) -> bool:
-        tenant = sequence.request.tenant
+        tenant = _in_flight_tenant(sequence)
         limit = len(chain) // TOKEN_BYTES - 1
         ahead = self._in_flight.ahead_of(chain, cached_tokens, tenant=tenant, limit=limit)
         if ahead is None or ahead.tokens - cached_tokens < LEAST_SHARED_TOKENS:
@@ -311,7 +324,7 @@ class CacheClient:
             self._report(sequence, CacheOutcome.OFF if is_off else CacheOutcome.SCORED)
         elif lookup is None:
             self._report(sequence, CacheOutcome.FAILED)
-            sequence.cursor = cache.cursor(tenant=request.tenant)
+            sequence.cursor = cache.cursor(tenant=request.tenant, kv_bits=sequence.kv_bits)
         else:
             began_at = self._clock()
             sequence.began_from = lookup.plan.keys
@@ -328,6 +341,7 @@ class CacheClient:
             request,
             generated=tuple(sequence.generated),
             capacity_tokens=capacity_tokens,
+            kv_bits=sequence.kv_bits,
             prefix=prefix,
             keep=keep,
         )
@@ -345,6 +359,7 @@ class CacheClient:
         live = LiveChain(
             request_id=sequence.id,
             tenant=request.tenant,
+            kv_bits=sequence.kv_bits,
             session_id=request.session_id,
             chain=sequence.chain,
             prompt_tokens=sequence.prompt_tokens,
@@ -619,6 +634,11 @@ class ReadAheadRuns:
                 found += max(0, min(common, cached_tokens) - run.start)
                 self._runs.remove(run)
         return found
+
+
+def _in_flight_tenant(sequence: LiveSequence) -> str:
+    """Only sequences with the same result share a prefill."""
+    return f"{sequence.kv_bits} {sequence.request.tenant}"
 
 
 def _reusable(sequence: LiveSequence, chain: bytes) -> bytes:

@@ -8,13 +8,17 @@ meanwhile or memory is short.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from holdfast.errors import InvalidRequest, QueueFull
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import FinishReason
 from holdfast.wire.requests import common_tokens
+from holdfast.worker.kv.layer import KVBits
 from holdfast.worker.loop.cache_client import CacheClient
 from holdfast.worker.loop.lifetimes import Lifetimes
 from holdfast.worker.loop.sequences import Ledger, LiveSequence
+from holdfast.worker.scheduler.queue import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
 
 MOST_WAITING = 8  # conversations; if there are more, the oldest is dropped
@@ -27,19 +31,27 @@ class IdleWork:
     """
 
     def __init__(
-        self, *, ledger: Ledger, scheduler: Scheduler, cache: CacheClient, lifetimes: Lifetimes
+        self,
+        *,
+        ledger: Ledger,
+        scheduler: Scheduler,
+        cache: CacheClient,
+        lifetimes: Lifetimes,
+        costs_of: Callable[[KVBits], SequenceCosts | None] = lambda kv_bits: None,
     ) -> None:
+        """costs_of: the costs of a sequence in a form; None: the usual ones."""
         self._ledger = ledger
         self._scheduler = scheduler
         self._cache = cache
         self._lifetimes = lifetimes
+        self._costs_of = costs_of
         # oldest first; known to the ledger, not to the scheduler
         self._waiting: list[LiveSequence] = []
         self._running: LiveSequence | None = None
 
-    def accept(self, request: SequenceRequest) -> None:
+    def accept(self, request: SequenceRequest, kv_bits: KVBits = "native") -> None:
         """Accept a prompt to prefill ahead; drop it at once if its KV would not be cached."""
-        sequence = self._ledger.accept(request)
+        sequence = self._ledger.accept(request, kv_bits)
         self._wait(sequence)
         if not self._cache.keeps(request):
             self._drop(sequence)
@@ -76,6 +88,7 @@ class IdleWork:
                 boundaries=self._cache.boundaries(request),
                 is_ready=False,
                 is_idle_work=True,
+                costs=self._costs_of(sequence.kv_bits),
             )
         except (QueueFull, InvalidRequest):  # too long, or needs too much memory
             self._drop(sequence)

@@ -119,6 +119,7 @@ class Lifetimes:
             generated=tuple(sequence.generated),
             # the scheduler may have just decided to preempt it
             capacity_tokens=max(capacity_tokens, sequence.known_tokens),
+            kv_bits=sequence.kv_bits,
         )
         sequence.is_open = True
         self._scheduler.hold_apart(sequence.id, 0)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -31,7 +32,9 @@ from holdfast.wire.commands import (
 from holdfast.wire.events import FinishReason, WaitReason, WorkerStatistics
 from holdfast.wire.requests import RequestId
 from holdfast.wire.sessions import SessionAnswer, SessionCommand
+from holdfast.worker.engine.kv_forms import ONLY_NATIVE, KVForms
 from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
+from holdfast.worker.kv.layer import KVBits
 from holdfast.worker.loop.cache_client import CacheClient
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.loop.device_steps import (
@@ -44,6 +47,7 @@ from holdfast.worker.loop.inbox import Inbox, Pulse
 from holdfast.worker.loop.lifetimes import Lifetimes
 from holdfast.worker.loop.memory_budget import MemoryBudget
 from holdfast.worker.loop.sequences import Ledger, LiveSequence
+from holdfast.worker.scheduler.queue import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Decision, Scheduler, StepOutcome
 
 if TYPE_CHECKING:  # these modules import MLX, which is not needed here at run time
@@ -81,10 +85,13 @@ class WorkerLoop:
         pulse: Pulse | None = None,
         counters: Counters | None = None,
         adapters: Collection[str] = (),
+        forms: KVForms = ONLY_NATIVE,
+        costs: Mapping[KVBits, SequenceCosts] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """on_rest: called once after a while without work. on_wake: called at the next request.
-        adapters: the names of the model's LoRA adapters.
+        adapters: the names of the model's LoRA adapters. forms: of keys and values. costs: of a
+        sequence in each form; None: those of the scheduler.
 
         pulse: reports what the thread does. counters: may contain counters of the engine.
         """
@@ -101,6 +108,8 @@ class WorkerLoop:
             engine, retry_chunk_tokens=retry_chunk_tokens, limit_chunks=scheduler.limit_chunks
         )
         self._adapters = adapters
+        self._forms = forms
+        self._costs = {} if costs is None else costs
         self._ledger = Ledger(clock=clock, counters=counters)
         self._prefixes = cache
         self._cache = CacheClient(
@@ -123,6 +132,7 @@ class WorkerLoop:
             scheduler=scheduler,
             cache=self._cache,
             lifetimes=self._lifetimes,
+            costs_of=self._costs.get,
         )
         self._flight: Flight | None = None
         self._collected_at = 0.0
@@ -272,8 +282,17 @@ class WorkerLoop:
         if self._is_closing:
             self._ledger.reject(request, SHUTTING_DOWN)
             return
+        try:
+            kv_bits = self._forms.choose(
+                request.kv_bits,
+                is_short=self._memory is not None and self._memory.is_short,
+                cached_tokens=partial(self._cache.cached_tokens, request),
+            )
+        except InvalidRequest as refusal:
+            self._ledger.reject(request, refusal)
+            return
         if request.is_idle_work:
-            self._idle.accept(request)
+            self._idle.accept(request, kv_bits)
             return
         self._complete_idle_work()
         self._idle.give_way(request)
@@ -288,11 +307,12 @@ class WorkerLoop:
                 scores_prompt=request.want_prompt_logprobs,
                 service=request.service,
                 is_ready=False,  # until its cached prefix is looked up
+                costs=self._costs.get(kv_bits),
             )
         except (QueueFull, InvalidRequest) as refusal:
             self._ledger.reject(request, refusal)
         else:
-            self._cache.look_up(self._ledger.accept(request))
+            self._cache.look_up(self._ledger.accept(request, kv_bits))
 
     def _cancel(self, request_id: RequestId) -> None:
         sequence = self._at_rest(request_id)
@@ -398,10 +418,16 @@ class WorkerLoop:
             return
         request = sequence.request
         if request.session_id:
-            self._sessions.used(request.session_id, tenant=request.tenant, chain=sequence.chain)
+            self._sessions.used(
+                request.session_id,
+                tenant=request.tenant,
+                kv_bits=sequence.kv_bits,
+                chain=sequence.chain,
+            )
         self._sessions.keep_prefixes(
             request.pins,
             tenant=request.tenant,
+            kv_bits=sequence.kv_bits,
             chain=sequence.chain,
             began_from=sequence.began_from,
         )

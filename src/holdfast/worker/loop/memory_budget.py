@@ -63,6 +63,11 @@ class MemoryBudget:
         """
         return max(self._system, self._workers)
 
+    @property
+    def is_short(self) -> bool:
+        """Whether memory runs short."""
+        return self.pressure is not Pressure.NORMAL
+
     def share(self, state_bytes: int) -> None:
         """Limit KV and blocks in RAM to this many bytes in total from now on."""
         self._plan = self._plan_for(state_bytes)
@@ -110,13 +115,12 @@ class MemoryBudget:
     def _apply(self) -> None:
         self._scheduler.set_budget(self._plan.kv_bytes)
         self._scheduler.admits_one_at_a_time = self.pressure is Pressure.CRITICAL
-        is_short = self.pressure is not Pressure.NORMAL
-        if self._cache is not None and is_short:
+        if self._cache is not None and self.is_short:
             self._cache.limit_ram(0, most_parked_bytes=0)
         elif self._cache is not None:
             self._cache.limit_ram(
                 self._plan.ram_tier_bytes, most_parked_bytes=self._most_parked_bytes
             )
             self._cache.live.reclaim(self._scheduler.excess_bytes)
-        if is_short:
+        if self.is_short:
             self._clear_buffers()  # after the cache has released its arrays

@@ -24,6 +24,7 @@ from holdfast.wire.events import (
     WaitReason,
 )
 from holdfast.wire.requests import RequestId
+from holdfast.worker.kv.layer import KVBits
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.prefix.chain import Cursor, pack_tokens
 from holdfast.worker.prefix.lookup import LiveChain, Lookup
@@ -70,6 +71,7 @@ class LiveSequence:
     """
 
     request: SequenceRequest
+    kv_bits: KVBits = "native"
     submitted_at: float
     admitted_at: float | None = None
     first_token_at: float | None = None
@@ -213,10 +215,10 @@ class Ledger:
         """
         return self._live.get(sequence.id) is sequence
 
-    def accept(self, request: SequenceRequest) -> LiveSequence:
+    def accept(self, request: SequenceRequest, kv_bits: KVBits = "native") -> LiveSequence:
         """Add a request; exactly one Finished event will follow."""
         assert request.request_id not in self._live
-        sequence = LiveSequence(request=request, submitted_at=self._clock())
+        sequence = LiveSequence(request=request, kv_bits=kv_bits, submitted_at=self._clock())
         self._live[sequence.id] = sequence
         self.emit(Accepted(request_id=sequence.id))
         return sequence

@@ -35,8 +35,10 @@ from holdfast.worker.engine.fingerprint import (
     model_fingerprint,
     runs_own_code,
 )
-from holdfast.worker.engine.layouts import LayoutError, Runner, choose_sharing
+from holdfast.worker.engine.kv_forms import KVForms, examine_forms
+from holdfast.worker.engine.layouts import Runner, choose_sharing
 from holdfast.worker.engine.load import LoadedModel, load_model
+from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.engine.probe import (
     choose_layout,
     choose_mixing,
@@ -46,16 +48,16 @@ from holdfast.worker.engine.probe import (
 from holdfast.worker.engine.quality import quality_fingerprint
 from holdfast.worker.engine.seams import mlx_lm_version
 from holdfast.worker.engine.weight_format import give_back_freed_memory
-from holdfast.worker.kv.codec import BITS, PayloadFormat
-from holdfast.worker.kv.layer import HeadsForm
+from holdfast.worker.kv.codec import PayloadFormat
+from holdfast.worker.kv.layer import HeadsForm, KVBits
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.loop.inbox import Inbox, Progress, Pulse
 from holdfast.worker.loop.loop import WorkerLoop
 from holdfast.worker.loop.memory_budget import MemoryBudget
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.index import PrefixIndex
-from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.cost_model import UNBOUNDED, ChunkBounds
+from holdfast.worker.scheduler.queue import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
 from holdfast.worker.sessions.service import SessionService
 
@@ -93,11 +95,10 @@ def open_cache(
     if costs.form is None:
         return None  # the probe has warned about this
     store = settings.store
-    payloads = PayloadFormat(model=costs.form, codec=costs.codec)
     fingerprint = model_fingerprint(
         Path(settings.folder),
         hashes,
-        computed_as=f"{loaded.computed_as}, codec: {payloads.codec}",
+        computed_as=loaded.computed_as,
         versions=(loaded.platform.mlx_version, mlx_lm_version()),
     )
     blocks = (
@@ -107,7 +108,7 @@ def open_cache(
     return PrefixCache(
         index,
         store=blocks,
-        payloads=payloads,
+        payloads=PayloadFormat(model=costs.form),
         most_parked_bytes=store.ram_bytes,
         adapters={
             each.name: adapter_fingerprint(fingerprint, each, hashes)
@@ -245,7 +246,21 @@ class _Probed:
     runner: Runner
     constraints: Constraints
     engine: Engine
-    costs: KVCosts
+    forms: KVForms
+
+    @property
+    def costs(self) -> KVCosts:
+        """The costs of a sequence whose request does not choose a form, while memory lasts."""
+        return self.forms.costs[self.forms.usual]
+
+    def sequence_costs(self, kv_bits: KVBits) -> SequenceCosts:
+        """The costs of a sequence in a form, for the scheduler."""
+        costs = self.forms.costs[kv_bits]
+        return SequenceCosts(
+            kv_bytes_per_token=costs.bytes_per_token,
+            fixed_bytes_per_sequence=costs.fixed_bytes,
+            block_tokens=BLOCK_TOKENS if self.engine.cuts_at_blocks(kv_bits) else None,
+        )
 
 
 def _load_and_build(
@@ -264,10 +279,7 @@ def _load_and_build(
     )
     scheduler = Scheduler(
         replace(settings.scheduler, step_tokens=step_tokens),
-        SequenceCosts(
-            kv_bytes_per_token=probed.costs.bytes_per_token,
-            fixed_bytes_per_sequence=probed.costs.fixed_bytes,
-        ),
+        probed.sequence_costs(probed.forms.usual),
         budget_bytes=memory.plan.kv_bytes,
         context_tokens=probed.loaded.context_tokens,
         mixes_chunks=probed.engine.mixes_chunks,
@@ -319,17 +331,10 @@ def _load(settings: WorkerSettings, progress: Progress) -> _Probed:
     choose_mixing(runner, vocab_size=loaded.vocab_size)
     constraints = Constraints(grammars, vocab_size=loaded.vocab_size)
     engine = Engine(runner, vocab_size=loaded.vocab_size, constraints=constraints)
-    costs = engine.measure_costs()
+    forms = examine_forms(engine, runner, default=model.kv_bits, vocab_size=loaded.vocab_size)
     choose_sharing(runner)
-    codec = settings.store.codec
-    if codec != "native" and costs.form is not None:
-        try:
-            runner.quantize(BITS[codec], costs.form)
-            costs = engine.measure_costs()
-        except LayoutError as error:
-            cache_logger.warning("keys and values stay unquantized in this model: %s", error)
     return _Probed(
-        loaded=loaded, runner=runner, constraints=constraints, engine=engine, costs=costs
+        loaded=loaded, runner=runner, constraints=constraints, engine=engine, forms=forms
     )
 
 
@@ -376,6 +381,8 @@ def _build(
         pulse=pulse,
         counters=counters,
         adapters=() if probed.loaded.adapters is None else probed.loaded.adapters.names,
+        forms=probed.forms,
+        costs={kv_bits: probed.sequence_costs(kv_bits) for kv_bits in probed.forms.costs},
     )
 
 
@@ -416,7 +423,12 @@ def _info(
     loaded = probed.loaded
     runner = probed.runner
     found = loaded.platform
-    warnings = (*warnings_about(runner), *warnings_about_kernels(loaded.model))
+    forms = probed.forms
+    warnings = (
+        *warnings_about(runner),
+        *warnings_about_kernels(loaded.model),
+        *forms.warnings,
+    )
     for warning in warnings:
         logger.warning("%s", warning)
     return ModelInfo(
@@ -429,7 +441,10 @@ def _info(
         context_tokens=loaded.context_tokens,
         vocab_size=loaded.vocab_size,
         quality_fingerprint=fingerprint,
+        kv_bits=forms.default,
         kv_bytes_per_token=probed.costs.bytes_per_token,
+        kv_bytes_by_bits={name: each.bytes_per_token for name, each in forms.costs.items()},
+        kv_bits_refused=dict(forms.refused.items()),
         fixed_bytes_per_sequence=probed.costs.fixed_bytes,
         kv_budget_bytes=memory.plan.kv_bytes,
         device=found.device_name or found.device,

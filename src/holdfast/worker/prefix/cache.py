@@ -28,7 +28,7 @@ from holdfast.worker.kv.codec import (
     check_values,
     to_bytes,
 )
-from holdfast.worker.kv.layer import ArrayForm, SnapshotMismatch
+from holdfast.worker.kv.layer import ArrayForm, KVBits, SnapshotMismatch
 from holdfast.worker.kv.live import KVBlock, StateCheckpoint, all_finite
 from holdfast.worker.prefix.chain import Cursor
 from holdfast.worker.prefix.index import PrefixIndex
@@ -113,7 +113,13 @@ class PrefixCache:
         return KeepPolicy(block_tokens=BLOCK_TOKENS, boundaries=frozenset(marks))
 
     def lookup(
-        self, chain: bytes, *, tenant: str = "", in_blocks_only: bool = False, may_move: bool = True
+        self,
+        chain: bytes,
+        *,
+        tenant: str = "",
+        kv_bits: KVBits = "native",
+        in_blocks_only: bool = False,
+        may_move: bool = True,
     ) -> Lookup:
         """Find the cached prefix of a sequence whose known tokens are `chain` (packed).
 
@@ -122,15 +128,26 @@ class PrefixCache:
         state will be parked, which is just as useful.
         """
         asked_at = time.perf_counter()
-        plan = self._plan(chain, tenant)
-        hold = self.index.pinned(plan)
-        lookup = Lookup(chain=chain, tenant=tenant, plan=plan, hold=hold, asked_at=asked_at)
-        lookup.may_move = may_move
-        lookup.in_blocks_only = in_blocks_only
+        plan = self._plan(chain, tenant, kv_bits)
+        lookup = Lookup(
+            chain=chain,
+            tenant=tenant,
+            kv_bits=kv_bits,
+            plan=plan,
+            hold=self.index.pinned(plan),
+            asked_at=asked_at,
+            may_move=may_move,
+            in_blocks_only=in_blocks_only,
+        )
         if not in_blocks_only:
             lookup.base = self.live.claim(lookup)
         self._fetch(lookup)
         return lookup
+
+    def cached_tokens(self, chain: bytes, *, tenant: str, kv_bits: KVBits) -> int:
+        """How many tokens of a chain blocks or live states have in a form."""
+        in_blocks = self.index.branch(chain, tenant=tenant, kv_bits=kv_bits).tokens
+        return max(in_blocks, self.live.longest(chain, tenant=tenant, kv_bits=kv_bits))
 
     def advance(self, lookup: Lookup) -> bool:
         """Take blocks that were read from disk; returns whether the whole plan is in RAM.
@@ -212,19 +229,19 @@ class PrefixCache:
             kept_tokens=kept_tokens,
         )
 
-    def _plan(self, chain: bytes, tenant: str) -> ReusePlan:
+    def _plan(self, chain: bytes, tenant: str, kv_bits: KVBits) -> ReusePlan:
         limit = len(chain) // TOKEN_BYTES - 1  # the last token is always prefilled
         return self.index.plan(
             chain,
             tenant=tenant,
             resumable_anywhere=self._form.resumes_anywhere,
             limit=limit,
-            quantized_blocks=self._payloads.codec != "native",
+            kv_bits=kv_bits,
         )
 
     def _plan_again(self, lookup: Lookup) -> None:
         lookup.hold.close()
-        lookup.plan = self._plan(lookup.chain, lookup.tenant)
+        lookup.plan = self._plan(lookup.chain, lookup.tenant, lookup.kv_bits)
         lookup.hold = self.index.pinned(lookup.plan)
         if lookup.base is not None:
             lookup.drop_base()
@@ -246,9 +263,9 @@ class PrefixCache:
 
     # -- store new blocks
 
-    def cursor(self, *, tenant: str = "") -> Cursor:
+    def cursor(self, *, tenant: str = "", kv_bits: KVBits = "native") -> Cursor:
         """A cursor before the first token of a chain."""
-        return self.index.cursor(tenant=tenant)
+        return self.index.cursor(tenant=tenant, kv_bits=kv_bits)
 
     def insert(
         self, cursor: Cursor, chain: bytes | bytearray, kept: Kept, *, live: LiveChain | None = None
@@ -292,12 +309,11 @@ class PrefixCache:
         packed = run.cut(end - start, offset=start - run.start)
         mx.eval(packed.arrays)
         # the scale of quantized values may exceed the range of its type
-        if packed.codec != "native" and not all_finite(packed.arrays).item():
+        if packed.kv_bits != "native" and not all_finite(packed.arrays).item():
             return None
         tokens = bytes(chain[start * TOKEN_BYTES : end * TOKEN_BYTES])
         # The live state will hold the tokens of its last block quantized, this block does not.
-        is_partial = self._payloads.codec != packed.codec
-        holder = None if is_partial else live
+        holder = None if live is None or live.kv_bits != packed.kv_bits else live
         return self._save(self.index.insert(cursor, tokens, packed, holder=holder), packed)
 
     def insert_checkpoint(
@@ -349,8 +365,7 @@ class PrefixCache:
         if isinstance(payload, StateCheckpoint):
             forms = self._payloads.checkpoint_forms(payload.position)
         else:
-            end = payload.start + payload.tokens
-            forms = self._payloads.block_forms(payload.tokens, end=end)
+            forms = self._payloads.block_forms(payload.tokens, payload.kv_bits)
         parts = to_bytes(payload)
         try:
             check_sizes(forms, parts)
@@ -434,7 +449,7 @@ class PrefixCache:
         """Raise SnapshotMismatch unless the bytes of a stored block fit the block and the model,
         and all values are finite. Any thread.
         """
-        forms = self._forms(stored.block)
+        forms = self._forms(stored)
         check_sizes(forms, stored.parts)
         check_values(forms, stored.parts)
 
@@ -446,11 +461,14 @@ class PrefixCache:
         _refuse_long(block)
         return self._payloads.block_from_bytes(stored.parts, start=block.start, tokens=block.tokens)
 
-    def _forms(self, block: Block) -> list[ArrayForm]:
+    def _forms(self, stored: StoredBlock) -> list[ArrayForm]:
+        block = stored.block
         if block.kind == "state":
             return self._payloads.checkpoint_forms(block.start)
         _refuse_long(block)
-        return self._payloads.block_forms(block.tokens, end=block.start + block.tokens)
+        return self._payloads.block_forms(
+            block.tokens, self._payloads.bits_of(stored.parts, tokens=block.tokens)
+        )
 
 
 def _refuse_long(block: Block) -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.store.block import BlockKey
 from holdfast.wire.requests import TOKEN_BYTES, TokenIds, common_tokens
+from holdfast.worker.kv.layer import KVBits
 
 
 def pack_tokens(token_ids: Iterable[int]) -> bytes:
@@ -52,6 +53,7 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True, rename={"blocks": "steps
 
     blocks: tuple[ChainBlock, ...] = ()
     states: tuple[ChainState, ...] = ()
+    kv_bits: KVBits = "native"
 
     @property
     def tokens(self) -> int:

@@ -16,10 +16,13 @@ import itertools
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 
+import msgspec
+
 from holdfast.store.block import Block, BlockKey, BlockKind, by_place, child_key, root_key
 from holdfast.store.store import BlockStore
 from holdfast.wire.events import CacheFigures, CacheOutcome
 from holdfast.wire.requests import TOKEN_BYTES
+from holdfast.worker.kv.layer import KVBits
 from holdfast.worker.prefix.chain import Branch, ChainBlock, Cursor
 from holdfast.worker.prefix.lookup import EvictionHistory, LiveChain, Planner, ReusePlan
 from holdfast.worker.prefix.tiers import DiskIndex, Payload, Pins, RamTier, Residence
@@ -91,22 +94,23 @@ class PrefixIndex:
         tenant: str = "",
         resumable_anywhere: bool,
         limit: int,
-        quantized_blocks: bool = False,
+        kv_bits: KVBits = "native",
     ) -> ReusePlan:
         """Plan which stored prefix, of at most `limit` tokens, a sequence with these packed tokens
         reuses.
 
         The plan counts as a use only once it is accepted. resumable_anywhere: whether all layers
-        keep every token, so that no saved state is needed. quantized_blocks: whether blocks that
-        end at a multiple of BLOCK_TOKENS are quantized, so that no sequence can continue in them.
+        keep every token, so that no saved state is needed. kv_bits: of the sequence; no sequence
+        can continue within a quantized block, and blocks are quantized if they end at a multiple of
+        BLOCK_TOKENS.
         """
-        root = root_key(self.fingerprint, tenant)
+        root = root_key(self.fingerprint, tenant, kv_bits)
         return self._planner.plan(
             packed,
             root=root,
             resumable_anywhere=resumable_anywhere,
             limit=limit,
-            quantized_blocks=quantized_blocks,
+            quantized_blocks=kv_bits != "native",
         )
 
     def accept(self, plan: ReusePlan) -> None:
@@ -152,9 +156,9 @@ class PrefixIndex:
 
     # -- add
 
-    def cursor(self, *, tenant: str = "") -> Cursor:
+    def cursor(self, *, tenant: str = "", kv_bits: KVBits = "native") -> Cursor:
         """A cursor before the first token of a chain."""
-        return Cursor(root_key(self.fingerprint, tenant))
+        return Cursor(root_key(self.fingerprint, tenant, kv_bits))
 
     def advance(self, cursor: Cursor, packed: bytes | bytearray, *, end: int) -> None:
         """Move a cursor along its chain `packed` as far as the chain is stored, at most to token
@@ -307,10 +311,12 @@ class PrefixIndex:
 
     # -- sessions
 
-    def branch(self, packed: bytes | bytearray, *, tenant: str = "") -> Branch:
+    def branch(
+        self, packed: bytes | bytearray, *, tenant: str = "", kv_bits: KVBits = "native"
+    ) -> Branch:
         """The stored part of a chain of packed tokens, with its last states."""
-        match = self._tree.match(bytes(packed), root=root_key(self.fingerprint, tenant))
-        return Branch(blocks=match.blocks, states=match.states[-MOST_STATES:])
+        match = self._tree.match(bytes(packed), root=root_key(self.fingerprint, tenant, kv_bits))
+        return Branch(blocks=match.blocks, states=match.states[-MOST_STATES:], kv_bits=kv_bits)
 
     def kept_part(self, branch: Branch) -> Branch:
         """The part of a branch that is still stored: its beginning, up to the first block that is
@@ -325,7 +331,7 @@ class PrefixIndex:
             for state in branch.states
             if state.position <= end and self._tree.has_node(state.key)
         )
-        return Branch(blocks=blocks, states=states)
+        return msgspec.structs.replace(branch, blocks=blocks, states=states)
 
     def blocks_of(self, branch: Branch) -> Iterator[Block]:
         """Yield all blocks and states of a stored branch. A block is yielded with all its tokens,

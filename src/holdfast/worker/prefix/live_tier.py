@@ -14,6 +14,7 @@ from holdfast.store.block import BlockKey
 from holdfast.wire.requests import TOKEN_BYTES, common_tokens
 from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.kv.codec import Payload, PayloadFormat
+from holdfast.worker.kv.layer import KVBits
 from holdfast.worker.kv.live import (
     BaseUse,
     KVBlock,
@@ -22,6 +23,7 @@ from holdfast.worker.kv.live import (
     all_finite,
     held_bytes,
 )
+from holdfast.worker.kv.quantized import stored_bits
 from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.prefix.lookup import HeldMemory, LiveChain, LiveClaim, Lookup
 
@@ -66,7 +68,9 @@ class LiveChains:
         """Remove a chain that is no longer live."""
         self._chains.remove(chain)
 
-    def longest(self, packed: bytes, *, tenant: str) -> tuple[LiveChain | None, int]:
+    def longest(
+        self, packed: bytes, *, tenant: str, kv_bits: KVBits
+    ) -> tuple[LiveChain | None, int]:
         """The chain that shares the longest prefix with these tokens, and the length of that
         prefix. Returns (None, 0) if no chain shares a token.
 
@@ -76,7 +80,7 @@ class LiveChains:
         best = None
         most = (0, False, 0)
         for chain in self._chains:
-            if chain.tenant == tenant and (own := chain.tokens):
+            if (chain.tenant, chain.kv_bits) == (tenant, kv_bits) and (own := chain.tokens):
                 shared = min(own, common_tokens(chain.chain, packed))
                 rank = (shared, chain.is_parked, shared - own)
                 if shared and (best is None or rank > most):
@@ -93,23 +97,24 @@ class LiveTier:
     ) -> None:
         """most_parked_bytes: 0: no state is parked; None: as many as fit."""
         self._index = index
-        self._payloads = payloads
         self._most_parked_bytes = most_parked_bytes
-        self._token_bytes = sum(each.of(1).nbytes for each in payloads.model.block)
+        self._form = payloads.model
         self._chains = LiveChains()
         self._held: HeldMemory | None = HeldMemory()  # None: must be recomputed
 
     def claim(self, lookup: Lookup) -> LiveClaim | None:
         """Claim the live chain that has the most of a lookup's tokens; None if there is none."""
         limit = len(lookup.chain) - TOKEN_BYTES  # the last token is always prefilled
-        chain, tokens = self._chains.longest(lookup.chain[:limit], tenant=lookup.tenant)
+        chain, tokens = self._chains.longest(
+            lookup.chain[:limit], tenant=lookup.tenant, kv_bits=lookup.kv_bits
+        )
         if chain is None or chain.state is None:
             return None
         moved = [claim.tokens for claim in chain.claims if claim.use == "moved"]
         tokens = min([tokens, *moved])  # a state that is to be moved will lose all later tokens
         is_still = chain.is_parked
         tokens = chain.state.resumable(tokens) if is_still else chain.state.lasting(tokens)
-        form = self._payloads.model
+        form = self._form
         needs_end = not form.resumes_anywhere
         if needs_end:
             may_have_end = lookup.may_move and chain.is_parked and not chain.claims
@@ -123,6 +128,10 @@ class LiveTier:
         claim.use = self._use_of(claim, may_move=lookup.may_move)
         return claim
 
+    def longest(self, chain: bytes, *, tenant: str, kv_bits: KVBits) -> int:
+        """How many of the first tokens of a chain a live state has."""
+        return self._chains.longest(chain, tenant=tenant, kv_bits=kv_bits)[1]
+
     def join(self, lookup: Lookup) -> None:
         """If a lookup found only blocks, and another sequence with the same tokens has become live
         since, let the lookup share that sequence's buffers.
@@ -131,7 +140,7 @@ class LiveTier:
         if lookup.base is not None or lookup.in_blocks_only or wanted < LEAST_SHARED_TOKENS:
             return
         chain, tokens = self._chains.longest(
-            lookup.chain[: wanted * TOKEN_BYTES], tenant=lookup.tenant
+            lookup.chain[: wanted * TOKEN_BYTES], tenant=lookup.tenant, kv_bits=lookup.kv_bits
         )
         if chain is None or chain.state is None or tokens < LEAST_SHARED_TOKENS:
             return
@@ -212,12 +221,15 @@ class LiveTier:
 
     def _held_by_live(self, lookup: Lookup) -> list[BlockKey]:
         """The blocks of a plan that a live state which starts from it keeps in the same form."""
-        payloads = self._payloads
         return [
             key
             for key in self._index.whole(lookup.plan.blocks)
-            if payloads.codec_of(sum(self._index.run_of(key))) == payloads.codec
+            if self._stored_bits(lookup, key) == lookup.kv_bits
         ]
+
+    def _stored_bits(self, lookup: Lookup, key: BlockKey) -> KVBits:
+        end = sum(self._index.run_of(key))
+        return stored_bits(lookup.kv_bits, end=end, block_tokens=BLOCK_TOKENS)
 
     def park(self, live: LiveChain, chain: bytes) -> None:
         """Park the state of a sequence that has ended normally, if there is room.
@@ -234,7 +246,7 @@ class LiveTier:
         live.state.rewind(max(0, excess))
         live.state.park()
         if not live.state.can_share:
-            self._share_with_parked(live.state, chain, tenant=live.tenant)
+            self._share_with_parked(live, chain)
         live.chain = chain
         live.is_parked = True
         live.held_tokens = 0
@@ -243,17 +255,21 @@ class LiveTier:
         if self._most_parked_bytes is not None:
             self.reclaim(self.held.parked_bytes - self._most_parked_bytes)
 
-    def _share_with_parked(self, state: LiveState, chain: bytes, *, tenant: str) -> None:
+    def _share_with_parked(self, live: LiveChain, chain: bytes) -> None:
         """Let a newly parked state share buffers with the parked state that has the longest common
         prefix.
 
         For models whose states cannot be shared while they run, because a fused kernel needs a
         single buffer.
         """
+        state = live.state
+        assert state is not None, "a chain that is not live is parked"
         best = None
         most = LEAST_SHARED_TOKENS - 1
+        own = (live.tenant, live.kv_bits)
         for other in self._chains.parked:
-            if other.tenant == tenant and other.state is not None and not other.is_stale:
+            is_alike = (other.tenant, other.kv_bits) == own
+            if is_alike and other.state is not None and not other.is_stale:
                 shared = common_tokens(other.chain, chain)
                 tokens = min(shared, other.state.frozen_tokens, state.frozen_tokens)
                 if tokens > most:
@@ -327,8 +343,11 @@ class LiveTier:
             ]
             running = self._running()
             frozen = [state for _, state in running if state.can_share]
-            whole_tokens = sum(live.held_tokens for live, state in running if not state.can_share)
-            whole_bytes = whole_tokens * self._token_bytes
+            whole_bytes = sum(
+                live.held_tokens * state.bytes_per_token()
+                for live, state in running
+                if not state.can_share
+            )
             needed_bytes = held_bytes((), frozen) + whole_bytes
             total_bytes = held_bytes(parked, frozen) + whole_bytes
             self._held = HeldMemory(total_bytes, total_bytes - needed_bytes, len(parked))

@@ -18,6 +18,7 @@ from holdfast.store.block import BlockKey, StoredBlock
 from holdfast.wire.events import CacheOutcome, CacheReport, Divergence
 from holdfast.wire.requests import TOKEN_BYTES, RequestId, common_tokens
 from holdfast.worker.engine.plan import BLOCK_TOKENS
+from holdfast.worker.kv.layer import KVBits
 from holdfast.worker.prefix.chain import ChainBlock, ChainState, Cursor, Node
 from holdfast.worker.prefix.tiers import Payload
 from holdfast.worker.prefix.tree import PrefixMatch, PrefixTree
@@ -283,6 +284,7 @@ class LiveChain:
 
     request_id: RequestId  # of the request that runs on this state, or was the last to run
     tenant: str
+    kv_bits: KVBits = "native"
     session_id: str = ""  # of that request, if it has one
     chain: bytes | bytearray  # packed
     prompt_tokens: int = 0  # of that request
@@ -326,6 +328,7 @@ class Lookup:
 
     chain: bytes
     tenant: str
+    kv_bits: KVBits
     plan: ReusePlan
     hold: ExitStack  # keeps the plan's blocks from being evicted
     asked_at: float

@@ -8,16 +8,7 @@ from dataclasses import dataclass, field
 
 from holdfast.errors import TooLargeForMemory
 from holdfast.wire.requests import RequestId
-from holdfast.worker.scheduler.queue import Rank, ScheduledSequence
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceCosts:
-    """How much KV memory a sequence of the loaded model takes."""
-
-    kv_bytes_per_token: int  # growing layers only
-    fixed_bytes_per_sequence: int  # windows and recurrent states
-    reserve_step_tokens: int = 256  # capacities are multiples of this
+from holdfast.worker.scheduler.queue import Rank, ScheduledSequence, SequenceCosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +27,7 @@ class KvLedger:
     def __init__(
         self, costs: SequenceCosts, *, budget_bytes: int, expected_output_tokens: int
     ) -> None:
+        """costs: of sequences that are not known yet."""
         self._costs = costs
         self._expected_output_tokens = expected_output_tokens
         self.budget_bytes = budget_bytes
@@ -63,16 +55,9 @@ class KvLedger:
         step = self._costs.reserve_step_tokens
         return -(-tokens // step) * step
 
-    def bytes_for(self, capacity_tokens: int, *, held_tokens: int = 0) -> int:
-        """The bytes to reserve for one sequence of this capacity. Nothing is reserved for its first
-        `held_tokens` tokens, because live states hold them.
-        """
-        own_tokens = max(0, capacity_tokens - held_tokens)
-        return own_tokens * self._costs.kv_bytes_per_token + self._costs.fixed_bytes_per_sequence
-
-    def check_fits_alone(self, *, final_tokens: int) -> None:
+    def check_fits_alone(self, costs: SequenceCosts, *, final_tokens: int) -> None:
         """Raise TooLargeForMemory if a request would not fit even if it ran alone."""
-        needed = self.bytes_for(self.capacity_for(final_tokens))
+        needed = costs.bytes_for(self.capacity_for(final_tokens))
         if needed > self.budget_bytes:
             raise TooLargeForMemory(needed_bytes=needed, budget_bytes=self.budget_bytes)
 
@@ -82,7 +67,7 @@ class KvLedger:
         """
         if self.budget_bytes == self.wanted_budget_bytes:
             return
-        needs = (self.bytes_for(self.capacity_for(each.final_tokens)) for each in known)
+        needs = (each.costs.bytes_for(self.capacity_for(each.final_tokens)) for each in known)
         self.budget_bytes = max(self.wanted_budget_bytes, max(needs, default=0))
         self._tolerated_bytes = max(self.budget_bytes, self.reserved_bytes)
 
@@ -109,16 +94,13 @@ class KvLedger:
     def _needed_to_enter(
         self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]
     ) -> int:
-        growing = sum(
-            1
+        headroom = sum(
+            other.costs.reserve_step_tokens * other.costs.kv_bytes_per_token
             for other in running
             if other.capacity_tokens < other.final_tokens and not other.is_fully_planned
         )
-        headroom = growing * self._costs.reserve_step_tokens * self._costs.kv_bytes_per_token
-        return (
-            self.bytes_for(self.capacity_at_admission(sequence), held_tokens=sequence.held_tokens)
-            + headroom
-        )
+        capacity = self.capacity_at_admission(sequence)
+        return sequence.costs.bytes_for(capacity, held_tokens=sequence.held_tokens) + headroom
 
     def may_enter_soon(
         self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]
@@ -164,13 +146,13 @@ class KvLedger:
     def enter(self, sequence: ScheduledSequence, *, step: int) -> None:
         """Reserve memory for a sequence and start it."""
         capacity = self.capacity_at_admission(sequence)
-        needed = self.bytes_for(capacity, held_tokens=sequence.held_tokens)
+        needed = sequence.costs.bytes_for(capacity, held_tokens=sequence.held_tokens)
         self.running_bytes += needed
         sequence.start(capacity_tokens=capacity, reserved_bytes=needed, step=step)
 
     def grow(self, sequence: ScheduledSequence, capacity_tokens: int) -> None:
         """Change the capacity of a running sequence."""
-        needed = self.bytes_for(capacity_tokens, held_tokens=sequence.held_tokens)
+        needed = sequence.costs.bytes_for(capacity_tokens, held_tokens=sequence.held_tokens)
         self.running_bytes += needed - sequence.reserved_bytes
         sequence.capacity_tokens, sequence.reserved_bytes = capacity_tokens, needed
 
@@ -240,7 +222,7 @@ def make_room(
     for sequence in sorted(needy, key=lambda each: ranks[each.request_id]):
         if sequence.request_id not in running:
             continue  # preempted in favor of a more urgent sequence
-        least_bytes = extra_bytes(ledger, sequence, ledger.capacities_for_growth(sequence)[-1])
+        least_bytes = extra_bytes(sequence, ledger.capacities_for_growth(sequence)[-1])
         while ledger.free_bytes - claimed_bytes < least_bytes:
             victim = preemption_order(running, ranks)[0]
             if victim is sequence and len(running) == 1 and sequence.held_tokens:
@@ -306,15 +288,15 @@ def victims_for(
     return gone if has_room() else []
 
 
-def extra_bytes(ledger: KvLedger, sequence: ScheduledSequence, capacity_tokens: int) -> int:
+def extra_bytes(sequence: ScheduledSequence, capacity_tokens: int) -> int:
     """The bytes to reserve for a larger capacity, in addition to those already reserved."""
-    needed = ledger.bytes_for(capacity_tokens, held_tokens=sequence.held_tokens)
+    needed = sequence.costs.bytes_for(capacity_tokens, held_tokens=sequence.held_tokens)
     return needed - sequence.reserved_bytes
 
 
 def _grow(ledger: KvLedger, sequence: ScheduledSequence, *, spare_bytes: int) -> Reservation:
     for capacity in ledger.capacities_for_growth(sequence):
-        if extra_bytes(ledger, sequence, capacity) <= spare_bytes:
+        if extra_bytes(sequence, capacity) <= spare_bytes:
             break
     ledger.grow(sequence, capacity)
     return Reservation(request_id=sequence.request_id, capacity_tokens=capacity)

@@ -27,6 +27,23 @@ Rank: TypeAlias = tuple[int, int, int]
 _MOST_TURNS = 4096  # flows, including ended ones
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceCosts:
+    """How much KV memory a sequence takes. It depends on the model and on the bits of its KV."""
+
+    kv_bytes_per_token: int  # growing layers only
+    fixed_bytes_per_sequence: int  # windows and recurrent states
+    reserve_step_tokens: int = 256  # capacities are multiples of this
+    block_tokens: int | None = None  # no span may contain a multiple of this, except at its start
+
+    def bytes_for(self, capacity_tokens: int, *, held_tokens: int = 0) -> int:
+        """The bytes to reserve for one sequence of this capacity. Nothing is reserved for its first
+        `held_tokens` tokens, because live states hold them.
+        """
+        own_tokens = max(0, capacity_tokens - held_tokens)
+        return own_tokens * self.kv_bytes_per_token + self.fixed_bytes_per_sequence
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class ScheduledSequence:
     """The scheduler's view of a waiting or running request: counts only, no tokens.
@@ -40,6 +57,7 @@ class ScheduledSequence:
     prompt_tokens: int
     max_tokens: int
     submitted_after_step: int  # results up to this step belong to an earlier use of the id
+    costs: SequenceCosts
     boundaries: tuple[
         int, ...
     ] = ()  # ascending; spans of the prompt end there so that state can be saved
@@ -82,11 +100,17 @@ class ScheduledSequence:
 
     @property
     def longest_span(self) -> int:
-        """The largest possible next span: up to the next boundary, or all unread tokens."""
-        for boundary in self.boundaries:
-            if boundary > self.position:
-                return min(boundary, self.known_tokens) - self.position
-        return self.unread_tokens
+        """The largest possible next span: up to the next boundary or block, or all unread
+        tokens.
+        """
+        end = self.known_tokens
+        if self.costs.block_tokens is not None:
+            end = min(
+                end,
+                self.position - self.position % self.costs.block_tokens + self.costs.block_tokens,
+            )
+        later = (boundary for boundary in self.boundaries if boundary > self.position)
+        return min(end, next(later, end)) - self.position
 
     @property
     def is_fully_planned(self) -> bool:

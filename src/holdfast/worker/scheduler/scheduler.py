@@ -26,7 +26,6 @@ from holdfast.worker.scheduler.admission import (
     KvLedger,
     Reservation,
     RoomMade,
-    SequenceCosts,
     extra_bytes,
     make_room,
     preemption_order,
@@ -38,6 +37,7 @@ from holdfast.worker.scheduler.queue import (
     DEFAULT_SERVICE,
     FairShare,
     ScheduledSequence,
+    SequenceCosts,
     by_order,
     check_sequences,
 )
@@ -147,7 +147,8 @@ class Scheduler:
         mixes_chunks: bool,
         bounds: ChunkBounds = UNBOUNDED,
     ) -> None:
-        """mixes_chunks: whether prompt chunks share a forward pass with the decoding rows.
+        """costs: of a sequence whose costs are not given. mixes_chunks: whether prompt chunks share
+        a forward pass with the decoding rows.
 
         Raises ConfigError if `settings.step_tokens` is not set: the worker must choose a value for
         its device first.
@@ -160,6 +161,7 @@ class Scheduler:
         self._settings = settings
         self._step_tokens = settings.step_tokens
         self._context_tokens = context_tokens
+        self._usual = costs
         self._ledger = KvLedger(
             costs, budget_bytes=budget_bytes, expected_output_tokens=settings.expected_output_tokens
         )
@@ -197,6 +199,7 @@ class Scheduler:
         is_ready: bool = True,
         service: ServiceClass = DEFAULT_SERVICE,
         is_idle_work: bool = False,
+        costs: SequenceCosts | None = None,
     ) -> None:
         """Put a request into the queue. Its answer ends at the latest where the context window
         ends.
@@ -209,14 +212,17 @@ class Scheduler:
             slower.
         is_ready: if False, the request keeps its position until `make_ready` tells where its
             prefill starts.
+        costs: of this sequence; None: the usual ones.
         is_idle_work: whether to use short steps, because a new request cancels this one and waits
             for its current step.
 
         Raises QueueFull, TooLargeForMemory and PromptTooLong, and InvalidRequest for an empty
         prompt or an id in use.
         """
+        costs = costs or self._usual
         max_tokens = self._checked_max_tokens(
             request_id,
+            costs=costs,
             prompt_tokens=prompt_tokens,
             max_tokens=max_tokens,
             drawn_tokens=drawn_tokens,
@@ -231,6 +237,7 @@ class Scheduler:
             max_tokens=max_tokens,
             drawn=drawn_tokens,
             submitted_after_step=self._issued_steps,
+            costs=costs,
             boundaries=boundaries,
             scores_prompt=scores_prompt,
             is_ready=is_ready,
@@ -242,7 +249,13 @@ class Scheduler:
         self._fairness.join(sequence)
 
     def _checked_max_tokens(
-        self, request_id: RequestId, *, prompt_tokens: int, max_tokens: int, drawn_tokens: int
+        self,
+        request_id: RequestId,
+        *,
+        costs: SequenceCosts,
+        prompt_tokens: int,
+        max_tokens: int,
+        drawn_tokens: int,
     ) -> int:
         """Check a request; returns the length of the longest answer that fits in the context
         window.
@@ -264,7 +277,7 @@ class Scheduler:
                 f"all {max_tokens} tokens of the answer are generated already",
                 field="generated_token_ids",
             )
-        self._ledger.check_fits_alone(final_tokens=prompt_tokens + max_tokens)
+        self._ledger.check_fits_alone(costs, final_tokens=prompt_tokens + max_tokens)
         return max_tokens
 
     def _check_queue(self, service: ServiceClass) -> None:
@@ -344,7 +357,7 @@ class Scheduler:
         if sequence is None:
             return True
         return (
-            self._ledger.bytes_for(sequence.capacity_tokens) - sequence.reserved_bytes
+            sequence.costs.bytes_for(sequence.capacity_tokens) - sequence.reserved_bytes
             <= self._ledger.free_bytes
         )
 
@@ -357,8 +370,7 @@ class Scheduler:
         """The number of bytes of parked states that must be freed for the next step."""
         ledger = self._ledger
         growth = sum(
-            extra_bytes(ledger, each, ledger.capacities_for_growth(each)[-1])
-            for each in self._needy()
+            extra_bytes(each, ledger.capacities_for_growth(each)[-1]) for each in self._needy()
         )
         missing = min(max(0, growth - ledger.free_bytes), ledger.parked_bytes)
         head = self._next_in_queue()
@@ -468,11 +480,10 @@ class Scheduler:
             return _NOTHING_TO_DO
         expected = self._costs.at_most(self._under_way[-1].load) if plan.spans else None
         if expected is not None:
-            capacities = [
-                *(each.capacity_tokens for each in admitted),
-                *(each.capacity_tokens for each in room.grown),
-            ]
-            copied = sum(map(self._ledger.bytes_for, capacities))
+            copied = sum(
+                self._known[each.request_id].costs.bytes_for(each.capacity_tokens)
+                for each in (*admitted, *room.grown)
+            )
             expected += copied / _COPIED_BYTES_PER_SECOND
         return Decision(
             admitted=admitted,

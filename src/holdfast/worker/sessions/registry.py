@@ -20,6 +20,7 @@ from holdfast.store.store import FOREVER
 from holdfast.wire.commands import PinnedPrefix
 from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.wire.sessions import PinState, Ttl
+from holdfast.worker.kv.layer import KVBits
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.chain import Branch
 from holdfast.worker.prefix.index import PrefixIndex
@@ -358,12 +359,21 @@ class PrefixPins:
                 self._pins.renew(pin)
 
     def keep(
-        self, wanted: Sequence[PinnedPrefix], *, tenant: str, chain: bytes | bytearray, now: float
+        self,
+        wanted: Sequence[PinnedPrefix],
+        *,
+        tenant: str,
+        kv_bits: KVBits = "native",
+        chain: bytes | bytearray,
+        now: float,
     ) -> None:
         """Pin prefixes of a chain, shorter ones first, until one does not fit."""
         kept: list[Session] = []
         for each in wanted:
-            pin = self._pin(each, tenant=tenant, chain=chain, now=now)
+            branch = self._index.branch(
+                chain[: each.tokens * TOKEN_BYTES], tenant=tenant, kv_bits=kv_bits
+            )
+            pin = self._pin(each, branch, tenant=tenant, now=now)
             if pin is None or not self._make_room(pin, spared=kept):
                 break
             self._kept[_end_of(pin)] = pin
@@ -385,12 +395,11 @@ class PrefixPins:
         return first is not None
 
     def _pin(
-        self, wanted: PinnedPrefix, *, tenant: str, chain: bytes | bytearray, now: float
+        self, wanted: PinnedPrefix, branch: Branch, *, tenant: str, now: float
     ) -> Session | None:
         """Create a pin, merged with an existing pin that ends in the same block. Returns None if no
         token of the prefix is stored.
         """
-        branch = self._index.branch(chain[: wanted.tokens * TOKEN_BYTES], tenant=tenant)
         if not branch.blocks:
             return None
         end = branch.blocks[-1].key

@@ -26,6 +26,7 @@ from holdfast.wire.sessions import (
     is_fit_ttl,
     is_session_id,
 )
+from holdfast.worker.kv.layer import KVBits
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.tiers import Residence
 from holdfast.worker.sessions.registry import (
@@ -103,7 +104,14 @@ class SessionService:
         except SessionRefused as refusal:
             return _refused(command, refusal)
 
-    def used(self, session_id: str, *, tenant: str, chain: bytes | bytearray) -> None:
+    def used(
+        self,
+        session_id: str,
+        *,
+        tenant: str,
+        chain: bytes | bytearray,
+        kv_bits: KVBits = "native",
+    ) -> None:
         """Record that a request of a session has ended and that its blocks are committed.
 
         Opens the session if the tenant has none with this id.
@@ -117,7 +125,8 @@ class SessionService:
             except SessionRefused as refusal:
                 logger.warning("the session of a request cannot be opened: %s", refusal)
                 return
-        session.use(self._cache.index.branch(chain, tenant=tenant), now=now)
+        branch = self._cache.index.branch(chain, tenant=tenant, kv_bits=kv_bits)
+        session.use(branch, now=now)
         self._changed(session)
 
     def keep_prefixes(
@@ -127,12 +136,13 @@ class SessionService:
         tenant: str,
         chain: bytes | bytearray,
         began_from: Sequence[BlockKey],
+        kv_bits: KVBits = "native",
     ) -> None:
         """Renew the pinned prefixes that an ended request started from, and pin those that the
         request asks for.
         """
         self._prefixes.use(began_from, now=self._clock())
-        self._prefixes.keep(wanted, tenant=tenant, chain=chain, now=self._clock())
+        self._prefixes.keep(wanted, tenant=tenant, kv_bits=kv_bits, chain=chain, now=self._clock())
 
     def tend(self) -> list[SessionAnswer]:
         """Continue transfers, close expired sessions and write records. Returns the answers to
@@ -281,7 +291,10 @@ class SessionService:
         session_id = command.session_id or manifest.session_id
         tenant = command.tenant
         self._registry.refuse_taken(session_id, tenant=tenant)
-        branches = tuple(self._cache.index.branch(chain, tenant=tenant) for chain in chains)
+        branches = tuple(
+            self._cache.index.branch(chain, tenant=tenant, kv_bits=branch.kv_bits)
+            for branch, chain in zip(manifest.branches, chains, strict=True)
+        )
         if any(
             branch.tokens < len(chain) // TOKEN_BYTES
             for branch, chain in zip(branches, chains, strict=True)

@@ -294,7 +294,7 @@ class Transfers:
         file, chains = yield from self._next(transfer, checked)
         self._check_room(command, file)
         for branch, chain in zip(file.manifest.branches, chains, strict=True):
-            cursor = self._cache.cursor(tenant=command.tenant)
+            cursor = self._cache.cursor(tenant=command.tenant, kv_bits=branch.kv_bits)
             for part in branch.blocks:
                 run = self._cache.decoded((yield from self._next(transfer, blocks)))
                 assert isinstance(run, KVBlock)
