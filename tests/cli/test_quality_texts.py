@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,12 @@ DEMO = demo_folder()
 
 def pages_of(folder: Path, *, context_tokens: int = 8192) -> tuple[Passage, ...]:
     return passages_for(folder, text="", context_tokens=context_tokens)
+
+
+def change(file: Path, **fields: Any) -> None:
+    """Change fields of a JSON file; None removes a field."""
+    content = json.loads(file.read_text()) | fields
+    file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
 
 
 def test_every_answer_repeats_the_value_of_a_note() -> None:
@@ -45,24 +52,50 @@ def test_pages_are_always_the_same_and_differ_from_each_other() -> None:
 
 def test_questions_need_no_chat_template(tmp_path: Path) -> None:
     write_tiny(tmp_path, "qwen3")
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    del settings["chat_template"]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    change(tmp_path / "tokenizer_config.json", chat_template=None)
     tokenizer = load_tokenizer(tmp_path)
     (first, *_) = pages_of(tmp_path)
+    start, end = first.answers[-1]
+    assert end == len(first.token_ids)
     text = tokenizer.decode(first.token_ids, skip_special_tokens=False)
+    value = tokenizer.decode(first.token_ids[start:end], skip_special_tokens=False)
+    assert text.splitlines()[-1].startswith("Answer: ")
+    assert text.splitlines()[-1].endswith(f" {value}")
     assert text.startswith("Notes:\n- ")
     assert text.count("\nQuestion: ") == QUESTIONS_ON_A_PAGE
     assert len(first.answers) == QUESTIONS_ON_A_PAGE
 
 
+def test_texts_begin_as_the_tokenizer_begins_them(tmp_path: Path) -> None:
+    write_tiny(tmp_path, "qwen3")
+    start = {"SpecialToken": {"id": "<|start|>", "type_id": 0}}
+    one, other = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    token = {"id": "<|start|>", "ids": [262], "tokens": ["<|start|>"]}
+    change(
+        tmp_path / "tokenizer.json",
+        post_processor={
+            "type": "TemplateProcessing",
+            "single": [start, one],
+            "pair": [start, one, other],
+            "special_tokens": {"<|start|>": token},
+        },
+    )
+    change(tmp_path / "tokenizer_config.json", bos_token="<|start|>", chat_template=None)
+    tokenizer = load_tokenizer(tmp_path)
+    passages = passages_for(tmp_path, text=built_in_text(), context_tokens=8192)
+    assert {passage.token_ids[0] for passage in passages} == {262}
+    assert not any(262 in passage.token_ids[1:] for passage in passages)
+    for page in passages[-PAGES:]:
+        first, end = page.answers[0]
+        answer = tokenizer.decode(page.token_ids[first : end + 6], skip_special_tokens=False)
+        assert answer[: end - first].strip() == answer[: end - first]
+        assert answer[end - first] in ". "
+
+
 def test_a_template_that_changes_messages_is_not_used(tmp_path: Path) -> None:
     write_tiny(tmp_path, "qwen3")
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    settings["chat_template"] = (
-        "{% for message in messages %}{{ message['content'] | upper }}{% endfor %}"
-    )
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    shouted = "{% for message in messages %}{{ message['content'] | upper }}{% endfor %}"
+    change(tmp_path / "tokenizer_config.json", chat_template=shouted)
     tokenizer = load_tokenizer(tmp_path)
     (first, *_) = pages_of(tmp_path)
     assert tokenizer.decode(first.token_ids, skip_special_tokens=False).startswith("Notes:\n- ")

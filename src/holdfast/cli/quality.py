@@ -281,9 +281,12 @@ def _measure(task: _Task, progress: Callable[[str, float], None]) -> QualityRepo
 def _answer_task() -> None:
     """Read a task from stdin, and print lines of `_Line`."""
 
+    lines = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a model's own code prints is no line
+
     def say(line: _Line) -> None:
-        sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
-        sys.stdout.buffer.flush()
+        lines.write(msgspec.json.encode(line) + b"\n")
+        lines.flush()
 
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=_Task)
     try:

@@ -98,8 +98,7 @@ def _windows(tokenizer: Tokenizer, text: str, *, longest: int) -> tuple[Passage,
             f"the text has {len(token_ids):,} tokens; at least {LEAST_TOKENS} are needed, because "
             "the first ones have no quantized tokens before them"
         )
-    around = list(tokenizer.with_special_tokens(TokenIds.of(())))
-    first = [token for token in around[:1] if token == tokenizer.bos_token_id]
+    first = _first_tokens(tokenizer)
     tokens = longest - len(first)
     cuts = range(0, min(len(token_ids), MOST_WINDOWS * tokens), tokens)
     windows = [token_ids[cut : cut + tokens] for cut in cuts]
@@ -108,6 +107,12 @@ def _windows(tokenizer: Tokenizer, text: str, *, longest: int) -> tuple[Passage,
         for window in windows
         if len(window) >= LEAST_TOKENS
     )
+
+
+def _first_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The token with which this model's texts begin; none for most models."""
+    around = tuple(tokenizer.with_special_tokens(TokenIds.of(())))
+    return around[:1] if around[:1] == (tokenizer.bos_token_id,) else ()
 
 
 def _page(
@@ -121,17 +126,19 @@ def _page(
     """A page with `count` notes."""
     notes = _notes(random, count)
     asked = random.sample(notes, QUESTIONS_ON_A_PAGE)
-    page = _rendered(template, notes, asked) or _plain(notes, asked)
+    page = _rendered(template, notes, asked)
+    first: tuple[int, ...] = ()
     places = _value_places(page, asked)
-    if not places:  # the template changes messages
+    if not places:  # there is no template, or it changes messages
         page = _plain(notes, asked)
+        first = _first_tokens(tokenizer)
         places = _value_places(page, asked)
-    page = page[: places[-1][1]]
-    (encoded,) = tokenizer.encode_in_place([page])
+    (encoded,) = tokenizer.encode_in_place([page[: places[-1][1]]])
     answers = tuple(
-        (encoded.tokens_before(start), encoded.tokens_before(end)) for start, end in places
+        (len(first) + encoded.tokens_before(start), len(first) + encoded.tokens_before(end))
+        for start, end in places
     )
-    return Passage(token_ids=tuple(encoded.token_ids), is_text=is_text, answers=answers)
+    return Passage(token_ids=(*first, *encoded.token_ids), is_text=is_text, answers=answers)
 
 
 def _notes(random: Random, count: int) -> list[_Note]:
@@ -145,7 +152,9 @@ def _notes(random: Random, count: int) -> list[_Note]:
 
 
 def _rendered(template: ChatTemplate | None, notes: Sequence[_Note], asked: Sequence[_Note]) -> str:
-    """The page as a conversation; empty if the model has no template, or refuses system messages."""
+    """The page as a conversation; empty if the model has no template, or the template refuses the
+    conversation.
+    """
     if template is None:
         return ""
     listed = "\n".join(f"- {note.text}" for note in notes)
