@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.worker.engine.probe import warnings_about_kernels
 from holdfast.worker.engine.views import (
     GatherView,
     RowsView,
@@ -21,9 +24,12 @@ from holdfast.worker.engine.views import (
 )
 from holdfast.worker.kv.full import FullKV
 from holdfast.worker.kv.kinds import Composite, ForeignState
-from holdfast.worker.kv.layer import LayerKV
+from holdfast.worker.kv.layer import HeadsForm, KVBits, LayerKV
+from holdfast.worker.kv.quantized import QuantizedKV
+from holdfast.worker.kv.quantized import wrong_over_slices as wrong_slices
 from holdfast.worker.kv.recurrent import RecurrentState
 from holdfast.worker.kv.window import WindowKV
+from tests.fakes.tiny_models import kept_tiny
 
 HEADS, KV_HEADS, KEY_DIM, VALUE_DIM = 4, 2, 8, 6
 SCALE = 0.3
@@ -49,9 +55,10 @@ class Story:
         window: int | None,
         sinks: mx.array | None,
         seed: int,
+        key_dim: int = KEY_DIM,
         value_dim: int = VALUE_DIM,
     ) -> Story:
-        shapes = ((HEADS, KEY_DIM), (KV_HEADS, KEY_DIM), (KV_HEADS, value_dim))
+        shapes = ((HEADS, key_dim), (KV_HEADS, key_dim), (KV_HEADS, value_dim))
         keys = mx.random.split(mx.random.key(seed), 3)
         q, k, v = (
             mx.random.normal((1, heads, tokens, dim), key=keys[i])
@@ -350,3 +357,108 @@ def test_a_kind_that_only_mlx_lm_knows_cannot_be_laid_out() -> None:
 
 def _spans(layers: Sequence[LayerKV]) -> int:
     return len(layers)
+
+
+def wrong_over_slices(of_mlx: Callable[..., mx.array], at: int) -> Callable[..., mx.array]:
+    """A function of MLX that is only right if codes, scales and biases, arguments from `at` on, are
+    contiguous.
+    """
+
+    def compute(*arrays: mx.array, **more: Any) -> mx.array:
+        mx.eval(arrays)
+        views = [np.array(array, copy=False) for array in arrays[at:]]
+        right = of_mlx(*arrays, **more)
+        return right if all(view.flags.c_contiguous for view in views) else right + 1000
+
+    return compute
+
+
+@pytest.fixture
+def own_check() -> Iterator[None]:
+    """The check of MLX's functions is made anew, and not kept."""
+    wrong_slices.cache_clear()
+    yield
+    wrong_slices.cache_clear()
+
+
+DIRECTLY = StepContext(composes_attention=False, reads_codes=True)
+BY_DEQUANTIZING = StepContext(composes_attention=False, reads_codes=False)
+
+
+def decoded(context: StepContext, *, bits: KVBits, value_dim: int, **more: Any) -> mx.array:
+    """What the last tokens of three sequences of different lengths get in one step."""
+    sinks, asked, dtype = (more.get(name) for name in ("sinks", "asked", "dtype"))
+    lengths = (5, 41, 300)
+    stories = [
+        Story.of(length, window=None, sinks=None, seed=length, key_dim=64, value_dim=value_dim)
+        for length in lengths
+    ]
+    pairs = [
+        tuple(array.astype(dtype or mx.float32) for array in (story.keys, story.values))
+        for story in stories
+    ]
+    form = (HeadsForm.of_array(pairs[0][0]), HeadsForm.of_array(pairs[0][1]))
+    layers = [QuantizedKV(bits, form=form, block_tokens=16) for _ in stories]
+    for layer, (keys, values) in zip(layers, pairs, strict=True):
+        for start, end in itertools.pairwise((0, keys.shape[2] // 3, keys.shape[2] - 1)):
+            layer.freeze()
+            layer.reserve(400)  # more than needed, so that the codes are slices of a buffer
+            layer.append(keys[:, :, start:end], values[:, :, start:end])
+    view = RowsView(layers, tokens=[1] * 3, offset=mx.array(lengths) - 1, context=context)
+    keys, values, queries = (
+        mx.concatenate([array[:, :, -1:] for array in arrays])
+        for arrays in (*zip(*pairs, strict=True), [story.queries for story in stories])
+    )
+    mask = view.make_mask(1, window_size=asked)
+    seen, _ = view.update_and_fetch(keys, values)
+    got = seen.attend(queries.astype(keys.dtype), scale=0.125, mask=mask, sinks=sinks)
+    assert got.dtype == keys.dtype
+    return got.astype(mx.float32)
+
+
+@pytest.mark.parametrize("bits", ["8", "4", "8/4", "4/8"])
+@pytest.mark.parametrize("value_dim", [64, 96])
+@pytest.mark.parametrize("asked", [None, 37])
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_codes_are_attended_to_as_dequantized_keys_and_values_are(
+    bits: KVBits, value_dim: int, asked: int | None, with_sinks: bool
+) -> None:
+    sinks = some_sinks(with_sinks)
+    got, expected = (
+        decoded(context, bits=bits, value_dim=value_dim, asked=asked, sinks=sinks)
+        for context in (DIRECTLY, BY_DEQUANTIZING)
+    )
+    assert_close(got, expected)
+
+
+def test_codes_are_attended_to_in_float32_if_the_model_uses_bf16() -> None:
+    exact, got, dequantized = (
+        decoded(context, bits="8", value_dim=64, dtype=dtype)
+        for context, dtype in (
+            (DIRECTLY, mx.float32),
+            (DIRECTLY, mx.bfloat16),
+            (BY_DEQUANTIZING, mx.bfloat16),
+        )
+    )
+    assert rms(got - exact) <= 1.1 * rms(dequantized - exact)
+
+
+def rms(array: mx.array) -> float:
+    return float(mx.sqrt(mx.square(array).mean()))
+
+
+@pytest.mark.parametrize("bits", ["8", "4/8"])
+@pytest.mark.parametrize(("name", "at"), [("dequantize", 0), ("quantized_matmul", 1)])
+def test_slices_are_copied_where_mlx_is_wrong_over_them(
+    bits: KVBits, name: str, at: int, monkeypatch: pytest.MonkeyPatch, own_check: None
+) -> None:
+    context = BY_DEQUANTIZING if name == "dequantize" else DIRECTLY
+    expected = decoded(context, bits=bits, value_dim=64)
+    assert wrong_slices() == frozenset()
+    monkeypatch.setattr(mx, name, wrong_over_slices(getattr(mx, name), at))
+    assert rms(decoded(context, bits=bits, value_dim=64) - expected) > 1
+    wrong_slices.cache_clear()
+    assert wrong_slices() == {f"mx.{name}"}
+    assert_close(decoded(context, bits=bits, value_dim=64), expected)
+    (warning,) = warnings_about_kernels(kept_tiny("llama"), force=True)
+    assert f"Why: mx.{name} is wrong over slices" in warning

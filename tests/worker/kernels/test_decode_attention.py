@@ -25,8 +25,8 @@ from holdfast.worker.kernels.decode_attention import (
     Stored,
     attend,
     attend_in_numpy,
-    group_of,
 )
+from holdfast.worker.kv.quantized import group_of
 
 needs_kernel = pytest.mark.skipif(
     bool(decode_attention.unavailable()), reason=decode_attention.unavailable()

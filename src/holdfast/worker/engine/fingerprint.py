@@ -39,6 +39,7 @@ _IRRELEVANT_KEYS = frozenset(
 # source files of Holdfast that affect the numbers in a cached state
 _OWN_CODE = (
     "worker/engine/adapters.py",
+    "worker/engine/code_attention.py",
     "worker/engine/lora.py",
     "worker/engine/seams.py",
     "worker/engine/weight_format.py",

@@ -41,8 +41,8 @@ def pays(
 
     seen: how many positions each sequence's query sees. queries: [rows, heads, 1, head_dim].
     """
-    is_quantized = _is_quantized(layers)
-    if not is_quantized and (
+    has_codes = _have_codes(layers)
+    if not has_codes and (
         decode_attention.unavailable() or sum(seen) * queries.shape[1] < least_scores
     ):
         return False
@@ -51,7 +51,7 @@ def pays(
     keys, values = layers[0].form()
     if not keys.dtype == values.dtype == "float32":
         return False
-    return is_quantized or _has_kernel(layers[0], queries.shape[1], is_quantized=False)
+    return has_codes or _has_kernel(layers[0], queries.shape[1], is_quantized=False)
 
 
 def attend(
@@ -73,11 +73,11 @@ def attend(
         for arrays, start, end in runs:
             key = id(arrays[0])
             if key not in buffers:
-                buffers[key] = _buffer(arrays, _bits(layer), kv_heads=keys.heads)
+                buffers[key] = _buffer(arrays, bits_of(layer), kv_heads=keys.heads)
             row.append(Run(buffers[key], start, end))
         rows.append(row)
     compute = decode_attention.attend_in_numpy
-    if _has_kernel(layers[0], queries.shape[1], is_quantized=_is_quantized(layers)):
+    if _has_kernel(layers[0], queries.shape[1], is_quantized=_have_codes(layers)):
         compute = partial(decode_attention.attend, threads=threads_to_use())
     attended = compute(
         np.array(queries, copy=False)[:, :, 0],
@@ -89,8 +89,8 @@ def attend(
     return mx.array(attended[:, :, None])
 
 
-def _is_quantized(layers: Sequence[LayerKV]) -> bool:
-    return any(_bits(layer) != (NATIVE_BITS, NATIVE_BITS) for layer in layers)
+def _have_codes(layers: Sequence[LayerKV]) -> bool:
+    return any(layer.kv_bits != "native" for layer in layers)
 
 
 def _has_kernel(layer: LayerKV, heads: int, *, is_quantized: bool) -> bool:
@@ -105,7 +105,7 @@ def _has_kernel(layer: LayerKV, heads: int, *, is_quantized: bool) -> bool:
     )
 
 
-def _bits(layer: LayerKV) -> tuple[Bits, Bits]:
+def bits_of(layer: LayerKV) -> tuple[Bits, Bits]:
     """Bits of the keys and of the values in the runs of earlier tokens of a layer."""
     if layer.kv_bits == "native":
         return NATIVE_BITS, NATIVE_BITS

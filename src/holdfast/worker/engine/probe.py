@@ -61,7 +61,7 @@ from holdfast.worker.engine.sequence import EngineSequence, SequenceSpan
 from holdfast.worker.engine.views import StepContext
 from holdfast.worker.kv.layer import KVBits, Layer
 from holdfast.worker.kv.live import LiveState
-from holdfast.worker.kv.quantized import BITS
+from holdfast.worker.kv.quantized import BITS, wrong_over_slices
 
 KEYS = (1_500, 5_000)  # beyond 1,024 and 4,096
 QUERIES = (1, 1_024)  # a decoding step, a chunk of a prompt
@@ -616,9 +616,16 @@ def warnings_about_kernels(model: Any, *, force: bool = False) -> tuple[str, ...
         for fault in _faults(shape, keys, queries)
     ]
     mx.clear_cache()
+    warnings = [
+        f"decoding over quantized keys and values is slower on this device. Why: {name} is wrong "
+        "over slices of an array, so they are copied first. What to do: install another version "
+        "of mlx"
+        for name in sorted(wrong_over_slices())
+    ]
     if not faults:
-        return ()
+        return tuple(warnings)
     return (
+        *warnings,
         "answers after long prompts may be wrong on this device. Why: compared with float32, "
         f"{'; '.join(faults)}. What to do: "
         "install another version of mlx, or run the model with --device cpu",

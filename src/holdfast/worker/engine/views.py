@@ -15,7 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from holdfast.worker.engine import host_attention, host_decoding
+from holdfast.worker.engine import code_attention, host_attention, host_decoding
 from holdfast.worker.engine.host_attention import AttentionSpan
 from holdfast.worker.kv.layer import LayerKV, are_alike, joined
 from holdfast.worker.kv.recurrent import RecurrentState
@@ -66,6 +66,8 @@ class StepContext:
 
     composes_attention: attention is composed of matrix products because there is no fused kernel.
     attends_to_parts: attention goes through the seam, which takes keys and values in several parts.
+    reads_codes: MLX computes decode steps from quantized keys and values, without dequantizing
+        them.
     host_scores: if attention is composed, numpy computes it for at least this many attention
         scores (products of a query and a key).
     decode_scores: if attention is composed, the C kernel computes decode steps with at least this
@@ -76,6 +78,7 @@ class StepContext:
         default_factory=lambda: mx.default_device() == mx.Device(mx.cpu)
     )
     attends_to_parts: bool = True
+    reads_codes: bool = field(default_factory=lambda: mx.default_device() != mx.Device(mx.cpu))
     host_scores: int = field(default_factory=lambda: host_attention.SCORES_WORTH_IT)
     decode_scores: int = field(default_factory=lambda: host_decoding.SCORES_WORTH_IT)
     _masks: dict[tuple[int, int, int | None], mx.array] = field(default_factory=dict)
@@ -147,17 +150,33 @@ def _attend(
 
 
 def _attend_each(
-    sequences: Sequence[Sequence[AttentionSpan]],
+    layers: Sequence[LayerKV],
+    queries: Sequence[mx.array],
     *,
+    asked: int | None,
     scale: float,
     sinks: mx.array | None,
     context: StepContext,
 ) -> list[mx.array]:
-    """As `_attend`, for sequences with one or several adjoining spans each."""
-    flat = [span for spans in sequences for span in spans]
+    """Attention of the last appended tokens of each sequence.
+
+    queries: of each sequence, [1, heads, tokens, head_dim]; scale: the factor by which they still
+    have to be multiplied. asked: the model's window.
+    """
+    direct: dict[int, mx.array] = {}
+    spans: dict[int, list[AttentionSpan]] = {}
+    for at, (layer, asking) in enumerate(zip(layers, queries, strict=True)):
+        if context.reads_codes and layer.kv_bits != "native" and asking.shape[2] == 1:
+            seen = layer.seen_by_last(_narrower(asked, layer.window))
+            direct[at] = code_attention.attend(layer, seen, asking * scale, sinks=sinks)
+        else:
+            spans[at] = _attention_spans(layer, asking, asked)
+    flat = [span for several in spans.values() for span in several]
     attended = iter(_attend(flat, scale=scale, sinks=sinks, context=context))
-    parts = [[next(attended) for _ in spans] for spans in sequences]
-    return [part[0] if len(part) == 1 else mx.concatenate(part, axis=2) for part in parts]
+    for at, several in spans.items():
+        parts = [next(attended) for _ in several]
+        direct[at] = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+    return [direct[at] for at in range(len(layers))]
 
 
 def _attend_alone(
@@ -277,11 +296,14 @@ class RowsView(KVView):
             )
             if decoded is not None:
                 return decoded
-        spans = [
-            _attention_spans(layer, part, asked)
-            for layer, part in zip(self._layers, self._split(queries), strict=True)
-        ]
-        parts = _attend_each(spans, scale=scale, sinks=sinks, context=self._context)
+        parts = _attend_each(
+            self._layers,
+            self._split(queries),
+            asked=asked,
+            scale=scale,
+            sinks=sinks,
+            context=self._context,
+        )
         # transposed before they are joined, so that the model's reshape copies nothing
         rows = [_turned(part, tokens) for part, tokens in zip(parts, self._tokens, strict=True)]
         return rows[0] if len(rows) == 1 else mx.concatenate(rows, axis=0)
@@ -437,8 +459,9 @@ class SpanView(KVView):
             )
             if decoded is not None:
                 return decoded
-        spans = _attention_spans(self._layer, queries, asked)
-        (attended,) = _attend_each([spans], scale=1.0, sinks=sinks, context=self._context)
+        (attended,) = _attend_each(
+            [self._layer], [queries], asked=asked, scale=1.0, sinks=sinks, context=self._context
+        )
         return attended
 
 

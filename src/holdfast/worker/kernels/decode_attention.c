@@ -106,7 +106,7 @@ static inline vec exponential(vec x) {
     return p * (vec)bits;
 }
 
-/* How many dimensions share a scale and a bias; as `group_of` in decode_attention.py. */
+/* How many dimensions share a scale and a bias; as `group_of` in kv/quantized.py. */
 static inline int group_of(int dimension) { return dimension % GROUP ? GROUP / 2 : GROUP; }
 
 /* The codes of one group as floats. Compilers turn these loops into wide conversions. 4 bits: even

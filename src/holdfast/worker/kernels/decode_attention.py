@@ -34,13 +34,6 @@ Bits: TypeAlias = Literal[32, 8, 4]
 NATIVE_BITS: Literal[32] = 32  # not quantized: float32
 
 
-def group_of(dimension: int) -> int:
-    """How many dimensions share a scale and a bias in quantized keys or values of this head size:
-    64, or 32 if the size is not a multiple of 64.
-    """
-    return 32 if dimension % 64 else 64
-
-
 @dataclass(frozen=True, slots=True)
 class Quantized:
     """Quantized keys or values as `mx.quantize` returns them, scales in float16.
@@ -316,7 +309,7 @@ def _weighted(weights: Floats, values: Quantized, start: int, end: int) -> Float
     groups = values.scales.shape[2]
     biases: Floats = weights @ values.biases[:, start:end].astype(np.float32)
     scales = values.scales[:, start:end].astype(np.float32).swapaxes(1, 2)
-    group_size = group_of(values.codes.shape[2] * 32 // values.bits)
+    group_size = values.codes.shape[2] * 32 // values.bits // groups
     out = np.zeros((*weights.shape[:2], groups, group_size), np.float32)
     for low, high, codes in _tiles(values, start, end):
         for group in range(groups):
