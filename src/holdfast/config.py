@@ -33,7 +33,7 @@ DtypeChoice: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 DequantizeChoice: TypeAlias = Literal["auto", "never", "always"]
 DeviceChoice: TypeAlias = Literal["auto", "cpu", "gpu"]
 LayoutChoice: TypeAlias = Literal["auto", "rows", "split", "solo"]
-KVBitsChoice: TypeAlias = Literal["auto", "native", "8", "4", "8/4", "4/8"]
+KVBitsChoice: TypeAlias = Literal["auto", "native", "8", "8/4", "4"]
 ConstrainChoice: TypeAlias = Literal["strict", "auto"]
 WarmAheadChoice: TypeAlias = Literal["auto", "on", "off"]
 LogLevel: TypeAlias = Literal["critical", "error", "warning", "info", "debug"]
@@ -220,9 +220,9 @@ class ModelSettings:
     )
     kv_bits: KVBitsChoice = _setting(
         "auto",
-        "Bits of keys and values, live and stored: `native` as they were computed, quantized to 8 "
-        "or 4, or `8/4` for 8-bit keys and 4-bit values. `auto`: native, and 8 bits for new "
-        "sequences when memory runs short.",
+        "Bits of keys and values, live and stored: `native` as they were computed, 8, `8/4` (8-bit "
+        "keys, 4-bit values), or 4 (with 5-bit keys). `auto`: native, and 8 bits for new sequences "
+        "when memory runs short.",
         flag="--kv-bits",
     )
     context_tokens: int | None = _setting(

@@ -21,7 +21,7 @@ import typer
 
 from holdfast.cli.output import Json, load_progress, new_table, print_table, size_text
 from holdfast.cli.settings import settings_command
-from holdfast.config import EffectiveSettings, ModelSettings, Settings
+from holdfast.config import EffectiveSettings, ModelSettings
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.models.download import check_present, is_demo, resolve_model, served_id
 from holdfast.models.model_folder import known_context_tokens, read_json
@@ -35,7 +35,6 @@ from holdfast.models.quality import (
     save_quality,
 )
 
-_ALWAYS: tuple[QuantizedForm, ...] = ("8", "4")
 _BUILT_IN = "built-in"
 _ANY_LENGTH = 1 << 30  # if the length of the context is unknown
 
@@ -48,8 +47,7 @@ Forms: TypeAlias = Annotated[
     typer.Option(
         "--kv-bits",
         metavar="LIST",
-        help="Forms to compare with native, such as 8,4,8/4 (8/4: keys in 8, values in 4 bits); "
-        "default: 8, 4 and the model's own.",
+        help="Forms to compare with native, such as 8,4; default: all of them.",
     ),
 ]
 
@@ -92,7 +90,7 @@ def quality(
     if settings.model.path:  # the path may be a name in models.toml
         entry = catalog_of(settings, os.environ).entries[0]
         settings = replace(settings, model=entry.model, store=entry.store)
-    forms = _forms(kv_bits, settings)
+    forms = _forms(kv_bits)
     content = "" if text is None else _content(text)
     check_present(settings.model)  # reports a misspelled name before anything is read
     with run_folder(os.environ), load_progress(settings.log) as progress:
@@ -156,10 +154,10 @@ def _form_text(report: QualityReport, quality: FormQuality) -> str:
     )
 
 
-def _forms(given: str, settings: Settings) -> tuple[QuantizedForm, ...]:
+def _forms(given: str) -> tuple[QuantizedForm, ...]:
     """The forms to measure, besides native. Raises ConfigError if one of them is unknown."""
     if not given:
-        return (*_ALWAYS, *(each for each in FORMS[2:] if each == settings.model.kv_bits))
+        return FORMS
     found = [each.strip() for each in given.split(",")]
     for each in found:
         if each not in (NATIVE, *FORMS):

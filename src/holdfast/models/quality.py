@@ -19,8 +19,8 @@ from holdfast.files import atomic_write, quality_folder
 
 NATIVE: Final = "native"
 MOST_RESULTS = 100  # the latest ones are kept
-# bits of keys and values; "8/4": keys in 8, values in 4 bits
-QuantizedForm: TypeAlias = Literal["8", "4", "8/4", "4/8"]
+# as the setting `model.kv_bits`
+QuantizedForm: TypeAlias = Literal["8", "8/4", "4"]
 FORMS: tuple[QuantizedForm, ...] = get_args(QuantizedForm)
 
 logger = logging.getLogger("holdfast.models")

@@ -57,7 +57,7 @@ SHAPES = [
 SMALL_GROUP_SHAPES = [Shape(6, 3, 96, 96), Shape(4, 2, 32, 64), Shape(4, 1, 128, 160)]
 ODD_SHAPES = [Shape(6, 2, 16, 48), Shape(3, 3, 80, 80)]
 NATIVE: tuple[Bits, Bits] = (32, 32)
-ALL_BITS: list[tuple[Bits, Bits]] = [NATIVE, (8, 8), (4, 4), (8, 4), (4, 8)]
+ALL_BITS: list[tuple[Bits, Bits]] = [NATIVE, (8, 8), (4, 4), (8, 4), (5, 4), (8, 5)]
 
 
 def quantized(array: Floats, bits: Bits) -> Quantized:

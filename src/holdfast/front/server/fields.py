@@ -193,10 +193,10 @@ class SharedFields(SaltField):
     prompt_cache_key: str | None = optional(
         "The session to use if neither X-Session-ID nor session_id names one."
     )
-    kv_bits: Literal["auto", "native", "8", "4", "8/4", "4/8", 8, 4] | None = optional(
-        "Bits of keys and values: `native` as they were computed, 8 or 4 quantized, `8/4` for "
-        "8-bit keys and 4-bit values, `auto` native while memory lasts. By default, the setting of "
-        "the model."
+    kv_bits: Literal["auto", "native", "8", "8/4", "4", 8, 4] | None = optional(
+        "Bits of keys and values: `native` as they were computed, 8, `8/4` (8-bit keys, 4-bit "
+        "values), 4 (with 5-bit keys), or `auto`: native while memory lasts. By default, the "
+        "setting of the model."
     )
     holdfast: HoldfastOptions | None = optional("Options that only Holdfast has.")
 

@@ -1,4 +1,4 @@
-/* Attention of decoding sequences over keys and values in float32, or quantized to 8 or 4 bits in
+/* Attention of decoding sequences over keys and values in float32, or quantized to 8, 5 or 4 bits in
  * groups of 64 or 32 dimensions. Plain C with the vector extensions of GCC and Clang.
  *
  * One call computes one layer of a step. Its keys and values come in runs of adjoining tokens. A
@@ -38,7 +38,7 @@ typedef struct {
     const _Float16 *key_scales, *key_biases, *value_scales, *value_biases; /* NULL if float32 */
     int64_t capacity;             /* tokens from one head to the next */
     int32_t tokens;
-    int32_t key_bits, value_bits; /* 8 or 4 each, or both 32 */
+    int32_t key_bits, value_bits; /* 8, 5 or 4 each, or both 32 */
     int32_t first_row, rows;      /* the rows are row_ids[first_row : first_row + rows] */
 } Run;
 
@@ -109,6 +109,19 @@ static inline vec exponential(vec x) {
 /* How many dimensions share a scale and a bias; as `group_of` in kv/quantized.py. */
 static inline int group_of(int dimension) { return dimension % GROUP ? GROUP / 2 : GROUP; }
 
+/* Eight codes of 5 bits are in 5 bytes, the first one in the lowest bits. */
+static inline void unpack5(const uint8_t *codes, int group, float *restrict tile) {
+    typedef int32_t i8 __attribute__((vector_size(32)));
+    typedef float f8 __attribute__((vector_size(32), aligned(4), may_alias));
+    const i8 shifts = {0, 5, 10, 15, 0, 5, 10, 15};
+    for (int i = 0; i < group; i += 8, codes += 5) {
+        int32_t low = codes[0] | codes[1] << 8 | (codes[2] & 15) << 16;
+        int32_t high = codes[2] >> 4 | codes[3] << 4 | codes[4] << 12;
+        i8 both = {low, low, low, low, high, high, high, high};
+        *(f8 *)(tile + i) = __builtin_convertvector(both >> shifts & 31, f8);
+    }
+}
+
 /* The codes of one group as floats. Compilers turn these loops into wide conversions. 4 bits: even
  * dimensions first, then odd ones; queries and results are permuted to match. */
 static inline __attribute__((always_inline)) void unpack_as(
@@ -116,6 +129,10 @@ static inline __attribute__((always_inline)) void unpack_as(
     for (int t = 0; t < tokens; t++, codes += stride, tile += group) {
         if (bits == 8) {
             for (int i = 0; i < group; i++) tile[i] = codes[i];
+            continue;
+        }
+        if (bits == 5) {
+            unpack5(codes, group, tile);
             continue;
         }
         for (int i = 0; i < group / 2; i++) tile[i] = codes[i] & 15;
@@ -128,9 +145,11 @@ static void unpack(const uint8_t *codes, int64_t stride, int tokens, int bits, i
                    float *tile) {
     if (group == GROUP) { /* a constant number of steps */
         if (bits == 8) unpack_as(codes, stride, tokens, 8, GROUP, tile);
+        else if (bits == 5) unpack_as(codes, stride, tokens, 5, GROUP, tile);
         else unpack_as(codes, stride, tokens, 4, GROUP, tile);
     } else {
         if (bits == 8) unpack_as(codes, stride, tokens, 8, GROUP / 2, tile);
+        else if (bits == 5) unpack_as(codes, stride, tokens, 5, GROUP / 2, tile);
         else unpack_as(codes, stride, tokens, 4, GROUP / 2, tile);
     }
 }
@@ -492,6 +511,8 @@ static int plan(const Call *call, Task *tasks, int64_t *partials) {
     return count;
 }
 
+static int can_unpack(int bits) { return bits == 8 || bits == 5 || bits == 4; }
+
 /* Returns 0, 1 if memory is short, or 2 if the shapes or bits are not supported: dimensions must be
  * multiples of 16, and of 32 up to 640 if a run is quantized; keys and values of a run must both be
  * quantized or both not; at most 64 heads may share a key head. */
@@ -504,7 +525,7 @@ int decode_attention(const Call *call) {
         int most = call->key_d > call->value_d ? call->key_d : call->value_d;
         int key_bits = call->runs[r].key_bits, value_bits = call->runs[r].value_bits;
         if (key_bits == 32 && value_bits == 32) continue;
-        if ((key_bits != 8 && key_bits != 4) || (value_bits != 8 && value_bits != 4)) return 2;
+        if (!can_unpack(key_bits) || !can_unpack(value_bits)) return 2;
         if (call->key_d % (GROUP / 2) || call->value_d % (GROUP / 2) || most > MOST_D) return 2;
     }
     int64_t partials;

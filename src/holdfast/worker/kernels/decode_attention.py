@@ -30,7 +30,7 @@ _NO_SCORE = -3e38
 _FAILURES = {1: "there is not enough memory", 2: "the shapes or bits are not supported"}
 
 Floats: TypeAlias = npt.NDArray[np.float32]
-Bits: TypeAlias = Literal[32, 8, 4]
+Bits: TypeAlias = Literal[32, 8, 5, 4]
 NATIVE_BITS: Literal[32] = 32  # not quantized: float32
 
 
@@ -54,7 +54,7 @@ Stored: TypeAlias = Floats | Quantized
 class Buffer:
     """Keys and values of one layer, [kv_heads, capacity, …], each array row-contiguous.
 
-    Keys and values are both quantized, each to 8 or 4 bits, or neither is. The owner of the arrays
+    Keys and values are both quantized, each to 8, 5 or 4 bits, or neither is. The owner of the arrays
     leaves them unchanged during the call.
     """
 
@@ -338,10 +338,23 @@ def _tiles(stored: Quantized, start: int, end: int) -> Iterator[tuple[int, int, 
         tile = room[:, : high - low]
         if stored.bits == 8:
             tile[:] = codes[:, low:high]
+        elif stored.bits == 5:
+            tile[:] = _codes_of_five_bits(codes[:, low:high]).reshape(tile.shape)
         else:
             tile[..., : width // 2] = codes[:, low:high] & 15
             tile[..., width // 2 :] = codes[:, low:high] >> 4
         yield low, high, tile
+
+
+def _codes_of_five_bits(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
+    """Eight codes are in five bytes, the first one in the lowest bits. Returns […, 8]."""
+    first, second, third, fourth, fifth = np.moveaxis(
+        packed.reshape(*packed.shape[:-1], -1, 5).astype(np.int32), -1, 0
+    )
+    low = first | second << 8 | (third & 15) << 16
+    high = third >> 4 | fourth << 4 | fifth << 12
+    halves = np.stack([low, high], axis=-1)[..., None] >> np.arange(0, 20, 5) & 31
+    return halves.reshape(*low.shape, 8)
 
 
 def _agrees_with_numpy() -> bool:

@@ -17,8 +17,8 @@ from typing import Any, Literal, Self, TypeAlias
 import mlx.core as mx
 import msgspec
 
-# keys and values as they were computed, or quantized: both to 8 or 4 bits, or keys/values
-KVBits: TypeAlias = Literal["native", "8", "4", "8/4", "4/8"]
+# how keys and values are held: as they were computed, or quantized (`quantized.BITS`)
+KVBits: TypeAlias = Literal["native", "8", "8/4", "4"]
 # from the states of several sequences, creates the object that a model gets as its cache
 ShowStates: TypeAlias = Callable[[Sequence[Any]], Any]
 
