@@ -70,9 +70,18 @@ class PromptTooLong(InvalidRequest):
     """The rendered prompt plus one token for the answer does not fit the model's context window.
 
     The message is OpenAI's, because agents recognize by it that they must compact the conversation.
+
+    may_truncate: whether the client could have let the server leave out the middle of the prompt.
     """
 
-    def __init__(self, *, prompt_tokens: int, context_tokens: int, field: str = "messages") -> None:
+    def __init__(
+        self,
+        *,
+        prompt_tokens: int,
+        context_tokens: int,
+        field: str = "messages",
+        may_truncate: bool = False,
+    ) -> None:
         noun = "messages" if field.startswith("messages") else "prompt"
         message = (
             f"This model's maximum context length is {context_tokens} tokens. However, your {noun} "
@@ -84,7 +93,12 @@ class PromptTooLong(InvalidRequest):
             if prompt_tokens <= context_tokens
             else ""
         )
-        super().__init__(message + room, field=field)
+        choice = (
+            ' With "truncation": "middle", the server leaves out the middle.'
+            if may_truncate
+            else ""
+        )
+        super().__init__(message + room + choice, field=field)
         self.prompt_tokens = prompt_tokens
         self.context_tokens = context_tokens
 

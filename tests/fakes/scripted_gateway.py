@@ -153,6 +153,7 @@ class ScriptedStream:
     ) -> None:
         self._script, self._on_close = iter(script), on_close
         self.put_back_tokens = 0
+        self.left_out = None
         self.sampling = SamplingParams(temperature=0.6, top_p=0.9)
         self.prompt_tokens, self.dropped_tokens, self.unenforced = (
             PROMPT_TOKENS,

@@ -274,6 +274,10 @@ RankMethod: TypeAlias = Literal["yes_no", "likelihood"]
 the document is relevant, or by the likelihood of the query as a continuation of the document.
 """
 
+Truncation: TypeAlias = Literal["disabled", "middle"]
+"""What happens to a prompt that does not fit the context: it is refused, or its middle is left out.
+"""
+
 # str: a plain text, to which the tokenizer adds its special tokens; tuple: token ids
 Prompt: TypeAlias = ChatPrompt | str | tuple[int, ...]
 
@@ -303,6 +307,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     kv_bits: KVBitsChoice | Literal[""] = ""  # of keys and values; empty: the model's setting
     service: ServiceClass = ServiceClass()
     prompt_field: str = "messages"  # the request field with the prompt, for error messages
+    truncation: Truncation = "disabled"
 
 
 class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -171,6 +171,10 @@ class MessageUsage(Struct, frozen=True, kw_only=True):
     cache_creation: CacheCreation
     output_tokens: int  # including thoughts
     output_tokens_details: ThinkingTokens
+    # Holdfast's own fields: what was left out of a prompt that did not fit, and is not counted above;
+    # absent if nothing was
+    truncated_tokens: int | UnsetType = UNSET
+    truncated_messages: int | UnsetType = UNSET
     # These concern Anthropic's own service; clients that check types expect these fields.
     server_tool_use: None = None
     service_tier: Literal["standard"] = "standard"
@@ -187,6 +191,7 @@ def usage_of(counts: TokenCounts) -> MessageUsage:
     )
     created = max(0, last - cached)
     long = max(0, last_long - cached)
+    truncated: dict[str, Any] = {**counts.truncated_fields()}
     return MessageUsage(
         input_tokens=counts.prompt_tokens - cached - created,
         cache_creation_input_tokens=created,
@@ -196,6 +201,7 @@ def usage_of(counts: TokenCounts) -> MessageUsage:
         ),
         output_tokens=counts.completion_tokens,
         output_tokens_details=ThinkingTokens(thinking_tokens=counts.reasoning_tokens),
+        **truncated,
     )
 
 

@@ -79,6 +79,9 @@ class AnswerLine(Struct, frozen=True, kw_only=True):
     eval_duration: int | UnsetType = UNSET
     # Holdfast's own field: the tokens among prompt_eval_count that were not prefilled
     cached_tokens: int | UnsetType = UNSET
+    # Holdfast's own fields: what was left out of a prompt that did not fit; absent if nothing was
+    truncated_tokens: int | UnsetType = UNSET
+    truncated_messages: int | UnsetType = UNSET
     logprobs: list[ContentLogprob] | UnsetType = UNSET
     holdfast: Explanation | UnsetType = UNSET
 
@@ -226,6 +229,7 @@ class OllamaAnswer(AnswerFormat):
             "eval_count": counts.completion_tokens,
             "eval_duration": nanoseconds(decode),
             "cached_tokens": counts.cached_tokens,
+            **counts.truncated_fields(),
             "holdfast": UNSET if explanation is None else explanation,
         }
 

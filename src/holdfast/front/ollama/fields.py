@@ -6,6 +6,7 @@ import abc
 import json
 import re
 import uuid
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
@@ -206,7 +207,8 @@ class OllamaGeneration(SharedFields, OllamaRequest, abc.ABC):
         "Number of most likely tokens to list at each position."
     )
     truncate: bool | None = optional(
-        "Has no effect: a prompt that is too long is refused, never shortened."
+        "True: leave out the middle of a prompt that does not fit the context. Otherwise, such a "
+        "prompt is refused. `truncation` takes precedence."
     )
     shift: bool | None = optional("Has no effect: an answer ends when the context is full.")
 
@@ -228,9 +230,12 @@ class OllamaGeneration(SharedFields, OllamaRequest, abc.ABC):
 
     def plan_of(self, request: GenerationRequest, form: OllamaAnswer) -> AnswerPlan:
         """Return the plan for this request and this answer format."""
-        return AnswerPlan(
+        plan = AnswerPlan(
             requests=[request], form=form, streams=self.stream is not False, **self.plan_options()
         )
+        if self.truncate and self.truncation is None:
+            return replace(plan, truncation="middle")
+        return plan
 
     def request(self, services: Services, **prompt: Any) -> GenerationRequest:
         """Return what to generate. prompt: the request's prompt fields. Raises RequestRefused."""

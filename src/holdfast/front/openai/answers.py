@@ -62,9 +62,15 @@ def openai_error(problem: Problem) -> ErrorBody:
 
 
 class PromptTokensDetails(Struct, frozen=True, kw_only=True):
-    """Details of the prompt's tokens."""
+    """Details of the prompt's tokens.
+
+    truncated_tokens, truncated_messages: what was left out of a prompt that did not fit; absent if
+        nothing was. These tokens are not counted in the prompt's tokens.
+    """
 
     cached_tokens: int
+    truncated_tokens: int | UnsetType = UNSET
+    truncated_messages: int | UnsetType = UNSET
 
 
 class CompletionTokensDetails(Struct, frozen=True, kw_only=True):
@@ -311,7 +317,9 @@ def usage_of(counts: TokenCounts) -> Usage:
         prompt_tokens=counts.prompt_tokens,
         completion_tokens=counts.completion_tokens,
         total_tokens=counts.prompt_tokens + counts.completion_tokens,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=counts.cached_tokens),
+        prompt_tokens_details=PromptTokensDetails(
+            cached_tokens=counts.cached_tokens, **counts.truncated_fields()
+        ),
         completion_tokens_details=CompletionTokensDetails(
             reasoning_tokens=counts.reasoning_tokens,
             reasoning_ended_by=counts.thought_ended_by or UNSET,

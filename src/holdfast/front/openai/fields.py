@@ -114,6 +114,7 @@ _REASONS = {
     "n_predict": "the field is called `max_tokens` here",
     "num_predict": "the field is called `max_tokens` here",
     "num_ctx": "the context length is a setting of the server",
+    "truncate_prompt_tokens": "use `truncation` to have the middle of a long prompt left out",
     "chat_template": "the model's own template is used",
 }
 

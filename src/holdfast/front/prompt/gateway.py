@@ -99,6 +99,8 @@ class Gateway:
         async with AsyncExitStack() as held:
             client, bundle = await self._model(request.model, request.choices, held)
             prepared = await self._prepare(request, bundle, client.info)
+            if prepared.shortened is not None:
+                request = msgspec.structs.replace(request, prompt=prepared.shortened)
             observe = self._warm_ahead.observer(
                 request,
                 bundle,
@@ -266,6 +268,7 @@ class GenerationStream:
         self.dropped_tokens = prepared.dropped_tokens
         self.breakpoints = prepared.breakpoints
         self.unenforced = prepared.unenforced
+        self.left_out = prepared.left_out
         self._observe = observe
         self._choices = [
             _Choice(prepared.choice(index), source, RepetitionGuard(repeated_thought_tokens))

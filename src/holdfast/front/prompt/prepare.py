@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import secrets
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
@@ -27,16 +28,21 @@ from holdfast.front.prompt.template_probes import opens_thought
 from holdfast.front.prompt.text_places import breakpoint_places, pinned_prefixes
 from holdfast.front.prompt.tokenize import EncodedText, RememberedText, Tokenizer, well_formed
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
+from holdfast.front.prompt.truncation import middle_of_tokens, text_note, without_middle
 from holdfast.front.structured.answer import AnswerGrammar, answer_grammar
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import PLAIN
+from holdfast.models.model_folder import planned_answer_tokens
 from holdfast.wire.commands import PinnedPrefix, SequenceRequest, ThinkingBudget
 from holdfast.wire.events import ModelInfo
+from holdfast.wire.output import LeftOut
 from holdfast.wire.requests import (
     SAMPLING_RANGES,
+    CacheBreakpoint,
     ChatPrompt,
     GenerationRequest,
     PlacedAnswer,
+    Prompt,
     PromptText,
     PromptTokens,
     TokenIds,
@@ -45,6 +51,9 @@ from holdfast.wire.requests import (
 # No natural text has this many characters per token. The beginning of a longer text is tokenized
 # and checked first, so that a body of many megabytes costs neither minutes nor gigabytes.
 MAX_CHARACTERS_PER_TOKEN = 32
+# A prompt is shortened only if it has at most this many times the characters of the longest prompt
+# that could fit, because the whole prompt must be tokenized for that.
+_MOST_SHORTENED = 8
 _SEED_MASK = 2**63 - 1
 
 
@@ -65,6 +74,9 @@ class Prepared:
     # thoughts
     thought_end: ThinkingBudget | None = None
     unenforced: tuple[str, ...] = ()  # paths of schema keywords that the grammar ignores
+    # The prompt without its middle, and what was left out. Set only if the prompt did not fit.
+    shortened: Prompt | None = None
+    left_out: LeftOut | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -94,6 +106,11 @@ def prepare(
     request = msgspec.structs.replace(request, sampling=sampling)
     check_limits(request, limits=limits, vocab_size=info.vocab_size)
     prompt = prompt_text(request, bundle, info=info)
+    left_out: LeftOut | None = None
+    if request.truncation == "middle":
+        request, left_out = _fitted(request, bundle, prompt, info=info)
+        if left_out is not None:
+            prompt = prompt_text(request, bundle, info=info)
     grammar = answer_grammar(request, bundle.dialect, prompt=prompt, limits=limits, tools=tools)
     tokens = prompt_tokens(request, bundle, prompt, info=info)
     # an answer needs at least one token
@@ -103,6 +120,7 @@ def prepare(
             prompt_tokens=len(tokens.token_ids),
             context_tokens=info.context_tokens,
             field=request.prompt_field,
+            may_truncate=request.truncation == "disabled",
         )
     if bundle.tokenizer.vocab_size > info.vocab_size:  # if not larger, skipping this saves 1 ms
         check_token_ids(tokens.token_ids, vocab_size=info.vocab_size, field=request.prompt_field)
@@ -121,6 +139,8 @@ def prepare(
         breakpoints=pins,
         thought_end=thought_end,
         unenforced=grammar.unenforced,
+        shortened=None if left_out is None else request.prompt,
+        left_out=left_out,
     )
 
 
@@ -239,6 +259,153 @@ def prompt_tokens(
             field=field,
         )
     return PromptTokens(token_ids=TokenIds.of((bos,)))
+
+
+def _fitted(
+    request: GenerationRequest, bundle: TokenizerBundle, prompt: PromptText, *, info: ModelInfo
+) -> tuple[GenerationRequest, LeftOut | None]:
+    """The request without the middle of its prompt, and what was left out.
+
+    Room for the answer is left, too. Returns the request unchanged and None if the prompt fits, or
+    if it cannot be shortened enough.
+
+    prompt: the rendered prompt of the request.
+    """
+    answer_tokens = planned_answer_tokens(info.context_tokens)
+    if request.max_tokens is not None:
+        answer_tokens = min(request.max_tokens, answer_tokens)
+    limit = info.context_tokens - answer_tokens
+    characters = info.context_tokens * MAX_CHARACTERS_PER_TOKEN * _MOST_SHORTENED
+    try:
+        before = len(prompt_tokens(request, bundle, prompt, info=info).token_ids)
+    except PromptTooLong as error:
+        before = error.prompt_tokens
+    if before <= limit or len(prompt.text) > characters:
+        return request, None
+    if isinstance(request.prompt, ChatPrompt):
+        return _fitted_conversation(request, request.prompt, bundle, before=before, limit=limit)
+    return _fitted_text(request, request.prompt, bundle, before=before, limit=limit)
+
+
+def _fitted_conversation(
+    request: GenerationRequest,
+    prompt: ChatPrompt,
+    bundle: TokenizerBundle,
+    *,
+    before: int,
+    limit: int,
+) -> tuple[GenerationRequest, LeftOut | None]:
+    def count(messages: Sequence[Mapping[str, Any]]) -> int:
+        return len(conversation_tokens(request, _with_messages(prompt, messages), bundle))
+
+    shortened = without_middle(
+        prompt.messages, limit=limit, count=count, ruler=_TokenRuler(bundle, tenant=request.tenant)
+    )
+    if shortened is None:
+        return request, None
+    origins = shortened.origins
+    kept = _with_messages(
+        prompt,
+        shortened.messages,
+        breakpoints=tuple(_moved(each, origins) for each in prompt.cache_breakpoints),
+    )
+    left_out = LeftOut(
+        tokens=max(0, before - count(shortened.messages)),
+        messages=len(prompt.messages) - sum(origin is not None for origin in origins),
+    )
+    return msgspec.structs.replace(request, prompt=kept), left_out
+
+
+def _with_messages(
+    prompt: ChatPrompt,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    breakpoints: tuple[CacheBreakpoint, ...] = (),
+) -> ChatPrompt:
+    """The conversation with other messages. The template lists the tools that none of them defines."""
+    contents = [message.get("content") for message in messages] if prompt.found_tools else []
+    defined = {
+        part.get("tool_name")
+        for content in contents
+        if isinstance(content, list | tuple)
+        for part in content
+        if isinstance(part, dict)
+    }
+    return msgspec.structs.replace(
+        prompt,
+        messages=tuple(messages),
+        found_tools=tuple(name for name in prompt.found_tools if name in defined),
+        cache_breakpoints=breakpoints,
+    )
+
+
+def _moved(at: CacheBreakpoint, origins: Sequence[int | None]) -> CacheBreakpoint:
+    """The breakpoint in the shortened conversation. `origins`: see `Shortened`."""
+    place = next(
+        (
+            place
+            for place, origin in enumerate(origins)
+            if origin is not None and origin >= at.messages
+        ),
+        len(origins),
+    )
+    is_kept = place < len(origins) and origins[place] == at.messages
+    return msgspec.structs.replace(at, messages=place, parts=at.parts if is_kept else 0)
+
+
+def _fitted_text(
+    request: GenerationRequest,
+    prompt: str | tuple[int, ...],
+    bundle: TokenizerBundle,
+    *,
+    before: int,
+    limit: int,
+) -> tuple[GenerationRequest, LeftOut | None]:
+    """As `_fitted`, for a prompt that is a text or token ids."""
+    tokenizer = bundle.tokenizer
+    encoded = None
+    tokens = len(prompt)
+    if isinstance(prompt, str):
+        (encoded,) = tokenizer.encode_in_place([well_formed(prompt)])
+        tokens = len(encoded.token_ids)
+    # the note, the special tokens around a text, and new tokens at the seams
+    around = len(tokenizer.encode(text_note(tokens), add_special_tokens=True)) + 4
+    if limit <= 2 * around:
+        return request, None
+    start, end = middle_of_tokens(tokens, limit=limit - around)
+    note = text_note(end - start)
+    kept: Prompt
+    if encoded is None:
+        note_ids = tokenizer.encode(note, add_special_tokens=False)
+        kept = (*prompt[:start], *note_ids, *prompt[end:])
+    else:
+        text = well_formed(str(prompt))
+        head, tail = encoded.characters_of(start - 1)[1], encoded.characters_of(end)[0]
+        kept = f"{text[:head]}{note}{text[tail:]}"
+    shorter = msgspec.structs.replace(request, prompt=kept)
+    return shorter, LeftOut(tokens=end - start)
+
+
+class _TokenRuler:
+    """Measures and cuts texts of one tenant with a model's tokenizer."""
+
+    def __init__(self, bundle: TokenizerBundle, *, tenant: str) -> None:
+        self._bundle = bundle
+        self._tenant = tenant
+
+    def tokens(self, text: str) -> int:
+        """The number of tokens in a text."""
+        memory, tokenizer = self._bundle.token_memory, self._bundle.tokenizer
+        return len(memory.tokens_of(well_formed(text), tokenizer, tenant=self._tenant).token_ids)
+
+    def ends(self, text: str, first: int, last: int) -> tuple[str, str]:
+        """The first and the last tokens of a text, as texts. Both numbers are at least 1."""
+        beginning = well_formed(text[: first * MAX_CHARACTERS_PER_TOKEN])
+        ending = well_formed(text[-last * MAX_CHARACTERS_PER_TOKEN :])
+        head, tail = self._bundle.tokenizer.encode_in_place([beginning, ending])
+        _, head_end = head.characters_of(min(first, len(head.token_ids)) - 1)
+        tail_start, _ = tail.characters_of(max(0, len(tail.token_ids) - last))
+        return beginning[:head_end], ending[tail_start:]
 
 
 def refuse_by_beginning(

@@ -212,7 +212,7 @@ class EncodedText:
         before = self.tokens_before(character)
         if before == len(self.token_ids):
             return TokenPlace(before, is_edge=True)
-        start, _ = self._encoding.token_to_chars(before) or self._spans[before]
+        start, _ = self.characters_of(before)
         return TokenPlace(before, is_edge=start >= character)
 
     def tokens_before(self, character: int) -> int:
@@ -223,6 +223,10 @@ class EncodedText:
         if character >= self._characters:
             return len(self.token_ids)
         return bisect_right(self._spans, character, key=lambda span: span[1])
+
+    def characters_of(self, token: int) -> tuple[int, int]:
+        """The range of characters that the token at this index stands for."""
+        return self._encoding.token_to_chars(token) or self._spans[token]
 
     def span(self, start: int, end: int) -> tuple[int, int] | None:
         """The range of tokens that make up the characters from `start` to `end`.

@@ -143,10 +143,16 @@ OutputItem: TypeAlias = (
 
 
 class InputTokensDetails(Struct, frozen=True, kw_only=True):
-    """Details of the input tokens."""
+    """Details of the input tokens.
+
+    truncated_tokens, truncated_messages: what was left out of an input that did not fit; absent if
+        nothing was. These tokens are not counted in the input tokens.
+    """
 
     cached_tokens: int
     cache_write_tokens: int = 0  # cache writes cost nothing here
+    truncated_tokens: int | UnsetType = UNSET
+    truncated_messages: int | UnsetType = UNSET
 
 
 class OutputTokensDetails(Struct, frozen=True, kw_only=True):
@@ -204,7 +210,7 @@ class ResponseObject(Struct, frozen=True, kw_only=True):
     top_logprobs: int = 0
     reasoning: Any = None
     text: Any = None
-    truncation: Literal["disabled"] = "disabled"  # an input is never shortened
+    truncation: Literal["auto", "disabled", "middle"] = "disabled"
     previous_response_id: str | None = None
     conversation: Any = None
     background: bool = False
@@ -325,7 +331,9 @@ class ResponseAnswer(AnswerFormat):
         """Return the last event, with the final response object."""
         usage = ResponseUsage(
             input_tokens=counts.prompt_tokens,
-            input_tokens_details=InputTokensDetails(cached_tokens=counts.cached_tokens),
+            input_tokens_details=InputTokensDetails(
+                cached_tokens=counts.cached_tokens, **counts.truncated_fields()
+            ),
             output_tokens=counts.completion_tokens,
             output_tokens_details=OutputTokensDetails(reasoning_tokens=counts.reasoning_tokens),
             total_tokens=counts.prompt_tokens + counts.completion_tokens,

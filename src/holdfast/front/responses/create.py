@@ -80,6 +80,7 @@ _REPEATED = {
     "top_logprobs",
     "reasoning",
     "text",
+    "truncation",
     "metadata",
     "prompt_cache_key",
     "safety_identifier",

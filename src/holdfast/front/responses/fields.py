@@ -246,9 +246,6 @@ class ResponseRequest(SamplingFields):
     top_logprobs: Annotated[int, Field(ge=0)] | None = optional(
         "Number of most likely tokens to list at each position."
     )
-    truncation: Literal["auto", "disabled"] | None = optional(
-        "Accepted, but an input that is too long is refused in any case."
-    )
     store: bool | None = optional("False: the response is not stored and cannot be retrieved.")
     previous_response_id: Annotated[str, Field(min_length=1)] | None = optional(
         "The stored response to continue. Its input and output come first, its instructions do not."

@@ -21,6 +21,7 @@ from holdfast.wire.commands import PinnedPrefix
 from holdfast.wire.events import CacheOutcome
 from holdfast.wire.output import (
     ChoiceFinished,
+    LeftOut,
     OutputDelta,
     PromptProgress,
     TextKind,
@@ -30,7 +31,7 @@ from holdfast.wire.output import (
     text_of,
     tool_calls_of,
 )
-from holdfast.wire.requests import GenerationRequest, SamplingParams
+from holdfast.wire.requests import GenerationRequest, SamplingParams, Truncation
 
 # time between two checks for silence; a keep-alive is therefore sent after 5 to 10 silent seconds
 KEEP_ALIVE_SECONDS = 5.0
@@ -241,6 +242,16 @@ class TokenCounts:
     reasoning_tokens: int = 0  # part of completion_tokens
     thought_ended_by: ThoughtEnder | None = None  # None: no thought was interrupted
     breakpoints: tuple[PinnedPrefix, ...] = ()  # the client's cache breakpoints, ascending
+    left_out: LeftOut | None = None  # part of the client's prompt that did not fit the context
+
+    def truncated_fields(self) -> dict[str, int]:
+        """The fields of an answer that say what was left out of the prompt; empty for nothing."""
+        if self.left_out is None:
+            return {}
+        return {
+            "truncated_tokens": self.left_out.tokens,
+            "truncated_messages": self.left_out.messages,
+        }
 
 
 @dataclass(slots=True)
@@ -346,6 +357,7 @@ class AnswerPlan:
 
     requests: Sequence[GenerationRequest]  # one per prompt
     form: AnswerFormat
+    truncation: Truncation = "disabled"
     streams: bool = False
     choices_per_prompt: int = 1
     explains: bool = False  # whether the answer contains an `Explanation`

@@ -42,6 +42,7 @@ _SWITCHES = ("reasoning_effort", "enable_thinking", "thinking", "think")
 _BUDGETS = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens")
 SPOKEN = (*_SWITCHES, *_BUDGETS)
 """Request fields that chat templates know under the same names."""
+_SHORTENING = ("middle", "auto")  # OpenAI's Responses API has only `auto`
 _LONGEST_NAME = 256
 _DEEPEST_SCHEMA = 64
 FunctionName = Annotated[
@@ -185,7 +186,7 @@ class SaltField(BaseModel):
 
 
 class SharedFields(SaltField):
-    """Fields of all requests that generate: salt, session and Holdfast's own options."""
+    """Fields of all requests that generate: salt, session, truncation and Holdfast's own options."""
 
     session_id: str | None = optional(
         "The session of the request, which is opened if it does not exist."
@@ -197,6 +198,10 @@ class SharedFields(SaltField):
         "Bits of keys and values: `native` as they were computed, 8, `8/4` (8-bit keys, 4-bit "
         "values), 4 (with 5-bit keys), or `auto`: native while memory lasts. By default, the "
         "setting of the model."
+    )
+    truncation: Literal["auto", "disabled", "middle"] | None = optional(
+        "What to do with a prompt that does not fit the context. disabled (the default): refuse "
+        "it. middle, auto: leave out its middle."
     )
     holdfast: HoldfastOptions | None = optional("Options that only Holdfast has.")
 
@@ -210,6 +215,7 @@ class SharedFields(SaltField):
             "session_id": self.session_id,
             "session_key": self.prompt_cache_key or session_key,
             "kv_bits": str(self.kv_bits or ""),
+            "truncation": "middle" if self.truncation in _SHORTENING else "disabled",
             "explains": bool(self.holdfast and self.holdfast.explain),
         }
 

@@ -289,6 +289,7 @@ class GenerationResponse(Response):
             reasoning_tokens=answer.reasoning_tokens,
             thought_ended_by=answer.thought_ended_by,
             breakpoints=stream.breakpoints,
+            left_out=stream.left_out,
         )
 
     def _explanation(self, stream: OutputStream) -> Explanation | None:

@@ -220,6 +220,7 @@ def extended(plan: AnswerPlan, request: Request, *, limits: LimitsSettings) -> A
                 session_id=session_id,
                 service=service,
                 kv_bits=plan.kv_bits,
+                truncation=plan.truncation,
             )
             for asked in plan.requests
         ),

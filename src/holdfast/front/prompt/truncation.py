@@ -1,0 +1,252 @@
+"""Leaves out the middle of a prompt that does not fit the context.
+
+Whole messages from the middle go first, then the middle of texts that are too long to be kept. The
+result depends only on the conversation and the limit, and must hardly change from turn to turn,
+because each change costs a prefill of everything after it. So more is left out than necessary: of
+all numbers of tokens with which the rest fills at least a third of its room, the *roundest* is
+chosen (the one divisible by the highest power of two), and the oldest messages go until that number
+is reached. As the conversation grows, the range of these numbers moves up, but its roundest number
+stays the same for at least a third of the room on average, and never returns to an earlier one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby, pairwise
+from typing import Any, Final, Protocol
+
+from holdfast.front.prompt.conversation import Message
+
+_SYSTEM: Final = frozenset({"system", "developer"})
+_RESULTS: Final = frozenset({"tool", "function"})
+_MESSAGE_TOKENS = 8  # roughly what a template writes around a message
+_SHORTEST_TEXT_TOKENS = 32  # texts are not cut to less
+_MESSAGES_NOTE = "[{count} left out here, because the conversation exceeds the model's context.]"
+_TEXT_NOTE = "\n[{count} left out here, because the text exceeds the model's context.]\n"
+
+
+class Ruler(Protocol):
+    """Measures and cuts texts in the tokens of a model."""
+
+    def tokens(self, text: str) -> int:
+        """The number of tokens in a text."""
+
+    def ends(self, text: str, first: int, last: int) -> tuple[str, str]:
+        """The first and the last tokens of a text, as texts. Both numbers are at least 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortened:
+    """A conversation without its middle.
+
+    origins: for each message, the index of the original message; None for a note.
+    """
+
+    messages: tuple[Message, ...]
+    origins: tuple[int | None, ...]
+
+
+def without_middle(
+    messages: Sequence[Message],
+    *,
+    limit: int,
+    count: Callable[[Sequence[Message]], int],
+    ruler: Ruler,
+) -> Shortened | None:
+    """Leave out messages from the middle of a conversation, and cut texts, until it fits.
+
+    System messages, the first and the last user message and the last message stay. So do a tool
+    call and its results, or both go. A note stands where something was left out. The texts of
+    system messages are cut only if cutting all others does not suffice. A conversation that fits is
+    returned unchanged.
+
+    limit: the maximum number of tokens of the whole prompt. count: returns the number of tokens of
+        a prompt with these messages, including tools and everything that the template adds.
+    Returns None if the conversation cannot be shortened enough.
+    """
+    if count(messages) <= limit:
+        return Shortened(messages=tuple(messages), origins=tuple(range(len(messages))))
+    kept = _protected(messages)
+    middle = [unit for unit in _units(messages) if kept.isdisjoint(unit)]
+    may_go = frozenset(place for unit in middle for place in unit)
+    stay = [place for place in range(len(messages)) if place not in may_go]
+    sizes = [ruler.tokens(_text(message)) for message in messages]
+    around = [_MESSAGE_TOKENS + ruler.tokens(_arguments(message)) for message in messages]
+    for longest, longest_system in _levels(limit):
+        lengths = [
+            min(size, longest_system if message.get("role") in _SYSTEM else longest)
+            for message, size in zip(messages, sizes, strict=True)
+        ]
+        # when texts must be cut anyway, some room is left for the next turns
+        is_cut = any(lengths[place] < sizes[place] for place in stay)
+        room = limit - limit // 8 if is_cut else limit
+        if sum(lengths[place] for place in stay) > room:
+            continue
+        cut = [
+            message if length == size else _cut(message, length, size=size, ruler=ruler)
+            for message, length, size in zip(messages, lengths, sizes, strict=True)
+        ]
+        least = count(_without(cut, may_go).messages)
+        if least <= room:
+            costs = [sum(lengths[place] + around[place] for place in unit) for unit in middle]
+            return _with_most(cut, middle, costs, least=least, limit=limit, count=count)
+    return None
+
+
+def _with_most(
+    messages: Sequence[Message],
+    middle: Sequence[range],
+    costs: Sequence[int],
+    *,
+    least: int,
+    limit: int,
+    count: Callable[[Sequence[Message]], int],
+) -> Shortened:
+    """Leave out as little of the middle as the limit and round numbers allow.
+
+    middle, costs: what may be left out, oldest first, and the tokens that this saves. least: the
+        number of tokens without all of it.
+    """
+    saved = [0, *accumulate(costs)]
+    room = limit - least
+    needed = max(0, saved[-1] - room)
+    while True:
+        target = roundest(needed, needed + room * 2 // 3)
+        units = next((at for at, tokens in enumerate(saved) if tokens >= target), len(middle))
+        gone = frozenset(place for unit in middle[:units] for place in unit)
+        shortened = _without(messages, gone)
+        if units == len(middle):
+            return shortened
+        excess = count(shortened.messages) - limit
+        if excess <= 0:
+            return shortened
+        needed = saved[units] + excess
+
+
+def roundest(low: int, high: int) -> int:
+    """The number from `low` to `high` that is divisible by the highest power of two."""
+    if low <= 0:
+        return 0
+    step = 1
+    while -(-low // (2 * step)) * 2 * step <= high:
+        step *= 2
+    return -(-low // step) * step
+
+
+def middle_of_tokens(tokens: int, *, limit: int) -> tuple[int, int]:
+    """The range of tokens to leave out of a prompt that is not a conversation.
+
+    Its beginning is a quarter of the limit; its end is such that the range hardly changes while the
+    prompt grows.
+    """
+    start = limit // 4
+    room = limit - start
+    needed = tokens - limit
+    return start, start + roundest(needed, needed + room * 2 // 3)
+
+
+def text_note(tokens: int) -> str:
+    """The note that replaces the middle of a text. tokens: the number of tokens left out."""
+    return _TEXT_NOTE.format(count=f"{tokens:,} tokens")
+
+
+def _units(messages: Sequence[Message]) -> list[range]:
+    """Group the messages so that each tool call is in one group with its results."""
+    starts: list[int] = []
+    callers: dict[str, int] = {}  # call id → index of the message with the call
+    caller = None  # index of the latest message with calls
+    for place, message in enumerate(messages):
+        starts.append(place)
+        if message.get("role") in _RESULTS:
+            call_id = message.get("tool_call_id")
+            asked = callers.get(call_id, caller) if isinstance(call_id, str) else caller
+            while asked is not None and starts[-1] > asked:
+                starts.pop()
+        elif calls := [*_calls(message)]:
+            caller = place
+            callers |= {call["id"]: place for call in calls if isinstance(call.get("id"), str)}
+    return [range(start, end) for start, end in pairwise([*starts, len(messages)])]
+
+
+def _calls(message: Message) -> Iterator[dict[str, Any]]:
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list | tuple) else ():
+        if isinstance(call, dict):
+            yield call
+    if isinstance(message.get("function_call"), dict):
+        yield {}
+
+
+def _arguments(message: Message) -> str:
+    """The arguments of a message's calls, as one text."""
+    functions = [call.get("function") for call in _calls(message)]
+    return "".join(
+        str(function.get("arguments")) for function in functions if isinstance(function, dict)
+    )
+
+
+def _protected(messages: Sequence[Message]) -> frozenset[int]:
+    """The indices of the messages that must stay."""
+    roles = [message.get("role") for message in messages]
+    users = [place for place, role in enumerate(roles) if role == "user"]
+    systems = [place for place, role in enumerate(roles) if role in _SYSTEM]
+    return frozenset((*systems, *users[:1], *users[-1:], len(messages) - 1))
+
+
+def _levels(limit: int) -> Iterator[tuple[int, int]]:
+    """Maximum lengths of the texts of ordinary and of system messages, longest first."""
+    for longest in _lengths(limit):
+        yield longest, limit
+    for longest in _lengths(limit):
+        yield _SHORTEST_TEXT_TOKENS, longest
+
+
+def _lengths(limit: int) -> Iterator[int]:
+    length = limit * 3 // 4
+    while length > _SHORTEST_TEXT_TOKENS:
+        yield length
+        length = length * 2 // 3
+    yield _SHORTEST_TEXT_TOKENS
+
+
+def _without(messages: Sequence[Message], gone: frozenset[int]) -> Shortened:
+    """Replace each run of the messages `gone` by a note."""
+    ready: list[Message] = []
+    origins: list[int | None] = []
+    for is_gone, run in groupby(range(len(messages)), key=gone.__contains__):
+        places = list(run)
+        if is_gone:
+            count = "1 message" if len(places) == 1 else f"{len(places):,} messages"
+            ready.append({"role": "user", "content": _MESSAGES_NOTE.format(count=count)})
+            origins.append(None)
+        else:
+            ready += [messages[place] for place in places]
+            origins += places
+    return Shortened(messages=tuple(ready), origins=tuple(origins))
+
+
+def _cut(message: Message, length: int, *, size: int, ruler: Ruler) -> Message:
+    """Leave out the middle of a message's text, so that `length` tokens remain.
+
+    size: the number of tokens in the text.
+    """
+    note = text_note(size - length)
+    kept = max(2, length - ruler.tokens(note))
+    first, last = ruler.ends(_text(message), kept - kept // 2, kept // 2)
+    return {**message, "content": f"{first}{note}{last}"}
+
+
+def _text(message: Message) -> str:
+    """The text of a message, with its parts joined as for the template."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    return "\n".join(_texts(content)) if isinstance(content, list | tuple) else ""
+
+
+def _texts(parts: Iterable[Any]) -> Iterator[str]:
+    for part in parts:
+        text = part.get("text") if isinstance(part, dict) else part
+        if isinstance(text, str):
+            yield text
