@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import typer
@@ -106,7 +106,8 @@ class LayoutCheck(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int
     weight_bytes: int
     compute_dtype: str
-    context_tokens: int
+    context_tokens: int  # of prompt and answer together, that fit the memory that is free now
+    own_context_tokens: int  # the context that the model was trained for; 0: unknown
     attention: str  # what computes the attention of decode steps
     note: str
     seconds: float
@@ -342,6 +343,8 @@ def _mlx_rows(found: Diagnosis) -> dict[str, str]:
 
 
 def _model_rows(found: Diagnosis) -> dict[str, str]:
+    from holdfast.front.run.running_servers import context_text
+
     model = found.model
     rows = {"name": found.model_name or "the bundled one"}
     if found.folder:
@@ -354,7 +357,7 @@ def _model_rows(found: Diagnosis) -> dict[str, str]:
         **rows,
         "architecture": f"{model.model_type}, {model.parameters / 1e6:,.1f} million parameters",
         "weights": f"{size}, computed in {model.compute_dtype}{note}",
-        "context": f"{model.context_tokens:,} tokens",
+        "context": context_text(model.context_tokens, own_tokens=model.own_context_tokens),
         "layout": f"{model.layout} ({model.reason})",
         "attention": model.attention,
         "kv quality": _quality_text(found),
@@ -445,13 +448,34 @@ def _load_and_probe(settings: ModelSettings) -> LayoutCheck:
         parameters=loaded.parameters,
         weight_bytes=loaded.weight_bytes,
         compute_dtype=str(loaded.compute_dtype).removeprefix("mlx.core."),
-        context_tokens=loaded.context_tokens,
+        context_tokens=_fitting_context(loaded, result, settings),
+        own_context_tokens=loaded.own_context_tokens,
         attention=decoding.description(),
         note=loaded.note,
         seconds=time.perf_counter() - began,
         quality_fingerprint=fingerprint,
         warnings=(*probe.warnings_about(result), *probe.warnings_about_kernels(loaded.model)),
     )
+
+
+def _fitting_context(loaded: Any, runner: Any, settings: ModelSettings) -> int:
+    """The longest sequence that fits the memory that the loaded model leaves free."""
+    from holdfast.machine import device_memory, platform
+
+    engines = importlib.import_module("holdfast.worker.engine.engine")
+    admission = importlib.import_module("holdfast.worker.scheduler.admission")
+    engine = engines.Engine(runner, vocab_size=loaded.vocab_size)
+    measured = engine.measure_costs()
+    costs = admission.SequenceCosts(
+        kv_bytes_per_token=measured.bytes_per_token, fixed_bytes_per_sequence=measured.fixed_bytes
+    )
+    plan = device_memory.plan_memory(
+        device_memory.memory_report(working_set_bytes=platform.working_set_bytes()),
+        weight_bytes=loaded.weight_bytes,
+        kv_bytes=settings.memory_bytes,
+        full_context_bytes=measured.bytes_per_token * loaded.context_tokens + measured.fixed_bytes,
+    )
+    return int(costs.longest_sequence(plan.kv_bytes, most_tokens=loaded.context_tokens))
 
 
 def _print_layout() -> None:

@@ -195,6 +195,8 @@ def _model_report(
         "state": model.get("state"),
         "running": model.get("running", 0),
         "queued": model.get("queued", 0),
+        "context_length": model.get("context_length"),
+        "max_context_length": model.get("max_context_length"),
         "pid": pid,
         "memory_bytes": 0 if pid is None else _resident_bytes(pid),
         "written_today_bytes": store.get("written_today_bytes", 0),
@@ -234,7 +236,7 @@ def _asked(server: RunningServer, path: str, *, seconds: float) -> dict[str, Any
 
 
 def _print_servers(servers: Sequence[Mapping[str, Any]]) -> None:
-    numbers = ("running", "queued", "memory", "written today")
+    numbers = ("running", "queued", "context", "memory", "written today")
     table = new_table("pid", "where", "up", "state", *numbers, right=numbers)
     for server in servers:
         models = server["models"]
@@ -248,6 +250,7 @@ def _print_servers(servers: Sequence[Mapping[str, Any]]) -> None:
             server["state"],
             str(sum(model["running"] for model in models)),
             str(sum(model["queued"] for model in models)),
+            "",
             size_text(server["memory_bytes"]),
             size_text(written) if written else "",
         )
@@ -259,6 +262,7 @@ def _print_servers(servers: Sequence[Mapping[str, Any]]) -> None:
                 model["state"],
                 str(model["running"]),
                 str(model["queued"]),
+                f"{model['context_length']:,}" if model["context_length"] else "",
                 size_text(model["memory_bytes"]) if model["memory_bytes"] else "",
             )
             for request in model["requests"]:

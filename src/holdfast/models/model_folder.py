@@ -295,12 +295,20 @@ def context_tokens(
     requested: the setting model.context_tokens. tokenizer_limit: model_max_length, used if the
     configuration has no length. Raises ModelLoadError if `requested` exceeds the model's own limit.
     """
-    known = known_context_tokens(config) or _sane(tokenizer_limit)
+    known = own_context_tokens(config, tokenizer_limit=tokenizer_limit)
     if known and requested is not None and requested > known:
         raise ModelLoadError(
             f"model.context_tokens = {requested:,} is more than the model's own {known:,} tokens"
         )
     return requested or known or UNKNOWN_CONTEXT_TOKENS
+
+
+def own_context_tokens(config: Mapping[str, Any], *, tokenizer_limit: object = None) -> int:
+    """The context that the model was trained for; 0 if neither file says it.
+
+    tokenizer_limit: as for `context_tokens`.
+    """
+    return known_context_tokens(config) or _sane(tokenizer_limit)
 
 
 def planned_answer_tokens(context_tokens: int) -> int:

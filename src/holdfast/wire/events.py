@@ -326,7 +326,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int
     weight_bytes: int
     compute_dtype: str
-    context_tokens: int
+    context_tokens: int  # the longest sequence (prompt and answer) that the KV budget can hold
     vocab_size: int
     kv_bits: KVBitsChoice = "native"  # of requests that do not choose
     # for one sequence, in layers whose cache grows, in the form of requests that do not choose
@@ -347,6 +347,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     embedding_dimensions: int = 0  # 0: the hidden states of this model cannot be read
     blas: str = ""
     load_seconds: float = 0.0
+    own_context_tokens: int = 0  # the context that the model was trained for; 0: unknown
     # for the user; each says what the problem costs, why it exists, and what to do
     warnings: tuple[str, ...] = ()
 

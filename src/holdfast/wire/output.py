@@ -100,7 +100,7 @@ ThoughtEnder: TypeAlias = Literal["repetition", "request"]
 """What ended the reasoning early: the text repeated itself, or a client's request to end it."""
 
 
-class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+class TruncatedPart(msgspec.Struct, frozen=True, kw_only=True):
     """What was left out of a prompt that did not fit the context.
 
     A message whose text was cut does not count as left out, but its tokens do.

@@ -35,7 +35,10 @@ async def get(path: str, directory: ScriptedDirectory | None = None) -> Any:
 
 
 async def test_models_are_listed_with_their_context_state_and_aliases() -> None:
-    models = (model_status(aliases=("tiny",)), model_status(id="b", state="loading", info=None))
+    models = (
+        model_status(aliases=("tiny",), own_context_tokens=4096),
+        model_status(id="b", state="loading", info=None),
+    )
     response = await get("/v1/models", ScriptedDirectory(models=models))
     usual = {
         "object": "model",
@@ -48,6 +51,7 @@ async def test_models_are_listed_with_their_context_state_and_aliases() -> None:
         "max_model_len": 2048,
         "context_length": 2048,
         "context_window": 2048,
+        "max_context_length": 4096,
         "max_output_tokens": 512,
     }
     first = usual | lengths | {"id": MODEL, "state": "ready", "aliases": ["tiny"]}
@@ -176,6 +180,8 @@ async def test_health_tells_how_the_model_is_laid_out_and_how_busy_it_is() -> No
                 "kv_bytes_per_token": 8,
                 "fixed_bytes_per_sequence": 0,
                 "kv": {"bits": "native", "bytes_per_token": 8, "forms": {}, "refused": {}},
+                "context_length": 2048,
+                "max_context_length": None,
             }
         ],
     }

@@ -87,7 +87,7 @@ async def test_what_the_request_says_is_told_again() -> None:
     assert {name: got[name] for name in said} == said
     assert (await whole(ScriptedGateway(), truncation="auto", service_tier="flex"))[
         "truncation"
-    ] == "disabled"
+    ] == "auto"
 
 
 async def test_the_sampling_that_was_used_is_told_whether_it_was_asked_for_or_is_the_models_own() -> (
@@ -218,7 +218,7 @@ async def test_an_overflow_is_a_400_for_all_but_codex_which_is_told_within_its_s
         ({"max_output_tokens": -1}, "max_output_tokens"),
         ({"max_tool_calls": 0}, "max_tool_calls"),
         ({"top_logprobs": 10_000}, "top_logprobs"),
-        ({"truncation": "middle"}, "truncation"),
+        ({"truncation": "end"}, "truncation"),
         ({"text": {"format": {"type": "json_schema", "name": "s"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),

@@ -58,6 +58,29 @@ def test_a_request_that_fits_exactly_is_accepted() -> None:
     ledger(budget_bytes=2180).check_fits_alone(COSTS, final_tokens=200)
 
 
+@pytest.mark.parametrize(
+    ("budget_bytes", "tokens"),
+    [
+        (100 + 10 * 320, 320),
+        (100 + 10 * 320 - 1, 304),  # capacities are whole steps
+        (100 + 10 * 1024, 1000),  # as much as the model can
+        (99, 16),  # which is then refused with a reason
+    ],
+)
+def test_the_longest_sequence_is_what_the_budget_holds_for_one(
+    budget_bytes: int, tokens: int
+) -> None:
+    longest = COSTS.longest_sequence(budget_bytes, most_tokens=1000)
+    assert longest == tokens
+    if tokens > 16:
+        ledger(budget_bytes=budget_bytes).check_fits_alone(final_tokens=longest)
+
+
+def test_a_state_that_does_not_grow_fits_at_any_length() -> None:
+    costs = SequenceCosts(kv_bytes_per_token=0, fixed_bytes_per_sequence=100)
+    assert costs.longest_sequence(10, most_tokens=1000) == 1000
+
+
 def test_beside_running_sequences_room_is_left_for_their_next_growth() -> None:
     books = ledger(budget_bytes=420 + 420 + 159)
     first = sequence(1)

@@ -317,8 +317,11 @@ class AnthropicModel(Struct, frozen=True, kw_only=True):
     display_name: str
     created_at: datetime
     lifecycle: Literal["active"] = "active"
-    max_input_tokens: int | None  # null while unknown, before the model is loaded
+    max_input_tokens: int | None  # that fit the memory for KV; null while unknown
     max_tokens: int | None
+    max_context_length: (
+        int | None
+    )  # Holdfast's own field: the context that the model was trained for
     state: str  # as in /health
 
 
@@ -344,6 +347,7 @@ def _model(model: ModelStatus) -> AnthropicModel:
         created_at=datetime.fromtimestamp(model.created, UTC),
         max_input_tokens=model.context_tokens,
         max_tokens=model.context_tokens,
+        max_context_length=model.own_context_tokens,
         state=model.state,
     )
 

@@ -81,6 +81,7 @@ class ModelStatus:
     parent: str = ""  # if this is an adapter: the id of its model
     # before the model is loaded: from its entry or config.json
     context_tokens: int | None = None
+    own_context_tokens: int | None = None  # the context that the model was trained for
     is_pinned: bool = False
     # whether the server is ready only once this model is: it is pinned, was named at the start, or
     # is the only one
@@ -654,6 +655,7 @@ class Residency:
             restarts=dict(slot.restarts),
             resumed=slot.resumed,
             context_tokens=slot.context_tokens,
+            own_context_tokens=slot.own_context_tokens,
             aliases=() if entry is None else entry.aliases,
             adapters=() if entry is None else entry.adapters,
             is_pinned=slot.is_pinned,

@@ -746,10 +746,16 @@ class ModelSlot:
 
     @property
     def context_tokens(self) -> int | None:
-        """The context window, as far as it is known before the load; None if it is unknown."""
+        """The longest sequence that fits; before the load, the context window. None: unknown."""
         if self.info is not None:
             return self.info.context_tokens
         return self.entry.model.context_tokens or self.entry.own_context_tokens or None
+
+    @property
+    def own_context_tokens(self) -> int | None:
+        """The context that the model was trained for; None if it is unknown."""
+        own = 0 if self.info is None else self.info.own_context_tokens
+        return own or self.entry.own_context_tokens or None
 
 
 class Leases:

@@ -308,6 +308,7 @@ def _model_info(model: ModelStatus) -> dict[str, Any]:
         "general.basename": model.id,
         "general.parameter_count": info.parameters,
         f"{info.model_type}.context_length": info.context_tokens,
+        "holdfast.max_context_length": model.own_context_tokens,
         f"{info.model_type}.vocab_size": info.vocab_size,
     }
 

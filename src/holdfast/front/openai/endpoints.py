@@ -476,8 +476,11 @@ async def create_embedding(request: Request, services: Services) -> Response:
 class ModelCard(Struct, frozen=True, kw_only=True):
     """A served model.
 
-    max_model_len, context_length, context_window: the context length, under the names that clients
-        of vLLM, OpenRouter and others look for; null while unknown, before the model is loaded.
+    max_model_len, context_length, context_window: the longest prompt and answer together that fit
+        the memory for KV, under the names that clients of vLLM, OpenRouter and others look for.
+        Before the model is loaded, its context window; null if that is unknown.
+    max_context_length: the context that the model was trained for, as LM Studio calls it; null if
+        unknown.
     max_output_tokens: the answer length that agents should plan for; not a limit.
     state: as in /health.
     aliases: further names that requests may use for the model.
@@ -493,6 +496,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None
     context_length: int | None = None
     context_window: int | None = None
+    max_context_length: int | None = None
     max_output_tokens: int | None = None
     state: str
     aliases: tuple[str, ...] = ()
@@ -517,6 +521,7 @@ def model_card(model: ModelStatus) -> ModelCard:
         max_model_len=context_tokens,
         context_length=context_tokens,
         context_window=context_tokens,
+        max_context_length=model.own_context_tokens,
         max_output_tokens=answer_tokens,
         state=model.state,
         aliases=model.aliases,

@@ -35,7 +35,7 @@ from holdfast.front.toolcalls.dialect import PLAIN
 from holdfast.models.model_folder import planned_answer_tokens
 from holdfast.wire.commands import PinnedPrefix, SequenceRequest, ThinkingBudget
 from holdfast.wire.events import ModelInfo
-from holdfast.wire.output import LeftOut
+from holdfast.wire.output import TruncatedPart
 from holdfast.wire.requests import (
     SAMPLING_RANGES,
     CacheBreakpoint,
@@ -76,7 +76,7 @@ class Prepared:
     unenforced: tuple[str, ...] = ()  # paths of schema keywords that the grammar ignores
     # The prompt without its middle, and what was left out. Set only if the prompt did not fit.
     shortened: Prompt | None = None
-    left_out: LeftOut | None = None
+    left_out: TruncatedPart | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -106,7 +106,7 @@ def prepare(
     request = msgspec.structs.replace(request, sampling=sampling)
     check_limits(request, limits=limits, vocab_size=info.vocab_size)
     prompt = prompt_text(request, bundle, info=info)
-    left_out: LeftOut | None = None
+    left_out: TruncatedPart | None = None
     if request.truncation == "middle":
         request, left_out = _fitted(request, bundle, prompt, info=info)
         if left_out is not None:
@@ -263,7 +263,7 @@ def prompt_tokens(
 
 def _fitted(
     request: GenerationRequest, bundle: TokenizerBundle, prompt: PromptText, *, info: ModelInfo
-) -> tuple[GenerationRequest, LeftOut | None]:
+) -> tuple[GenerationRequest, TruncatedPart | None]:
     """The request without the middle of its prompt, and what was left out.
 
     Room for the answer is left, too. Returns the request unchanged and None if the prompt fits, or
@@ -294,7 +294,7 @@ def _fitted_conversation(
     *,
     before: int,
     limit: int,
-) -> tuple[GenerationRequest, LeftOut | None]:
+) -> tuple[GenerationRequest, TruncatedPart | None]:
     def count(messages: Sequence[Mapping[str, Any]]) -> int:
         return len(conversation_tokens(request, _with_messages(prompt, messages), bundle))
 
@@ -309,7 +309,7 @@ def _fitted_conversation(
         shortened.messages,
         breakpoints=tuple(_moved(each, origins) for each in prompt.cache_breakpoints),
     )
-    left_out = LeftOut(
+    left_out = TruncatedPart(
         tokens=max(0, before - count(shortened.messages)),
         messages=len(prompt.messages) - sum(origin is not None for origin in origins),
     )
@@ -360,7 +360,7 @@ def _fitted_text(
     *,
     before: int,
     limit: int,
-) -> tuple[GenerationRequest, LeftOut | None]:
+) -> tuple[GenerationRequest, TruncatedPart | None]:
     """As `_fitted`, for a prompt that is a text or token ids."""
     tokenizer = bundle.tokenizer
     encoded = None
@@ -383,7 +383,7 @@ def _fitted_text(
         head, tail = encoded.characters_of(start - 1)[1], encoded.characters_of(end)[0]
         kept = f"{text[:head]}{note}{text[tail:]}"
     shorter = msgspec.structs.replace(request, prompt=kept)
-    return shorter, LeftOut(tokens=end - start)
+    return shorter, TruncatedPart(tokens=end - start)
 
 
 class _TokenRuler:

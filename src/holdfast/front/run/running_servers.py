@@ -182,11 +182,12 @@ def _rows(ready: ReadyServer) -> list[tuple[str, str]]:
     rows = [("for others", url) for url in ready.lan_urls]
     if info is not None:
         parameters = f"{info.parameters / 1e6:,.1f} M parameters"
+        context = context_text(info.context_tokens, own_tokens=info.own_context_tokens)
         kv = f"{info.kv_budget_bytes / 2**30:,.1f} GiB"
         layout = info.layout if info.layout == "rows" else f"{info.layout} ({info.layout_reason})"
         rows += [
             ("model", f"{ready.model} ({info.model_type}, {parameters}, {info.compute_dtype})"),
-            ("context", f"{info.context_tokens:,} tokens; up to {kv} for the KV cache"),
+            ("context", f"{context}; up to {kv} for the KV cache"),
             ("layout", layout),
             ("device", info.device),
         ]
@@ -199,6 +200,15 @@ def _rows(ready: ReadyServer) -> list[tuple[str, str]]:
         rows.append(("log", ready.log_file))
     rows.append(("ready in", f"{ready.ready_seconds:.2f} s"))
     return rows
+
+
+def context_text(tokens: int, *, own_tokens: int) -> str:
+    """Describe the context that fits: `8,192 of the model's 32,768 tokens`, or only its length.
+
+    own_tokens: the context that the model was trained for; 0: unknown.
+    """
+    whole = f" of the model's {own_tokens:,}" if tokens < own_tokens else ""
+    return f"{tokens:,}{whole} tokens"
 
 
 def _names(ready: ReadyServer) -> str:

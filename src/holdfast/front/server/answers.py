@@ -21,13 +21,13 @@ from holdfast.wire.commands import PinnedPrefix
 from holdfast.wire.events import CacheOutcome
 from holdfast.wire.output import (
     ChoiceFinished,
-    LeftOut,
     OutputDelta,
     PromptProgress,
     TextKind,
     ThoughtEnder,
     TokenText,
     ToolCall,
+    TruncatedPart,
     text_of,
     tool_calls_of,
 )
@@ -242,7 +242,9 @@ class TokenCounts:
     reasoning_tokens: int = 0  # part of completion_tokens
     thought_ended_by: ThoughtEnder | None = None  # None: no thought was interrupted
     breakpoints: tuple[PinnedPrefix, ...] = ()  # the client's cache breakpoints, ascending
-    left_out: LeftOut | None = None  # part of the client's prompt that did not fit the context
+    left_out: TruncatedPart | None = (
+        None  # part of the client's prompt that did not fit the context
+    )
 
     def truncated_fields(self) -> dict[str, int]:
         """The fields of an answer that say what was left out of the prompt; empty for nothing."""

@@ -46,7 +46,7 @@ from holdfast.telemetry.request_log import RequestRecord, current_record
 from holdfast.telemetry.traces import Traces
 from holdfast.wire.commands import PinnedPrefix
 from holdfast.wire.events import WorkerStatistics
-from holdfast.wire.output import Embedding, LeftOut, OutputEvent, Relevance
+from holdfast.wire.output import Embedding, OutputEvent, Relevance, TruncatedPart
 from holdfast.wire.requests import (
     EmbeddingRequest,
     EncodedPrompt,
@@ -74,7 +74,9 @@ class OutputStream(Protocol):
     sampling: SamplingParams  # the request's parameters, completed by the model's defaults
     breakpoints: tuple[PinnedPrefix, ...]  # the client's cache breakpoints, ascending
     unenforced: tuple[str, ...]  # schema keywords that the grammar does not enforce, as paths
-    left_out: LeftOut | None  # what was left out because the prompt did not fit; None: nothing
+    left_out: (
+        TruncatedPart | None
+    )  # what was left out because the prompt did not fit; None: nothing
 
     def __aiter__(self) -> AsyncIterator[OutputEvent]:
         """Yield the events. Raises GenerationFailed if a choice cannot be finished."""
@@ -430,7 +432,9 @@ class MergedStream:
         self.sampling = streams[0].sampling
         self.breakpoints: tuple[PinnedPrefix, ...] = ()  # set only for requests with one prompt
         left_out = [stream.left_out for stream in streams if stream.left_out is not None]
-        self.left_out = LeftOut(tokens=sum(each.tokens for each in left_out)) if left_out else None
+        self.left_out = (
+            TruncatedPart(tokens=sum(each.tokens for each in left_out)) if left_out else None
+        )
         self.unenforced = tuple(
             dict.fromkeys(place for stream in streams for place in stream.unenforced)
         )

@@ -24,6 +24,7 @@ from holdfast.models.model_folder import (
     checked_config,
     checked_tensor_bytes,
     context_tokens,
+    own_context_tokens,
     parts_of,
     read_json,
 )
@@ -80,6 +81,7 @@ class LoadedModel:
     weight_bytes: int  # in memory, after conversion, with those of the adapters
     compute_dtype: mx.Dtype
     context_tokens: int
+    own_context_tokens: int  # without the setting model.context_tokens; 0: unknown
     vocab_size: int
     platform: platform.PlatformReport
     computed_as: str  # the format of the weights, as it counts for the model's fingerprint
@@ -100,8 +102,9 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
     tensor_bytes = checked_tensor_bytes(folder)
     adapter_files = checked_adapters(settings.adapters)
     _refuse_foreign_code(folder, stored_config, settings)
+    tokenizer_limit = _tokenizer_limit(folder)
     context = context_tokens(
-        stored_config, tokenizer_limit=_tokenizer_limit(folder), requested=settings.context_tokens
+        stored_config, tokenizer_limit=tokenizer_limit, requested=settings.context_tokens
     )
     progress("building", 0.0)
     model, config = _build(folder, stored_config, settings)
@@ -129,6 +132,7 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
         weight_bytes=weight_format.format_bytes(model, weight_format.AS_IT_IS) + adapter_bytes,
         compute_dtype=dtype,
         context_tokens=context,
+        own_context_tokens=own_context_tokens(stored_config, tokenizer_limit=tokenizer_limit),
         vocab_size=vocabulary_size(model, config),
         platform=report,
         computed_as=f"{dtype}, unpacked: {wish.unpack}, with experts: {wish.unpack_experts}",

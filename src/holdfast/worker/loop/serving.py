@@ -277,11 +277,15 @@ def _load_and_build(
     memory = divide_memory(
         probed.engine, probed.loaded, probed.costs, settings=settings, step_tokens=step_tokens
     )
+    costs = probed.sequence_costs(probed.forms.usual)
+    context_tokens = costs.longest_sequence(
+        memory.plan.kv_bytes, most_tokens=probed.loaded.context_tokens
+    )
     scheduler = Scheduler(
         replace(settings.scheduler, step_tokens=step_tokens),
-        probed.sequence_costs(probed.forms.usual),
+        costs,
         budget_bytes=memory.plan.kv_bytes,
-        context_tokens=probed.loaded.context_tokens,
+        context_tokens=context_tokens,
         mixes_chunks=probed.engine.mixes_chunks,
         bounds=memory.bounds,
     )
@@ -313,6 +317,7 @@ def _load_and_build(
     info = _info(
         probed,
         memory,
+        context_tokens=context_tokens,
         load_seconds=time.perf_counter() - started_at,
         fingerprint=quality_fingerprint(Path(settings.folder), hashes, probed.loaded),
     )
@@ -418,9 +423,22 @@ def _step_tokens(scheduler: SchedulerSettings, *, on_cpu: bool) -> int:
 
 
 def _info(
-    probed: _Probed, memory: WorkerMemory, *, load_seconds: float, fingerprint: str
+    probed: _Probed,
+    memory: WorkerMemory,
+    *,
+    context_tokens: int,
+    load_seconds: float,
+    fingerprint: str,
 ) -> ModelInfo:
     loaded = probed.loaded
+    if context_tokens < loaded.context_tokens:
+        logger.warning(
+            "the context is limited to %s of %s tokens, because more does not fit the %.2f GiB "
+            "for KV; model.memory_bytes sets how much KV may take",
+            f"{context_tokens:,}",
+            f"{loaded.context_tokens:,}",
+            memory.plan.kv_bytes / (1 << 30),
+        )
     runner = probed.runner
     found = loaded.platform
     forms = probed.forms
@@ -438,7 +456,8 @@ def _info(
         parameters=loaded.parameters,
         weight_bytes=loaded.weight_bytes,
         compute_dtype=str(loaded.compute_dtype).removeprefix("mlx.core."),
-        context_tokens=loaded.context_tokens,
+        context_tokens=context_tokens,
+        own_context_tokens=loaded.own_context_tokens,
         vocab_size=loaded.vocab_size,
         quality_fingerprint=fingerprint,
         kv_bits=forms.default,
