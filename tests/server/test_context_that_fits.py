@@ -89,3 +89,14 @@ def test_an_answer_may_fill_the_context_and_a_longer_prompt_is_refused(
     assert refused.status_code == 400
     assert refused.json()["error"]["code"] == "context_length_exceeded"
     assert f"maximum context length is {FITS} tokens" in refused.json()["error"]["message"]
+
+
+def test_quantized_keys_and_values_have_a_longer_context(tight: ServerProcess) -> None:
+    body = {"prompt": [7] * (2 * FITS), "max_tokens": 2}
+    url = f"{tight.url}/v1/completions"
+    for kv_bits in ("native", "auto"):
+        refused = httpx.post(url, json={**body, "kv_bits": kv_bits}, timeout=120)
+        assert refused.json()["error"]["code"] == "context_length_exceeded"
+    answer = httpx.post(url, json={**body, "kv_bits": "8"}, timeout=120)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["prompt_tokens"] == 2 * FITS

@@ -463,10 +463,14 @@ def _fitting_context(loaded: Any, runner: Any, settings: ModelSettings) -> int:
     from holdfast.machine import device_memory, platform
 
     engines = importlib.import_module("holdfast.worker.engine.engine")
-    admission = importlib.import_module("holdfast.worker.scheduler.admission")
+    kv_forms = importlib.import_module("holdfast.worker.engine.kv_forms")
+    queue = importlib.import_module("holdfast.worker.scheduler.queue")
     engine = engines.Engine(runner, vocab_size=loaded.vocab_size)
-    measured = engine.measure_costs()
-    costs = admission.SequenceCosts(
+    forms = kv_forms.examine_forms(
+        engine, runner, default=settings.kv_bits, vocab_size=loaded.vocab_size
+    )
+    measured = forms.costs[forms.usual]
+    costs = queue.SequenceCosts(
         kv_bytes_per_token=measured.bytes_per_token, fixed_bytes_per_sequence=measured.fixed_bytes
     )
     plan = device_memory.plan_memory(

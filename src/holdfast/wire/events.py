@@ -332,6 +332,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     # for one sequence, in layers whose cache grows, in the form of requests that do not choose
     kv_bytes_per_token: int
     kv_bytes_by_bits: dict[str, int] = {}  # the same for each form of keys and values
+    # `context_tokens` for requests that choose the form of their keys and values
+    context_tokens_by_bits: dict[str, int] = {}
     kv_bits_refused: dict[str, str] = {}  # why the model does not support the other forms
     fixed_bytes_per_sequence: int  # sliding windows and recurrent states
     kv_budget_bytes: int

@@ -73,7 +73,7 @@ def test_the_longest_sequence_is_what_the_budget_holds_for_one(
     longest = COSTS.longest_sequence(budget_bytes, most_tokens=1000)
     assert longest == tokens
     if tokens > 16:
-        ledger(budget_bytes=budget_bytes).check_fits_alone(final_tokens=longest)
+        ledger(budget_bytes=budget_bytes).check_fits_alone(COSTS, final_tokens=longest)
 
 
 def test_a_state_that_does_not_grow_fits_at_any_length() -> None:

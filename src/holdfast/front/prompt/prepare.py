@@ -100,6 +100,9 @@ def prepare(
 
     A max_tokens beyond the context window is silently reduced, because agents send large constants.
     """
+    if request.kv_bits in info.context_tokens_by_bits:
+        context_tokens = info.context_tokens_by_bits[request.kv_bits]
+        info = msgspec.structs.replace(info, context_tokens=context_tokens)
     sampling = with_model_defaults(
         request.sampling, unset=request.unset_sampling, defaults=bundle.generation_defaults
     )

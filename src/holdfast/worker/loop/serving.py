@@ -277,15 +277,11 @@ def _load_and_build(
     memory = divide_memory(
         probed.engine, probed.loaded, probed.costs, settings=settings, step_tokens=step_tokens
     )
-    costs = probed.sequence_costs(probed.forms.usual)
-    context_tokens = costs.longest_sequence(
-        memory.plan.kv_bytes, most_tokens=probed.loaded.context_tokens
-    )
     scheduler = Scheduler(
         replace(settings.scheduler, step_tokens=step_tokens),
-        costs,
+        probed.sequence_costs(probed.forms.usual),
         budget_bytes=memory.plan.kv_bytes,
-        context_tokens=context_tokens,
+        context_tokens=probed.loaded.context_tokens,
         mixes_chunks=probed.engine.mixes_chunks,
         bounds=memory.bounds,
     )
@@ -317,7 +313,6 @@ def _load_and_build(
     info = _info(
         probed,
         memory,
-        context_tokens=context_tokens,
         load_seconds=time.perf_counter() - started_at,
         fingerprint=quality_fingerprint(Path(settings.folder), hashes, probed.loaded),
     )
@@ -426,11 +421,17 @@ def _info(
     probed: _Probed,
     memory: WorkerMemory,
     *,
-    context_tokens: int,
     load_seconds: float,
     fingerprint: str,
 ) -> ModelInfo:
     loaded = probed.loaded
+    fitting: dict[str, int] = {
+        kv_bits: probed.sequence_costs(kv_bits).longest_sequence(
+            memory.plan.kv_bytes, most_tokens=loaded.context_tokens
+        )
+        for kv_bits in probed.forms.costs
+    }
+    context_tokens = fitting[probed.forms.usual]
     if context_tokens < loaded.context_tokens:
         logger.warning(
             "the context is limited to %s of %s tokens, because more does not fit the %.2f GiB "
@@ -462,6 +463,8 @@ def _info(
         quality_fingerprint=fingerprint,
         kv_bits=forms.default,
         kv_bytes_per_token=probed.costs.bytes_per_token,
+        # "auto" chooses the native form while memory lasts
+        context_tokens_by_bits={**fitting, "auto": fitting["native"]},
         kv_bytes_by_bits={name: each.bytes_per_token for name, each in forms.costs.items()},
         kv_bits_refused=dict(forms.refused.items()),
         fixed_bytes_per_sequence=probed.costs.fixed_bytes,

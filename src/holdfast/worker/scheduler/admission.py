@@ -10,17 +10,6 @@ from holdfast.errors import TooLargeForMemory
 from holdfast.wire.requests import RequestId
 from holdfast.worker.scheduler.queue import Rank, ScheduledSequence, SequenceCosts
 
-    def longest_sequence(self, budget_bytes: int, *, most_tokens: int) -> int:
-        """The length of the longest sequence that fits a budget, and at most `most_tokens`.
-
-        At least one step of capacity: if not even that fits, each request is refused with a reason.
-        """
-        if not self.kv_bytes_per_token:
-            return most_tokens
-        tokens = (budget_bytes - self.fixed_bytes_per_sequence) // self.kv_bytes_per_token
-        steps = max(1, tokens // self.reserve_step_tokens)
-        return min(most_tokens, steps * self.reserve_step_tokens)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:

@@ -43,6 +43,17 @@ class SequenceCosts:
         own_tokens = max(0, capacity_tokens - held_tokens)
         return own_tokens * self.kv_bytes_per_token + self.fixed_bytes_per_sequence
 
+    def longest_sequence(self, budget_bytes: int, *, most_tokens: int) -> int:
+        """The length of the longest sequence that fits a budget, and at most `most_tokens`.
+
+        At least one step of capacity: if not even that fits, each request is refused with a reason.
+        """
+        if not self.kv_bytes_per_token:
+            return most_tokens
+        tokens = (budget_bytes - self.fixed_bytes_per_sequence) // self.kv_bytes_per_token
+        steps = max(1, tokens // self.reserve_step_tokens)
+        return min(most_tokens, steps * self.reserve_step_tokens)
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ScheduledSequence:
