@@ -10,9 +10,9 @@ but continues differently after it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Self
-from weakref import WeakSet
+from collections.abc import Callable, Iterator, Sequence
+from typing import Self, TypeAlias
+from weakref import WeakSet, WeakValueDictionary
 
 import mlx.core as mx
 
@@ -39,6 +39,10 @@ _UNUSED_SHARE_OF_MANY = 64
 _UNUSED_SHARE_WHOLE = 8
 
 
+# returns the arrays of a run of tokens in another form, token by token. Lazy
+Convert: TypeAlias = Callable[[Sequence[mx.array]], tuple[mx.array, ...]]
+
+
 class FrozenPart:
     """Keys and values of a run of tokens, which never change.
 
@@ -51,6 +55,18 @@ class FrozenPart:
         self.arrays = tuple(arrays)
         self.holders: WeakSet[FullKV] = WeakSet()
         self._first: tuple[mx.array, mx.array] | None = None
+        self._converted: WeakValueDictionary[str, FrozenPart] = WeakValueDictionary()
+
+    def converted(self, form: str, convert: Convert) -> FrozenPart:
+        """The part in another form, the same one for all its holders as long as one has it. form:
+        the name of that form. Lazy.
+        """
+        part = self._converted.get(form)
+        if part is None:
+            used = self._used
+            part = FrozenPart(convert([array[:, :, :used] for array in self.arrays]))
+            self._converted[form] = part
+        return part
 
     def first(self, tokens: int) -> tuple[mx.array, mx.array]:
         """Keys and values of the first `tokens` tokens; cached, because every step asks for the
@@ -161,6 +177,32 @@ class FullKV(LayerKV):
         fork._hold(_first(self._frozen, tokens))
         fork.tokens = tokens
         return fork
+
+    def converted(self, tokens: int, form: str, convert: Convert) -> FullKV:
+        """A state with the first `tokens` tokens in another form, as `append_arrays` would add
+        them. Frozen parts that several sequences hold are converted once. Lazy.
+        """
+        parts: list[tuple[FrozenPart, int]] = []
+        tail: tuple[mx.array, ...] = ()
+        for part, low, high in self._runs(0, tokens):
+            if part is None:
+                tail = convert([array[:, :, low:high] for array in self._buffers])
+            else:
+                parts.append((part.converted(form, convert), high))
+        state = FullKV()
+        state.can_share = self.can_share
+        state._hold(parts)
+        state.tokens = state._frozen_tokens
+        state.reserve(self._reserved)
+        if tail:
+            state.append_arrays(tail)
+        return state
+
+    def release(self) -> None:
+        """Drop all tokens, because another state has taken them over."""
+        self._hold([])
+        self._buffers = ()
+        self.tokens = self._end = 0
 
     def share_prefix(self, other: LayerState, tokens: int) -> None:
         assert isinstance(other, FullKV)

@@ -19,6 +19,7 @@ from typing import Literal, TypeAlias
 
 import mlx.core as mx
 
+from holdfast.worker.kv.full import FullKV
 from holdfast.worker.kv.layer import (
     CheckpointLayout,
     KVBits,
@@ -27,6 +28,7 @@ from holdfast.worker.kv.layer import (
     SnapshotForm,
     SnapshotMismatch,
 )
+from holdfast.worker.kv.quantized import QuantizedKV
 
 BaseUse: TypeAlias = Literal["moved", "shared", "copied"]
 
@@ -169,6 +171,28 @@ class LiveState:
         for leaf in self.leaves:
             leaf.rewind(tokens)
         self.tokens -= tokens
+
+    def can_quantize(self) -> bool:
+        """Whether `quantize` can convert this state."""
+        growing = self.growing
+        return bool(growing) and all(isinstance(leaf, FullKV) for leaf in growing)
+
+    def quantize(self, fresh: list[Layer]) -> None:
+        """Quantize the keys and values of a sequence that runs, one layer after the other, except
+        those of the current block. Waits for the device. Requires `can_quantize`.
+
+        fresh: empty layers of the same model that hold keys and values quantized.
+        """
+        empty = LiveState(fresh).leaves
+        for old, new in zip(self.leaves, empty, strict=True):
+            if isinstance(old, FullKV):
+                assert isinstance(new, QuantizedKV)
+                new.take_over(old)
+        taken = iter(
+            [new if old.grows else old for old, new in zip(self.leaves, empty, strict=True)]
+        )
+        self.layers = [layer.with_leaves(taken) for layer in fresh]
+        self.__post_init__()
 
     # -- sharing
 

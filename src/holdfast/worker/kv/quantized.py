@@ -170,7 +170,10 @@ class QuantizedKV(LayerKV):
             self._old.append_arrays(self._codes_of_native(start, end))
 
     def _codes_of_native(self, start: int, end: int) -> tuple[mx.array, ...]:
-        native = self._native(start, end)
+        return self._codes(self._native(start, end))
+
+    def _codes(self, native: Sequence[mx.array]) -> tuple[mx.array, ...]:
+        """The codes of stored keys and values."""
         if not self._is_joint:
             native = pair_of(native)
         return tuple(
@@ -198,6 +201,19 @@ class QuantizedKV(LayerKV):
     def trim(self) -> None:
         if self._buffers and self._buffers[0].shape[2] > 2 * self._block:
             self._move(self._buffers, capacity=2 * self._block)
+
+    def take_over(self, native: FullKV) -> None:
+        """Take all tokens of a state that is not quantized, which is empty afterwards. Quantizes
+        the tokens before the current block. Waits for the device, so that the memory is free.
+        """
+        assert self.tokens == 0, "the state has tokens of its own"
+        end = self._own(native.tokens - 1) if native.tokens else 0
+        self._old = native.converted(end, self.kv_bits, self._codes)
+        self.tokens = self._begin = end
+        if end < native.tokens:
+            self._append(native.copy_arrays(end, native.tokens))
+        mx.eval(list(self.arrays()))
+        native.release()
 
     # -- attend
 
