@@ -113,6 +113,7 @@ _COUNTERS = (
     ("failed", "Sequences failed."),
     ("cancelled", "Sequences cancelled."),
     ("rejected", "Sequences rejected."),
+    ("quantized", "Sequences quantized while they ran, because memory was critically short."),
 )
 _CONSTRAINED = (
     ("sequences", "Sequences with a grammar or a reasoning budget."),

@@ -146,6 +146,7 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     failed: int = 0
     cancelled: int = 0
     rejected: int = 0
+    quantized: int = 0  # sequences whose state was quantized while they ran
     kv_reserved_bytes: int = 0
     kv_budget_bytes: int = 0
     resident_bytes: int = 0

@@ -29,9 +29,10 @@ SECOND_WATERMARK = 0.95
 # A level ends when the footprint has been this much below its watermark for a while. Otherwise, the
 # memory that a measure frees would end the measure at once.
 MARGIN = 0.05
-RECOVERY_SECONDS = 10.0
+RECOVERY_SECONDS = {Pressure.WARNING: 10.0, Pressure.CRITICAL: 2.0}
 WATCH_SECONDS = 1.0  # between two measurements
 
+_LOWER = {Pressure.CRITICAL: Pressure.WARNING, Pressure.WARNING: Pressure.NORMAL}
 _SHARES = {Pressure.WARNING: FIRST_WATERMARK, Pressure.CRITICAL: SECOND_WATERMARK}
 _NAMES: Mapping[Pressure, Literal["normal", "warning", "critical"]] = {
     Pressure.NORMAL: "normal",
@@ -108,8 +109,8 @@ class MemoryUse:
 
 
 class MemoryWatch:
-    """The current level of memory pressure: rises at once, and falls after a while. No clock: the
-    caller passes the time.
+    """The current level of memory pressure: rises at once, and falls step by step, after a while.
+    No clock: the caller passes the time.
     """
 
     def __init__(self) -> None:
@@ -132,9 +133,9 @@ class MemoryWatch:
             self.pressure = max(use.pressure(), before)
         elif self._lower_since is None:
             self._lower_since = now
-        elif now - self._lower_since >= RECOVERY_SECONDS:
-            self._lower_since = None
-            self.pressure = lower
+        elif now - self._lower_since >= RECOVERY_SECONDS[before]:
+            self._lower_since = now
+            self.pressure = _LOWER[before]
         if self.pressure is before:
             return False
         self._changes[level_name(self.pressure)] += 1

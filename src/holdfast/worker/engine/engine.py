@@ -171,6 +171,25 @@ class Engine:
             sequence.constraint, budget, generated=generated
         )
 
+    def quantizable_tokens(self, request_id: RequestId) -> int:
+        """How many tokens of an open sequence `quantize` can quantize; 0 if it cannot."""
+        live = self._sequences[request_id].live
+        return live.tokens if live.can_quantize() else 0
+
+    def quantize(self, request_id: RequestId, kv_bits: KVBits) -> tuple[int, int]:
+        """Quantize the keys and values of an open sequence. From now on, nothing is copied out of
+        it, because what it computes depends on when it was quantized. Waits for the device. No
+        pending step may contain the sequence.
+
+        Returns how many bytes its state took, and takes now.
+        """
+        sequence = self._sequences[request_id]
+        sequence.keep = None
+        sequence.trim()
+        before = sum(array.nbytes for array in sequence.live.arrays())
+        sequence.live.quantize(self._runner.fresh_layers(kv_bits))
+        return before, sum(array.nbytes for array in sequence.live.arrays())
+
     def close(self, request_id: RequestId) -> None:
         """Drop a sequence. The caller must ignore its results in steps that are still pending."""
         del self._sequences[request_id]

@@ -37,6 +37,10 @@ class KVForms:
         """The form of a request that does not choose, while memory lasts."""
         return "native" if self.default == "auto" else self.default
 
+    def is_free(self, asked: KVBitsChoice | str) -> bool:
+        """Whether the server chooses the form of a request. asked: empty: the default."""
+        return (asked or self.default) == "auto"
+
     def choose(
         self,
         asked: KVBitsChoice | str,

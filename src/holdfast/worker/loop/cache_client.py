@@ -479,6 +479,23 @@ class CacheClient:
         if self._cache is not None:
             self._repeat_without(self._cache.gone(wanted), live)
 
+    def quantize(self, sequence: LiveSequence, kv_bits: KVBits) -> tuple[int, int]:
+        """Quantize the state of an open sequence, which no step under way contains. What it
+        computes from now on is not cached. May raise.
+
+        Returns how many bytes the state took, and takes now.
+        """
+        self.withdraw(sequence)
+        live = sequence.live
+        if live is not None:
+            assert self._cache is not None
+            self._cache.live.seclude(live)
+        sequence.is_quantized = True
+        sizes = self._engine.quantize(sequence.id, kv_bits)
+        if live is not None and live.state is not None and live.state.can_share:
+            live.held_tokens = live.state.frozen_tokens
+        return sizes
+
     # -- commit
 
     @_guarded(
@@ -493,6 +510,11 @@ class CacheClient:
         """
         if not self.keeps(sequence.request):
             self._leave(sequence)
+            return
+        if sequence.is_quantized:
+            self._leave(sequence)
+            if has_ended:
+                self._on_end(sequence)
             return
         rest = self._engine.keep_rest(sequence.id)
         if rest is not None:

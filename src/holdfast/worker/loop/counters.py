@@ -52,6 +52,7 @@ class Counters:
     prompt_tokens: int = 0
     generated_tokens: int = 0
     rejected: int = 0
+    quantized: int = 0
     finished: Counter[FinishReason] = field(default_factory=Counter)
     step_seconds: SecondsCounter = field(default_factory=SecondsCounter)
     lookups: Counter[CacheOutcome] = field(default_factory=Counter)
@@ -108,6 +109,7 @@ class Counters:
             failed=self.finished[FinishReason.FAILED] + self.finished[FinishReason.REFUSED],
             cancelled=self.finished[FinishReason.CANCELLED],
             rejected=self.rejected,
+            quantized=self.quantized,
             kv_reserved_bytes=load.reserved_bytes,
             kv_budget_bytes=load.budget_bytes,
             resident_bytes=int(_this_process().memory_info().rss),

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 from holdfast.errors import InvalidRequest
 from holdfast.wire.events import FinishReason, WaitReason
 from holdfast.wire.requests import RequestId
+from holdfast.worker.kv.layer import KVBits
 from holdfast.worker.loop.cache_client import CacheClient
 from holdfast.worker.loop.device_steps import DeviceFailed, device_call
 from holdfast.worker.loop.sequences import Ledger, LiveSequence
 from holdfast.worker.scheduler.admission import Reservation
+from holdfast.worker.scheduler.queue import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run time
@@ -67,6 +69,30 @@ class Lifetimes:
         except DeviceFailed as failure:
             logger.exception("request %s could not be given more memory", sequence.id)
             self.drop(sequence, FinishReason.FAILED, error=f"no memory for the request: {failure}")
+
+    def quantize(self, sequence: LiveSequence, kv_bits: KVBits, costs: SequenceCosts) -> None:
+        """Quantize the state of an open sequence, which no step under way contains; if the device
+        cannot, the request fails.
+        """
+        try:
+            with device_call():
+                before, after = self._cache.quantize(sequence, kv_bits)
+        except DeviceFailed as failure:
+            logger.exception("request %s could not be quantized", sequence.id)
+            self.drop(sequence, FinishReason.FAILED, error=f"no memory for the request: {failure}")
+            return
+        held_tokens = 0 if sequence.live is None else sequence.live.held_tokens
+        self._scheduler.quantize(sequence.id, costs, held_tokens=held_tokens)
+        self._ledger.counters.quantized += 1
+        logger.info(
+            "memory is critically short: request %s holds its %d tokens in %s bits from now on, in "
+            "%.1f MiB instead of %.1f MiB",
+            sequence.id,
+            sequence.known_tokens,
+            kv_bits,
+            after / (1 << 20),
+            before / (1 << 20),
+        )
 
     def admit(self, admitted: Iterable[Reservation]) -> None:
         """Open the sequences that the scheduler has admitted."""
@@ -122,6 +148,7 @@ class Lifetimes:
             kv_bits=sequence.kv_bits,
         )
         sequence.is_open = True
+        self._scheduler.unquantize(sequence.id)
         self._scheduler.hold_apart(sequence.id, 0)
 
     def wait_for_room(self, sequence: LiveSequence) -> bool:
@@ -208,4 +235,5 @@ class Lifetimes:
             else:
                 self._cache.give_up(sequence)
             self._engine.close(sequence.id)
+            sequence.is_quantized = False
         self._cache.withdraw(sequence)

@@ -32,8 +32,8 @@ from holdfast.wire.commands import (
 from holdfast.wire.events import FinishReason, WaitReason, WorkerStatistics
 from holdfast.wire.requests import RequestId
 from holdfast.wire.sessions import SessionAnswer, SessionCommand
-from holdfast.worker.engine.kv_forms import ONLY_NATIVE, KVForms
-from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
+from holdfast.worker.engine.kv_forms import ONLY_NATIVE, SAVING, KVForms
+from holdfast.worker.engine.plan import BLOCK_TOKENS, Span, SpanResult, StepPlan
 from holdfast.worker.kv.layer import KVBits
 from holdfast.worker.loop.cache_client import CacheClient
 from holdfast.worker.loop.counters import Counters
@@ -57,6 +57,8 @@ if TYPE_CHECKING:  # these modules import MLX, which is not needed here at run t
 
 FETCHING_SECONDS = 0.001  # between two checks for blocks from disk when there is no other work
 IDLE_SECONDS = 5.0  # longest wait without work; a command ends the wait at once
+# shorter sequences are not quantized: their last block and its buffer stay as they are
+LEAST_QUANTIZED_TOKENS = 3 * BLOCK_TOKENS
 STATISTICS_SECONDS = 0.25  # between two statistics events of a busy worker
 
 logger = logging.getLogger("holdfast.worker")
@@ -162,6 +164,7 @@ class WorkerLoop:
                 self._obey(commands)
                 if self._memory is not None:
                     self._memory.tend(now=self._clock())
+                    self._quantize_one(self._memory)
                 self._send()  # the front continues while the step is laid out
                 is_busy = self._advance()
                 if self._flight is None or self._engine.runs_ahead:
@@ -480,6 +483,29 @@ class WorkerLoop:
             self._idle.give_up_if_stuck()
             return False
         return True
+
+    def _quantize_one(self, memory: MemoryBudget) -> None:
+        """If memory is critically short, quantize the longest running sequence whose request leaves
+        the choice to the server.
+        """
+        costs = self._costs.get(SAVING)
+        if costs is None or not memory.is_critical:
+            return
+        lengths = {
+            sequence: self._engine.quantizable_tokens(sequence.id)
+            for sequence in self._ledger.live()
+            if sequence.is_open
+            and not sequence.is_quantized
+            and self._forms.is_free(sequence.request.kv_bits)
+        }
+        longest = max(lengths, key=lambda each: lengths[each], default=None)
+        if longest is None or lengths[longest] < LEAST_QUANTIZED_TOKENS:
+            return
+        self._complete_flight()
+        if longest.is_open:
+            self._pulse.work()
+            self._lifetimes.quantize(longest, SAVING, costs)
+            memory.note_quantized(now=self._clock())
 
     def _flight_of(self, decision: Decision) -> Flight | None:
         """The step to dispatch: the spans of the plan whose sequences are open. None if the plan is

@@ -9,6 +9,7 @@ until its sequences end; parked states and blocks in RAM are freed first.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run ti
     from holdfast.worker.prefix.cache import PrefixCache
 
 READ_SECONDS = 1.0  # between two readings of the memory pressure
+# so long after a sequence was quantized, the effect has been measured; only then admission stops
+EFFECT_SECONDS = 3.0
 CLEAR_SECONDS = 5.0  # under pressure, between two releases of free buffers
 
 logger = logging.getLogger("holdfast.worker")
@@ -53,6 +56,7 @@ class MemoryBudget:
         self._read_pressure = read_pressure
         self._read_at = 0.0
         self._cleared_at = 0.0
+        self._quantized_at = -math.inf
         self._system = Pressure.NORMAL
         self._workers = Pressure.NORMAL
 
@@ -62,6 +66,11 @@ class MemoryBudget:
         whichever is higher.
         """
         return max(self._system, self._workers)
+
+    @property
+    def is_critical(self) -> bool:
+        """Whether memory is so short that running sequences are to be quantized."""
+        return self.pressure is Pressure.CRITICAL
 
     @property
     def is_short(self) -> bool:
@@ -86,7 +95,10 @@ class MemoryBudget:
         if self._read_pressure is not None and now - self._read_at >= READ_SECONDS:
             self._read_at = now
             self.follow(self._read_pressure())
-        if self.pressure is not Pressure.NORMAL and now - self._cleared_at >= CLEAR_SECONDS:
+        self._scheduler.admits_one_at_a_time = (
+            self.is_critical and now - self._quantized_at >= EFFECT_SECONDS
+        )
+        if self.is_short and now - self._cleared_at >= CLEAR_SECONDS:
             self._cleared_at = now
             self._clear_buffers()
 
@@ -112,9 +124,16 @@ class MemoryBudget:
             self._workers = pressure
             self._apply()
 
+    def note_quantized(self, *, now: float) -> None:
+        """Record that a running sequence was quantized. New requests are admitted until it is known
+        whether that was enough.
+        """
+        self._quantized_at = now
+        self._scheduler.admits_one_at_a_time = False
+
     def _apply(self) -> None:
         self._scheduler.set_budget(self._plan.kv_bytes)
-        self._scheduler.admits_one_at_a_time = self.pressure is Pressure.CRITICAL
+        self._scheduler.admits_one_at_a_time = self.is_critical
         if self._cache is not None and self.is_short:
             self._cache.limit_ram(0, most_parked_bytes=0)
         elif self._cache is not None:

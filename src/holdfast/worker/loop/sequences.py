@@ -78,6 +78,7 @@ class LiveSequence:
     last_token_at: float | None = None
     progress_sent_at: float = -math.inf
     is_open: bool = False  # whether the engine has state for this sequence
+    is_quantized: bool = False  # whether that state was quantized while the sequence ran
     attempts: int = 0  # how often the state was given up; earlier results are then ignored
 
     chain: bytearray = field(default_factory=bytearray)  # prompt and answer, packed

@@ -278,6 +278,15 @@ class LiveTier:
         if best is not None:
             state.share_prefix(best, most)
 
+    def seclude(self, live: LiveChain) -> None:
+        """Let no other sequence start from the state of a running one any more, because it is about
+        to be quantized. Its state is not parked. Tokens that only this chain has are copied into
+        blocks.
+        """
+        self._held = None
+        live.is_stale = True
+        self._let_go(live, tuple(live.keys))
+
     def leave(self, live: LiveChain) -> None:
         """End a live chain. Tokens that only this chain has are copied into blocks; claims on the
         chain are lost.
@@ -362,11 +371,12 @@ class LiveTier:
 
     def _let_go(self, live: LiveChain, keys: Sequence[BlockKey]) -> None:
         """Release blocks that a live chain holds. Blocks that only this chain has are copied to RAM
-        first.
+        first, unless RAM may keep no blocks.
         """
         copies: dict[BlockKey, Payload | None] = {}
+        may_keep = self._index.ram_budget_bytes > 0
         try:
-            for key in self._index.held_alone(live, keys):
+            for key in self._index.held_alone(live, keys) if may_keep else ():
                 copies[key] = self._copied(live, key)
         finally:
             self._index.end_holding(live, keys, copies=copies)

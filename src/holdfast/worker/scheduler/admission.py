@@ -143,6 +143,11 @@ class KvLedger:
         sequence.held_tokens = held_tokens
         self.grow(sequence, sequence.capacity_tokens)
 
+    def change(self, sequence: ScheduledSequence, held_tokens: int) -> None:
+        """Reserve memory for a running sequence by its new costs. That may exceed the budget."""
+        self.hold_apart(sequence, held_tokens)
+        self._tolerated_bytes = max(self._tolerated_bytes, self.reserved_bytes)
+
     def enter(self, sequence: ScheduledSequence, *, step: int) -> None:
         """Reserve memory for a sequence and start it."""
         capacity = self.capacity_at_admission(sequence)

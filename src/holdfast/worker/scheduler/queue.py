@@ -69,6 +69,7 @@ class ScheduledSequence:
     max_tokens: int
     submitted_after_step: int  # results up to this step belong to an earlier use of the id
     costs: SequenceCosts
+    native_costs: SequenceCosts | None = None  # before it was quantized; None: it was not
     boundaries: tuple[
         int, ...
     ] = ()  # ascending; spans of the prompt end there so that state can be saved
@@ -145,6 +146,9 @@ class ScheduledSequence:
         """
         freed = self.reserved_bytes
         self.reserved_bytes = 0
+        if self.native_costs is not None:
+            self.costs = self.native_costs
+            self.native_costs = None
         self.capacity_tokens = 0
         return freed
 

@@ -349,6 +349,25 @@ class Scheduler:
         if sequence is not None and sequence.held_tokens != held_tokens:
             self._ledger.hold_apart(sequence, held_tokens)
 
+    def quantize(self, request_id: RequestId, costs: SequenceCosts, *, held_tokens: int) -> None:
+        """Change the costs of a running request whose keys and values were quantized, until it
+        ends or is preempted. held_tokens: as in `hold_apart`.
+        """
+        sequence = self._running[request_id]
+        sequence.native_costs = sequence.costs
+        sequence.costs = costs
+        self._ledger.change(sequence, held_tokens)
+
+    def unquantize(self, request_id: RequestId) -> None:
+        """Give a running request the costs back that it had before `quantize`, if it was quantized,
+        because it restarts.
+        """
+        sequence = self._running.get(request_id)
+        if sequence is not None and sequence.native_costs is not None:
+            sequence.costs = sequence.native_costs
+            sequence.native_costs = None
+            self._ledger.change(sequence, 0)
+
     def has_room_apart(self, request_id: RequestId) -> bool:
         """Whether memory for all tokens of a running request, including held ones, can be
         reserved.
@@ -356,8 +375,9 @@ class Scheduler:
         sequence = self._running.get(request_id)
         if sequence is None:
             return True
+        costs = sequence.native_costs or sequence.costs
         return (
-            sequence.costs.bytes_for(sequence.capacity_tokens) - sequence.reserved_bytes
+            costs.bytes_for(sequence.capacity_tokens) - sequence.reserved_bytes
             <= self._ledger.free_bytes
         )
 
