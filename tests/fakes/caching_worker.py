@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.config import KVBitsChoice, SchedulerSettings
+from holdfast.machine.device_memory import MemoryPlan
 from holdfast.store.maintenance import StoreLimits
 from holdfast.store.store import BlockStore
 from holdfast.wire.commands import Command, SequenceRequest
@@ -24,6 +25,7 @@ from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.kv.codec import BITS, PayloadFormat
 from holdfast.worker.kv.layer import KVBits
 from holdfast.worker.loop.loop import WorkerLoop
+from holdfast.worker.loop.memory_budget import MemoryBudget
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.scheduler.queue import SequenceCosts
@@ -138,6 +140,16 @@ class CachingWorker:
             context_tokens=CONTEXT_TOKENS,
             mixes_chunks=runner.mixes_chunks,
         )
+        plan = MemoryPlan(
+            kv_bytes=self.scheduler.statistics().budget_bytes, ram_tier_bytes=ram_bytes
+        )
+        self.memory = MemoryBudget(
+            plan,
+            plan_for=lambda state_bytes: plan,
+            scheduler=self.scheduler,
+            cache=self.cache,
+            most_parked_bytes=most_parked_bytes,
+        )
 
     def serve(
         self,
@@ -158,6 +170,7 @@ class CachingWorker:
             cache=self.cache,
             sessions=self.sessions,
             adapters=self._adapters,
+            memory=self.memory,
             forms=self._forms,
             costs=self._weights,
         )

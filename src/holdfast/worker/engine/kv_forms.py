@@ -18,6 +18,9 @@ from holdfast.worker.kv.quantized import BITS
 SAVING: KVBits = "8"  # what "auto" means when memory runs short
 
 
+LEAST_SAVED_SHARE = 0.2  # of the bytes of a running sequence, or it is not quantized
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVForms:
     """The forms that a model supports.
@@ -40,6 +43,16 @@ class KVForms:
     def is_free(self, asked: KVBitsChoice | str) -> bool:
         """Whether the server chooses the form of a request. asked: empty: the default."""
         return (asked or self.default) == "auto"
+
+    def is_worth_it(self, tokens: int) -> bool:
+        """Whether a running sequence of this length becomes much smaller if it is quantized: its
+        current block and the buffer for it stay as they are.
+        """
+        native = self.costs["native"]
+        saving = self.costs[SAVING]
+        before = native.bytes_per_token * tokens + native.fixed_bytes
+        after = saving.bytes_per_token * tokens + saving.fixed_bytes
+        return before - after >= before * LEAST_SAVED_SHARE
 
     def choose(
         self,

@@ -33,7 +33,7 @@ from holdfast.wire.events import FinishReason, WaitReason, WorkerStatistics
 from holdfast.wire.requests import RequestId
 from holdfast.wire.sessions import SessionAnswer, SessionCommand
 from holdfast.worker.engine.kv_forms import ONLY_NATIVE, SAVING, KVForms
-from holdfast.worker.engine.plan import BLOCK_TOKENS, Span, SpanResult, StepPlan
+from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
 from holdfast.worker.kv.layer import KVBits
 from holdfast.worker.loop.cache_client import CacheClient
 from holdfast.worker.loop.counters import Counters
@@ -57,8 +57,6 @@ if TYPE_CHECKING:  # these modules import MLX, which is not needed here at run t
 
 FETCHING_SECONDS = 0.001  # between two checks for blocks from disk when there is no other work
 IDLE_SECONDS = 5.0  # longest wait without work; a command ends the wait at once
-# shorter sequences are not quantized: their last block and its buffer stay as they are
-LEAST_QUANTIZED_TOKENS = 3 * BLOCK_TOKENS
 STATISTICS_SECONDS = 0.25  # between two statistics events of a busy worker
 
 logger = logging.getLogger("holdfast.worker")
@@ -499,7 +497,7 @@ class WorkerLoop:
             and self._forms.is_free(sequence.request.kv_bits)
         }
         longest = max(lengths, key=lambda each: lengths[each], default=None)
-        if longest is None or lengths[longest] < LEAST_QUANTIZED_TOKENS:
+        if longest is None or not self._forms.is_worth_it(lengths[longest]):
             return
         self._complete_flight()
         if longest.is_open:

@@ -1,0 +1,244 @@
+"""Under memory pressure, new sequences are quantized, and under critical pressure running ones, too.
+Answers stay those of the same sequence alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.machine.device_memory import Pressure
+from holdfast.wire.commands import Command, MemoryPressure
+from holdfast.wire.events import FinishReason, WorkerStatistics
+from holdfast.worker.engine.engine import Engine
+from holdfast.worker.engine.layouts import Runner
+from holdfast.worker.engine.plan import Span, StepPlan
+from holdfast.worker.engine.probe import choose_layout
+from holdfast.worker.kv.layer import KVBits
+from tests.fakes.caching_worker import CachingWorker, greedy, one_after_the_other
+from tests.fakes.script_inbox import ScriptInbox
+from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
+
+NORMAL, WARNING, CRITICAL = (MemoryPressure(pressure=each) for each in Pressure)
+NAMES = [
+    "llama",
+    "gemma2",  # computes attention itself
+    pytest.param("gemma3_text", marks=pytest.mark.slow),  # windows
+    pytest.param("qwen3_next", marks=pytest.mark.slow),  # recurrent layers
+]
+
+
+@cache
+def wide(name: str) -> Runner:
+    """A probed tiny model with heads that can be quantized."""
+    return choose_layout(make_tiny(name, head_dim=64), vocab_size=VOCAB_SIZE)
+
+
+class RecordingEngine(Engine):
+    """Notes how many tokens each sequence had when it was quantized."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.quantized_at: dict[str, int] = {}
+
+    def quantize(self, request_id: str, kv_bits: KVBits) -> tuple[int, int]:
+        self.quantized_at[request_id] = self.quantizable_tokens(request_id)
+        before, after = super().quantize(request_id, kv_bits)
+        assert after < before
+        return before, after
+
+
+def worker(name: str, folder: Path | None = None, **more: Any) -> CachingWorker:
+    return CachingWorker(
+        wide(name),
+        vocab_size=VOCAB_SIZE,
+        folder=folder,
+        has_measured_costs=True,
+        **{"kv_bits": "auto", "engine": RecordingEngine, **more},
+    )
+
+
+def prompt_of(seed: str, tokens: int) -> tuple[int, ...]:
+    rng = random.Random(seed)
+    return tuple(rng.randrange(VOCAB_SIZE - 8) for _ in range(tokens))
+
+
+def alone(
+    name: str, prompt: Sequence[int], *, max_tokens: int, quantized_at: int | None = None
+) -> list[int]:
+    """The answer of a sequence alone, which is quantized when it has that many tokens."""
+    made = worker(name)  # its engine knows the forms
+    engine = made.engine
+    capacity = len(prompt) + max_tokens
+    engine.open(greedy("alone", prompt, max_tokens=max_tokens), capacity_tokens=capacity)
+    answer: list[int] = []
+    at = 0
+    is_cut = False  # at blocks, once it is quantized
+    while len(answer) < max_tokens:
+        if at == quantized_at:
+            engine.quantize("alone", "8")
+            is_cut = engine.cuts_at_blocks("8")
+        end = len(prompt) if at < len(prompt) else at + 1
+        if quantized_at is not None and at < quantized_at < end:
+            end = quantized_at
+        if is_cut:
+            end = min(end, at - at % 256 + 256)
+        draws = end >= len(prompt)
+        span = Span(request_id="alone", start=at, tokens=end - at, draws=draws)
+        (result,) = engine.collect(engine.dispatch(StepPlan(spans=(span,))))
+        answer += result.token_ids
+        at = end
+    engine.close("alone")
+    return answer
+
+
+def after_steps(count: int, *commands: Command) -> list[Sequence[Command]]:
+    return [*[[]] * count, list(commands)]
+
+
+def lengths(made: CachingWorker) -> dict[str, int]:
+    """How many tokens the state of each open sequence has."""
+    return {name: each.live.tokens for name, each in made.engine._sequences.items()}
+
+
+def quantized_in(made: CachingWorker) -> dict[str, int]:
+    assert isinstance(made.engine, RecordingEngine)
+    return made.engine.quantized_at
+
+
+def counted(inbox: ScriptInbox) -> WorkerStatistics:
+    return [event for event in inbox.events if isinstance(event, WorkerStatistics)][-1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_running_sequences_that_are_quantized_answer_as_they_do_alone(name: str) -> None:
+    made = worker(name)
+    common = prompt_of("common", 1040)
+    prompts = {
+        "long": common + prompt_of("long", 400),
+        "forked": common + prompt_of("forked", 290),
+        "native": prompt_of("native", 1300),
+        "short": prompt_of("short", 60),
+        "late": prompt_of("late", 1390),
+    }
+    requests = {
+        each: greedy(each, prompt, max_tokens=60, kv_bits="native" if each == "native" else "")
+        for each, prompt in prompts.items()
+    }
+    late = requests.pop("late")
+
+    def press() -> None:
+        done = quantized_in(made)
+        if lengths(made).get("late", 0) > 1100 and "late" not in done:
+            made.memory.press(Pressure.CRITICAL)  # in the middle of its prefill
+        elif lengths(made).get("long", 0) > 1450 and not {"long", "forked"} <= done.keys():
+            made.memory.press(Pressure.CRITICAL)
+        else:
+            made.memory.press(Pressure.NORMAL)
+
+    script = [list(requests.values()), *after_steps(120, late)]
+    inbox = made.serve(script, on_receive=press)
+    quantized_at = quantized_in(made)
+    assert quantized_at.keys() == {"long", "forked", "late"}
+    assert quantized_at["late"] < len(prompts["late"])
+    for each, prompt in prompts.items():
+        wanted = alone(name, prompt, max_tokens=60, quantized_at=quantized_at.get(each))
+        assert inbox.tokens(each) == wanted, (each, quantized_at)
+    assert counted(inbox).quantized == len(quantized_at)
+
+
+def test_nothing_that_is_computed_after_the_conversion_is_cached(tmp_path: Path) -> None:
+    first = prompt_of("first", 1200)
+    made = worker("llama", tmp_path)
+
+    def press() -> None:
+        is_late = lengths(made).get("first", 0) > 1250
+        made.memory.press(Pressure.CRITICAL if is_late else Pressure.NORMAL)
+
+    inbox = made.serve([[greedy("first", first, max_tokens=300)]], on_receive=press)
+    (quantized_at,) = quantized_in(made).values()
+    answer = tuple(inbox.tokens("first"))
+    turn = first + answer + prompt_of("turn", 50)
+    again = worker("llama", tmp_path).serve(
+        one_after_the_other(greedy("turn", turn, max_tokens=20))
+    )
+    assert again.tokens("turn") == alone("llama", turn, max_tokens=20)
+    assert 1024 <= again.finished("turn").cached_tokens <= quantized_at
+
+
+def test_new_sequences_are_quantized_under_pressure_and_native_ones_after_it(
+    tmp_path: Path,
+) -> None:
+    prompts = {each: prompt_of(each, 300) for each in ("before", "under", "fixed", "after")}
+    made = worker("llama", tmp_path)
+    inbox = made.serve(
+        [
+            [greedy("before", prompts["before"])],
+            *after_steps(20, WARNING),
+            [greedy("under", prompts["under"])],
+            [greedy("fixed", prompts["fixed"], kv_bits="native")],
+            *after_steps(20, NORMAL),
+            [greedy("after", prompts["after"])],
+        ]
+    )
+    for each in ("before", "fixed", "after"):
+        assert inbox.tokens(each) == alone("llama", prompts[each], max_tokens=6)
+    quantized = worker("llama", kv_bits="8").serve([[greedy("under", prompts["under"])]])
+    assert inbox.tokens("under") == quantized.tokens("under")
+    for each, kv_bits in (("under", "8"), ("fixed", "native"), ("after", "native")):
+        chain = greedy("chain", prompts[each]).prompt_token_ids.packed
+        assert made.cache.cached_tokens(chain, tenant="", kv_bits=kv_bits) >= 256, each
+
+
+def test_a_quantized_sequence_reserves_less_memory() -> None:
+    made = worker("llama", budget_tokens=4000)
+    reserved: list[int] = []
+
+    def press() -> None:
+        if lengths(made).get("a", 0) > 3010:
+            made.memory.press(Pressure.CRITICAL)
+        if made.scheduler.statistics().running:
+            reserved.append(made.scheduler.statistics().reserved_bytes)
+
+    made.serve([[greedy("a", prompt_of("a", 3000), max_tokens=60)]], on_receive=press)
+    assert quantized_in(made)
+    assert reserved[-1] < 0.55 * reserved[0], "codes, and two blocks as they were computed"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_the_pressure_no_request_fails_and_fixed_forms_get_their_answers(
+    seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rng = random.Random(f"pressure {seed}")
+    folder = tmp_path if seed % 2 else None
+    made = worker("llama", folder, budget_tokens=4000)
+    common = prompt_of(f"common {seed}", 1100)
+    first = greedy("first", prompt_of(f"first {seed}", 1500), max_tokens=100)
+    script = [[first], *after_steps(40, CRITICAL)]
+    fixed: dict[str, tuple[int, ...]] = {}
+    names = ["first"]
+    for index in range(12):
+        name = str(index)
+        names.append(name)
+        own = prompt_of(f"{seed} {index}", rng.randrange(20, 700))
+        prompt = common[: rng.choice([0, 1100, 1100])] + own
+        kv_bits = rng.choice(["", "", "auto", "native"])
+        if kv_bits == "native":
+            fixed[name] = prompt
+        script.append([greedy(name, prompt, max_tokens=rng.randrange(1, 40), kv_bits=kv_bits)])
+        script += after_steps(rng.randrange(12), rng.choice([NORMAL, WARNING, CRITICAL, CRITICAL]))
+    inbox = made.serve([*script, *after_steps(30, NORMAL)])
+    for name in names:
+        assert inbox.finished(name).reason is FinishReason.LENGTH
+    for name, prompt in fixed.items():
+        tokens = inbox.tokens(name)
+        assert tokens == alone("llama", prompt, max_tokens=len(tokens))
+    warnings = [each.message for each in caplog.records if each.levelno > logging.INFO]
+    assert not warnings, "nothing had to be repeated"
+    assert quantized_in(made), "some sequences were quantized while they ran"
