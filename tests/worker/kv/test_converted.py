@@ -108,9 +108,10 @@ class Conversions(RuleBasedStateMachine):
             (layer,) = state.leaves
             assert isinstance(layer, FullKV | QuantizedKV)
             assert layer.tokens == state.tokens
-            if state.tokens:
-                own = (state.tokens - 1) // BLOCK * BLOCK if isinstance(layer, QuantizedKV) else 0
-                self.check(layer, own)
+            if isinstance(layer, FullKV) and state.tokens:
+                self.check(layer, 0)
+            elif state.tokens % BLOCK:
+                self.check(layer, state.tokens // BLOCK * BLOCK)
 
     def check(self, layer: FullKV | QuantizedKV, own: int) -> None:
         parts = layer.parts(layer.tokens)

@@ -129,6 +129,8 @@ class MemoryBudget:
         whether that was enough.
         """
         self._quantized_at = now
+        # soon, so that several sequences cost one release
+        self._cleared_at = min(self._cleared_at, now - CLEAR_SECONDS + READ_SECONDS)
         self._scheduler.admits_one_at_a_time = False
 
     def _apply(self) -> None:
