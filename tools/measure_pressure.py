@@ -73,7 +73,7 @@ def question(seed: int, words: int) -> tuple[str, str, str]:
     code = str(rng.randrange(1000, 10_000))
     thing = rng.choice(THINGS)
     lines = [f"- {rng.choice(FILLER)}" for _ in range(words // 7)]
-    lines.insert(rng.randrange(len(lines)), f"- The code of the {thing} is {code}.")
+    lines.insert(len(lines) - rng.randrange(20), f"- The code of the {thing} is {code}.")
     return f"Notes {seed}:\n" + "\n".join(lines), f"What is the code of the {thing}?", code
 
 
