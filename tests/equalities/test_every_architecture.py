@@ -20,9 +20,6 @@ FEW = ["afm7", "deepseek_v32", "falcon_mamba", "gemma3n", "gpt_bigcode"]
 NOT_HERE = {
     "bitnet": "No Metal back-end",
     "muse_spark": "No Metal back-end",
-    "olmo": "cannot be imported",
-    "phi3small": "MLX ends the process (corrupted heap, MLX 0.32.4 on a CPU)",
-    "prism_hadamard_qwen35": "needs packed weights",
 }
 # Its class of state is its own, and its windows and groups take one position for all rows.
 WITHOUT_MEMORY = {"deepseek_v41", "deepseek_v41_text"}

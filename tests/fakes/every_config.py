@@ -12,6 +12,8 @@ import dataclasses
 import importlib
 import importlib.util
 import pkgutil
+import sys
+from types import ModuleType
 from typing import Any
 
 from holdfast.worker.engine import seams
@@ -273,6 +275,7 @@ CHANGES: dict[str, dict[str, Any]] = {
             {"attention": {"n_heads_in_group": 4}, "ffn": {"ffn_mult": 2.0}},
         ],
     },
+    "olmo": {"mlp_hidden_size": 4 * HIDDEN, "embedding_size": VOCAB_SIZE},
     "olmo3": {"layer_types": WINDOWS_THEN_FULL},
     "openelm": {
         "ffn_dim_divisor": 32,
@@ -280,8 +283,27 @@ CHANGES: dict[str, dict[str, Any]] = {
         "num_kv_heads": [2, 2, 1, 2],
         "ffn_multipliers": [1.0, 2.0, 1.0, 2.0],
     },
-    "phi3small": {"dense_attention_every_n_layers": 2, "gegelu_limit": 20.0},
+    "phi3small": {
+        "dense_attention_every_n_layers": 2,
+        "gegelu_limit": 20.0,
+        "vocab_size": 100_352,  # it writes to the logits of tokens up to this one
+    },
     "plamo": {"n_shared_head": 2},
+    "prism_hadamard_qwen35": {
+        "intermediate_size": 512,
+        "schema_version": 1,
+        "tensor_namespace": "mlx-lm-text",
+        "quantization": {"bits": 2, "group_size": 128, "mode": "affine"},
+        "modules": [
+            {
+                "path": f"model.layers.{layer}.mlp.down_proj",
+                "embedding": False,
+                "dtype": "float16",
+                "block": block,
+            }
+            for layer, block in ((0, 512), (1, 0))
+        ],
+    },
     "qwen": {"kv_channels": HIDDEN // HEADS},
     "qwen3_vl_moe": {"tie_word_embeddings": False},
     "spark2_5": {"rope_parameters": _PER_KIND_ROPE, "hidden_act": "gelu"},
@@ -339,6 +361,7 @@ TEXT_TYPES = {
     "lfm2-vl": "lfm2",
     "mistral3": "ministral3",
     "pixtral": "llama",
+    "prism_hadamard_qwen35": "qwen3_5",
     "qwen2_vl": "qwen2",
     "qwen3_5_moe": "qwen3_5",
     "qwen3_vl": "qwen3",
@@ -374,8 +397,10 @@ def tiny_config(model_type: str) -> dict[str, Any]:
         return {**TINY[module], "model_type": model_type}
     arguments = _module(module).ModelArgs
     config = _from_fields(arguments, module)
-    if "text_config" in {field.name for field in dataclasses.fields(arguments)}:
-        config = {"vocab_size": VOCAB_SIZE, "text_config": _text_config(module)}
+    names = {field.name for field in dataclasses.fields(arguments)}
+    if "text_config" in names:
+        own = {name: value for name, value in CHANGES.get(module, {}).items() if name in names}
+        config = {**own, "vocab_size": VOCAB_SIZE, "text_config": _text_config(module)}
     return {**config, "model_type": model_type}
 
 
@@ -437,6 +462,8 @@ def _has_model(module: str) -> bool:
 
 
 def _module(name: str) -> Any:
+    if name == "olmo":  # only asks whether the package is installed, which needs PyTorch
+        sys.modules.setdefault("hf_olmo", ModuleType("hf_olmo"))
     try:
         return importlib.import_module(f"mlx_lm.models.{name}")
     except (ImportError, SystemExit) as error:

@@ -63,7 +63,9 @@ def _well_scaled(path: str, parameter: mx.array) -> mx.array:
     """Random values of a size at which every part of the model moves the logits: attention, gates,
     sinks, biases, norms.
     """
-    if not mx.issubdtype(parameter.dtype, mx.floating):
+    if parameter.dtype == mx.uint32 and path.endswith(".weight"):  # packed codes
+        return mx.random.randint(0, 1 << 31, parameter.shape).astype(mx.uint32)
+    if not mx.issubdtype(parameter.dtype, mx.floating) or path.endswith(".signs"):
         return parameter
     for ending, centre in _CENTRES.items():
         if path.endswith(ending):

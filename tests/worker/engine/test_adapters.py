@@ -9,6 +9,9 @@ import mlx.core as mx
 import pytest
 
 from holdfast.worker.engine import adapters, seams
+from holdfast.worker.engine.layouts import own_caches
+from tests.fakes.every_config import tiny_config
+from tests.fakes.tiny_models import VOCAB_SIZE, make_model
 
 seams.prepare()
 rope_utils: Any = importlib.import_module("mlx_lm.models.rope_utils")
@@ -79,3 +82,16 @@ def test_positions_are_ranges_for_one_position_and_columns_for_rows() -> None:
     assert adapters._positions_of_rows(positions, positions + 1).tolist() == [[4], [9]]
     assert adapters._positions_to_scale(3, 5).tolist() == [3, 4]
     assert adapters._positions_to_scale(positions, positions + 1).tolist() == [[[4]], [[9]]]
+
+
+@pytest.mark.parametrize("name", ["olmo", "phi3small"])
+def test_a_prompt_read_at_once_gives_what_its_tokens_give_one_by_one(name: str) -> None:
+    """mlx-lm itself fails (olmo), or lets tokens see later ones (phi3small)."""
+    config = tiny_config(name)
+    model: Any = make_model({**config, "num_hidden_layers": 2, "n_layers": 2})
+    adapters.adapt(model)
+    ids = mx.array([[5, 99, 41, 7, 5, 230]])
+    at_once = model(ids, cache=own_caches(model))[0]
+    caches = own_caches(model)
+    one_by_one = [model(ids[:, at : at + 1], cache=caches)[0] for at in range(ids.size)]
+    assert_close(at_once[:, :VOCAB_SIZE], mx.concatenate(one_by_one)[:, :VOCAB_SIZE])

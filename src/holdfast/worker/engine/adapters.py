@@ -11,15 +11,21 @@ Most models hand it on to `mx.fast.rope`. These do not:
   base by the position of each token, which is what mlx-lm computes if a prompt is fed token by
   token.
 
+`olmo` and `phi3small` add the mask to the attention scores, but mlx-lm's mask is a string or
+boolean: `olmo` fails, and in `phi3small` a token sees the later tokens of its chunk. They get a mask
+of 0 and -inf.
+
 `plamo3` lets a token see `window_size` earlier tokens, but its cache keeps one less, so the first
 token of each chunk would see less than the others. Its cache gets the missing token.
 
-An adapter changes a module or class of mlx-lm once, for the whole process, and computes the same
-as before for a single position (`plamo3`: for a prompt that is prefilled at once).
+An adapter changes a module or class of mlx-lm once, for the whole process. For a single position,
+the adapted code computes what it computed before (`plamo3`: for a prompt that is prefilled at
+once).
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -108,6 +114,18 @@ def _rotated_by_position(rope: Any, x: mx.array, offset: Any = 0) -> mx.array:
     return mx.concatenate([joined.reshape(turned.shape).astype(x.dtype), x[..., dims:]], axis=-1)
 
 
+def _adapt_added_masks(module: Any) -> None:
+    create = module.create_attention_mask
+
+    def mask_of_numbers(hidden: mx.array, cache: Any = None, **more: Any) -> Any:
+        mask = create(hidden, cache, **{**more, "return_array": True})
+        if not isinstance(mask, mx.array):
+            return mask
+        return mx.where(mask, 0.0, -math.inf).astype(hidden.dtype)
+
+    module.create_attention_mask = mask_of_numbers
+
+
 def _adapt_plamo3(module: Any) -> None:
     rotating = module.RotatingKVCache
     module.RotatingKVCache = lambda max_size: rotating(max_size=max_size + 1)
@@ -116,6 +134,8 @@ def _adapt_plamo3(module: Any) -> None:
 _ADAPTERS: dict[str, Callable[[Any], None]] = {
     "mlx_lm.models.gpt_bigcode": _adapt_gpt_bigcode,
     "mlx_lm.models.llama4": _adapt_llama4,
+    "mlx_lm.models.olmo": _adapt_added_masks,
+    "mlx_lm.models.phi3small": _adapt_added_masks,
     "mlx_lm.models.plamo3": _adapt_plamo3,
     "mlx_lm.models.rope_utils": _adapt_rope,
 }

@@ -94,6 +94,9 @@ LOWERED_SWITCHES = {
     "index_topk": 8,
     "index_topk_blocks": 2,
     "index_block_size": 4,
+    "blocksparse_block_size": 4,
+    "blocksparse_num_local_blocks": 2,
+    "blocksparse_vert_stride": 3,
     "max_position_embeddings": 16,
     "floor_scale": 8,
 }
