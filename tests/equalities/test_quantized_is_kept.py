@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,15 @@ from holdfast.worker.kv.layer import KVBits
 from holdfast.worker.kv.quantized import BITS
 from tests.fakes.caching_worker import CachingWorker, greedy, one_after_the_other
 from tests.fakes.script_inbox import ScriptInbox
+from tests.fakes.slow import slow
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
 # full attention; with windows; with sinks and windows; with recurrent layers
 NAMES = ["llama", "gemma3_text", "gpt_oss", "qwen3_next"]
 # computes attention itself, so that its prompts are cut at blocks
 OTHERS = ["gemma2"]
+# have no other states than quantized keys and values
+RESUME_ANYWHERE = ["llama", "gemma2"]
 KV_BITS: list[KVBits] = ["8", "4"]
 
 
@@ -80,6 +84,38 @@ def test_turns_and_forks_get_the_answers_of_fresh_ones_before_and_after_a_restar
         again, turned = cached(inbox, "exact", "turn")
         assert again >= 512
         assert turned >= 512
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_bits"),
+    [
+        ("gpt_oss", "8"),
+        *slow(*[each for each in product([*NAMES, *OTHERS], KV_BITS) if each != ("gpt_oss", "8")]),
+    ],
+)
+def test_blocks_after_a_boundary_end_where_tokens_are_quantized(
+    name: str, kv_bits: KVBits, tmp_path: Path
+) -> None:
+    """Snapshots within a block: at a branch point, and at the end of the first prompt."""
+    rng = random.Random(f"{name} {kv_bits} boundaries")
+    first = random_prompt(rng, 300)
+    turn = first + random_prompt(rng, 600)
+    fork = first[:100] + random_prompt(rng, 50)
+    requests = [
+        greedy("first", first, branch_points=(100,)),
+        greedy("turn", turn, branch_points=(100, 350)),
+        greedy("fork", fork),
+        greedy("again", turn),
+    ]
+    for _ in range(2):  # the second time from disk
+        inbox = worker(name, kv_bits, tmp_path).serve(one_after_the_other(*requests))
+        for request, prompt in zip(requests, (first, turn, fork, turn), strict=True):
+            found = inbox.tokens(request.request_id)
+            assert found == fresh(name, kv_bits, prompt), request.request_id
+        turned, forked, again = cached(inbox, "turn", "fork", "again")
+        assert turned >= 256
+        assert forked >= 100 or name in RESUME_ANYWHERE, "they cannot resume in a block"
+        assert again >= 512
 
 
 @pytest.mark.parametrize("kv_bits", KV_BITS)

@@ -367,6 +367,21 @@ TEXT_TYPES = {
     "qwen3_vl": "qwen3",
     "qwen3_vl_moe": "qwen3_moe",
 }
+# Sizes of keys and values that can be quantized; those of latents differ, as in real models.
+WIDE: dict[str, int] = {
+    **dict.fromkeys(("hidden_size", "hidden_dim", "n_embd", "d_model", "model_dim"), 256),
+    **dict.fromkeys(
+        (
+            *("head_dim", "v_head_dim", "qk_nope_head_dim", "global_head_dim", "swa_head_dim"),
+            *("swa_v_head_dim", "hidden_size_per_head", "index_head_dim", "qk_rope_head_dim"),
+            "kv_channels",
+        ),
+        64,
+    ),
+    **dict.fromkeys(("kv_lora_rank",), 128),
+    "block_dim": 256,
+}
+WIDE_ROPE_FACTORS = 32
 _NO_VALUE = {"bool": False, "List": [], "list": [], "dict": {}, "Dict": {}, "Optional": None}
 
 
@@ -402,6 +417,28 @@ def tiny_config(model_type: str) -> dict[str, Any]:
         own = {name: value for name, value in CHANGES.get(module, {}).items() if name in names}
         config = {**own, "vocab_size": VOCAB_SIZE, "text_config": _text_config(module)}
     return {**config, "model_type": model_type}
+
+
+def wide_config(model_type: str) -> dict[str, Any]:
+    """As `tiny_config`, but with heads of a size that can be quantized. Raises NotGenerated."""
+    wide: dict[str, Any] = _widened(tiny_config(model_type))
+    return wide
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_widened(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    wide = {}
+    for name, each in value.items():
+        if name in WIDE and isinstance(each, int):
+            wide[name] = WIDE[name]
+        elif name in ("short_factor", "long_factor"):
+            wide[name] = (each * WIDE_ROPE_FACTORS)[:WIDE_ROPE_FACTORS]
+        else:
+            wide[name] = _widened(each)
+    return wide
 
 
 def _variant(name: str) -> dict[str, Any]:

@@ -6,11 +6,13 @@ The prompts are longer than the windows, chunks and numbers of selected keys of 
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +26,18 @@ from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import TokenLogprob
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine
+from holdfast.worker.engine.kv_forms import examine_forms
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.load import load_model
 from holdfast.worker.engine.plan import KeepPolicy, Span, StepPlan
 from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.engine.sequence import Kept, Prefix
 from holdfast.worker.kv.codec import PayloadFormat, to_bytes
+from holdfast.worker.kv.layer import KVBits
 from holdfast.worker.kv.live import KVBlock, LiveState, StateCheckpoint
 from tests.fakes.interleaving import play, random_sequences
 from tests.fakes.tiny_configs import VOCAB_SIZE
-from tests.fakes.tiny_models import write_model
+from tests.fakes.tiny_models import make_model, write_model
 
 # in log-probability; float32 rounds to 1e-5 here, and a wrong mask or position moves it by 0.1
 TOLERANCE = 2e-3
@@ -41,6 +45,14 @@ PROMPT_TOKENS = 45
 BOUNDARY = 29  # where the cached prefix ends: no multiple of a block, chunk or window
 DECODED = 5
 BLOCK_TOKENS = 8
+RIGHT = "right"
+WRONG = "wrong"
+KV_BITS: tuple[KVBits, ...] = ("8", "4")
+# in log-probability: where rounding moves a value across the border of two codes, a key changes by a
+# step of quantization
+QUANTIZED_TOLERANCE = {"8": 5e-3, "4": 5e-2}
+# in log-probability, from the same model with native keys and values
+LARGEST_LOSS = {"8": 0.5, "4": 2.0}
 
 
 @dataclass(kw_only=True)
@@ -50,6 +62,8 @@ class Finding:
     failed_at: "" or the stage at which an error ended the examination, with `error`.
     batched, cached, restored: the largest deviation of a log-probability from mlx-lm alone; None:
     not examined, because nothing is remembered or an earlier stage failed.
+    quantized: for each of KV_BITS RIGHT, the reason why it is refused, or the equalities that do not
+        hold. Empty if no layer grows.
     """
 
     name: str
@@ -63,17 +77,26 @@ class Finding:
     cached: float | None = None
     restored: float | None = None
     kinds: list[str] = field(default_factory=list)
+    quantized: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0  # of CPU time
 
     @property
     def wrong(self) -> list[str]:
         """The equalities that do not hold."""
         found = {"batched": self.batched, "cached": self.cached, "restored": self.restored}
-        return [name for name, error in found.items() if error is not None and error > TOLERANCE]
+        wrong = [name for name, error in found.items() if error is not None and error > TOLERANCE]
+        return wrong + [
+            f"{kv_bits} bit {text}" for kv_bits, text in self.quantized.items() if WRONG in text
+        ]
 
 
-def examine(name: str, config: Mapping[str, Any], folder: Path) -> Finding:
-    """Examine the tiny random model with this configuration; `folder` is written to."""
+def examine(
+    name: str, config: Mapping[str, Any], folder: Path, *, wide: Mapping[str, Any] | None = None
+) -> Finding:
+    """Examine the tiny random model with this configuration; `folder` is written to.
+
+    wide: the configuration with heads that can be quantized; None: only native states are examined.
+    """
     finding = Finding(name=name)
     stage = "building"
     try:
@@ -90,11 +113,19 @@ def examine(name: str, config: Mapping[str, Any], folder: Path) -> Finding:
         live = LiveState(runner.fresh_layers())
         finding.kinds = sorted({leaf.kind for leaf in live.leaves})
         finding.remembers = not live.is_foreign
+        grows = any(leaf.grows for leaf in live.leaves)
         stage = "batched"
         finding.batched = batched_deviation(model, runner, name)
         if finding.remembers:
             stage = "cached"
-            finding.cached, finding.restored = remembered_deviations(model, runner, name)
+            finding.cached, finding.restored = remembered_deviations(
+                Examined(runner), partial(deviation, model), name
+            )
+        if grows and wide is not None:
+            stage = "quantized"
+            wide_model = make_model(wide)
+            wide_runner = choose_layout(wide_model, vocab_size=VOCAB_SIZE)
+            finding.quantized = examine_quantized(wide_runner, name)
     except Exception as error:  # every failure is a result
         finding.failed_at = stage
         finding.error = _one_line(error)
@@ -132,6 +163,86 @@ def deviation(
         if any(math.isnan(error) for error in errors):
             return math.inf
         largest = max(largest, *errors)
+    return largest
+
+
+def examine_quantized(runner: Runner, seed: str) -> dict[str, str]:
+    """The equalities with quantized keys and values, as in `Finding.quantized`."""
+    runner = in_short_blocks(runner)
+    engine = Engine(runner, vocab_size=VOCAB_SIZE)
+    forms = examine_forms(engine, runner, default="native", vocab_size=VOCAB_SIZE)
+    return {
+        kv_bits: (
+            f"refused: {forms.refused[kv_bits]}"
+            if kv_bits in forms.refused
+            else _examine_form(runner, kv_bits, seed)
+        )
+        for kv_bits in KV_BITS
+    }
+
+
+def _examine_form(runner: Runner, kv_bits: KVBits, seed: str) -> str:
+    """Sequences are compared with the same ones alone, prefilled at once, in the same form. The
+    loss is the deviation of these from native ones.
+    """
+    examined = Examined(runner, kv_bits=kv_bits)
+
+    def from_alone(prompt: tuple[int, ...], tokens: list[int], scored: list[TokenLogprob]) -> float:
+        return from_expected(examined.alone(prompt, len(tokens)), tokens, scored)
+
+    rng = random.Random(f"{seed} quantized")
+    sequences = random_sequences(rng, vocab_size=VOCAB_SIZE, count=3, longest_prompt=56)
+    play(
+        examined.engine,
+        sequences,
+        rng,
+        depth=1,
+        kv_bits=kv_bits,
+        block_tokens=examined.block_tokens,
+    )
+    found = {
+        "batched": max(
+            from_alone(each.prompt, each.tokens, each.logprobs) for each in sequences if each.tokens
+        )
+    }
+    found["cached"], found["restored"] = remembered_deviations(
+        examined, from_alone, f"{seed} quantized"
+    )
+    prompt = _random_prompt(rng, PROMPT_TOKENS)
+    loss = from_expected(Examined(runner).alone(prompt, 1), *examined.alone(prompt, 1))
+    tolerance = QUANTIZED_TOLERANCE[kv_bits]
+    wrong = [f"{name} {error:.0e}" for name, error in found.items() if error > tolerance]
+    if not 0.0 < loss <= LARGEST_LOSS[kv_bits]:
+        wrong.append(f"loss {loss:.0e}")
+    return f"{WRONG}: {', '.join(wrong)}" if wrong else RIGHT
+
+
+def in_short_blocks(runner: Runner) -> Runner:
+    """A copy of the runner that quantizes blocks of `BLOCK_TOKENS` tokens."""
+    short: Any = copy.copy(runner)
+    short.fresh_layers = partial(type(runner).fresh_layers, short, block_tokens=BLOCK_TOKENS)
+    return short  # type: ignore[no-any-return]
+
+
+Drawn = tuple[list[int], list[TokenLogprob]]
+
+
+def from_expected(expected: Drawn, tokens: list[int], scored: list[TokenLogprob]) -> float:
+    """The largest deviation of a log-probability, up to the first token that is another one; the
+    loss in log-probability of that token counts, too.
+    """
+    largest = 0.0
+    for token, score, other, got in zip(*expected, tokens, scored, strict=True):
+        known = {token: score.logprob, **dict(score.top)}
+        pairs = [(other, got.logprob), *got.top]
+        errors = [abs(known[one] - logprob) for one, logprob in pairs if one in known]
+        if token != other:
+            errors.append(abs(score.logprob - known.get(other, -math.inf)))
+        if any(math.isnan(error) for error in errors):
+            return math.inf
+        largest = max(largest, *errors)
+        if token != other:
+            break
     return largest
 
 
@@ -185,78 +296,97 @@ def _bytes(views: tuple[memoryview, ...]) -> list[bytes]:
     return [bytes(view) for view in views]
 
 
-def remembered_deviations(model: nn.Module, runner: Runner, seed: str) -> tuple[float, float]:
+class Examined:
+    """An engine that runs sequences with one form of keys and values."""
+
+    def __init__(self, runner: Runner, *, kv_bits: KVBits = "native") -> None:
+        self.engine = Engine(runner, vocab_size=VOCAB_SIZE)
+        self.kv_bits: KVBits = kv_bits
+        # spans end where blocks end; None: anywhere
+        self.block_tokens = BLOCK_TOKENS if runner.cuts_at_blocks(kv_bits) else None
+
+    def alone(self, prompt: tuple[int, ...], tokens: int) -> Drawn:
+        """What a sequence draws alone, if its prompt is prefilled at once."""
+        return self.run("alone", prompt, edges=(), decoded=tokens)
+
+    def run(
+        self,
+        request_id: str,
+        prompt: tuple[int, ...],
+        *,
+        prefix: Prefix | None = None,
+        keep: KeepPolicy | None = None,
+        saved: Saved | None = None,
+        edges: tuple[int, ...] = (11, BOUNDARY, BOUNDARY + 4),
+        decoded: int = DECODED,
+    ) -> Drawn:
+        """Prefill in chunks with these edges, and decode. Returns tokens and their scores."""
+        request = SequenceRequest(
+            request_id=request_id,
+            prompt_token_ids=TokenIds.of(prompt),
+            max_tokens=64,
+            sampling=SamplingParams(temperature=0.0, seed=0),
+            want_logprobs=True,
+            top_logprobs=4,
+        )
+        live = self.engine.open(
+            request, capacity_tokens=64, kv_bits=self.kv_bits, prefix=prefix, keep=keep
+        )
+        assert live.tokens == (0 if prefix is None else BOUNDARY)
+        within = range(0, len(prompt), self.block_tokens or len(prompt))
+        cuts = sorted({live.tokens, *edges, *within, len(prompt)})
+        spans = [
+            Span(request_id=request_id, start=start, tokens=end - start, draws=end == len(prompt))
+            for start, end in itertools.pairwise(at for at in cuts if at >= live.tokens)
+        ]
+        spans += [
+            Span(request_id=request_id, start=len(prompt) + index, tokens=1, draws=True)
+            for index in range(decoded - 1)
+        ]
+        tokens: list[int] = []
+        scored: list[TokenLogprob] = []
+        for span in spans:
+            pending = self.engine.dispatch(StepPlan(spans=(span,)))
+            (result,) = self.engine.collect(pending)
+            assert not result.failure, result.failure
+            tokens.extend(result.token_ids)
+            scored.extend(result.logprobs)
+            if saved is not None:
+                saved.put(self.engine.take_kept(pending))
+        self.engine.close(request_id)
+        return tokens, scored
+
+
+def remembered_deviations(
+    examined: Examined,
+    deviate: Callable[[tuple[int, ...], list[int], list[TokenLogprob]], float],
+    seed: str,
+) -> tuple[float, float]:
     """Save a sequence at a boundary; continue another prompt, and the same one, from the snapshots.
 
-    Returns the largest deviation of the cached sequences from mlx-lm alone, and that of sequences
-    restored from bytes from the ones that were kept, which must be 0.
+    deviate: how far the tokens and scores of a prompt are from the expected ones. Returns the
+    largest deviation of the cached sequences, and that of sequences restored from bytes from the
+    ones that were kept, which must be 0.
     """
     rng = random.Random(f"{seed} remembered")
-    engine = Engine(runner, vocab_size=VOCAB_SIZE)
-    form = engine.measure_costs().form
+    form = examined.engine.measure_costs().form
     assert form is not None
+    payloads = PayloadFormat(model=form)
     prompt = _random_prompt(rng, PROMPT_TOKENS)
     saved = Saved()
     policy = KeepPolicy(block_tokens=BLOCK_TOKENS, boundaries=frozenset({BOUNDARY}))
-    _run(engine, "kept", prompt, keep=policy, saved=saved)
+    examined.run("kept", prompt, keep=policy, saved=saved)
     cached = 0.0
     restored = 0.0
     for number, end in enumerate((prompt[BOUNDARY:], _random_prompt(rng, 9))):
         turn = prompt[:BOUNDARY] + end
-        tokens, scored = _run(engine, f"cached {number}", turn, prefix=saved.prefix(BOUNDARY))
-        cached = max(cached, deviation(model, turn, tokens, scored))
-        again = _run(
-            engine,
-            f"restored {number}",
-            turn,
-            prefix=saved.from_bytes(BOUNDARY, PayloadFormat(model=form)),
-        )
+        tokens, scored = examined.run(f"cached {number}", turn, prefix=saved.prefix(BOUNDARY))
+        cached = max(cached, deviate(turn, tokens, scored))
+        prefix = saved.from_bytes(BOUNDARY, payloads)
+        again = examined.run(f"restored {number}", turn, prefix=prefix)
         restored = max(restored, 0.0 if again == (tokens, scored) else 1.0)
     return cached, restored
 
 
 def _random_prompt(rng: random.Random, tokens: int) -> tuple[int, ...]:
     return tuple(rng.randrange(VOCAB_SIZE - 8) for _ in range(tokens))
-
-
-def _run(
-    engine: Engine,
-    request_id: str,
-    prompt: tuple[int, ...],
-    *,
-    prefix: Prefix | None = None,
-    keep: KeepPolicy | None = None,
-    saved: Saved | None = None,
-) -> tuple[list[int], list[TokenLogprob]]:
-    """Prefill in chunks that end at the boundary, and decode. Returns tokens and their scores."""
-    request = SequenceRequest(
-        request_id=request_id,
-        prompt_token_ids=TokenIds.of(prompt),
-        max_tokens=64,
-        sampling=SamplingParams(temperature=0.0, seed=0),
-        want_logprobs=True,
-        top_logprobs=4,
-    )
-    live = engine.open(request, capacity_tokens=64, prefix=prefix, keep=keep)
-    assert live.tokens == (0 if prefix is None else BOUNDARY)
-    edges = [at for at in (0, 11, BOUNDARY, BOUNDARY + 4, len(prompt)) if at >= live.tokens]
-    spans = [
-        Span(request_id=request_id, start=start, tokens=end - start, draws=end == len(prompt))
-        for start, end in itertools.pairwise(edges)
-    ]
-    spans += [
-        Span(request_id=request_id, start=len(prompt) + index, tokens=1, draws=True)
-        for index in range(DECODED - 1)
-    ]
-    tokens: list[int] = []
-    scored: list[TokenLogprob] = []
-    for span in spans:
-        pending = engine.dispatch(StepPlan(spans=(span,)))
-        (result,) = engine.collect(pending)
-        assert not result.failure, result.failure
-        tokens.extend(result.token_ids)
-        scored.extend(result.logprobs)
-        if saved is not None:
-            saved.put(engine.take_kept(pending))
-    engine.close(request_id)
-    return tokens, scored

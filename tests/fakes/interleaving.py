@@ -17,6 +17,7 @@ from holdfast.wire.events import TokenLogprob
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine, PendingStep
 from holdfast.worker.engine.plan import Span, StepPlan
+from holdfast.worker.kv.layer import KVBits
 
 TOP_LOGPROBS = 4
 
@@ -57,14 +58,24 @@ def random_sequences(
     return sequences
 
 
-def play(engine: Engine, sequences: Sequence[Played], rng: random.Random, *, depth: int) -> None:
-    """Run all sequences to their end. depth: how many steps are laid out before the first of them
-    is collected (0 or 1).
+def play(
+    engine: Engine,
+    sequences: Sequence[Played],
+    rng: random.Random,
+    *,
+    depth: int,
+    kv_bits: KVBits = "native",
+    block_tokens: int | None = None,
+) -> None:
+    """Run all sequences to their end.
+
+    depth: how many steps are laid out before the first of them is collected (0 or 1). block_tokens:
+    spans also end at multiples of this number of tokens.
     """
     under_way: list[tuple[PendingStep, StepPlan]] = []
     step = 0
     while under_way or not all(each.is_done for each in sequences):
-        spans = _random_spans(engine, sequences, rng, step)
+        spans = _random_spans(engine, sequences, rng, step, kv_bits, block_tokens)
         if spans:
             plan = StepPlan(spans=tuple(spans))
             under_way.append((engine.dispatch(plan), plan))
@@ -74,7 +85,12 @@ def play(engine: Engine, sequences: Sequence[Played], rng: random.Random, *, dep
 
 
 def _random_spans(
-    engine: Engine, sequences: Sequence[Played], rng: random.Random, step: int
+    engine: Engine,
+    sequences: Sequence[Played],
+    rng: random.Random,
+    step: int,
+    kv_bits: KVBits,
+    block_tokens: int | None,
 ) -> list[Span]:
     spans = []
     for index, each in enumerate(sequences):
@@ -84,10 +100,13 @@ def _random_spans(
             engine.open(
                 _request(index, each),
                 capacity_tokens=rng.choice([1, len(each.prompt), len(each.prompt) + 8]),
+                kv_bits=kv_bits,
             )
             each.is_open = True
         if each.read < len(each.prompt):
             tokens = min(len(each.prompt) - each.read, rng.choice([1, 2, 7, 16]))
+            if block_tokens:
+                tokens = min(tokens, block_tokens - each.read % block_tokens)
             draws = each.read + tokens == len(each.prompt)
             spans.append(Span(request_id=str(index), start=each.read, tokens=tokens, draws=draws))
             each.read += tokens
