@@ -155,7 +155,9 @@ class QuantizedKV(LayerKV):
     def _append(self, new: Sequence[mx.array]) -> None:
         added = new[0].shape[2]
         if not self._buffers or self._end + added > self._buffers[0].shape[2]:
-            self._move(new, capacity=max(2 * self._block, self._end + added))
+            self._quantize(self._own(self.tokens))  # the new tokens see these blocks quantized
+            kept = self.tokens - self._old.tokens
+            self._move(new, capacity=max(self._block, kept + added))
         self._write(new)
         self._quantize(self._own(self.tokens - 1))
 
@@ -199,8 +201,8 @@ class QuantizedKV(LayerKV):
         self._begin = kept
 
     def trim(self) -> None:
-        if self._buffers and self._buffers[0].shape[2] > 2 * self._block:
-            self._move(self._buffers, capacity=2 * self._block)
+        if self._buffers and self._buffers[0].shape[2] > self._block:
+            self._move(self._buffers, capacity=self._block)
 
     def take_over(self, native: FullKV) -> None:
         """Take all tokens of a state that is not quantized, which is empty afterwards. Quantizes
@@ -396,8 +398,8 @@ class QuantizedKV(LayerKV):
         )
 
     def fixed_bytes(self) -> int:
-        """Bytes of the buffers, which hold up to two blocks at rest."""
-        return sum(form.of(2 * self._block).nbytes for form in self._form)
+        """Bytes of the buffers, which hold one block at rest."""
+        return sum(form.of(self._block).nbytes for form in self._form)
 
 
 def _group(form: HeadsForm) -> int:
