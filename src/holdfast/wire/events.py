@@ -345,8 +345,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     reserve_bytes: int = 0
     # the GPU's recommended working set or its total memory; 0 without a GPU
     device_memory_bytes: int = 0
-    # names the model among the results of `holdfast quality`; empty: unknown
-    quality_fingerprint: str = ""
+    # of files, code and versions that determine the numbers (`worker/engine/fingerprint.py`)
+    fingerprint: str = ""
     embedding_dimensions: int = 0  # 0: the hidden states of this model cannot be read
     blas: str = ""
     load_seconds: float = 0.0

@@ -81,7 +81,7 @@ async def test_the_measured_quality_is_shown_until_the_model_changes(
     save_quality(report, os.environ)
 
     async def shown(fingerprint: str, **facts: Any) -> Any:
-        info = msgspec.structs.replace(INFO, quality_fingerprint=fingerprint)
+        info = msgspec.structs.replace(INFO, fingerprint=fingerprint)
         models = (model_status(info=info, **facts),)
         response = await get(f"/v1/models/{MODEL}", ScriptedDirectory(models=models))
         return response.json()["kv_quality"]

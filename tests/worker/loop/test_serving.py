@@ -117,6 +117,6 @@ def test_the_worker_and_the_measuring_process_name_a_model_alike(
         return found
 
     before = measured()
-    assert build(folder).quality_fingerprint == before
+    assert build(folder).fingerprint == before
     write_tiny(folder, "llama", seed=1)
-    assert build(folder).quality_fingerprint == measured() != before
+    assert build(folder).fingerprint == measured() != before

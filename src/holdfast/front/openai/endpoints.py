@@ -533,7 +533,7 @@ def model_card(model: ModelStatus) -> ModelCard:
 def _kv_quality(model: ModelStatus) -> QualityReport | None:
     if model.info is None or model.parent:  # adapters are not measured
         return None
-    return find_quality(model.info.quality_fingerprint, os.environ)
+    return find_quality(model.info.fingerprint, os.environ)
 
 
 def _list(models: Sequence[ModelStatus]) -> ModelList:

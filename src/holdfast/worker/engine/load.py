@@ -29,6 +29,7 @@ from holdfast.models.model_folder import (
     read_json,
 )
 from holdfast.worker.engine import seams, weight_format
+from holdfast.worker.engine.fingerprint import model_fingerprint
 from holdfast.worker.engine.lora import Adapters, attach
 from holdfast.worker.engine.seams import HEAD_NAMES
 
@@ -88,6 +89,11 @@ class LoadedModel:
     note: str = ""  # why the weights are not in the preferred format; empty if they are
     adapter_files: tuple[AdapterFiles, ...] = ()
     adapters: Adapters | None = None  # None if there are none
+
+    def fingerprint(self, folder: Path, hashes: Mapping[str, str]) -> str:
+        """The fingerprint of the model in `folder`, as it was loaded (`model_fingerprint`)."""
+        versions = (self.platform.mlx_version, seams.mlx_lm_version())
+        return model_fingerprint(folder, hashes, computed_as=self.computed_as, versions=versions)
 
 
 def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> LoadedModel:

@@ -24,13 +24,12 @@ from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import PIECE_BYTES
 from holdfast.worker.engine.fingerprint import (
     files_of_identity,
-    model_fingerprint,
     runs_own_code,
 )
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.load import LoadedModel, Progress, load_model
 from holdfast.worker.engine.plan import BLOCK_TOKENS, Span
-from holdfast.worker.engine.seams import LaterLogits, mlx_lm_version
+from holdfast.worker.engine.seams import LaterLogits
 from holdfast.worker.engine.sequence import EngineSequence, SequenceSpan
 from holdfast.worker.engine.views import StepContext
 from holdfast.worker.kv.layer import KVBits
@@ -54,16 +53,7 @@ def load_with_fingerprint(
     cache = HashCache(Path(hash_cache) if hash_cache else None)
     with FileHashing(files, cache=cache) as hashing:
         loaded = load_model(folder, settings, progress=progress)
-        return loaded, quality_fingerprint(folder, hashing.result(), loaded)
-
-
-def quality_fingerprint(folder: Path, hashes: Mapping[str, str], loaded: LoadedModel) -> str:
-    """The fingerprint of a model for the results of `measure`.
-
-    hashes: as for `model_fingerprint`.
-    """
-    versions = (loaded.platform.mlx_version, mlx_lm_version())
-    return model_fingerprint(folder, hashes, computed_as=loaded.computed_as, versions=versions)
+        return loaded, loaded.fingerprint(folder, hashing.result())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

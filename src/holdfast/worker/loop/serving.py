@@ -32,7 +32,6 @@ from holdfast.worker.engine.engine import Engine, KVCosts
 from holdfast.worker.engine.fingerprint import (
     adapter_fingerprint,
     files_of_identity,
-    model_fingerprint,
     runs_own_code,
 )
 from holdfast.worker.engine.kv_forms import KVForms, examine_forms
@@ -45,8 +44,6 @@ from holdfast.worker.engine.probe import (
     warnings_about,
     warnings_about_kernels,
 )
-from holdfast.worker.engine.quality import quality_fingerprint
-from holdfast.worker.engine.seams import mlx_lm_version
 from holdfast.worker.engine.weight_format import give_back_freed_memory
 from holdfast.worker.kv.codec import PayloadFormat
 from holdfast.worker.kv.layer import HeadsForm, KVBits
@@ -95,12 +92,7 @@ def open_cache(
     if costs.form is None:
         return None  # the probe has warned about this
     store = settings.store
-    fingerprint = model_fingerprint(
-        Path(settings.folder),
-        hashes,
-        computed_as=loaded.computed_as,
-        versions=(loaded.platform.mlx_version, mlx_lm_version()),
-    )
+    fingerprint = loaded.fingerprint(Path(settings.folder), hashes)
     blocks = (
         _open_store(store, fingerprint, served_as=settings.model.name) if store.folder else None
     )
@@ -314,7 +306,7 @@ def _load_and_build(
         probed,
         memory,
         load_seconds=time.perf_counter() - started_at,
-        fingerprint=quality_fingerprint(Path(settings.folder), hashes, probed.loaded),
+        fingerprint=probed.loaded.fingerprint(Path(settings.folder), hashes),
     )
     return loop, info
 
@@ -460,7 +452,7 @@ def _info(
         context_tokens=context_tokens,
         own_context_tokens=loaded.own_context_tokens,
         vocab_size=loaded.vocab_size,
-        quality_fingerprint=fingerprint,
+        fingerprint=fingerprint,
         kv_bits=forms.default,
         kv_bytes_per_token=probed.costs.bytes_per_token,
         # "auto" chooses the native form while memory lasts
