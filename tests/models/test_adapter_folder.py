@@ -60,6 +60,7 @@ def test_an_adapter_of_mlx_lm_is_read(folder: Path) -> None:
 
 def test_a_missing_folder_or_file_is_told(folder: Path) -> None:
     assert "there is no folder" in refusal(folder.parent / "none")
+    assert "adapter_config.json is not a folder" in refusal(folder / "adapter_config.json")
     (folder / "adapters.safetensors").rename(folder / "other.safetensors")
     assert "has no adapters.safetensors; an adapter is a folder with" in refusal(folder)
 
@@ -96,3 +97,12 @@ def test_other_weights_are_told(folder: Path, tmp_path: Path) -> None:
 
     mx.save_safetensors(str(folder / "adapters.safetensors"), {"model.norm.weight": mx.ones(4)})
     assert "model.norm.weight, which is no weight of a lora adapter" in refusal(folder)
+
+
+def test_integers_are_no_weights(folder: Path) -> None:
+    import mlx.core as mx
+
+    file = str(folder / "adapters.safetensors")
+    weights = {name: array.astype(mx.int32) for name, array in mx.load(file).items()}  # type: ignore[union-attr]
+    mx.save_safetensors(file, weights)
+    assert "as I32; possible: F32, F16, BF16" in refusal(folder)

@@ -16,7 +16,8 @@ import pytest
 
 from holdfast.worker.engine import seams
 from tests.fakes.adapters import write_adapter
-from tests.fakes.server_process import ServerProcess
+from tests.fakes.command_line import holdfast_here
+from tests.fakes.server_process import ServerProcess, until
 
 NOTES = "Notes:\n" + "".join(
     f"- The code of shed {shed} is {shed * 37}.\n" for shed in range(1, 30)
@@ -206,12 +207,56 @@ def test_adapters_are_listed_and_found_by_name(server: Asked) -> None:
     assert [card["id"] for card in cards] == list(NAMES)
     assert [card["parent"] for card in cards] == [None, "demo", "demo"]
     assert httpx.get(f"{server.url}/v1/models/demo:sql").json()["id"] == "demo:sql"
+    anthropic = {"anthropic-version": "2023-06-01"}
+    cards = httpx.get(f"{server.url}/v1/models", headers=anthropic).json()["data"]
+    assert [card["id"] for card in cards] == list(NAMES)
     tags = httpx.get(f"{server.url}/api/tags").json()["models"]
-    assert [tag["name"] for tag in tags] == ["demo:latest", "demo:sql", "demo:tone"]
+    assert [(tag["name"], tag["details"]["parent_model"]) for tag in tags] == [
+        ("demo:latest", ""),
+        ("demo:sql", "demo"),
+        ("demo:tone", "demo"),
+    ]
+    (model,) = httpx.get(f"{server.url}/health").json()["models"]
+    assert model["adapters"] == ["sql", "tone"]
+    assert "demo:sql: ready" in httpx.get(server.url).text
+    tokens = [
+        server.post("/tokenize", {"model": name, "prompt": "Hello!"}).json() for name in NAMES
+    ]
+    assert tokens[0] == tokens[1] == tokens[2]
 
 
-def test_an_unknown_adapter_is_refused_with_the_nearest_name(server: Asked) -> None:
-    body = {"model": "demo:sqll", "messages": messages("Hello!")}
-    refused = server.post("/v1/chat/completions", body)
+def test_the_servers_adapters_are_shown_by_ps_and_at_the_start(
+    process: ServerProcess, tmp_path: Path
+) -> None:
+    until(lambda: "demo:sql, demo:tone" in process.output(), "the list of adapters")
+    listed = holdfast_here("ps", cwd=tmp_path).stdout
+    assert process.url in listed
+    assert "demo:tone" in listed
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello!"}]}),
+        ("/v1/completions", {"prompt": "Hello!"}),
+        ("/v1/responses", {"input": "Hello!"}),
+        (
+            "/v1/messages",
+            {"max_tokens": 5, "messages": [{"role": "user", "content": "Hello!"}]},
+        ),
+        ("/v1/embeddings", {"input": "Hello!"}),
+        ("/tokenize", {"prompt": "Hello!"}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "Hello!"}]}),
+        ("/api/generate", {"prompt": "Hello!"}),
+        ("/api/show", {}),
+    ],
+)
+def test_an_unknown_adapter_is_refused_with_those_that_there_are(
+    server: Asked, path: str, body: dict[str, Any]
+) -> None:
+    refused = server.post(path, {"model": "demo:sqll", **body})
     assert refused.status_code == 404
-    assert "did you mean demo:sql" in refused.json()["error"]["message"]
+    error = refused.json()["error"]
+    message = error if path.startswith("/api") else error["message"]
+    assert "demo:sqll" in message
+    assert "available: demo, demo:sql, demo:tone" in message

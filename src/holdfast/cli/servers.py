@@ -50,6 +50,7 @@ from holdfast.cli.settings import settings_command
 from holdfast.config import EffectiveSettings, all_specs
 from holdfast.errors import AddressInUse, ConfigError, HoldfastError
 from holdfast.files import atomic_write
+from holdfast.models.adapter_folder import SEPARATOR
 
 if TYPE_CHECKING:
     from holdfast.front.run.running_servers import RunningServer
@@ -190,9 +191,11 @@ def _model_report(
     """
     pid = model.get("pid")
     store = (model.get("memory") or {}).get("store") or {}
+    adapters = [f"{model.get('id')}{SEPARATOR}{name}" for name in model.get("adapters", ())]
     return {
         "id": model.get("id"),
         "state": model.get("state"),
+        "adapters": adapters,
         "running": model.get("running", 0),
         "queued": model.get("queued", 0),
         "context_length": model.get("context_length"),
@@ -203,7 +206,7 @@ def _model_report(
         "requests": [
             {name: request.get(name, 0) for name in _REQUEST_FIELDS}
             for request in requests
-            if request.get("model") == model.get("id")
+            if request.get("model") in (model.get("id"), *adapters)
         ],
     }
 
@@ -265,6 +268,8 @@ def _print_servers(servers: Sequence[Mapping[str, Any]]) -> None:
                 f"{model['context_length']:,}" if model["context_length"] else "",
                 size_text(model["memory_bytes"]) if model["memory_bytes"] else "",
             )
+            for adapter in model["adapters"]:
+                table.add_row("", f"    {adapter}", "", "adapter")
             for request in model["requests"]:
                 age = duration_text(request["age_seconds"])
                 table.add_row("", f"    {request['path']}", age, progress_text(request))

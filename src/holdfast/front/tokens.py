@@ -23,7 +23,7 @@ from holdfast.front.server.dialect import Dialect, answers_of, operation, reques
 from holdfast.front.server.fields import STRICT, Model, optional
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.request import extended, json_response, read_json
-from holdfast.front.server.services import Services, model_of
+from holdfast.front.server.services import Services, model_of, without_adapter
 from holdfast.telemetry.request_log import RECORD
 from holdfast.wire.requests import EncodedPrompt, TokenIds
 
@@ -142,7 +142,8 @@ async def tokenize(request: Request, services: Services) -> Response:
         token_ids = TokenIds.of(
             await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=body.special())
         )
-    info = next((status.info for status in services.statuses() if status.id == model), None)
+    loaded = without_adapter(services, model)
+    info = next((status.info for status in services.statuses() if status.id == loaded), None)
     window = None if info is None else info.context_tokens
     return await asyncio.to_thread(_listed, body, tokenizer, token_ids, max_model_len=window)
 

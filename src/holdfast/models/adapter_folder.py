@@ -24,6 +24,8 @@ _NAME = re.compile(r"[\w.-]+")
 _PEFT_WEIGHTS = "adapter_model.safetensors"
 _OLLAMAS_TAG = "latest"  # Ollama's clients append :latest to the name of a model
 _KINDS = ("lora", "dora")
+_DTYPES = ("F32", "F16", "BF16")
+_FORMAT = f"an adapter is a folder with {CONFIG} and {WEIGHTS}, as mlx_lm.lora writes it"
 
 AdapterKind: TypeAlias = Literal["lora", "dora"]
 
@@ -94,7 +96,8 @@ def checked_adapter(name: str, folder: Path) -> AdapterFiles:
 
 def _checked(name: str, folder: Path) -> AdapterFiles:
     if not folder.is_dir():
-        raise ModelLoadError(f"there is no folder {folder}")
+        what = f"{folder} is not a folder" if folder.exists() else f"there is no folder {folder}"
+        raise ModelLoadError(f"{what}; {_FORMAT}")
     for file in (CONFIG, WEIGHTS):
         if not (folder / file).is_file():
             raise ModelLoadError(f"{folder} has no {file}{_found_instead(folder)}")
@@ -124,7 +127,7 @@ def _found_instead(folder: Path) -> str:
             f", but {_PEFT_WEIGHTS}, the format of PEFT; an adapter must be in mlx-lm's format, as "
             "mlx_lm.lora writes it"
         )
-    return f"; an adapter is a folder with {CONFIG} and {WEIGHTS}, as mlx_lm.lora writes it"
+    return f"; {_FORMAT}"
 
 
 def _scale(config: Mapping[str, Any], folder: Path) -> float:
@@ -146,6 +149,10 @@ def _shapes(
             raise ModelLoadError(
                 f"{file} contains {tensor}, which is no weight of a {kind} adapter; possible: "
                 f"names that end in {', '.join(sorted(needed))}"
+            )
+        if entry["dtype"] not in _DTYPES:
+            raise ModelLoadError(
+                f"{file} contains {tensor} as {entry['dtype']}; possible: {', '.join(_DTYPES)}"
             )
         shapes.setdefault(path, {})[part] = tuple(entry["shape"])
     if not shapes:

@@ -164,6 +164,7 @@ async def test_health_tells_how_the_model_is_laid_out_and_how_busy_it_is() -> No
             {
                 "id": MODEL,
                 "state": "ready",
+                "adapters": [],
                 "pid": 4711,
                 "pinned": False,
                 "leases": 0,

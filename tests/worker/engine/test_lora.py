@@ -171,6 +171,16 @@ def test_an_adapter_that_overflows_leaves_the_other_rows_alone(tmp_path: Path) -
     assert not mx.isfinite(mixed[1]).all().item()
 
 
+def test_an_adapter_that_does_not_fit_into_memory_is_refused_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_tiny(tmp_path / "model", "llama")
+    adapter = write_tiny_adapter(tmp_path / "sql", "llama", seed=1)
+    monkeypatch.setattr("holdfast.machine.device_memory.usable_bytes", lambda working_set: 1000)
+    with pytest.raises(ModelLoadError, match=r"the largest is sql in .*sql with 0\.0 GiB"):
+        load(folder, adapter)
+
+
 # -- fingerprints
 
 

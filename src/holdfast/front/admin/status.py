@@ -32,7 +32,7 @@ from holdfast.front.server.dialect import (
 from holdfast.front.server.guard import host_name
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.request import json_response
-from holdfast.front.server.services import Services, without_adapter
+from holdfast.front.server.services import Services, served_models, without_adapter
 from holdfast.store.block import StoreRefused
 from holdfast.store.folder import is_folder
 from holdfast.store.inspect import ModelHoldings, list_store, summarize_store
@@ -174,7 +174,8 @@ class KVHealth(Struct, frozen=True, kw_only=True):
 class ModelHealth(Struct, frozen=True, kw_only=True):
     """The state of one model.
 
-    `pid` is the worker process, or null. `leases` is the number of requests that use the model.
+    `adapters` are the names of the LoRA adapters; requests name one as `MODEL:NAME`. `pid` is the
+    worker process, or null. `leases` is the number of requests that use the model.
     `idle_seconds_left` is the time until the model is unloaded if no request comes; null: it is not
     unloaded. `footprint_bytes` is the model's memory, 0 if it is not loaded. `failure` says why it
     could not be loaded. `memory` is null if the model has no prefix cache, or has not reported one
@@ -186,6 +187,7 @@ class ModelHealth(Struct, frozen=True, kw_only=True):
 
     id: str
     state: str
+    adapters: tuple[str, ...]
     pid: int | None
     pinned: bool
     leases: int
@@ -312,6 +314,7 @@ def _health(model: ModelStatus, services: Services, *, shows_ids: bool) -> Model
     return ModelHealth(
         id=model.id,
         state=model.state,
+        adapters=model.adapters,
         pid=model.pid,
         pinned=model.is_pinned,
         leases=model.figures.leases,
@@ -383,7 +386,7 @@ def _models(request: Request, services: Services) -> list[str]:
     if not caller_of(request).is_let_in:
         return [f"  {_HIDDEN}"]
     lines = []
-    for model in services.statuses():
+    for model in served_models(services):
         tokens = model.context_tokens
         context = "" if tokens is None else f", {tokens:,} tokens of context"
         lines.append(f"  {model.id}: {model.state}{context}")

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -42,6 +42,7 @@ from holdfast.front.server.services import (
     unless_disconnected,
     without_adapter,
 )
+from holdfast.models.adapter_folder import SEPARATOR
 from holdfast.models.download import ModelSource, hub_source
 from holdfast.telemetry.request_log import RECORD, RequestRecord
 
@@ -96,13 +97,26 @@ def served_model(name: str | None, services: Services) -> ModelStatus:
     for known in spellings(wanted):
         if (meant := model_of(services, known)) in models:
             return models[meant]
-    raise not_found(wanted)
+    raise not_found(wanted, instead=_adapters_of(wanted, services))
 
 
-def not_found(name: str) -> RequestRefused:
-    """Return the error for an unknown model. Clients search the message for Ollama's words."""
+def _adapters_of(name: str, services: Services) -> tuple[str, ...]:
+    """Return the names that a client may use instead, if `name` is a served model with an unknown
+    adapter.
+    """
+    entry = named_entry(name.rpartition(SEPARATOR)[0], services)
+    return () if entry is None else tuple(map(entry.with_adapter, ("", *entry.adapters)))
+
+
+def not_found(name: str, *, instead: Sequence[str] = ()) -> RequestRefused:
+    """Return the error for an unknown model. Clients search the message for Ollama's words.
+
+    instead: names of models to suggest.
+    """
     shown = json.dumps(name[:_LONGEST_SHOWN], ensure_ascii=False)
     message = f"model {shown} not found, try pulling it first"
+    if instead:
+        message += f"; available: {', '.join(instead)}"
     return RequestRefused(message, status=404, code="model_not_found", field="model")
 
 
@@ -290,8 +304,15 @@ def _expires_at(model: ModelStatus, services: Services) -> str:
 def _details(model: ModelStatus) -> ModelDetails:
     info = model.info
     if info is None:
-        return ModelDetails(family="", families=[], parameter_size="", quantization_level="")
+        return ModelDetails(
+            parent_model=model.parent,
+            family="",
+            families=[],
+            parameter_size="",
+            quantization_level="",
+        )
     return ModelDetails(
+        parent_model=model.parent,
         family=info.model_type,
         families=[info.model_type],
         parameter_size=_in_short(info.parameters),

@@ -43,7 +43,7 @@ from holdfast.front.run.running_servers import (
 )
 from holdfast.front.server.access import KeyRing, key_file_of, read_keys
 from holdfast.machine.device_memory import MemoryShare
-from holdfast.models.adapter_folder import checked_adapters
+from holdfast.models.adapter_folder import SEPARATOR, checked_adapters
 from holdfast.models.download import resolve_model
 from holdfast.models.model_folder import checked_tensor_bytes
 from holdfast.store.folder import chosen_folder
@@ -274,6 +274,7 @@ class Front:
             model=first.id,
             info=first.info,
             models={status.id: status.state for status in statuses},
+            adapters=tuple(f"{first.id}{SEPARATOR}{name}" for name in first.adapters),
             ready_seconds=time.monotonic() - self._started_at,
             needs_key=needs_key,
             store_folder=self._settings.store.folder,

@@ -135,6 +135,7 @@ class ReadyServer:
     model: str  # the first model, for requests that name none
     info: ModelInfo | None  # about the first model; None: not loaded yet
     models: Mapping[str, str] = field(default_factory=dict)  # state by name
+    adapters: tuple[str, ...] = ()  # of the first model, as requests name them
     ready_seconds: float
     needs_key: bool
     store_folder: str  # empty: the cache is in RAM only
@@ -195,6 +196,8 @@ def _rows(ready: ReadyServer) -> list[tuple[str, str]]:
             rows.append(("BLAS", info.blas))
     if len(ready.models) > 1 or info is None:
         rows.append(("models", f"{_names(ready)}; each is loaded on its first request"))
+    if ready.adapters:
+        rows.append(("adapters", ", ".join(ready.adapters)))
     rows.append(("store", _store(ready)))
     if ready.log_file:
         rows.append(("log", ready.log_file))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +96,19 @@ class LoadedModel:
         return model_fingerprint(folder, hashes, computed_as=self.computed_as, versions=versions)
 
 
+def _bytes_for(adapters: Sequence[AdapterFiles], *, available_bytes: int) -> int:
+    """The bytes of all adapters' weights. Raises ModelLoadError if they are more than there are."""
+    needed = sum(each.tensor_bytes for each in adapters)
+    if needed <= available_bytes:
+        return needed
+    largest = max(adapters, key=lambda each: each.tensor_bytes)
+    raise ModelLoadError(
+        f"the adapters need {needed / 2**30:,.1f} GiB of memory, but only "
+        f"{available_bytes / 2**30:,.1f} GiB are available; the largest is {largest.name} in "
+        f"{largest.folder} with {largest.tensor_bytes / 2**30:,.1f} GiB"
+    )
+
+
 def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> LoadedModel:
     """Load the model in `folder`. Device thread only; blocks until the weights are read.
 
@@ -115,14 +128,15 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
     progress("building", 0.0)
     model, config = _build(folder, stored_config, settings)
     report = platform.report()
+    available_bytes = device_memory.usable_bytes(platform.working_set_bytes())
+    available_bytes -= _bytes_for(adapter_files, available_bytes=available_bytes)
     with _one_line_errors(folder):
         wish = weight_format.choose_format(
             model,
             dtype=settings.dtype,
             dequantize=settings.dequantize,
             on_cpu=report.device == "cpu",
-            available_bytes=device_memory.usable_bytes(platform.working_set_bytes())
-            - sum(each.tensor_bytes for each in adapter_files),
+            available_bytes=available_bytes,
         )
         parameters = weight_format.parameter_count(model)
         weight_format.convert(model, wish, read=_counting(progress, total_bytes=tensor_bytes))

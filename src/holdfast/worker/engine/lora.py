@@ -342,7 +342,8 @@ def attach(
     for each in files:
         for path, part in _loaded(each, modules, compute_dtype).items():
             parts.setdefault(path, {})[each.name] = part
-    layers = {path: _layer(path, found, modules[path]) for path, found in parts.items()}
+    # each layer copies its weights, so the originals are given back layer by layer
+    layers = {path: _layer(path, parts.pop(path), modules[path]) for path in tuple(parts)}
     return Adapters(model, scales={each.name: each.scale for each in files}, layers=layers)
 
 
