@@ -53,8 +53,11 @@ def test_the_result_is_printed_and_kept_until_the_model_changes(
 
 
 @pytest.mark.slow
-def test_the_bundled_model_answers_from_quantized_notes(tmp_path: Path) -> None:
-    done = holdfast("quality", "holdfast-demo", cwd=tmp_path)
+def test_the_bundled_model_answers_from_quantized_notes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quality_texts, "PAGES", 3)
+    done = holdfast_here("quality", "holdfast-demo", "--kv-bits", "8,4", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     head, columns, *rows, foot = done.stdout.splitlines()
     assert head.startswith("holdfast-demo, computed in float32, mlx ")
@@ -71,8 +74,9 @@ def test_the_bundled_model_answers_from_quantized_notes(tmp_path: Path) -> None:
     assert (eight.agreement or 0) >= 0.99
     assert (kept.perplexity_change(eight) or 0) <= 0.005
     assert (kept.perplexity_change(four) or 0) <= 0.01
+    assert 0 < (four.kl_divergence or 0) <= 1e-3
     for row, each in zip(rows, kept.forms, strict=True):
-        assert f"{each.right} of 104" in row
+        assert f"{each.right} of 39" in row
 
 
 def test_a_form_that_the_model_cannot_use_is_named_with_the_reason(
