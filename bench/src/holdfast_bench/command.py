@@ -18,10 +18,16 @@ from holdfast.cli.output import plain_errors
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
+    from holdfast_bench.engine_run import EngineKind
     from holdfast_bench.results import Results
     from holdfast_bench.run import RunPlan
 
 _INTERRUPTED = 130
+_ENGINE_TITLES: dict[EngineKind, str] = {
+    "bare": "The engine over a bare forward pass",
+    "constrained": "Constrained streams over plain ones",
+    "kv": "Native and quantized keys and values",
+}
 bench = typer.Typer(
     help="Measure this server against others, and against itself.", no_args_is_help=True
 )
@@ -142,6 +148,14 @@ def engine(
             help="Instead: streams that have to write JSON of a schema, over the same streams without it."
         ),
     ] = False,
+    kv: Annotated[
+        bool,
+        typer.Option(
+            "--kv",
+            help="Instead: 8-bit and 4-bit keys and values over native ones, with the C kernel for "
+            "attention and without it; several streams: also one common prefix over copies of it.",
+        ),
+    ] = False,
 ) -> None:
     """Measure a step of the engine over a bare forward pass of the same rows, and where the rest
     goes.
@@ -154,6 +168,7 @@ def engine(
     with plain_errors():
         counts = _counts(streams, "--streams")
         command = shlex.join(["holdfast", *sys.argv[1:]])
+        kind: EngineKind = "kv" if kv else "constrained" if constrained else "bare"
         results = engine_results(
             model,
             streams=counts,
@@ -161,15 +176,11 @@ def engine(
             quick=quick,
             threads=threads,
             command=command,
-            kind="constrained" if constrained else "bare",
+            kind=kind,
         )
         file = out or _folder(None) / "engine.json"
         write_results(results, file)
-        title = (
-            "Constrained streams over plain ones"
-            if constrained
-            else "The engine over a bare forward pass"
-        )
+        title = _ENGINE_TITLES[kind]
         file.with_suffix(".md").write_text(markdown(results, title=title))
     for line in (*summary(results), "", f"results: {file}"):
         typer.echo(line)

@@ -18,8 +18,9 @@ from holdfast_bench.results import CaseResult, Results
 _LONGEST_SECONDS = 1200.0
 
 
-# the engine over a bare forward pass; constrained streams over plain ones
-EngineKind: TypeAlias = Literal["bare", "constrained"]
+# the engine over a bare forward pass; constrained streams over plain ones; quantized keys and values
+# over native ones
+EngineKind: TypeAlias = Literal["bare", "constrained", "kv"]
 
 
 class EngineJob(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,8 +6,9 @@ Device thread only; imports MLX.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
+from unittest.mock import patch
 
 import mlx.core as mx
 
@@ -16,10 +17,15 @@ from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine, PendingStep
 from holdfast.worker.engine.layouts import own_caches
 from holdfast.worker.engine.plan import Span, StepPlan
+from holdfast.worker.engine.sequence import Prefix
+from holdfast.worker.kernels import decode_attention
+from holdfast.worker.kv.layer import KVBits
+from holdfast.worker.kv.live import LiveBase, LiveState
 from holdfast_bench.results import CaseResult, ContenderResult, Sample
 
 CHUNK_TOKENS = 256
 _WARM_STEPS = 3
+_METRICS = ("step_seconds", "step_processor_seconds")
 
 
 class Stepper(Protocol):
@@ -78,22 +84,32 @@ class EngineSteps:
     """
 
     def __init__(
-        self, engine: Engine, requests: Sequence[SequenceRequest], *, pipelined: bool = True
+        self,
+        engine: Engine,
+        requests: Sequence[SequenceRequest],
+        *,
+        pipelined: bool = True,
+        kv_bits: KVBits = "native",
+        base: LiveBase | None = None,
     ) -> None:
-        """The prompts must be of one length, and be read already when this returns."""
+        """The prompts must be of one length, and are read when this returns.
+
+        base: the state of a common prefix, in `kv_bits`, that is not read again.
+        """
         self._engine, self._pipelined = engine, pipelined
         self._ids = [request.request_id for request in requests]
         self._position = len(requests[0].prompt_token_ids)
         self.dispatch_seconds: list[float] = []  # laying out one step
         self.collect_seconds: list[float] = []  # waiting for one, and reading what it drew
+        prefix = None if base is None else Prefix(base=base)
         for request in requests:
-            prompt_tokens = len(request.prompt_token_ids)
-            engine.open(request, capacity_tokens=prompt_tokens + request.max_tokens)
-            for first in range(0, prompt_tokens, CHUNK_TOKENS):
-                tokens = min(CHUNK_TOKENS, prompt_tokens - first)
-                draws = first + tokens == prompt_tokens
-                span = Span(request_id=request.request_id, start=first, tokens=tokens, draws=draws)
-                engine.collect(engine.dispatch(StepPlan(spans=(span,))))
+            engine.open(
+                request,
+                capacity_tokens=self._position + request.max_tokens,
+                kv_bits=kv_bits,
+                prefix=prefix,
+            )
+            _read(engine, request.request_id, 0 if base is None else base.tokens, self._position)
 
     def advance(self, steps: int) -> list[list[int]]:
         """One planned step per token."""
@@ -134,6 +150,65 @@ class EngineSteps:
         return [span.token_ids[0] for span in results]
 
 
+class ReadingSteps:
+    """The engine reads a long prompt: a step is a chunk of it, and draws nothing."""
+
+    def __init__(
+        self, engine: Engine, request: SequenceRequest, *, kv_bits: KVBits, base: LiveBase
+    ) -> None:
+        """base: the state of the first tokens of the prompt, in `kv_bits`."""
+        self._engine, self._request = engine, request
+        self._position = base.tokens
+        prompt_tokens = len(request.prompt_token_ids)
+        engine.open(
+            request, capacity_tokens=prompt_tokens, kv_bits=kv_bits, prefix=Prefix(base=base)
+        )
+
+    def advance(self, steps: int) -> list[list[int]]:
+        """One chunk per step."""
+        end = self._position + steps * CHUNK_TOKENS
+        assert end < len(self._request.prompt_token_ids), "the prompt is too short"
+        _read(self._engine, self._request.request_id, self._position, end, draws=False)
+        self._position = end
+        return []
+
+    def close(self) -> None:
+        """Drop the sequence."""
+        self._engine.close(self._request.request_id)
+
+
+class WithoutKernel:
+    """The same steps without the compiled attention kernel."""
+
+    def __init__(self, stepper: Stepper) -> None:
+        self._stepper = stepper
+
+    def advance(self, steps: int) -> list[list[int]]:
+        """As the other stepper, which goes on from here."""
+        with patch.object(decode_attention, "unavailable", lambda: "it is not measured"):
+            return self._stepper.advance(steps)
+
+
+def parked(engine: Engine, prompt: Sequence[int], *, kv_bits: KVBits) -> LiveState:
+    """The state of a prompt that no sequence uses, so that several can start from it."""
+    (request,) = requests_of([prompt], max_tokens=1, name="parked")
+    live = engine.open(request, capacity_tokens=len(prompt), kv_bits=kv_bits)
+    _read(engine, request.request_id, 0, len(prompt), draws=False)
+    engine.close(request.request_id)
+    live.park()
+    mx.eval(list(live.arrays()))
+    return live
+
+
+def _read(engine: Engine, request_id: str, start: int, end: int, *, draws: bool = True) -> None:
+    """Read the tokens from `start` to `end` of a prompt in chunks. draws: a token at the end."""
+    for first in range(start, end, CHUNK_TOKENS):
+        tokens = min(CHUNK_TOKENS, end - first)
+        is_last = first + tokens == end
+        span = Span(request_id=request_id, start=first, tokens=tokens, draws=draws and is_last)
+        engine.collect(engine.dispatch(StepPlan(spans=(span,))))
+
+
 def requests_of(
     prompts: Sequence[Sequence[int]],
     *,
@@ -162,37 +237,41 @@ def alternate(
 
     Returns the case, and the tokens of each.
 
-    Metric of each round: seconds per step of its block.
+    Metrics of each round: seconds, and processor time, per step of its block.
     """
     began = time.perf_counter()
     for stepper in steppers.values():
         stepper.advance(_WARM_STEPS)
     first = next(iter(steppers.values()))
-    noise = [[_seconds(first, steps) for _ in range(2)] for _ in range(noise_rounds)]
+    noise = [[_timed(first, steps)[0] for _ in range(2)] for _ in range(noise_rounds)]
     for stepper in list(steppers.values())[1:]:
         stepper.advance(2 * noise_rounds * steps)  # so that all have the same context behind them
     tokens: dict[str, list[list[int]]] = {label: [] for label in steppers}
     results = {label: ContenderResult(label=label) for label in steppers}
     for _ in range(rounds):
         for label, stepper in steppers.items():
-            seconds, drawn = _timed(lambda stepper=stepper: stepper.advance(steps))  # type: ignore[misc]
-            results[label].rounds.append(Sample(metrics={"step_seconds": [seconds / steps]}))
+            metrics, drawn = _timed(stepper, steps)
+            results[label].rounds.append(
+                Sample(metrics={name: [value] for name, value in metrics.items()})
+            )
             rows = tokens[label] or [[] for _ in drawn]
             tokens[label] = [row + more for row, more in zip(rows, drawn, strict=True)]
     case = CaseResult(scenario="engine", case=name, model="", contenders=list(results.values()))
-    case.noise = {"step_seconds": [two / one for one, two in noise]}
+    case.noise = {name: [two[name] / one[name] for one, two in noise] for name in _METRICS}
     case.seconds = time.perf_counter() - began
     return case, tokens
 
 
-def _seconds(stepper: Stepper, steps: int) -> float:
-    return _timed(lambda: stepper.advance(steps))[0]
-
-
-def _timed(work: Callable[[], list[list[int]]]) -> tuple[float, list[list[int]]]:
-    began = time.perf_counter()
-    result = work()
-    return time.perf_counter() - began, result
+def _timed(stepper: Stepper, steps: int) -> tuple[dict[str, float], list[list[int]]]:
+    """The metrics per step, and the tokens."""
+    began, of_processor = time.perf_counter(), time.process_time()
+    drawn = stepper.advance(steps)
+    ended, to_processor = time.perf_counter(), time.process_time()
+    metrics = {
+        "step_seconds": (ended - began) / steps,
+        "step_processor_seconds": (to_processor - of_processor) / steps,
+    }
+    return metrics, drawn
 
 
 def _listed(tokens: mx.array) -> list[int]:

@@ -112,6 +112,12 @@ METRICS = {
     "step_seconds": Metric(
         unit="s", better="lower", meaning="one decoding step of all rows, mean of a block of steps"
     ),
+    "step_processor_seconds": Metric(
+        unit="s",
+        better="lower",
+        meaning="the same in processor time of all threads: with one BLAS thread, other programs "
+        "on the machine affect it less",
+    ),
     "layout_seconds": Metric(
         unit="s",
         better="lower",
