@@ -213,8 +213,8 @@ class Health(Struct, frozen=True, kw_only=True):
 
     `memory_pressure` is about all loaded models together. Above `first_watermark_bytes`, its
     `level` is `warning`: idle state goes to disk, and new sequences start in 8 bits. Above
-    `second_watermark_bytes`, it is `critical`: running sequences are converted to 8 bits, and then
-    requests run one at a time. `changes` counts how often each level has begun.
+    `second_watermark_bytes`, it is `critical`: running sequences are converted to 8 bits, and
+    requests wait until no other one runs. `changes` counts how often each level has begun.
     """
 
     status: str

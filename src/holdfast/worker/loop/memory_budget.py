@@ -9,7 +9,6 @@ until its sequences end; parked states and blocks in RAM are freed first.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run ti
     from holdfast.worker.prefix.cache import PrefixCache
 
 READ_SECONDS = 1.0  # between two readings of the memory pressure
-# so long after a sequence was quantized, the effect has been measured; only then admission stops
-EFFECT_SECONDS = 3.0
 CLEAR_SECONDS = 5.0  # under pressure, between two releases of free buffers
 
 logger = logging.getLogger("holdfast.worker")
@@ -56,7 +53,6 @@ class MemoryBudget:
         self._read_pressure = read_pressure
         self._read_at = 0.0
         self._cleared_at = 0.0
-        self._quantized_at = -math.inf
         self._system = Pressure.NORMAL
         self._workers = Pressure.NORMAL
 
@@ -95,9 +91,6 @@ class MemoryBudget:
         if self._read_pressure is not None and now - self._read_at >= READ_SECONDS:
             self._read_at = now
             self.follow(self._read_pressure())
-        self._scheduler.admits_one_at_a_time = (
-            self.is_critical and now - self._quantized_at >= EFFECT_SECONDS
-        )
         if self.is_short and now - self._cleared_at >= CLEAR_SECONDS:
             self._cleared_at = now
             self._clear_buffers()
@@ -125,13 +118,10 @@ class MemoryBudget:
             self._apply()
 
     def note_quantized(self, *, now: float) -> None:
-        """Record that a running sequence was quantized. New requests are admitted until it is known
-        whether that was enough.
+        """Record that a running sequence was quantized. The memory that this has freed is released
+        a second later, so that several sequences cost one release.
         """
-        self._quantized_at = now
-        # soon, so that several sequences cost one release
         self._cleared_at = min(self._cleared_at, now - CLEAR_SECONDS + READ_SECONDS)
-        self._scheduler.admits_one_at_a_time = False
 
     def _apply(self) -> None:
         self._scheduler.set_budget(self._plan.kv_bytes)
