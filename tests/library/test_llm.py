@@ -13,6 +13,7 @@ from holdfast.errors import (
     ConfigError,
     InvalidRequest,
     ModelLoadError,
+    PromptTooLong,
     SessionFailure,
     SessionRefused,
     WorkerUnavailable,
@@ -152,6 +153,19 @@ def test_bad_options_are_refused_before_any_work(llm: LLM) -> None:
         llm.generate("Hello", temperature=-1)
     with pytest.raises(TypeError, match="max_token"):
         llm.generate("Hello", max_token=3)  # type: ignore[call-overload]
+
+
+def test_the_middle_of_a_prompt_that_does_not_fit_is_left_out_on_request() -> None:
+    with LLM(served_model_folder(), settings={"model.context_tokens": 256}) as small:
+        with pytest.raises(PromptTooLong, match='"truncation": "middle"'):
+            small.generate([7] * 300, max_tokens=1)
+        with pytest.raises(InvalidRequest, match="disabled, middle"):
+            small.chat("Hello", truncation="end")  # type: ignore[arg-type]
+        answer = small.chat([*HELLO * 60], max_tokens=4, truncation="middle")
+        assert answer.left_out is not None
+        assert answer.left_out.messages > 0
+        assert answer.prompt_tokens <= 256 - 4
+        assert small.chat(HELLO, max_tokens=4, truncation="middle").left_out is None
 
 
 def test_a_missing_model_and_a_bad_setting_are_refused(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ from holdfast.wire.output import (
     TextDelta,
     TokenText,
     ToolCall,
+    TruncatedPart,
     text_of,
     tool_calls_of,
 )
@@ -73,6 +74,7 @@ from holdfast.wire.requests import (
     Thinking,
     ThinkingEffort,
     ToolChoice,
+    Truncation,
 )
 from holdfast.wire.sessions import SessionCommand, SessionInfo
 from holdfast.worker.loop.process import serve_model
@@ -109,6 +111,7 @@ class GenerationOptions(TypedDict, total=False):
     # as in OpenAI's API: {"type": "json_object"}, {"type": "json_schema", …}; or a JSON schema
     # itself
     response_format: FormatOption
+    truncation: Truncation  # "middle": leave out the middle of a prompt that does not fit
     session_id: str  # opened by the request if it does not exist
     tenant: str  # tenants never share cached tokens
 
@@ -305,6 +308,7 @@ class LLM:
             self._client.submit(sequence),
             prepared.choice(0),
             prompt_tokens=prepared.prompt_tokens,
+            left_out=prepared.left_out,
             observe=observer(request, self._bundle, prepared),
         )
 
@@ -353,6 +357,7 @@ class Completion:
     logprobs: tuple[TokenText, ...] = ()
     timings: Timings = Timings()
     memory: CacheReport = CacheReport()
+    left_out: TruncatedPart | None = None  # what `truncation` left out of the prompt
 
     def __str__(self) -> str:
         return self.text
@@ -376,12 +381,14 @@ class TextStream:
         choice: ChoiceText,
         *,
         prompt_tokens: int,
+        left_out: TruncatedPart | None = None,
         observe: Observe,
     ) -> None:
         self._events = events
         self._choice = choice
         self._observe = observe
         self._prompt_tokens = prompt_tokens
+        self._left_out = left_out
         self._deltas: list[OutputDelta] = []
         self._finished: ChoiceFinished | None = None
         self._outputs = self._read()
@@ -434,6 +441,7 @@ class TextStream:
             prompt_tokens=finished.prompt_tokens,
             completion_tokens=finished.completion_tokens,
             cached_tokens=finished.cached_tokens,
+            left_out=self._left_out,
             reasoning=text_of(self._deltas, "reasoning"),
             tool_calls=tool_calls_of(self._deltas),
             reasoning_tokens=finished.reasoning_tokens,
@@ -601,9 +609,13 @@ def request_of(prompt: Prompt, options: Mapping[str, Any]) -> GenerationRequest:
     sampling = {name: given.pop(name) for name in names if name in given}
     request = {
         name: given.pop(name)
-        for name in ("max_tokens", "top_logprobs", "ignore_eos", "session_id")
+        for name in ("max_tokens", "top_logprobs", "ignore_eos", "session_id", "truncation")
         if name in given
     }
+    if request.get("truncation", "disabled") not in get_args(Truncation):
+        raise InvalidRequest(
+            f"truncation must be one of {', '.join(get_args(Truncation))}", field="truncation"
+        )
     tenant = given.pop("tenant", "")
     output_format = given.pop("response_format", None)
     tool_choice = given.pop("tool_choice", None)

@@ -115,16 +115,14 @@ def prepare(
         if left_out is not None:
             prompt = prompt_text(request, bundle, info=info)
     grammar = answer_grammar(request, bundle.dialect, prompt=prompt, limits=limits, tools=tools)
-    tokens = prompt_tokens(request, bundle, prompt, info=info)
+    try:
+        tokens = prompt_tokens(request, bundle, prompt, info=info)
+    except PromptTooLong as error:
+        raise _too_long(request, error.prompt_tokens, info=info) from None
     # an answer needs at least one token
     limit_tokens = info.context_tokens - (0 if request.max_tokens == 0 else 1)
     if len(tokens.token_ids) > limit_tokens:
-        raise PromptTooLong(
-            prompt_tokens=len(tokens.token_ids),
-            context_tokens=info.context_tokens,
-            field=request.prompt_field,
-            may_truncate=request.truncation == "disabled",
-        )
+        raise _too_long(request, len(tokens.token_ids), info=info)
     if bundle.tokenizer.vocab_size > info.vocab_size:  # if not larger, skipping this saves 1 ms
         check_token_ids(tokens.token_ids, vocab_size=info.vocab_size, field=request.prompt_field)
     thought_end = _thought_end(request, bundle, in_reasoning=prompt.in_reasoning)
@@ -144,6 +142,15 @@ def prepare(
         unenforced=grammar.unenforced,
         shortened=None if left_out is None else request.prompt,
         left_out=left_out,
+    )
+
+
+def _too_long(request: GenerationRequest, prompt_tokens: int, *, info: ModelInfo) -> PromptTooLong:
+    return PromptTooLong(
+        prompt_tokens=prompt_tokens,
+        context_tokens=info.context_tokens,
+        field=request.prompt_field,
+        may_truncate=request.truncation == "disabled",
     )
 
 
