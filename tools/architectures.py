@@ -26,13 +26,15 @@ from holdfast.worker.engine import host_attention, host_decoding, seams
 seams.prepare()  # the seam has to be in place before a model module is imported
 
 from tests.fakes.every_config import (  # noqa: E402
+    NEED_METAL,
+    ONE_AT_A_TIME,
     VARIANTS,
     NotGenerated,
     all_model_types,
     tiny_config,
     wide_config,
 )
-from tests.fakes.examination import TOLERANCE, Finding, examine  # noqa: E402
+from tests.fakes.examination import KV_BITS, RIGHT, TOLERANCE, Finding, examine  # noqa: E402
 
 HEADER = """# Architectures
 
@@ -48,14 +50,18 @@ why the others were not chosen; `model.layout` forces one.
 
 `make architectures` generates the table below with mlx {mlx} and mlx-lm {mlx_lm} on Linux without a GPU: a tiny random
 model of every model type (float32), loaded as any model is. The three numbers are the largest deviation of a
-log-probability from mlx-lm, which computes the same sequence alone: in a crowd of five, after a cached prefix, and with
+log-probability from mlx-lm, which computes the same sequence alone: in a crowd of six, after a cached prefix, and with
 a prefix restored from bytes compared with the one that was kept. Up to {tolerance:g} is rounding. The prompts are longer
 than the windows, chunks and numbers of selected keys of the models. A line with a comma is a variant of a model type.
 
+The last two columns are about keys and values that are [quantized](../guides/memory.md#quantized-kv) to 8 and 4 bits, with
+64 dimensions: `right` if a sequence is the same in a crowd, after a cached prefix and restored from bytes as alone in
+the same form.
+
 {summary}
 
-| model type | layout | prefix cache | state per layer | in a crowd | cached | restored |
-|---|---|---|---|---|---|---|
+| model type | layout | prefix cache | state per layer | in a crowd | cached | restored | 8 bits | 4 bits |
+|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -89,6 +95,15 @@ def main() -> None:
     others = [each for each in findings if each.failed_at or each.layout == "solo"]
     print("\n## Not batched, or not run here\n\n| model type | why |\n|---|---|")
     print("\n".join(f"| {each.name} | {_why(each)} |" for each in others))
+    refused = [
+        f"| {each.name} | {kv_bits} | {_in_a_cell(text)} |"
+        for each in findings
+        for kv_bits, text in each.quantized.items()
+        if text != RIGHT
+    ]
+    if refused:
+        print("\n## Not quantized\n\n| model type | bits | why |\n|---|---|---|")
+        print("\n".join(refused))
 
 
 def _examine_all(names: list[str], results: Path) -> list[Finding]:
@@ -135,12 +150,15 @@ def _row(finding: Finding) -> str:
     ]
     memory = "yes" if finding.remembers else "no"
     cells = [finding.name, f"**{finding.layout}**", memory, ", ".join(finding.kinds), *figures]
+    cells += [finding.quantized.get(kv_bits, "-").split(":")[0] for kv_bits in KV_BITS]
     wrong = f" wrong: {', '.join(finding.wrong)}" if finding.wrong else ""
     return f"| {' | '.join(cells)} |{wrong}"
 
 
 def _why(finding: Finding) -> str:
-    """Why a model type failed, or why each faster layout was rejected."""
+    """Why a model type failed, or why it is not batched."""
+    if reason := NEED_METAL.get(finding.name) or ONE_AT_A_TIME.get(finding.name):
+        return reason
     if finding.failed_at:
         return f"{finding.failed_at}: {_in_a_cell(finding.error)}"
     return _in_a_cell(finding.reason)
@@ -162,9 +180,17 @@ def _summary(findings: Sequence[Finding]) -> str:
     counts = ", ".join(f"{count} `{layout}`" for layout, count in layouts.most_common())
     return (
         f"Of {len(findings)} model types and variants: {counts}, {failed} not run. "
-        f"{len(good)} are batched and have a prefix cache. "
+        f"{len(good)} are batched and have a prefix cache. {_quantized(findings)} "
         f"Wrong answers: {len(wrong)}{': ' if wrong else ''}{'; '.join(wrong)}."
     )
+
+
+def _quantized(findings: Sequence[Finding]) -> str:
+    counts = []
+    for kv_bits in KV_BITS:
+        right = sum(1 for each in findings if each.quantized.get(kv_bits) == RIGHT)
+        counts.append(f"{right} are right with {kv_bits} bits")
+    return f"{' and '.join(counts)}; {len(findings) - right} have no keys and values to quantize."
 
 
 if __name__ == "__main__":

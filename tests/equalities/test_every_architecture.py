@@ -11,24 +11,23 @@ import pytest
 
 from holdfast.worker.engine.views import RowsView
 from holdfast.worker.kv.full import FullKV
-from tests.fakes.every_config import VARIANTS, all_model_types, tiny_config
+from tests.fakes.every_config import (
+    NEED_METAL,
+    ONE_AT_A_TIME,
+    VARIANTS,
+    WITHOUT_MEMORY,
+    all_model_types,
+    tiny_config,
+    wide_config,
+)
 from tests.fakes.examination import Finding, examine
 
 # Each needs something else: shared keys, selected keys, an own class of state, positions by row.
 FEW = ["afm7", "deepseek_v32", "falcon_mamba", "gemma3n", "gpt_bigcode"]
-# Model types that cannot be run here at all, and the error.
-NOT_HERE = {
-    "bitnet": "No Metal back-end",
-    "muse_spark": "No Metal back-end",
-}
-# Its class of state is its own, and its windows and groups take one position for all rows.
-WITHOUT_MEMORY = {"deepseek_v41", "deepseek_v41_text"}
-# It cuts keys into blocks by their slot in the cache, which is another one in a padded batch.
-ONE_AT_A_TIME = {"minimax_m3_vl", *WITHOUT_MEMORY}
 
 
-def examined(name: str, folder: Path) -> Finding:
-    finding = examine(name, tiny_config(name), folder / "model")
+def examined(name: str, folder: Path, *, wide: dict[str, Any] | None = None) -> Finding:
+    finding = examine(name, tiny_config(name), folder / "model", wide=wide)
     assert not finding.failed_at, f"{finding.failed_at}: {finding.error}"
     assert not finding.wrong, finding
     return finding
@@ -44,9 +43,9 @@ def test_a_few_batch_and_remember(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*all_model_types(), *VARIANTS])
 def test_every_model_type_batches_and_remembers(name: str, tmp_path: Path) -> None:
-    if name in NOT_HERE:
-        pytest.skip(NOT_HERE[name])
-    finding = examined(name, tmp_path)
+    if name in NEED_METAL:
+        pytest.skip(NEED_METAL[name])
+    finding = examined(name, tmp_path, wide=wide_config(name))
     assert (finding.layout == "solo") == (name in ONE_AT_A_TIME), finding.reason
     assert finding.remembers == (name not in WITHOUT_MEMORY)
 

@@ -101,7 +101,7 @@ def test_blocks_after_a_boundary_end_where_tokens_are_quantized(
     """Snapshots within a block: at a branch point, and at the end of the first prompt."""
     rng = random.Random(f"{name} {kv_bits} boundaries")
     first = random_prompt(rng, 300)
-    turn = first + random_prompt(rng, 600)
+    turn = first + random_prompt(rng, 340)
     fork = first[:100] + random_prompt(rng, 50)
     requests = [
         greedy("first", first, branch_points=(100,)),

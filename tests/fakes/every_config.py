@@ -353,6 +353,30 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+# Model types that are not run here, and why.
+NEED_METAL = {
+    "bitnet": "its linear layers are a Metal kernel of mlx-lm, so it needs Apple silicon",
+    "muse_spark": "its norms and its routing are Metal kernels of mlx-lm, so it needs Apple silicon",
+}
+# Model types without prefix cache.
+_OWN_STATE = (
+    "keeps its window, compressed groups of tokens and the open group in a cache class of its own, "
+    "and computes one position for all rows"
+)
+WITHOUT_MEMORY = dict.fromkeys(("deepseek_v41", "deepseek_v41_text"), _OWN_STATE)
+# Model types that are computed one sequence at a time.
+ONE_AT_A_TIME = {
+    **WITHOUT_MEMORY,
+    "minimax_m3_vl": (
+        "always attends to the block of keys of the query itself, and takes the last block of a "
+        "padded batch for it"
+    ),
+    "phi3small": (
+        "its two kinds of attention layers share one mask, but need different numbers of "
+        "dimensions for it in a batch"
+    ),
+}
+
 # Wrappers of a text model: the model type whose configuration `text_config` takes.
 TEXT_TYPES = {
     "gemma3": "gemma3_text",
