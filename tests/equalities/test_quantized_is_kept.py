@@ -18,8 +18,7 @@ import pytest
 from holdfast.config import KVBitsChoice
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.probe import choose_layout
-from holdfast.worker.kv.layer import KVBits
-from holdfast.worker.kv.quantized import BITS
+from holdfast.worker.kv.bits import BITS, KVBits
 from tests.fakes.caching_worker import CachingWorker, greedy, one_after_the_other
 from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.slow import slow

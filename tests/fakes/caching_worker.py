@@ -22,9 +22,8 @@ from holdfast.worker.engine.engine import Engine, KVCosts
 from holdfast.worker.engine.kv_forms import KVForms
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.plan import BLOCK_TOKENS
+from holdfast.worker.kv.bits import BITS, KVBits
 from holdfast.worker.kv.codec import PayloadFormat
-from holdfast.worker.kv.layer import KVBits
-from holdfast.worker.kv.quantized import BITS
 from holdfast.worker.loop.loop import WorkerLoop
 from holdfast.worker.loop.memory_budget import MemoryBudget
 from holdfast.worker.prefix.cache import PrefixCache

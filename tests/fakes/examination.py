@@ -26,14 +26,13 @@ from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import TokenLogprob
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine
-from holdfast.worker.engine.kv_forms import examine_forms
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.load import load_model
 from holdfast.worker.engine.plan import KeepPolicy, Span, StepPlan
-from holdfast.worker.engine.probe import choose_layout
+from holdfast.worker.engine.probe import choose_layout, examine_forms
 from holdfast.worker.engine.sequence import Kept, Prefix
+from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.codec import PayloadFormat, to_bytes
-from holdfast.worker.kv.layer import KVBits
 from holdfast.worker.kv.live import KVBlock, LiveState, StateCheckpoint
 from tests.fakes.interleaving import play, random_sequences
 from tests.fakes.tiny_configs import VOCAB_SIZE

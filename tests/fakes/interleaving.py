@@ -17,7 +17,7 @@ from holdfast.wire.events import TokenLogprob
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine, PendingStep
 from holdfast.worker.engine.plan import Span, StepPlan
-from holdfast.worker.kv.layer import KVBits
+from holdfast.worker.kv.bits import KVBits
 
 TOP_LOGPROBS = 4
 

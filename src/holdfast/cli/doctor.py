@@ -463,10 +463,10 @@ def _fitting_context(loaded: Any, runner: Any, settings: ModelSettings) -> int:
     from holdfast.machine import device_memory, platform
 
     engines = importlib.import_module("holdfast.worker.engine.engine")
-    kv_forms = importlib.import_module("holdfast.worker.engine.kv_forms")
+    probe = importlib.import_module("holdfast.worker.engine.probe")
     queue = importlib.import_module("holdfast.worker.scheduler.queue")
     engine = engines.Engine(runner, vocab_size=loaded.vocab_size)
-    forms = kv_forms.examine_forms(
+    forms = probe.examine_forms(
         engine, runner, default=settings.kv_bits, vocab_size=loaded.vocab_size
     )
     measured = forms.costs[forms.usual]

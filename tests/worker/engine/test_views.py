@@ -22,9 +22,10 @@ from holdfast.worker.engine.views import (
     StepContext,
     attend_one,
 )
+from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.full import FullKV
 from holdfast.worker.kv.kinds import Composite, ForeignState
-from holdfast.worker.kv.layer import HeadsForm, KVBits, LayerKV
+from holdfast.worker.kv.layer import HeadsForm, LayerKV
 from holdfast.worker.kv.quantized import QuantizedKV
 from holdfast.worker.kv.quantized import wrong_over_slices as wrong_slices
 from holdfast.worker.kv.recurrent import RecurrentState

@@ -11,16 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.worker.kv.bits import BITS, KVBits
 from holdfast.worker.kv.codec import PayloadFormat, check_sizes, to_bytes
-from holdfast.worker.kv.layer import (
-    ArrayForm,
-    CheckpointLayout,
-    HeadsForm,
-    KVBits,
-    SnapshotMismatch,
-)
+from holdfast.worker.kv.layer import ArrayForm, CheckpointLayout, HeadsForm, SnapshotMismatch
 from holdfast.worker.kv.live import KVBlock, ModelForm, StateCheckpoint
-from holdfast.worker.kv.quantized import BITS, dequantized, quantized, stored_bits
+from holdfast.worker.kv.quantized import dequantized, quantized, stored_bits
 
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 

@@ -13,9 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.worker.kv.layer import HeadsForm, KVBits
+from holdfast.worker.kv.bits import BITS, KVBits
+from holdfast.worker.kv.layer import HeadsForm
 from holdfast.worker.kv.live import KVBlock, LiveBase, LiveState, start_from
-from holdfast.worker.kv.quantized import BITS, QuantizedKV, dequantized, quantized
+from holdfast.worker.kv.quantized import QuantizedKV, dequantized, quantized
 
 BLOCK = 8
 MOST = 120

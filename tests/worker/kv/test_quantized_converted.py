@@ -10,10 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from holdfast.worker.kv.bits import BITS, KVBits
 from holdfast.worker.kv.full import FullKV
-from holdfast.worker.kv.layer import HeadsForm, KVBits, LayerState
+from holdfast.worker.kv.layer import HeadsForm, LayerState
 from holdfast.worker.kv.live import LiveBase, LiveState, held_bytes, start_from
-from holdfast.worker.kv.quantized import BITS, QuantizedKV, dequantized, quantized
+from holdfast.worker.kv.quantized import QuantizedKV, dequantized, quantized
 
 BLOCK = 8
 MOST = 160

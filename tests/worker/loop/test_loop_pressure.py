@@ -20,7 +20,7 @@ from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.plan import Span, StepPlan
 from holdfast.worker.engine.probe import choose_layout
-from holdfast.worker.kv.layer import KVBits
+from holdfast.worker.kv.bits import KVBits
 from tests.fakes.caching_worker import CachingWorker, greedy, one_after_the_other
 from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny

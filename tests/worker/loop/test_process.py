@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from holdfast.errors import ModelLoadError
@@ -58,3 +61,10 @@ def test_progress_is_told_per_stage_not_per_tensor() -> None:
     ]
     assert {("reading", 0.0), ("reading", 1.0), ("probing", 0.0), ("probing", 1.0)} <= set(told)
     assert len(told) < 50
+
+
+def test_the_process_imports_mlx_only_after_a_faster_blas_could_be_loaded() -> None:
+    """MLX takes the BLAS that is there when it is imported, which is chosen while loading."""
+    code = "import sys, holdfast.worker.loop.process; print('mlx.core' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -42,7 +42,7 @@ from holdfast.worker.engine.sequence import (
     keep_everything,
 )
 from holdfast.worker.engine.views import StepContext
-from holdfast.worker.kv.layer import KVBits
+from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.live import LiveState, ModelForm
 
 NOT_A_NUMBER = "the model's output is not a number at this position, or no token is left to sample"

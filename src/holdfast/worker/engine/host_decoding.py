@@ -18,8 +18,8 @@ import numpy as np
 from holdfast.worker.engine.host_attention import threads_to_use
 from holdfast.worker.kernels import decode_attention
 from holdfast.worker.kernels.decode_attention import NATIVE_BITS, Bits, Buffer, Quantized, Run
+from holdfast.worker.kv.bits import BITS
 from holdfast.worker.kv.layer import LayerKV
-from holdfast.worker.kv.quantized import BITS
 
 SCORES_WORTH_IT = 1 << 14  # with fewer, waiting for MLX costs the time saved
 

@@ -1,22 +1,19 @@
 """Which forms of keys and values the sequences of a model may have: as they were computed, or
-quantized; what each costs, and which one a sequence gets.
+quantized; what each costs, and which one a sequence gets. Does not import MLX.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from holdfast.config import KVBitsChoice
 from holdfast.errors import InvalidRequest
-from holdfast.worker.engine.engine import Engine, KVCosts
-from holdfast.worker.engine.layouts import Runner
-from holdfast.worker.engine.probe import broken_kv_bits
-from holdfast.worker.kv.layer import KVBits
-from holdfast.worker.kv.quantized import BITS
+from holdfast.worker.kv.bits import SAVING, KVBits
 
-SAVING: KVBits = "8"  # what "auto" means when memory runs short
-
+if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run time
+    from holdfast.worker.engine.engine import KVCosts
 
 LEAST_SAVED_SHARE = 0.2  # of the bytes of a running sequence, or it is not quantized
 
@@ -70,7 +67,7 @@ class KVForms:
         """
         wanted = asked or self.default
         if wanted != "auto":
-            for kv_bits in self.costs:
+            for kv_bits in ("native", *self.costs):
                 if kv_bits == wanted:
                     return kv_bits
             raise InvalidRequest(
@@ -88,36 +85,4 @@ class KVForms:
         return SAVING if saved > native or (is_short and saved == native) else "native"
 
 
-ONLY_NATIVE = KVForms(
-    default="native",
-    costs={"native": KVCosts(bytes_per_token=0, fixed_bytes=0, form=None)},
-    refused={},
-)
-
-
-def examine_forms(
-    engine: Engine, runner: Runner, *, default: KVBitsChoice, vocab_size: int
-) -> KVForms:
-    """Find out which forms a loaded model supports, and what each costs. Device thread only."""
-    native = engine.measure_costs()
-    costs: dict[KVBits, KVCosts] = {"native": native}
-    refused: dict[KVBits, str] = {}
-    if native.form is None:
-        refused = dict.fromkeys(BITS, "the state of this model has no form that can be copied")
-    else:
-        runner.learn_form(native.form)
-        reason = runner.refusal()
-        refused = (
-            dict.fromkeys(BITS, reason) if reason else broken_kv_bits(runner, vocab_size=vocab_size)
-        )
-        costs |= {
-            kv_bits: engine.measure_costs(kv_bits) for kv_bits in BITS if kv_bits not in refused
-        }
-    warnings = tuple(
-        f"keys and values stay as they are computed, not in kv_bits {name}: {why}"
-        for name, why in refused.items()
-        if name == default
-    )
-    return KVForms(
-        default="native" if warnings else default, costs=costs, refused=refused, warnings=warnings
-    )
+ONLY_NATIVE = KVForms(default="native", costs={}, refused={})

@@ -22,8 +22,9 @@ from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.engine.seams import HeadSeam, LaterLogits, StepLogits
 from holdfast.worker.engine.sequence import SequenceSpan, token_ids_of
 from holdfast.worker.engine.views import GatherView, RowsView, SpanView, StateView, StepContext
+from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.kinds import ForeignState, fresh_layer
-from holdfast.worker.kv.layer import HeadsForm, KVBits, Layer, LayerKV, LayerState
+from holdfast.worker.kv.layer import HeadsForm, Layer, LayerKV, LayerState
 from holdfast.worker.kv.live import ModelForm
 from holdfast.worker.kv.quantized import QuantizedKV, group_of
 from holdfast.worker.kv.recurrent import RecurrentState

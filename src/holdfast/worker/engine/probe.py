@@ -40,10 +40,13 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.config import KVBitsChoice
 from holdfast.errors import ModelLoadError
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.adapters import adapt
+from holdfast.worker.engine.engine import Engine, KVCosts
+from holdfast.worker.engine.kv_forms import KVForms
 from holdfast.worker.engine.layouts import (
     LayoutError,
     RowsRunner,
@@ -59,9 +62,10 @@ from holdfast.worker.engine.plan import Span
 from holdfast.worker.engine.seams import AttentionShape, HeadSeam, heard_shapes
 from holdfast.worker.engine.sequence import EngineSequence, SequenceSpan
 from holdfast.worker.engine.views import StepContext
-from holdfast.worker.kv.layer import KVBits, Layer
+from holdfast.worker.kv.bits import BITS, KVBits
+from holdfast.worker.kv.layer import Layer
 from holdfast.worker.kv.live import LiveState
-from holdfast.worker.kv.quantized import BITS, wrong_over_slices
+from holdfast.worker.kv.quantized import wrong_over_slices
 
 KEYS = (1_500, 5_000)  # beyond 1,024 and 4,096
 QUERIES = (1, 1_024)  # a decoding step, a chunk of a prompt
@@ -232,6 +236,34 @@ def broken_kv_bits(runner: Runner, *, vocab_size: int) -> dict[KVBits, str]:
                 f"its results are wrong (divergence {divergence:.2g} > {allowed:.2g})"
             )
     return reasons
+
+
+def examine_forms(
+    engine: Engine, runner: Runner, *, default: KVBitsChoice, vocab_size: int
+) -> KVForms:
+    """Find out which forms a loaded model supports, and what each costs. Device thread only."""
+    native = engine.measure_costs()
+    costs: dict[KVBits, KVCosts] = {"native": native}
+    refused: dict[KVBits, str] = {}
+    if native.form is None:
+        refused = dict.fromkeys(BITS, "the state of this model has no form that can be copied")
+    else:
+        runner.learn_form(native.form)
+        reason = runner.refusal()
+        refused = (
+            dict.fromkeys(BITS, reason) if reason else broken_kv_bits(runner, vocab_size=vocab_size)
+        )
+        costs |= {
+            kv_bits: engine.measure_costs(kv_bits) for kv_bits in BITS if kv_bits not in refused
+        }
+    warnings = tuple(
+        f"keys and values stay as they are computed, not in kv_bits {name}: {why}"
+        for name, why in refused.items()
+        if name == default
+    )
+    return KVForms(
+        default="native" if warnings else default, costs=costs, refused=refused, warnings=warnings
+    )
 
 
 def warnings_about(runner: Runner) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ from holdfast.worker.engine.plan import BLOCK_TOKENS, Span
 from holdfast.worker.engine.seams import LaterLogits
 from holdfast.worker.engine.sequence import EngineSequence, SequenceSpan
 from holdfast.worker.engine.views import StepContext
-from holdfast.worker.kv.layer import KVBits
+from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.live import LiveState, ModelForm
 
 CHUNK_TOKENS = 384  # not a multiple of a block, so that chunks cross the borders of blocks

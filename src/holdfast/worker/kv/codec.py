@@ -18,9 +18,10 @@ from typing import TypeAlias
 import mlx.core as mx
 import numpy as np
 
-from holdfast.worker.kv.layer import DTYPES, ArrayForm, KVBits, SnapshotMismatch
+from holdfast.worker.kv.bits import BITS, KVBits
+from holdfast.worker.kv.layer import DTYPES, ArrayForm, SnapshotMismatch
 from holdfast.worker.kv.live import KVBlock, ModelForm, StateCheckpoint
-from holdfast.worker.kv.quantized import BITS, group_of
+from holdfast.worker.kv.quantized import group_of
 
 Payload: TypeAlias = KVBlock | StateCheckpoint
 Part: TypeAlias = bytes | memoryview

@@ -12,13 +12,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import mlx.core as mx
 import msgspec
 
-# how keys and values are held: as they were computed, or quantized (`quantized.BITS`)
-KVBits: TypeAlias = Literal["native", "8", "8/4", "4"]
+from holdfast.worker.kv.bits import KVBits
+
 # from the states of several sequences, creates the object that a model gets as its cache
 ShowStates: TypeAlias = Callable[[Sequence[Any]], Any]
 

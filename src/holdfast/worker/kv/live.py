@@ -19,10 +19,10 @@ from typing import Literal, TypeAlias
 
 import mlx.core as mx
 
+from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.full import FullKV
 from holdfast.worker.kv.layer import (
     CheckpointLayout,
-    KVBits,
     Layer,
     LayerState,
     SnapshotForm,

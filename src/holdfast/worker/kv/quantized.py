@@ -13,16 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from typing import Literal, Self, TypeAlias
+from typing import Self
 
 import mlx.core as mx
 
+from holdfast.worker.kv.bits import BITS, KVBits
 from holdfast.worker.kv.full import FullKV
 from holdfast.worker.kv.layer import (
     DTYPES,
     CheckpointLayout,
     HeadsForm,
-    KVBits,
     LayerKV,
     LayerState,
     SnapshotMismatch,
@@ -32,10 +32,6 @@ from holdfast.worker.kv.layer import (
     pair_of,
 )
 
-Bits: TypeAlias = Literal[8, 5, 4]
-# Bits of keys and of values. Keys are the more sensitive ones: with 4 bits, the predictions of the
-# bundled model diverge from native ones 3.6 times as much as with 5 (KL 2.5e-3 and 7.0e-4).
-BITS: dict[KVBits, tuple[Bits, Bits]] = {"8": (8, 8), "8/4": (8, 4), "4": (5, 4)}
 _ARRAYS = 3  # codes, scales and biases
 
 

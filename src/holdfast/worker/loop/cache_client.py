@@ -25,7 +25,7 @@ from holdfast.store.block import BlockKey
 from holdfast.wire.commands import ReadAheadRun, SequenceRequest
 from holdfast.wire.events import CacheFigures, CacheOutcome, CacheReport, WaitReason
 from holdfast.wire.requests import TOKEN_BYTES, RequestId, common_tokens
-from holdfast.worker.kv.layer import KVBits
+from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.loop.device_steps import costing_no_answer
 from holdfast.worker.loop.sequences import LiveSequence

@@ -14,7 +14,7 @@ from holdfast.errors import InvalidRequest, QueueFull
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import FinishReason
 from holdfast.wire.requests import common_tokens
-from holdfast.worker.kv.layer import KVBits
+from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.loop.cache_client import CacheClient
 from holdfast.worker.loop.lifetimes import Lifetimes
 from holdfast.worker.loop.sequences import Ledger, LiveSequence

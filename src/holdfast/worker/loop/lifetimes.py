@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from holdfast.errors import InvalidRequest
 from holdfast.wire.events import FinishReason, WaitReason
 from holdfast.wire.requests import RequestId
-from holdfast.worker.kv.layer import KVBits
+from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.loop.cache_client import CacheClient
 from holdfast.worker.loop.device_steps import DeviceFailed, device_call
 from holdfast.worker.loop.sequences import Ledger, LiveSequence

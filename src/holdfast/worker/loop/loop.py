@@ -32,9 +32,9 @@ from holdfast.wire.commands import (
 from holdfast.wire.events import FinishReason, WaitReason, WorkerStatistics
 from holdfast.wire.requests import RequestId
 from holdfast.wire.sessions import SessionAnswer, SessionCommand
-from holdfast.worker.engine.kv_forms import ONLY_NATIVE, SAVING, KVForms
+from holdfast.worker.engine.kv_forms import ONLY_NATIVE, KVForms
 from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
-from holdfast.worker.kv.layer import KVBits
+from holdfast.worker.kv.bits import SAVING, KVBits
 from holdfast.worker.loop.cache_client import CacheClient
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.loop.device_steps import (

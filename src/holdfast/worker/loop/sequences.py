@@ -24,7 +24,7 @@ from holdfast.wire.events import (
     WaitReason,
 )
 from holdfast.wire.requests import RequestId
-from holdfast.worker.kv.layer import KVBits
+from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.prefix.chain import Cursor, pack_tokens
 from holdfast.worker.prefix.lookup import LiveChain, Lookup

@@ -34,19 +34,21 @@ from holdfast.worker.engine.fingerprint import (
     files_of_identity,
     runs_own_code,
 )
-from holdfast.worker.engine.kv_forms import KVForms, examine_forms
+from holdfast.worker.engine.kv_forms import KVForms
 from holdfast.worker.engine.layouts import Runner, choose_sharing
 from holdfast.worker.engine.load import LoadedModel, load_model
 from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.engine.probe import (
     choose_layout,
     choose_mixing,
+    examine_forms,
     warnings_about,
     warnings_about_kernels,
 )
 from holdfast.worker.engine.weight_format import give_back_freed_memory
+from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.codec import PayloadFormat
-from holdfast.worker.kv.layer import HeadsForm, KVBits
+from holdfast.worker.kv.layer import HeadsForm
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.loop.inbox import Inbox, Progress, Pulse
 from holdfast.worker.loop.loop import WorkerLoop

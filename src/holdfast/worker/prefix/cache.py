@@ -21,14 +21,9 @@ from holdfast.wire.events import CacheFigures, CacheOutcome
 from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.worker.engine.plan import BLOCK_TOKENS, KeepPolicy
 from holdfast.worker.engine.sequence import Kept, Prefix
-from holdfast.worker.kv.codec import (
-    Payload,
-    PayloadFormat,
-    check_sizes,
-    check_values,
-    to_bytes,
-)
-from holdfast.worker.kv.layer import ArrayForm, KVBits, SnapshotMismatch
+from holdfast.worker.kv.bits import KVBits
+from holdfast.worker.kv.codec import Payload, PayloadFormat, check_sizes, check_values, to_bytes
+from holdfast.worker.kv.layer import ArrayForm, SnapshotMismatch
 from holdfast.worker.kv.live import KVBlock, StateCheckpoint, all_finite
 from holdfast.worker.prefix.chain import Cursor
 from holdfast.worker.prefix.index import PrefixIndex

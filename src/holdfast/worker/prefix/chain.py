@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.store.block import BlockKey
 from holdfast.wire.requests import TOKEN_BYTES, TokenIds, common_tokens
-from holdfast.worker.kv.layer import KVBits
+from holdfast.worker.kv.bits import KVBits
 
 
 def pack_tokens(token_ids: Iterable[int]) -> bytes:

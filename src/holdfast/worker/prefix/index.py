@@ -22,7 +22,7 @@ from holdfast.store.block import Block, BlockKey, BlockKind, by_place, child_key
 from holdfast.store.store import BlockStore
 from holdfast.wire.events import CacheFigures, CacheOutcome
 from holdfast.wire.requests import TOKEN_BYTES
-from holdfast.worker.kv.layer import KVBits
+from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.prefix.chain import Branch, ChainBlock, Cursor
 from holdfast.worker.prefix.lookup import EvictionHistory, LiveChain, Planner, ReusePlan
 from holdfast.worker.prefix.tiers import DiskIndex, Payload, Pins, RamTier, Residence

@@ -13,8 +13,8 @@ import mlx.core as mx
 from holdfast.store.block import BlockKey
 from holdfast.wire.requests import TOKEN_BYTES, common_tokens
 from holdfast.worker.engine.plan import BLOCK_TOKENS
+from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.codec import Payload, PayloadFormat
-from holdfast.worker.kv.layer import KVBits
 from holdfast.worker.kv.live import (
     BaseUse,
     KVBlock,

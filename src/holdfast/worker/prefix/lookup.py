@@ -18,7 +18,7 @@ from holdfast.store.block import BlockKey, StoredBlock
 from holdfast.wire.events import CacheOutcome, CacheReport, Divergence
 from holdfast.wire.requests import TOKEN_BYTES, RequestId, common_tokens
 from holdfast.worker.engine.plan import BLOCK_TOKENS
-from holdfast.worker.kv.layer import KVBits
+from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.prefix.chain import ChainBlock, ChainState, Cursor, Node
 from holdfast.worker.prefix.tiers import Payload
 from holdfast.worker.prefix.tree import PrefixMatch, PrefixTree

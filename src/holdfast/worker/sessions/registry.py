@@ -20,7 +20,7 @@ from holdfast.store.store import FOREVER
 from holdfast.wire.commands import PinnedPrefix
 from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.wire.sessions import PinState, Ttl
-from holdfast.worker.kv.layer import KVBits
+from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.chain import Branch
 from holdfast.worker.prefix.index import PrefixIndex

@@ -26,7 +26,7 @@ from holdfast.wire.sessions import (
     is_fit_ttl,
     is_session_id,
 )
-from holdfast.worker.kv.layer import KVBits
+from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.tiers import Residence
 from holdfast.worker.sessions.registry import (
