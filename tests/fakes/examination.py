@@ -173,8 +173,8 @@ def examine_quantized(runner: Runner, seed: str) -> dict[str, str]:
     forms = examine_forms(engine, runner, default="native", vocab_size=VOCAB_SIZE)
     return {
         kv_bits: (
-            f"refused: {forms.refused[kv_bits]}"
-            if kv_bits in forms.refused
+            f"refused: {forms.refusal(kv_bits)}"
+            if forms.refusal(kv_bits)
             else _examine_form(runner, kv_bits, seed)
         )
         for kv_bits in KV_BITS

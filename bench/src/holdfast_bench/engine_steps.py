@@ -18,7 +18,7 @@ from holdfast.worker.engine.layouts import own_caches
 from holdfast.worker.engine.plan import Span, StepPlan
 from holdfast.worker.engine.sequence import Prefix
 from holdfast.worker.kernels import decode_attention
-from holdfast.worker.kv.layer import KVBits
+from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.live import LiveBase, LiveState
 from holdfast_bench.results import CaseResult, ContenderResult, Sample
 

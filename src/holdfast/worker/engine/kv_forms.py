@@ -5,8 +5,8 @@ quantized; what each costs, and which one a sequence gets. Does not import MLX.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 from holdfast.config import KVBitsChoice
 from holdfast.errors import InvalidRequest
@@ -18,26 +18,39 @@ if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run ti
 LEAST_SAVED_SHARE = 0.2  # of the bytes of a running sequence, or it is not quantized
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class KVForms:
-    """The forms that a model supports.
+    """The forms that a model supports. Device thread only.
 
-    default: for requests that do not choose. costs: by supported form; "native" is always
-    supported. refused: why each other form is not supported. warnings: if the default that was
-    asked for is not supported.
+    default: for requests that do not choose. costs: by form; "native" is always supported.
+    refused: why other forms are not supported, as far as they were tried. try_out: returns why a
+    form gives wrong results, or nothing; it is called when a form is needed for the first time.
+    warnings: if the default that was asked for is not supported.
     """
 
     default: KVBitsChoice
     costs: Mapping[KVBits, KVCosts]
-    refused: Mapping[KVBits, str]
+    refused: dict[KVBits, str]
+    try_out: Callable[[KVBits], str] = lambda kv_bits: ""
     warnings: tuple[str, ...] = ()
+    _tried: set[KVBits] = field(default_factory=set)
+
+    def refusal(self, kv_bits: KVBits) -> str:
+        """Why the model does not support a form of quantized keys and values; empty if it does."""
+        if kv_bits in self.costs and kv_bits not in self._tried:
+            self._tried.add(kv_bits)
+            if wrong := self.try_out(kv_bits):
+                self.refused[kv_bits] = wrong
+        if kv_bits in self.costs:
+            return self.refused.get(kv_bits, "")
+        return self.refused.get(kv_bits, "only native keys and values are supported")
 
     @property
     def usual(self) -> KVBits:
         """The form of a request that does not choose, while memory lasts."""
         return "native" if self.default == "auto" else self.default
 
-    def is_free(self, asked: KVBitsChoice | str) -> bool:
+    def is_free(self, asked: KVBitsChoice | Literal[""]) -> bool:
         """Whether the server chooses the form of a request. asked: empty: the default."""
         return (asked or self.default) == "auto"
 
@@ -53,7 +66,7 @@ class KVForms:
 
     def choose(
         self,
-        asked: KVBitsChoice | str,
+        asked: KVBitsChoice | Literal[""],
         *,
         is_short: bool,
         cached_tokens: Callable[[KVBits], int],
@@ -67,16 +80,15 @@ class KVForms:
         """
         wanted = asked or self.default
         if wanted != "auto":
-            for kv_bits in ("native", *self.costs):
-                if kv_bits == wanted:
-                    return kv_bits
+            if wanted == "native" or not (reason := self.refusal(wanted)):
+                return wanted
+            possible = [each for each in self.costs if each not in self.refused]
             raise InvalidRequest(
-                f"this model cannot hold keys and values in kv_bits {wanted!r}: "
-                f"{self.refused.get(wanted, 'there is no such form')}; "  # type: ignore[call-overload]
-                f"possible: {', '.join(('auto', *self.costs))}",
+                f"this model cannot hold keys and values in kv_bits {wanted!r}: {reason}; "
+                f"possible: {', '.join(('auto', *possible))}",
                 field="kv_bits",
             )
-        if SAVING not in self.costs:
+        if self.refusal(SAVING):
             return "native"
         saved = cached_tokens(SAVING)
         if not saved and not is_short:

@@ -62,7 +62,7 @@ from holdfast.worker.engine.plan import Span
 from holdfast.worker.engine.seams import AttentionShape, HeadSeam, heard_shapes
 from holdfast.worker.engine.sequence import EngineSequence, SequenceSpan
 from holdfast.worker.engine.views import StepContext
-from holdfast.worker.kv.bits import BITS, KVBits
+from holdfast.worker.kv.bits import BITS, SAVING, KVBits
 from holdfast.worker.kv.layer import Layer
 from holdfast.worker.kv.live import LiveState
 from holdfast.worker.kv.quantized import wrong_over_slices
@@ -215,27 +215,23 @@ def choose_mixing(runner: Runner, *, vocab_size: int) -> None:
     runner.reason += "; adapters share forward passes"
 
 
-def broken_kv_bits(runner: Runner, *, vocab_size: int) -> dict[KVBits, str]:
-    """Try all forms of quantized keys and values; returns the reason for each that is wrong.
+def what_is_wrong_with(kv_bits: KVBits, runner: Runner, *, vocab_size: int) -> str:
+    """Try a form of quantized keys and values; returns why it cannot be used, or nothing.
 
-    The results of a form may differ from those of the model by rounding, but not by as much as
-    another prompt would change them. Requires `Runner.learn_form`. Device thread only.
+    The results may differ from those of the model by rounding, but not by as much as another prompt
+    would change them. Requires `Runner.learn_form`. Device thread only.
     """
-    reference = _Judge(runner.model, vocab_size).first
-    reasons: dict[KVBits, str] = {}
-    for kv_bits in BITS:
-        try:
-            got = _staggered(runner, reference.cases, kv_bits)
-        except _MISFITS as misfit:
-            reasons[kv_bits] = _first_line(misfit)
-            continue
-        divergence = float(np.median(reference.divergences(got), axis=1).max())
-        allowed = QUANTIZED_DIVERGENCE * reference.divergence_effect
-        if not divergence <= allowed:
-            reasons[kv_bits] = (
-                f"its results are wrong (divergence {divergence:.2g} > {allowed:.2g})"
-            )
-    return reasons
+    short = _cases(runner.model, vocab_size, prompt=0)[1:2]
+    reference = _Reference(runner.model, short)
+    try:
+        got = _staggered(runner, short, kv_bits)
+    except _MISFITS as misfit:
+        return _first_line(misfit)
+    divergence = float(np.median(reference.divergences(got)))
+    allowed = QUANTIZED_DIVERGENCE * reference.divergence_effect
+    return (
+        "" if divergence <= allowed else f"its results are wrong ({divergence:.2g} > {allowed:.2g})"
+    )
 
 
 def examine_forms(
@@ -244,26 +240,27 @@ def examine_forms(
     """Find out which forms a loaded model supports, and what each costs. Device thread only."""
     native = engine.measure_costs()
     costs: dict[KVBits, KVCosts] = {"native": native}
-    refused: dict[KVBits, str] = {}
     if native.form is None:
-        refused = dict.fromkeys(BITS, "the state of this model has no form that can be copied")
+        reason = "the state of this model has no form that can be copied"
     else:
         runner.learn_form(native.form)
         reason = runner.refusal()
-        refused = (
-            dict.fromkeys(BITS, reason) if reason else broken_kv_bits(runner, vocab_size=vocab_size)
+    if not reason:
+        costs |= {kv_bits: engine.measure_costs(kv_bits) for kv_bits in BITS}
+    forms = KVForms(
+        default=default,
+        costs=costs,
+        refused=dict.fromkeys(BITS, reason) if reason else {},
+        try_out=partial(what_is_wrong_with, runner=runner, vocab_size=vocab_size),
+    )
+    used = SAVING if default == "auto" else default
+    if used != "native" and forms.refusal(used) and default != "auto":
+        forms.default = "native"
+        forms.warnings = (
+            f"keys and values stay as they are computed, not in kv_bits {used}: "
+            f"{forms.refusal(used)}",
         )
-        costs |= {
-            kv_bits: engine.measure_costs(kv_bits) for kv_bits in BITS if kv_bits not in refused
-        }
-    warnings = tuple(
-        f"keys and values stay as they are computed, not in kv_bits {name}: {why}"
-        for name, why in refused.items()
-        if name == default
-    )
-    return KVForms(
-        default="native" if warnings else default, costs=costs, refused=refused, warnings=warnings
-    )
+    return forms
 
 
 def warnings_about(runner: Runner) -> tuple[str, ...]:

@@ -459,7 +459,11 @@ def _info(
         kv_bytes_per_token=probed.costs.bytes_per_token,
         # "auto" chooses the native form while memory lasts
         context_tokens_by_bits={**fitting, "auto": fitting["native"]},
-        kv_bytes_by_bits={name: each.bytes_per_token for name, each in forms.costs.items()},
+        kv_bytes_by_bits={
+            name: each.bytes_per_token
+            for name, each in forms.costs.items()
+            if name not in forms.refused
+        },
         kv_bits_refused=dict(forms.refused.items()),
         fixed_bytes_per_sequence=probed.costs.fixed_bytes,
         kv_budget_bytes=memory.plan.kv_bytes,

@@ -1,0 +1,65 @@
+"""Which form of keys and values a sequence gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.errors import InvalidRequest
+from holdfast.worker.engine import views
+from holdfast.worker.engine.engine import Engine
+from holdfast.worker.engine.kv_forms import KVForms
+from holdfast.worker.engine.probe import choose_layout, examine_forms
+from holdfast.worker.kv.bits import BITS
+from holdfast.worker.kv.quantized import QuantizedKV
+from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
+
+
+def forms_of(**settings: Any) -> KVForms:
+    runner = choose_layout(make_tiny("llama", head_dim=32), vocab_size=VOCAB_SIZE)
+    engine = Engine(runner, vocab_size=VOCAB_SIZE)
+    return examine_forms(engine, runner, vocab_size=VOCAB_SIZE, **settings)
+
+
+def chosen(forms: KVForms, asked: Any, *, is_short: bool = False, **cached: int) -> str:
+    found = {"native": cached.get("native", 0), "8": cached.get("eight", 0)}
+    return forms.choose(asked, is_short=is_short, cached_tokens=lambda bits: found[bits])
+
+
+def test_auto_is_native_while_memory_lasts_and_follows_the_longer_cached_prefix() -> None:
+    forms = forms_of(default="auto")
+    assert chosen(forms, "") == "native"
+    assert chosen(forms, "", is_short=True) == "8"
+    assert chosen(forms, "", is_short=True, native=300) == "native"
+    assert chosen(forms, "", eight=300) == "8"
+    assert chosen(forms, "", eight=300, native=301) == "native"
+    assert chosen(forms, "4") == "4"
+    assert chosen(forms_of(default="8"), "", is_short=True) == "8"
+    assert chosen(forms_of(default="native"), "", is_short=True, eight=300) == "native"
+
+
+def test_all_forms_of_a_sound_model_are_possible() -> None:
+    forms = forms_of(default="native")
+    assert [forms.refusal(kv_bits) for kv_bits in BITS] == [""] * len(BITS)
+
+
+def test_a_form_with_wrong_results_is_refused_and_the_default_is_then_native(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = QuantizedKV._codes_of_native
+
+    def wrong(layer: QuantizedKV, start: int, end: int) -> Any:
+        arrays = right(layer, start, end)
+        if layer.kv_bits != "8":
+            return arrays
+        return tuple(-array if array.dtype != views.mx.uint32 else array for array in arrays)
+
+    monkeypatch.setattr(QuantizedKV, "_codes_of_native", wrong)
+    forms = forms_of(default="8")
+    assert forms.usual == "native"
+    assert "kv_bits 8: its results are wrong" in forms.warnings[0]
+    assert chosen(forms, "4") == "4"
+    with pytest.raises(InvalidRequest, match="possible: auto, native, 8/4, 4"):
+        chosen(forms, "8")
+    assert chosen(forms, "auto", is_short=True) == "native", "there is no other form to save memory"
