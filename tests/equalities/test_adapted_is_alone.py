@@ -18,19 +18,20 @@ from tests.fakes.live_state import open_sequences
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_tiny
 
 TOLERANCE = 2e-3
+SLOW = pytest.mark.slow
 # the model's name, how its adapters are made, and whether they share forward passes
 KINDS = [
     pytest.param("llama", {}, True, id="llama"),
     pytest.param("llama", {"kind": "dora", "keys": ["self_attn.q_proj", "mlp.down_proj"]}, True, id="llama, DoRA"),
-    pytest.param("qwen2", {"kind": "dora"}, True, id="qwen2, DoRA with biases"),
+    pytest.param("qwen2", {"kind": "dora"}, True, id="qwen2, DoRA with biases", marks=SLOW),
     pytest.param("stablelm", {"keys": ["self_attn.v_proj", "lm_head"]}, False, id="stablelm, output head"),
     pytest.param("gemma3_text", {"keys": ["self_attn.o_proj", "model.embed_tokens"]}, False, id="gemma3, embedding"),
     pytest.param("qwen3_moe", {}, False, id="qwen3_moe"),
-    pytest.param("qwen3_next", {"keys": ["self_attn.q_proj", "linear_attn.out_proj"]}, True, id="qwen3_next"),
+    pytest.param("qwen3_next", {"keys": ["self_attn.q_proj", "linear_attn.out_proj"]}, True, id="qwen3_next", marks=SLOW),
     pytest.param("mamba2", {}, True, id="mamba2"),
-    pytest.param("deepseek_v2", {"keys": ["self_attn.kv_b_proj", "self_attn.o_proj"]}, True, id="deepseek_v2"),
-    pytest.param("gpt_oss", {"keys": ["self_attn.q_proj"]}, True, id="gpt_oss"),
-    pytest.param("llama4", {"keys": ["self_attn.q_proj"]}, True, id="llama4, solo"),
+    pytest.param("deepseek_v2", {"keys": ["self_attn.kv_b_proj", "self_attn.o_proj"]}, True, id="deepseek_v2", marks=SLOW),
+    pytest.param("gpt_oss", {"keys": ["self_attn.q_proj"]}, True, id="gpt_oss", marks=SLOW),
+    pytest.param("llama4", {"keys": ["self_attn.q_proj"]}, True, id="llama4, solo", marks=SLOW),
 ]  # fmt: skip
 
 

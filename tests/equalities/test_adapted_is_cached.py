@@ -22,7 +22,12 @@ from tests.fakes.tiny_models import VOCAB_SIZE
 
 NAMES = ("", "sql", "tone")
 FINGERPRINTS = {"sql": "one", "tone": "two"}
-ARCHITECTURES = ["llama", "gemma3_text", "qwen3_next", "mamba2"]
+ARCHITECTURES = [
+    "llama",
+    "gemma3_text",
+    "mamba2",
+    pytest.param("qwen3_next", marks=pytest.mark.slow),
+]
 
 
 @pytest.fixture(params=ARCHITECTURES)

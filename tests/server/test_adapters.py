@@ -152,6 +152,7 @@ def test_what_was_read_with_one_adapter_is_cached_for_this_one_only(server: Aske
         assert again.text == fresh[name].text
 
 
+@pytest.mark.slow
 def test_a_restart_keeps_the_caches_apart_and_a_new_version_of_an_adapter_begins_afresh(
     model_folder: Path, adapters: dict[str, Path], tmp_path: Path
 ) -> None:
