@@ -21,6 +21,7 @@ from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.plan import Span, StepPlan
 from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.kv.bits import KVBits
+from holdfast.worker.prefix.lookup import Lookup
 from tests.fakes.caching_worker import CachingWorker, greedy, one_after_the_other
 from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
@@ -194,6 +195,33 @@ def test_new_sequences_are_quantized_under_pressure_and_native_ones_after_it(
     for each, kv_bits in (("under", "8"), ("fixed", "native"), ("after", "native")):
         chain = greedy("chain", prompts[each]).prompt_token_ids.packed
         assert made.cache.cached_tokens(chain, tenant="", kv_bits=kv_bits) >= 256, each
+
+
+def test_while_memory_is_critically_short_only_one_waiting_request_has_its_prefix_in_memory(
+    tmp_path: Path,
+) -> None:
+    prompts = {str(index): prompt_of(f"prefix {index}", 600) for index in range(6)}
+    requests = [greedy(each, prompt, max_tokens=8) for each, prompt in prompts.items()]
+    before = worker("llama", tmp_path).serve(one_after_the_other(*requests))
+    made = worker("llama", tmp_path)
+    lookups: list[Lookup] = []
+    look_up = made.cache.lookup
+
+    def noted(*args: Any, **more: Any) -> Lookup:
+        lookups.append(look_up(*args, **more))
+        return lookups[-1]
+
+    made.cache.lookup = noted  # type: ignore[method-assign]
+    held: list[int] = []
+
+    def look() -> None:
+        held.append(sum(bool(each.fetched or each.awaited) for each in lookups))
+
+    inbox = made.serve([[CRITICAL], requests, *after_steps(60, NORMAL)], on_receive=look)
+    for each in prompts:
+        assert inbox.tokens(each) == before.tokens(each)
+        assert inbox.finished(each).cached_tokens >= 512
+    assert max(held) == 1
 
 
 def test_a_quantized_sequence_reserves_less_memory() -> None:

@@ -119,6 +119,8 @@ class CacheClient:
         self._twins: dict[RequestId, LiveSequence] = {}
         self._fetching: list[LiveSequence] = []  # waiting for blocks from disk
         self._to_repeat: list[LiveSequence] = []  # to be looked up again
+        # waiting sequences whose prefix is pinned, and in memory or being read; oldest lookup first
+        self._looked_up: dict[LiveSequence, None] = {}
         self._computing: list[_Rest] = []  # copied out since the last step was dispatched
         self._computed: list[_Rest] = []  # computed with the last step, but not committed yet
 
@@ -179,6 +181,9 @@ class CacheClient:
         if cache is None or sequence.is_cold:
             self.restart_cold(sequence)
             return
+        if self._scheduler.admits_one_at_a_time and self._looked_up:
+            self._postpone(sequence)
+            return
         # first commit the latest states: the next turn often arrives right after the answer that it
         # continues
         self.flush()
@@ -192,6 +197,7 @@ class CacheClient:
             in_blocks_only=sequence.avoids_live,
             may_move=request.is_kept,
         )
+        self._looked_up[sequence] = None
         sequence.lookup_seconds += self._clock() - began_at
         if self._waits_for_twin(sequence, reusable, cached_tokens=lookup.cached_tokens):
             return
@@ -207,6 +213,16 @@ class CacheClient:
             self._scheduler.hold_back(sequence.id)
             sequence.wait(WaitReason.DISK, now=self._clock())
             self._fetching.append(sequence)
+
+    def _postpone(self, sequence: LiveSequence) -> None:
+        """Look a waiting sequence up later: while memory is critically short, only one waiting
+        sequence has its prefix in memory.
+        """
+        self._release(sequence)
+        self._free_twins(self._in_flight.withdraw(sequence.id))
+        self._scheduler.hold_back(sequence.id)
+        sequence.wait(WaitReason.MEMORY, now=self._clock())
+        self._to_repeat.append(sequence)
 
     def _waits_for_twin(self, sequence: LiveSequence, chain: bytes, *, cached_tokens: int) -> bool:
         tenant = _in_flight_tenant(sequence)
@@ -243,8 +259,13 @@ class CacheClient:
         """Take blocks that were read from disk, repeat lookups, and do the cache's housekeeping."""
         if self._cache is None:
             return
-        while self._to_repeat:
-            self.look_up(self._to_repeat.pop(0))
+        if self._scheduler.admits_one_at_a_time:
+            for sequence in tuple(self._looked_up)[1:]:
+                self._postpone(sequence)
+        to_repeat = self._to_repeat
+        self._to_repeat = []
+        for sequence in to_repeat:
+            self.look_up(sequence)
         for sequence in tuple(self._fetching):
             if self._is_fetched(self._cache, sequence):
                 self._fetching.remove(sequence)
@@ -283,6 +304,7 @@ class CacheClient:
         """Unpin the prefix that was found for a sequence, because the sequence has started or never
         will.
         """
+        self._looked_up.pop(sequence, None)
         if sequence.lookup is not None:
             sequence.lookup.release()
             sequence.lookup = None
