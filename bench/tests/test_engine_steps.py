@@ -11,7 +11,7 @@ import pytest
 from holdfast.worker.engine.engine import Engine, PendingStep
 from holdfast.worker.engine.plan import StepPlan
 from holdfast.worker.engine.probe import choose_layout
-from holdfast.worker.kv.layer import KVBits
+from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.live import LiveBase
 from holdfast_bench.compare import changes_between
 from holdfast_bench.engine_steps import (

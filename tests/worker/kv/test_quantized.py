@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from holdfast.worker.kv.bits import BITS, KVBits
 from holdfast.worker.kv.layer import HeadsForm
 from holdfast.worker.kv.live import KVBlock, LiveBase, LiveState, start_from
-from holdfast.worker.kv.quantized import QuantizedKV, dequantized, quantized
+from holdfast.worker.kv.quantized import QuantizedKV, dequantized, group_of, quantized
 
 BLOCK = 8
 MOST = 120
@@ -173,3 +173,18 @@ def _continued(state: LiveState) -> LiveState:
     layer.append(KEYS[:, :, 16:17], VALUES[64][:, :, 16:17])
     state.tokens += 1
     return state
+
+
+@pytest.mark.parametrize("dimension", [64, 96])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_five_bits_are_dequantized_as_mlx_does(dimension: int, dtype: mx.Dtype) -> None:
+    array = mx.random.normal((1, 4, 40, dimension), key=mx.random.key(5)).astype(dtype)
+    group = group_of(dimension)
+    codes, scales, biases = (each[:, 1:3, 7:33] for each in quantized(array, 5))
+    expected = mx.dequantize(
+        codes, scales.astype(dtype), biases.astype(dtype), group_size=group, bits=5
+    )
+    found = dequantized((codes, scales, biases), bits=5, dtype=dtype)
+    bound = 0 if dtype == mx.float32 else 0.02
+    assert found.dtype == dtype
+    assert mx.abs(found - expected).max().item() <= bound

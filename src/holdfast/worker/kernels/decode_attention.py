@@ -28,13 +28,10 @@ _TILE_NUMBERS = 1 << 17  # codes that numpy converts at once: 512 KiB of float32
 _LEAST_TILE = 64  # tokens; with fewer, the overhead of numpy calls is too large
 _NO_SCORE = -3e38
 # how 40 bits are spread over 64: fields that stay, fields that move up, and by how many bits
-_FIELDS = tuple(
-    tuple(map(np.uint64, step))
-    for step in (
-        (0x00000000000FFFFF, 0x000000FFFFF00000, 12),
-        (0x000003FF000003FF, 0x000FFC00000FFC00, 6),
-        (0x001F001F001F001F, 0x03E003E003E003E0, 3),
-    )
+FIELDS_OF_FIVE_BITS = (
+    (0x00000000000FFFFF, 0x000000FFFFF00000, 12),
+    (0x000003FF000003FF, 0x000FFC00000FFC00, 6),
+    (0x001F001F001F001F, 0x03E003E003E003E0, 3),
 )
 _FAILURES = {1: "there is not enough memory", 2: "the shapes or bits are not supported"}
 
@@ -368,7 +365,7 @@ def _bytes_of_five_bits(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     overlapping = np.lib.stride_tricks.as_strided(padded[:8].view(np.uint64), (count,), (5,))
     codes = overlapping & np.uint64(0xFFFFFFFFFF)
     moved = np.empty_like(codes)
-    for low, high, shift in _FIELDS:
+    for low, high, shift in (map(np.uint64, step) for step in FIELDS_OF_FIVE_BITS):
         np.bitwise_and(codes, high, out=moved)
         np.left_shift(moved, shift, out=moved)
         codes &= low

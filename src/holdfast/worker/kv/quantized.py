@@ -17,6 +17,7 @@ from typing import Self
 
 import mlx.core as mx
 
+from holdfast.worker.kernels.decode_attention import FIELDS_OF_FIVE_BITS
 from holdfast.worker.kv.bits import BITS, KVBits
 from holdfast.worker.kv.full import FullKV
 from holdfast.worker.kv.layer import (
@@ -61,10 +62,29 @@ def quantized(array: mx.array, bits: int) -> tuple[mx.array, mx.array, mx.array]
 def dequantized(arrays: Sequence[mx.array], *, bits: int, dtype: mx.Dtype) -> mx.array:
     """The inverse of `quantized`. Lazy."""
     codes, scales, biases = fit_for("mx.dequantize", arrays)
+    scales, biases = scales.astype(dtype), biases.astype(dtype)
+    if bits == 5 and mx.default_device() == mx.Device(mx.cpu):
+        groups = _codes_of_five_bits(codes).reshape(*scales.shape, -1).astype(dtype)
+        return (groups * scales[..., None] + biases[..., None]).reshape(*scales.shape[:-1], -1)
     group = codes.shape[-1] * 32 // bits // scales.shape[-1]
-    return mx.dequantize(
-        codes, scales.astype(dtype), biases.astype(dtype), group_size=group, bits=bits
-    )
+    return mx.dequantize(codes, scales, biases, group_size=group, bits=bits)
+
+
+def _codes_of_five_bits(packed: mx.array) -> mx.array:
+    """One code per byte, [1, heads, tokens, dimension]: on a CPU, with the scales a quarter of the
+    time of `mx.dequantize`, which has no fast loop for 5 bits. Lazy.
+
+    Eight codes are in five bytes, the first one in the lowest bits. Their fields are moved apart in
+    an integer of eight bytes.
+    """
+    bytes_of_codes = packed.view(mx.uint8)
+    *rows, count = bytes_of_codes.shape
+    fives = bytes_of_codes.reshape(*rows, count // 5, 5)
+    codes = mx.pad(fives, [(0, 0)] * len(rows) + [(0, 0), (0, 3)]).view(mx.uint64)
+    for low, high, shift in FIELDS_OF_FIVE_BITS:
+        stay, move, by = (mx.array(number, mx.uint64) for number in (low, high, shift))
+        codes = (codes & stay) | ((codes & move) << by)
+    return codes.view(mx.uint8).reshape(*rows, count * 8 // 5)
 
 
 def fit_for(function: str, arrays: Sequence[mx.array]) -> Sequence[mx.array]:
