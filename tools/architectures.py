@@ -54,9 +54,9 @@ log-probability from mlx-lm, which computes the same sequence alone: in a crowd 
 a prefix restored from bytes compared with the one that was kept. Up to {tolerance:g} is rounding. The prompts are longer
 than the windows, chunks and numbers of selected keys of the models. A line with a comma is a variant of a model type.
 
-The last two columns are about keys and values that are [quantized](../guides/memory.md#quantized-kv) to 8 and 4 bits, with
-64 dimensions: `right` if a sequence is the same in a crowd, after a cached prefix and restored from bytes as alone in
-the same form.
+The last two columns are about [quantized](../guides/memory.md#quantized-kv) keys and values, with heads of 64
+dimensions: `right` if a sequence gives the same in a crowd, after a cached prefix and restored from bytes as alone in
+the same form; `-` if no layer keeps every token; empty if the form was not examined.
 
 {summary}
 
@@ -150,7 +150,8 @@ def _row(finding: Finding) -> str:
     ]
     memory = "yes" if finding.remembers else "no"
     cells = [finding.name, f"**{finding.layout}**", memory, ", ".join(finding.kinds), *figures]
-    cells += [finding.quantized.get(kv_bits, "-").split(":")[0] for kv_bits in KV_BITS]
+    nothing = "" if finding.remembers and "full" in finding.kinds else "-"
+    cells += [finding.quantized.get(kv_bits, nothing).split(":")[0] for kv_bits in KV_BITS]
     wrong = f" wrong: {', '.join(finding.wrong)}" if finding.wrong else ""
     return f"| {' | '.join(cells)} |{wrong}"
 
@@ -186,11 +187,12 @@ def _summary(findings: Sequence[Finding]) -> str:
 
 
 def _quantized(findings: Sequence[Finding]) -> str:
-    counts = []
-    for kv_bits in KV_BITS:
-        right = sum(1 for each in findings if each.quantized.get(kv_bits) == RIGHT)
-        counts.append(f"{right} are right with {kv_bits} bits")
-    return f"{' and '.join(counts)}; {len(findings) - right} have no keys and values to quantize."
+    examined = [each for each in findings if each.quantized]
+    right = " and ".join(
+        f"{sum(1 for each in examined if each.quantized[kv_bits] == RIGHT)} with {kv_bits} bits"
+        for kv_bits in KV_BITS
+    )
+    return f"{len(examined)} were examined with quantized keys and values; right: {right}."
 
 
 if __name__ == "__main__":

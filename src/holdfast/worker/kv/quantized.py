@@ -62,6 +62,8 @@ def quantized(array: mx.array, bits: int) -> tuple[mx.array, mx.array, mx.array]
 def dequantized(arrays: Sequence[mx.array], *, bits: int, dtype: mx.Dtype) -> mx.array:
     """The inverse of `quantized`. Lazy."""
     codes, scales, biases = fit_for("mx.dequantize", arrays)
+    if not codes.shape[-1]:  # an index has keys only
+        return mx.zeros(codes.shape, dtype)
     scales, biases = scales.astype(dtype), biases.astype(dtype)
     if bits == 5 and mx.default_device() == mx.Device(mx.cpu):
         groups = _codes_of_five_bits(codes).reshape(*scales.shape, -1).astype(dtype)
