@@ -46,6 +46,7 @@ DECODED = 5
 BLOCK_TOKENS = 16
 RIGHT = "right"
 WRONG = "wrong"
+ATTEMPTS = 3
 KV_BITS: tuple[KVBits, ...] = ("8", "4")
 # in log-probability: where rounding moves a value across the border of two codes, a key changes by a
 # step of quantization
@@ -182,6 +183,18 @@ def examine_quantized(runner: Runner, seed: str) -> dict[str, str]:
 
 
 def _examine_form(runner: Runner, kv_bits: KVBits, seed: str) -> str:
+    """Try other prompts if the first ones deviate: by rounding, a mixture of experts may choose
+    another expert for some prompts, but a wrong mask or position shows in all of them.
+    """
+    text = ""
+    for attempt in range(ATTEMPTS):
+        text = _examine_prompts(runner, kv_bits, f"{seed} {attempt}")
+        if text == RIGHT or "restored" in text:
+            break
+    return text
+
+
+def _examine_prompts(runner: Runner, kv_bits: KVBits, seed: str) -> str:
     """Sequences are compared with the same ones alone, prefilled at once, in the same form. The
     loss is the deviation of these from native ones.
     """
