@@ -220,8 +220,8 @@ class ModelSettings:
     )
     kv_bits: KVBitsChoice = _setting(
         "auto",
-        "Bits of keys and values, live and stored: `native` as they were computed, 8, `8/4` (8-bit "
-        "keys, 4-bit values), or 4 (with 5-bit keys). `auto`: native, and 8 bits for new sequences "
+        "Bits of keys and values, in memory and on disk: `native` (not quantized), 8, `8/4` (8-bit "
+        "keys, 4-bit values), or 4 (with 5-bit keys). `auto`: native, but 8 bits for new sequences "
         "when memory runs short.",
         flag="--kv-bits",
     )

@@ -71,7 +71,7 @@ class PromptTooLong(InvalidRequest):
 
     The message is OpenAI's, because agents recognize by it that they must compact the conversation.
 
-    may_truncate: whether the client could have let the server leave out the middle of the prompt.
+    may_truncate: whether the message suggests truncation, which the request did not ask for.
     """
 
     def __init__(

@@ -106,7 +106,7 @@ class LayoutCheck(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int
     weight_bytes: int
     compute_dtype: str
-    context_tokens: int  # of prompt and answer together, that fit the memory that is free now
+    context_tokens: int  # longest prompt and answer together that fit the memory that is free now
     own_context_tokens: int  # the context that the model was trained for; 0: unknown
     attention: str  # what computes the attention of decode steps
     note: str
@@ -124,7 +124,7 @@ class Diagnosis(msgspec.Struct, kw_only=True):
     model_name: str = ""
     folder: str = ""
     model: LayoutCheck | None = None
-    quality: QualityReport | None = None  # None: not measured, or not of this version
+    quality: QualityReport | None = None  # None: not measured for this version of the model
     dialect: DialectReport | None = None
     last_crash: CrashReport | None = None  # the last crash of one of this user's workers
     problems: list[str] = []
@@ -459,7 +459,7 @@ def _load_and_probe(settings: ModelSettings) -> LayoutCheck:
 
 
 def _fitting_context(loaded: Any, runner: Any, settings: ModelSettings) -> int:
-    """The longest sequence that fits the memory that the loaded model leaves free."""
+    """The length of the longest sequence that fits the memory that the loaded model leaves free."""
     from holdfast.machine import device_memory, platform
 
     engines = importlib.import_module("holdfast.worker.engine.engine")

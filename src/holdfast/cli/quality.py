@@ -1,6 +1,6 @@
-"""`holdfast quality`: measures what quantized keys and values cost a model in quality.
+"""`holdfast quality`: measures how much quantized keys and values degrade a model's predictions.
 
-MLX runs in a process of its own: `python -m holdfast.cli.quality`.
+MLX runs in a separate process, which is started as `python -m holdfast.cli.quality`.
 """
 
 from __future__ import annotations
@@ -36,24 +36,29 @@ from holdfast.models.quality import (
 )
 
 _BUILT_IN = "built-in"
-_ANY_LENGTH = 1 << 30  # if the length of the context is unknown
+_ANY_LENGTH = 1 << 30  # used as the context length if that is unknown
 
 TextFile: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--text", metavar="FILE", help="A text in UTF-8; default: a built-in one."),
+    typer.Option(
+        "--text", metavar="FILE", help="Text file in UTF-8 to read; default: a built-in text."
+    ),
 ]
 Forms: TypeAlias = Annotated[
     str,
     typer.Option(
         "--kv-bits",
         metavar="LIST",
-        help="Forms to compare with native, such as 8,4; default: all of them.",
+        help="KV bits to compare with native, such as 8,4; default: 8,8/4,4.",
     ),
 ]
 
 
 class _Task(msgspec.Struct, frozen=True, kw_only=True):
-    """What the measuring process is to do. hash_cache: as in `WorkerSettings`."""
+    """What the measuring process is to do.
+
+    hash_cache: the file that caches hashes of model files; empty: none.
+    """
 
     settings: ModelSettings
     name: str
@@ -63,7 +68,8 @@ class _Task(msgspec.Struct, frozen=True, kw_only=True):
     hash_cache: str
 
 
-# a line of the measuring process: a stage and its fraction, the result, or an error
+# What the measuring process prints, one JSON value per line: a stage and the fraction of it that is
+# done, the result, or an error message.
 _Line: TypeAlias = tuple[str, float] | QualityReport | str
 
 
@@ -78,10 +84,10 @@ def quality(
     kv_bits: Forms = "",
     as_json: Json = False,
 ) -> None:
-    """Measure what quantized keys and values cost.
+    """Measure how much quantized keys and values degrade a model's answers.
 
-    MODEL reads a text and answers questions about notes, with native keys and values and with
-    quantized ones. `holdfast doctor` and /v1/models show the result.
+    MODEL reads a text and answers questions about notes, with native (unquantized) keys and values
+    and with quantized ones. `holdfast doctor` and /v1/models show the result.
     """
     from holdfast.front.fleet.catalog import catalog_of
     from holdfast.front.run.running_servers import run_folder
@@ -117,15 +123,16 @@ def measured(
     text_name: str,
     progress: Callable[[str, float], None],
 ) -> QualityReport:
-    """Measure a model in another process. Fetches the model if necessary.
+    """Measure a model in a separate process. Downloads the model if necessary.
 
-    text: empty for the built-in one. Raises HoldfastError with a message of one line.
+    text: the text to read; empty: the built-in one. text_name: its name in the result. Raises
+    HoldfastError with a message of one line.
     """
     from holdfast.cli.quality_texts import built_in_text, passages_for
     from holdfast.files import hash_cache_file
 
     folder = resolve_model(settings, progress=progress)
-    # the bundled models know notes, but no stories
+    # the bundled models were trained on notes only; they read the pages of notes instead of the story
     built_in = "" if is_demo(settings.path) else built_in_text()
     limit = settings.context_tokens or known_context_tokens(read_json(folder / "config.json"))
     passages = passages_for(folder, text=text or built_in, context_tokens=limit or _ANY_LENGTH)
@@ -141,7 +148,7 @@ def measured(
 
 
 def quality_text(report: QualityReport) -> str:
-    """The result in one line."""
+    """Describe the result in one line, for `holdfast doctor`."""
     return "; ".join(_form_text(report, each) for each in report.forms if each.form != NATIVE)
 
 
@@ -155,7 +162,7 @@ def _form_text(report: QualityReport, quality: FormQuality) -> str:
 
 
 def _forms(given: str) -> tuple[QuantizedForm, ...]:
-    """The forms to measure, besides native. Raises ConfigError if one of them is unknown."""
+    """Parse --kv-bits into the forms to compare with native. Raises ConfigError if one is unknown."""
     if not given:
         return FORMS
     found = [each.strip() for each in given.split(",")]
@@ -277,10 +284,10 @@ def _measure(task: _Task, progress: Callable[[str, float], None]) -> QualityRepo
 
 
 def _answer_task() -> None:
-    """Read a task from stdin, and print lines of `_Line`."""
+    """The measuring process: read a task from stdin, and print progress and result (`_Line`)."""
 
     lines = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a model's own code prints is no line
+    os.dup2(2, 1)  # what a model's own code prints must not mix with these lines
 
     def say(line: _Line) -> None:
         lines.write(msgspec.json.encode(line) + b"\n")

@@ -1,7 +1,7 @@
 """The built-in texts of `holdfast quality`: a story that no model was trained on, and pages of notes
 with questions.
 
-The notes are made up at random, always the same ones. A page is one conversation: the notes, then
+The notes are random, but the same in every run. A page is one conversation: the notes, then
 questions with their right answers. A model answers a question correctly if it predicts the whole
 value in the answer, such as the digits of a door code.
 """
@@ -24,7 +24,7 @@ WINDOW_TOKENS = 2048  # a text is read in windows of at most this length
 LEAST_TOKENS = 512  # in a shorter text, hardly any token has quantized tokens before it
 MOST_WINDOWS = 16
 PAGES = 8
-NOTES_ON_A_PAGE = (110, 55, 27)  # as many as fit the context
+NOTES_ON_A_PAGE = (110, 55, 27)  # the largest number is used whose pages fit the context
 QUESTIONS_ON_A_PAGE = 13
 
 _PEOPLE = (
@@ -39,7 +39,8 @@ _FOODS = ("rice", "bread", "soup", "cheese", "apples", "beans", "fish", "cake", 
 _HOBBIES = ("chess", "painting", "swimming", "singing", "cooking", "fishing", "dancing", "cycling")
 _LANGUAGES = ("German", "Danish", "Greek", "Arabic", "Polish", "Turkish", "Spanish", "Italian")
 _MONTHS = ("March", "April", "May", "June", "July", "August", "October", "December")
-# beginning of the note, its end, the question, and the values; four digits if there are none
+# The note up to its value, the note after its value, the question, and the possible values; if none
+# are listed, the value has four random digits.
 _RELATIONS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("The door code of {} is ", ".", "What is the door code of {}?", ()),
     ("{} lives in ", ".", "Where does {} live?", _CITIES),
@@ -65,8 +66,8 @@ class _Note:
 def passages_for(folder: Path, *, text: str, context_tokens: int) -> tuple[Passage, ...]:
     """What the model in `folder` is to read: the windows of a text, then the pages of notes.
 
-    text: empty: the pages count as text. context_tokens: the longest that the model can read.
-    Raises ConfigError if there is too little text or context, and ModelLoadError if the tokenizer
+    text: if it is empty, all predictions on the pages count as text. context_tokens: the context
+    length of the model. Raises ConfigError if there is too little text or context, and ModelLoadError if the tokenizer
     or the template is broken.
     """
     tokenizer = load_tokenizer(folder)
@@ -87,7 +88,7 @@ def passages_for(folder: Path, *, text: str, context_tokens: int) -> tuple[Passa
 
 
 def built_in_text() -> str:
-    """The story."""
+    """The built-in story, for measurements without `--text`."""
     return resources.files("holdfast.cli").joinpath("held_out.txt").read_text("utf-8")
 
 
@@ -110,7 +111,7 @@ def _windows(tokenizer: Tokenizer, text: str, *, longest: int) -> tuple[Passage,
 
 
 def _first_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The token with which this model's texts begin; none for most models."""
+    """The BOS token that the tokenizer adds before a text; empty if it adds none."""
     around = tuple(tokenizer.with_special_tokens(TokenIds.of(())))
     return around[:1] if around[:1] == (tokenizer.bos_token_id,) else ()
 
@@ -123,7 +124,7 @@ def _page(
     *,
     is_text: bool,
 ) -> Passage:
-    """A page with `count` notes."""
+    """A page with `count` notes and questions about some of them."""
     notes = _notes(random, count)
     asked = random.sample(notes, QUESTIONS_ON_A_PAGE)
     page = _rendered(template, notes, asked)

@@ -151,7 +151,7 @@ def _parameter(spec: SettingSpec, *, is_shown: bool) -> inspect.Parameter:
 
 
 def _joined(value: Any) -> Any:
-    """A list that was given in several options as one text; None if it was given in none."""
+    """Join the values of a repeated option with commas; None if the option was not given."""
     if isinstance(value, list):
         return ",".join(value) if value else None
     return value

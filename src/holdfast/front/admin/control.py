@@ -75,7 +75,7 @@ class ModelEvent(Struct, frozen=True, kw_only=True):
         `checking`).
     download_end: the download has ended. If it succeeded, a model_status of the model follows.
     memory_pressure: `data.level` is normal, warning or critical, `data.reason` has the arithmetic,
-        and `model` is empty. Sent only once the level has changed.
+        and `model` is empty. No such event is sent before the first change of the level.
     """
 
     model: str

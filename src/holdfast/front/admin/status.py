@@ -158,11 +158,12 @@ class WaitingRequest(Struct, frozen=True, kw_only=True):
 
 
 class KVHealth(Struct, frozen=True, kw_only=True):
-    """How sequences of a model hold keys and values.
+    """The precision in which sequences of a model hold keys and values.
 
-    `bits` is the form of requests that do not choose one, and `bytes_per_token` what a token takes
-    in it (for `auto`: while memory lasts). `forms` has the bytes per token of each form that a
-    request can choose; `refused` says why the model does not support the others.
+    `bits` is the value of `kv_bits` for requests that do not set it, and `bytes_per_token` the
+    memory that a token then takes (for `auto`: while memory does not run short). `forms` has the
+    bytes per token for each value that a request can choose; `refused` has the reason for each
+    value that the model does not support.
     """
 
     bits: str

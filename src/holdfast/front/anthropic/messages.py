@@ -317,7 +317,7 @@ class AnthropicModel(Struct, frozen=True, kw_only=True):
     display_name: str
     created_at: datetime
     lifecycle: Literal["active"] = "active"
-    max_input_tokens: int | None  # that fit the memory for KV; null while unknown
+    max_input_tokens: int | None  # the context that fits the memory for KV; null while unknown
     max_tokens: int | None
     max_context_length: (
         int | None

@@ -215,7 +215,7 @@ def catalog_of(
     """
     file = _catalog_file(settings, environ)
     listed = Catalog(entries=())
-    # those in the settings belong to the model that is named, or to the only one
+    # adapters in the settings belong to the model that `model.path` names, or to the only model
     adapters = tuple(starmap(listed_adapter, adapter_folders(settings.model.adapters).items()))
     checked_adapters(adapters)
     without_adapters = replace(settings, model=replace(settings.model, adapters=()))
@@ -360,7 +360,7 @@ def _place(table: Mapping[str, Any], *, revision: str, file: Path) -> dict[str, 
 
 
 def _adapters(table: Mapping[str, Any], *, file: Path) -> tuple[str, ...]:
-    """Return the adapters as the setting lists them. Raises ConfigError and ModelLoadError."""
+    """Return a table's adapters as `NAME=FOLDER` texts. Raises ConfigError and ModelLoadError."""
     words = 'a table such as { sql = "adapters/sql" }'
     folders: dict[str, Any] = _of_type(table, "adapters", dict, words) or {}
     for name, folder in folders.items():

@@ -1,10 +1,10 @@
 """Watches the memory of all workers together, and derives a level of memory pressure from it.
 
 There are two watermarks, for the part of the memory that weights and steps leave free. Above the
-first one, workers move idle state to disk and start new sequences in 8 bits; above the second one,
-they convert running sequences, too, and then stop admitting new ones. `MemoryBudget` of the worker
-does this. Only the front knows all workers, and it measures their processes from outside, so that
-a worker that hangs still counts.
+first one, workers release idle state from RAM and start new sequences with 8-bit KV; above the
+second one, they also convert running sequences to 8 bits, and run new requests one at a time.
+`MemoryBudget` in each worker does this. The levels are derived here because only the front knows
+all workers. It measures their processes from outside, so that a worker that hangs still counts.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class MemoryUse:
         return sum(self.workers.values())
 
     def watermark_bytes(self, pressure: Pressure, *, margin: float = 0.0) -> int:
-        """The footprint above which there is this pressure. margin: lowers the watermark by this
-        share of the memory that is not fixed.
+        """The footprint above which this level of pressure begins. margin: lowers the watermark by
+        this share of the memory that is not fixed.
         """
         free_bytes = max(0, self.limit_bytes - self.fixed_bytes)
         return self.fixed_bytes + int(free_bytes * (_SHARES[pressure] - margin))
@@ -110,7 +110,7 @@ class MemoryUse:
 
 class MemoryWatch:
     """The current level of memory pressure: rises at once, and falls step by step, after a while.
-    No clock: the caller passes the time.
+    The caller passes the time.
     """
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class MemoryWatch:
         self._lower_since: float | None = None
 
     def follow(self, use: MemoryUse, *, now: float) -> bool:
-        """Take a measurement; returns whether the level has changed.
+        """Update the level from a new measurement. Returns whether the level has changed.
 
         now: seconds of any monotonic clock.
         """

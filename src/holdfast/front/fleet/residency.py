@@ -579,7 +579,7 @@ class Residency:
                 self._slots[name].share_memory(self._share(self._slots[name]))
 
     async def _watch_memory(self) -> None:
-        """Measure the memory of all workers, and tell them when its pressure changes."""
+        """Measure the memory of all workers in a loop, and tell them when the pressure changes."""
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             pids = {name: pid for name, slot in self._slots.items() if (pid := slot.pid)}

@@ -706,11 +706,11 @@ class ModelSlot:
         return files.result().weight_bytes
 
     def state_footprint(self, measured_bytes: int, *, is_discrete: bool) -> int:
-        """Memory of the worker, for the watermarks.
+        """The memory of the worker that counts against the watermarks of memory pressure.
 
-        measured_bytes: memory of its process, measured now. is_discrete: whether it uses a GPU with
-        memory of its own. That memory cannot be measured from outside, and free buffers that the
-        worker keeps there do not count.
+        measured_bytes: the current memory of its process. is_discrete: whether it uses a GPU with
+        memory of its own. That memory cannot be measured from outside, so it is added up from what
+        the worker reports, without the free buffers that the worker keeps there.
         """
         figures = self.statistics
         if not is_discrete or self.info is None:
@@ -746,7 +746,7 @@ class ModelSlot:
 
     @property
     def context_tokens(self) -> int | None:
-        """The longest sequence that fits; before the load, the context window. None: unknown."""
+        """The longest prompt and answer that fit; before the load, the context window. None: unknown."""
         if self.info is not None:
             return self.info.context_tokens
         return self.entry.model.context_tokens or self.entry.own_context_tokens or None

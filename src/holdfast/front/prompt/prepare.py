@@ -51,8 +51,8 @@ from holdfast.wire.requests import (
 # No natural text has this many characters per token. The beginning of a longer text is tokenized
 # and checked first, so that a body of many megabytes costs neither minutes nor gigabytes.
 MAX_CHARACTERS_PER_TOKEN = 32
-# A prompt is shortened only if it has at most this many times the characters of the longest prompt
-# that could fit, because the whole prompt must be tokenized for that.
+# A prompt with more than this many times the characters of the longest prompt that could fit is not
+# shortened, because shortening tokenizes the whole prompt.
 _MOST_SHORTENED = 8
 _SEED_MASK = 2**63 - 1
 
@@ -74,7 +74,7 @@ class Prepared:
     # thoughts
     thought_end: ThinkingBudget | None = None
     unenforced: tuple[str, ...] = ()  # paths of schema keywords that the grammar ignores
-    # The prompt without its middle, and what was left out. Set only if the prompt did not fit.
+    # the prompt without its middle, and what was left out; both None if the prompt was not shortened
     shortened: Prompt | None = None
     left_out: TruncatedPart | None = None
 
@@ -274,10 +274,10 @@ def prompt_tokens(
 def _fitted(
     request: GenerationRequest, bundle: TokenizerBundle, prompt: PromptText, *, info: ModelInfo
 ) -> tuple[GenerationRequest, TruncatedPart | None]:
-    """The request without the middle of its prompt, and what was left out.
+    """Leave out the middle of a prompt that does not leave enough room for the answer.
 
-    Room for the answer is left, too. Returns the request unchanged and None if the prompt fits, or
-    if it cannot be shortened enough.
+    Returns the new request and what was left out; the request unchanged and None if the prompt
+    fits, or if it cannot be shortened enough.
 
     prompt: the rendered prompt of the request.
     """
@@ -332,7 +332,9 @@ def _with_messages(
     *,
     breakpoints: tuple[CacheBreakpoint, ...] = (),
 ) -> ChatPrompt:
-    """The conversation with other messages. The template lists the tools that none of them defines."""
+    """The conversation with other messages. Tools that the old messages defined, but none of the new
+    ones does, are no longer in `found_tools`, so the template lists them.
+    """
     contents = [message.get("content") for message in messages] if prompt.found_tools else []
     defined = {
         part.get("tool_name")
@@ -350,7 +352,9 @@ def _with_messages(
 
 
 def _moved(at: CacheBreakpoint, origins: Sequence[int | None]) -> CacheBreakpoint:
-    """The breakpoint in the shortened conversation. `origins`: see `Shortened`."""
+    """A cache breakpoint, moved to its place in the shortened conversation. origins: as in
+    `Shortened`.
+    """
     place = next(
         (
             place
@@ -371,14 +375,14 @@ def _fitted_text(
     before: int,
     limit: int,
 ) -> tuple[GenerationRequest, TruncatedPart | None]:
-    """As `_fitted`, for a prompt that is a text or token ids."""
+    """As `_fitted`, for a prompt that is a text or token ids instead of a conversation."""
     tokenizer = bundle.tokenizer
     encoded = None
     tokens = len(prompt)
     if isinstance(prompt, str):
         (encoded,) = tokenizer.encode_in_place([well_formed(prompt)])
         tokens = len(encoded.token_ids)
-    # the note, the special tokens around a text, and new tokens at the seams
+    # the note, the special tokens around a text, and additional tokens where the parts are joined
     around = len(tokenizer.encode(text_note(tokens), add_special_tokens=True)) + 4
     if limit <= 2 * around:
         return request, None

@@ -1,12 +1,14 @@
 """Leaves out the middle of a prompt that does not fit the context.
 
 Whole messages from the middle go first, then the middle of texts that are too long to be kept. The
-result depends only on the conversation and the limit, and must hardly change from turn to turn,
-because each change costs a prefill of everything after it. So more is left out than necessary: of
-all numbers of tokens with which the rest fills at least a third of its room, the *roundest* is
-chosen (the one divisible by the highest power of two), and the oldest messages go until that number
-is reached. As the conversation grows, the range of these numbers moves up, but its roundest number
-stays the same for at least a third of the room on average, and never returns to an earlier one.
+result depends only on the conversation and the limit. It should rarely change from turn to turn,
+because each change costs a prefill of everything after it. So more is left out than necessary. The
+number of tokens to leave out is chosen from a range: at least as many as necessary, and at most so
+many that the messages that remain of the middle fill a third of the room for them. The *roundest*
+number of this range is chosen (the one divisible by the highest power of two), and the oldest
+messages are left out until that number is reached. As the conversation grows, the range moves up,
+but its roundest number stays the same until the conversation has grown by a third of the room or
+more on average, and it never decreases.
 """
 
 from __future__ import annotations
@@ -56,10 +58,10 @@ def without_middle(
 ) -> Shortened | None:
     """Leave out messages from the middle of a conversation, and cut texts, until it fits.
 
-    System messages, the first and the last user message and the last message stay. So do a tool
-    call and its results, or both go. A note stands where something was left out. The texts of
-    system messages are cut only if cutting all others does not suffice. A conversation that fits is
-    returned unchanged.
+    System messages, the first and the last user message and the last message stay. A tool call and
+    its results stay together or are left out together. A note replaces what was left out. The texts
+    of system messages are cut only if cutting all others does not suffice. A conversation that fits
+    is returned unchanged.
 
     limit: the maximum number of tokens of the whole prompt. count: returns the number of tokens of
         a prompt with these messages, including tools and everything that the template adds.
@@ -105,8 +107,8 @@ def _with_most(
 ) -> Shortened:
     """Leave out as little of the middle as the limit and round numbers allow.
 
-    middle, costs: what may be left out, oldest first, and the tokens that this saves. least: the
-        number of tokens without all of it.
+    middle: the groups of messages that may be left out (`_units`), oldest first. costs: the tokens
+        of each group. least: the number of tokens of the prompt without any of these groups.
     """
     saved = [0, *accumulate(costs)]
     room = limit - least
@@ -137,8 +139,8 @@ def roundest(low: int, high: int) -> int:
 def middle_of_tokens(tokens: int, *, limit: int) -> tuple[int, int]:
     """The range of tokens to leave out of a prompt that is not a conversation.
 
-    Its beginning is a quarter of the limit; its end is such that the range hardly changes while the
-    prompt grows.
+    The range begins after a quarter of the limit. Its length is a round number, so that it rarely
+    changes while the prompt grows.
     """
     start = limit // 4
     room = limit - start
@@ -195,7 +197,9 @@ def _protected(messages: Sequence[Message]) -> frozenset[int]:
 
 
 def _levels(limit: int) -> Iterator[tuple[int, int]]:
-    """Maximum lengths of the texts of ordinary and of system messages, longest first."""
+    """Yield the limits to try, longest first: the maximum tokens of the text of an ordinary message
+    and of a system message.
+    """
     for longest in _lengths(limit):
         yield longest, limit
     for longest in _lengths(limit):
@@ -211,7 +215,7 @@ def _lengths(limit: int) -> Iterator[int]:
 
 
 def _without(messages: Sequence[Message], gone: frozenset[int]) -> Shortened:
-    """Replace each run of the messages `gone` by a note."""
+    """Replace the messages with the indices `gone` by notes, one for each run of messages."""
     ready: list[Message] = []
     origins: list[int | None] = []
     for is_gone, run in groupby(range(len(messages)), key=gone.__contains__):

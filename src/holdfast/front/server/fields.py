@@ -195,9 +195,9 @@ class SharedFields(SaltField):
         "The session to use if neither X-Session-ID nor session_id names one."
     )
     kv_bits: Literal["auto", "native", "8", "8/4", "4", 8, 4] | None = optional(
-        "Bits of keys and values: `native` as they were computed, 8, `8/4` (8-bit keys, 4-bit "
-        "values), 4 (with 5-bit keys), or `auto`: native while memory lasts. By default, the "
-        "setting of the model."
+        "Bits of keys and values: `native` (not quantized), 8, `8/4` (8-bit keys, 4-bit values), "
+        "4 (with 5-bit keys), or `auto`: native, but 8 when memory runs short. Default: the "
+        "setting `model.kv_bits`."
     )
     truncation: Literal["auto", "disabled", "middle"] | None = optional(
         "What to do with a prompt that does not fit the context. disabled (the default): refuse "
