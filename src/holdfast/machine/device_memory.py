@@ -1,4 +1,6 @@
-"""How much memory a process uses and may use, how a worker divides it, and memory pressure."""
+"""Measures the memory of processes and machine, divides it between a worker's uses, and reads
+memory pressure.
+"""
 
 from __future__ import annotations
 

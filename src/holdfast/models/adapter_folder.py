@@ -68,17 +68,17 @@ def adapter_folders(listed: Iterable[str]) -> dict[str, Path]:
 
 
 def files_of_adapter(name: str, folder: Path) -> dict[str, Path]:
-    """The files of an adapter, by a name that no other adapter's file has."""
+    """The files of an adapter, by names that contain the adapter's name and so are unique in a model."""
     return {f"adapter/{name}/{file}": folder / file for file in (WEIGHTS, CONFIG)}
 
 
 def listed_adapter(name: str, folder: Path) -> str:
-    """Write an adapter as the setting lists it."""
+    """Format an adapter as in the setting: `NAME=FOLDER`."""
     return f"{name}={folder}"
 
 
 def checked_adapters(listed: Iterable[str]) -> tuple[AdapterFiles, ...]:
-    """Check the files of the adapters that a setting lists, except whether they fit their model.
+    """Check the files of the adapters that a setting lists, but not whether they fit the model.
 
     Reads only headers and configurations. Raises ConfigError, and ModelLoadError with a message of
     one line.

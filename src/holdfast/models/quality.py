@@ -1,8 +1,8 @@
-"""What quantized keys and values cost in quality, as `holdfast quality` measured it, and the files
-in which the results are kept.
+"""The results of `holdfast quality` (how much quantized keys and values degrade a model's
+predictions), and the files in which they are kept.
 
-A file is named by the fingerprint of the model: its files, and the code and versions that computed
-with them. So the result for an earlier version of a model is never found.
+The name of a file is the fingerprint of the model: a hash of its files, and of the code and the
+package versions that compute with them. So the result for an earlier version is never found.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.files import atomic_write, quality_folder
 
 NATIVE: Final = "native"
 MOST_RESULTS = 100  # the latest ones are kept
-# as the setting `model.kv_bits`
+# the quantized values of the setting `model.kv_bits`
 QuantizedForm: TypeAlias = Literal["8", "8/4", "4"]
 FORMS: tuple[QuantizedForm, ...] = get_args(QuantizedForm)
 
@@ -27,10 +27,10 @@ logger = logging.getLogger("holdfast.models")
 
 
 class Passage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens that a model reads, to compare its predictions.
+    """Tokens that a model reads with each form of keys and values, to compare its predictions.
 
     is_text: whether the predictions of all tokens count for perplexity, agreement and divergence.
-    answers: the first token and the end of each answer that the model should predict.
+    answers: the ranges of tokens, as (first, end), that a model predicts if it answers correctly.
     """
 
     token_ids: tuple[int, ...]
@@ -39,13 +39,13 @@ class Passage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FormQuality(msgspec.Struct, frozen=True, kw_only=True):
-    """The predictions of a model with keys and values in one form.
+    """The quality of a model's predictions with one value of `kv_bits`.
 
-    `form` is `native`, the number of bits, or those of keys and values, such as `8/4`. The other
-    fields are null if the model cannot use the form; `refused` then says why. `agreement` is the
-    share of tokens whose most likely prediction is the same as with native keys and values.
-    `kl_divergence` is that of the predictions from the native ones, in nats per token. `right` is
-    the number of correct answers from notes. A token takes `bytes_per_token`.
+    `form` is that value: `native` (not quantized), `8`, `8/4` or `4`. The other fields are null if
+    the model does not support it; `refused` then has the reason. `agreement` is the share of tokens
+    whose most likely prediction is the same as with `native`. `kl_divergence` is the divergence
+    from the predictions with `native`, in nats per token. `right` is the number of correct answers
+    to questions about notes. `bytes_per_token` is the memory that a token takes.
     """
 
     form: str
@@ -58,10 +58,10 @@ class FormQuality(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What quantized keys and values cost a model in quality.
+    """The result of `holdfast quality`: how much quantized keys and values degrade a model.
 
     `text_tokens` predictions were compared, with `quantized_tokens` quantized tokens before each of
-    them on average. `forms` begins with `native`.
+    them on average. `forms` has one item for each value of `kv_bits`, `native` first.
     """
 
     model: str
@@ -82,7 +82,7 @@ class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def perplexity_change(self, quality: FormQuality) -> float | None:
         """How much higher the perplexity is than with native keys and values, as a share; None if
-        the model cannot use the form.
+        it was not measured.
         """
         if quality.perplexity is None or not self.native.perplexity:
             return None

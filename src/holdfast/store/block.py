@@ -157,8 +157,10 @@ class StoreChanges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def root_key(fingerprint: str, tenant: str = "", kv_bits: str = "native") -> BlockKey:
-    """The parent key of the first block of every chain of one model, tenant and form of keys and
-    values: those of later layers depend on the form that attention sees in earlier ones.
+    """The parent key of the first block of every chain of one model, tenant and `kv_bits`.
+
+    Chains with different `kv_bits` are separate, because the keys and values that later layers
+    compute depend on whether attention saw quantized ones in earlier layers.
     """
     named = (fingerprint if kv_bits == "native" else f"{fingerprint}, KV {kv_bits}").encode()
     digest = hashlib.blake2b(digest_size=KEY_BYTES, person=_ROOT)

@@ -113,7 +113,10 @@ _COUNTERS = (
     ("failed", "Sequences failed."),
     ("cancelled", "Sequences cancelled."),
     ("rejected", "Sequences rejected."),
-    ("quantized", "Sequences quantized while they ran, because memory was critically short."),
+    (
+        "quantized",
+        "Sequences whose KV was quantized while they ran, because memory was critically short.",
+    ),
 )
 _CONSTRAINED = (
     ("sequences", "Sequences with a grammar or a reasoning budget."),
@@ -322,13 +325,13 @@ def _residency_families(residency: Mapping[str, ResidencyFigures]) -> Iterator[M
 
 
 def _pressure_families(figures: PressureFigures) -> Iterator[Metric]:
-    """Yield metrics about the memory of all models together."""
+    """Yield metrics about the memory of all workers together."""
     yield GaugeMetricFamily(
-        "holdfast_footprint_bytes", "Memory of all models.", value=figures.footprint_bytes
+        "holdfast_footprint_bytes", "Memory of all workers.", value=figures.footprint_bytes
     )
     marks = GaugeMetricFamily(
         "holdfast_footprint_watermark_bytes",
-        "Memory of all models above which the pressure is warning (first) or critical (second).",
+        "Memory of all workers above which the pressure is warning (first) or critical (second).",
         labels=["watermark"],
     )
     marks.add_metric(["first"], figures.first_watermark_bytes)

@@ -329,13 +329,13 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     compute_dtype: str
     context_tokens: int  # the longest sequence (prompt and answer) that the KV budget can hold
     vocab_size: int
-    kv_bits: KVBitsChoice = "native"  # of requests that do not choose
-    # for one sequence, in layers whose cache grows, in the form of requests that do not choose
+    kv_bits: KVBitsChoice = "native"  # for requests that do not set it
+    # of one sequence, in layers whose cache grows, for requests that do not set kv_bits
     kv_bytes_per_token: int
-    kv_bytes_by_bits: dict[str, int] = {}  # the same for each form of keys and values
-    # `context_tokens` for requests that choose the form of their keys and values
+    kv_bytes_by_bits: dict[str, int] = {}  # the same for each supported kv_bits
+    # `context_tokens` for requests that set kv_bits
     context_tokens_by_bits: dict[str, int] = {}
-    kv_bits_refused: dict[str, str] = {}  # why the model does not support the other forms
+    kv_bits_refused: dict[str, str] = {}  # why the model does not support the other values
     fixed_bytes_per_sequence: int  # sliding windows and recurrent states
     kv_budget_bytes: int
     device: str
@@ -345,7 +345,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     reserve_bytes: int = 0
     # the GPU's recommended working set or its total memory; 0 without a GPU
     device_memory_bytes: int = 0
-    # of files, code and versions that determine the numbers (`worker/engine/fingerprint.py`)
+    # hash of the files, code and versions that determine the KV (`worker/engine/fingerprint.py`)
     fingerprint: str = ""
     embedding_dimensions: int = 0  # 0: the hidden states of this model cannot be read
     blas: str = ""

@@ -1,13 +1,14 @@
-"""Adapts modules of mlx-lm whose results depend on how sequences are batched or cut into chunks.
+"""Patches modules of mlx-lm whose results depend on how sequences are batched or cut into chunks.
 
-Every row of a batch here has a position of its own, so the cache views pass an array of positions.
-Most models hand it on to `mx.fast.rope`. These do not:
+(LoRA adapters are in `lora`.) Every row of a batch has its own position here, so the cache views
+(`views`) pass an array of positions as `offset`. Most models only pass it on to `mx.fast.rope`.
+These models use it in another way:
 
 - `gpt_bigcode` looks up learned positions, and `llama4` scales queries by their position; both call
-  `arange` with the position as its start. Their module gets an `arange` that takes arrays.
+  `arange` with the position as its start. The patched modules get an `arange` that takes arrays.
 - `DynamicNTKScalingRoPE` chooses the base of the rotation by the position of the last token of the
   forward pass. Beyond the trained context, mlx-lm's keys therefore depend on how a prompt is cut
-  into chunks, and a cached prefix would differ from a new prefill. The adapted class chooses the
+  into chunks, and a cached prefix would differ from a new prefill. The patched class chooses the
   base by the position of each token, which is what mlx-lm computes if a prompt is fed token by
   token.
 
@@ -16,11 +17,11 @@ boolean: `olmo` fails, and in `phi3small` a token sees the later tokens of its c
 of 0 and -inf.
 
 `plamo3` lets a token see `window_size` earlier tokens, but its cache keeps one less, so the first
-token of each chunk would see less than the others. Its cache gets the missing token.
+token of each chunk would see fewer tokens than the others. Its cache is made one token larger.
 
-An adapter changes a module or class of mlx-lm once, for the whole process. For a single position,
-the adapted code computes what it computed before (`plamo3`: for a prompt that is prefilled at
-once).
+A patch changes a module or class of mlx-lm once, for the whole process. For a single position, the
+patched code computes the same as before (`plamo3`: the same as for a prompt that is prefilled in
+one chunk).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _MARK = "_holdfast_adapted"
 
 
 def adapt(model: Any) -> None:
-    """Adapt the modules of mlx-lm that this model is built from. Idempotent."""
+    """Patch the modules of mlx-lm that this model is built from. Idempotent."""
     classes = {type(part) for part in model.modules()}
     names = {each.__module__ for each in classes}
     for name, adapter in _ADAPTERS.items():
@@ -49,7 +50,7 @@ def adapt(model: Any) -> None:
 
 
 class _Instead:
-    """A module in which one function is replaced."""
+    """A stand-in for a module in which some functions are replaced."""
 
     def __init__(self, module: ModuleType, **functions: Callable[..., Any]) -> None:
         self._module = module
@@ -75,8 +76,8 @@ def _adapt_llama4(module: Any) -> None:
 
 
 def _positions_to_scale(*limits: Any) -> mx.array:
-    """As `mx.arange`; if each row has its own limits, positions [rows, 1, 1], to be multiplied with
-    queries [rows, heads, 1, head_dim] after one dimension more.
+    """As `mx.arange`; if each row has its own limits, positions [rows, 1, 1]. llama4 adds a
+    last dimension and multiplies queries [rows, heads, 1, head_dim] by the result.
     """
     first = limits[0]
     if isinstance(first, mx.array) and first.ndim:

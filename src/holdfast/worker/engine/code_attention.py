@@ -1,7 +1,7 @@
-"""Attention of one query over quantized keys and values by MLX, for GPUs.
+"""Attention of one query over quantized keys and values with MLX, for decode steps on GPUs.
 
-`mx.quantized_matmul` reads the codes, so a step reads a half or a quarter of the bytes that keys and
-values in bf16 have. Scores and weights are computed in float32: rounding them to bf16 would change
+`mx.quantized_matmul` reads the quantized numbers (codes) directly, so a step reads a half or a
+quarter of the bytes of keys and values in bf16. Scores and weights are computed in float32: rounding them to bf16 would change
 more than 8-bit keys do.
 """
 
@@ -19,7 +19,7 @@ from holdfast.worker.kv.quantized import fit_for
 
 
 def attend(layer: LayerKV, seen: int, queries: mx.array, *, sinks: mx.array | None) -> mx.array:
-    """Attention of one query per head over the last `seen` positions of a layer with codes. Lazy.
+    """Attention of one query per head over the last `seen` positions of a quantized layer. Lazy.
 
     queries: scaled, [1, heads, 1, head_dim]. sinks: [heads]. Returns [1, heads, 1, value_dim].
     """
@@ -44,7 +44,7 @@ def attend(layer: LayerKV, seen: int, queries: mx.array, *, sinks: mx.array | No
 def _pair(
     stored: Sequence[mx.array], kv_heads: int, low: int, high: int
 ) -> tuple[list[mx.array], list[mx.array]]:
-    """The arrays of the keys, and of the values, of tokens `low` to `high`."""
+    """The arrays of the keys and the arrays of the values of tokens `low` to `high`."""
     arrays = [array[:, :, low:high] for array in stored]
     if arrays[0].shape[1] == 2 * kv_heads:  # the heads of the keys, then those of the values
         return [array[:, :kv_heads] for array in arrays], [array[:, kv_heads:] for array in arrays]

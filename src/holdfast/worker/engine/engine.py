@@ -118,7 +118,7 @@ class Engine:
         return self._runner.mixes_chunks
 
     def cuts_at_blocks(self, kv_bits: KVBits) -> bool:
-        """As `Runner.cuts_at_blocks`."""
+        """Whether spans must end at the borders of quantized blocks; see `Runner.cuts_at_blocks`."""
         return self._runner.cuts_at_blocks(kv_bits)
 
     def open(
@@ -133,8 +133,9 @@ class Engine:
     ) -> LiveState:
         """Open a sequence, or reopen it after a preemption with the tokens that it had generated.
 
-        Returns the sequence's live state; the tokens that it already has need no prefill. prefix:
-        cached state to start from, with the same `kv_bits`. keep: when to copy state for the prefix cache. Raises
+        Returns the sequence's live state; the tokens that it already has need no prefill. kv_bits:
+        how keys and values are held. prefix: cached state to start from, with the same `kv_bits`.
+        keep: when to copy state for the prefix cache. Raises
         SnapshotMismatch if the prefix does not fit the model, and InvalidRequest if the grammar is
         invalid or the model cannot embed; then the sequence is not open.
         """
@@ -172,16 +173,16 @@ class Engine:
         )
 
     def quantizable_tokens(self, request_id: RequestId) -> int:
-        """How many tokens of an open sequence `quantize` can quantize; 0 if it cannot."""
+        """The length of an open sequence if `quantize` can convert its state; otherwise 0."""
         live = self._sequences[request_id].live
         return live.tokens if live.can_quantize() else 0
 
     def quantize(self, request_id: RequestId, kv_bits: KVBits) -> tuple[int, int]:
-        """Quantize the keys and values of an open sequence. From now on, nothing is copied out of
-        it, because what it computes depends on when it was quantized. Waits for the device. No
-        pending step may contain the sequence.
+        """Quantize the keys and values of an open sequence. From then on, none of its state is
+        copied for the prefix cache, because what it computes depends on when it was quantized.
+        Waits for the device. No pending step may contain the sequence.
 
-        Returns how many bytes its state took, and takes now.
+        Returns the bytes of its state before and after.
         """
         sequence = self._sequences[request_id]
         sequence.keep = None
@@ -269,7 +270,7 @@ class Engine:
     # -- measurements
 
     def measure_costs(self, kv_bits: KVBits = "native") -> KVCosts:
-        """Measure the memory of one sequence, with a short one."""
+        """Measure the memory of a sequence with these bits by running a short one."""
         self._read_once("costs", tokens=3, kv_bits=kv_bits)
         live = self._sequences["costs"].live
         costs = KVCosts(

@@ -21,7 +21,7 @@ from holdfast.models.adapter_folder import WEIGHTS, AdapterFiles, files_of_adapt
 from holdfast.models.file_hashing import ModelChanged
 from holdfast.models.model_folder import WEIGHT_FILES, read_json
 
-_OF_ADAPTERS = "adapter/"  # beginning of the names of adapters' files
+_OF_ADAPTERS = "adapter/"  # prefix of the names of adapters' files
 _FORMAT = 4  # version of the hashed data's format
 
 _CONFIG = "config.json"
@@ -57,8 +57,8 @@ _OWN_CODE = (
 def files_of_identity(
     folder: Path, *, runs_own_code: bool, adapters: Mapping[str, Path] | None = None
 ) -> dict[str, Path]:
-    """All files that affect the KV of the model in `folder`, by name: model files and source code;
-    and those of its adapters, which affect only the KV of each adapter.
+    """All files that affect the KV of the model in `folder`, by name: model files, source code, and
+    the files of its adapters, each of which affects only the KV of requests to that adapter.
 
     runs_own_code: whether Python files of the folder are executed. If so, all files of the folder
     count, because that code may read them. adapters: their folders, by name.
@@ -106,7 +106,7 @@ def model_fingerprint(
 
 def adapter_fingerprint(model: str, adapter: AdapterFiles, hashes: Mapping[str, str]) -> str:
     """A hash of everything that affects the KV of a model with an adapter. The adapter's name and
-    place do not count.
+    folder do not count.
 
     model: the model's own fingerprint. hashes: as for `model_fingerprint`.
     """

@@ -1,9 +1,9 @@
-"""Attention of decoding sequences by the C kernel, or by numpy, on the CPU.
+"""Attention of decoding sequences on the CPU, by the C kernel or by numpy.
 
-A step waits for MLX once per layer, calls the kernel on the buffers in place, and continues in MLX.
-Without the kernel, numpy computes attention over quantized keys and values, and MLX over others.
-The wait costs 20 to 40 µs, so it only pays when there are many scores. Frozen parts that several
-sequences hold are read once for all of them.
+A step waits for MLX once per layer, calls the kernel on MLX's buffers in place, and continues in
+MLX. Without the kernel, numpy computes attention over quantized keys and values, and MLX attention
+over unquantized ones. The wait costs 20 to 40 µs, so it only pays when there are many attention
+scores. A prefix that several sequences share (frozen parts, see `FullKV`) is read once for all.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ def description() -> str:
 def pays(
     layers: Sequence[LayerKV], seen: Sequence[int], queries: mx.array, *, least_scores: int
 ) -> bool:
-    """Whether `attend` can compute this and is faster than MLX.
+    """Whether `attend` supports this step and is faster than MLX.
 
     seen: how many positions each sequence's query sees. queries: [rows, heads, 1, head_dim].
+    least_scores: the number of attention scores from which the wait for MLX is worth it.
     """
     has_codes = _have_codes(layers)
     if not has_codes and (
@@ -106,7 +107,7 @@ def _has_kernel(layer: LayerKV, heads: int, *, is_quantized: bool) -> bool:
 
 
 def bits_of(layer: LayerKV) -> tuple[Bits, Bits]:
-    """Bits of the keys and of the values in the runs of earlier tokens of a layer."""
+    """Bits of the keys and of the values of the tokens that a layer holds quantized."""
     if layer.kv_bits == "native":
         return NATIVE_BITS, NATIVE_BITS
     return BITS[layer.kv_bits]
@@ -118,7 +119,7 @@ def _buffer(stored: Sequence[mx.array], bits: tuple[Bits, Bits], *, kv_heads: in
     bits: of keys and of values in the quantized runs of the layer; runs of one or two arrays are
     not quantized.
     """
-    # released before the next append
+    # these views must be released before the next append to the buffers
     views: list[Any] = [np.array(array, copy=False)[0] for array in stored]
     assert all(view.flags.c_contiguous for view in views), "a buffer is not row-contiguous"
     if len(views[0]) == 2 * kv_heads:  # the heads of the keys, then those of the values

@@ -1,5 +1,5 @@
-"""Which forms of keys and values the sequences of a model may have: as they were computed, or
-quantized; what each costs, and which one a sequence gets. Does not import MLX.
+"""Chooses for each sequence whether its keys and values are held unquantized (`native`) or
+quantized, from the forms (values of `kv_bits`) that the model supports. Does not import MLX.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from holdfast.worker.kv.bits import SAVING, KVBits
 if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run time
     from holdfast.worker.engine.engine import KVCosts
 
-LEAST_SAVED_SHARE = 0.2  # of the bytes of a running sequence, or it is not quantized
+LEAST_SAVED_SHARE = 0.2  # a running sequence is quantized if this saves this share of its bytes
 
 
 @dataclass(slots=True, kw_only=True)
 class KVForms:
-    """The forms that a model supports. Device thread only.
+    """The values of `kv_bits` (forms) that a model supports. Device thread only.
 
-    default: for requests that do not choose. costs: by form; "native" is always supported.
-    refused: why other forms are not supported, as far as they were tried. try_out: returns why a
-    form gives wrong results, or nothing; it is called when a form is needed for the first time.
-    warnings: if the default that was asked for is not supported.
+    default: the form of requests that do not choose one. costs: memory of a sequence, by form;
+    "native" is always supported. refused: the reasons why forms are not supported, as far as they
+    were tried. try_out: tests a form when it is needed for the first time; returns why its results
+    are wrong, or an empty text. warnings: one if the configured default is not supported.
     """
 
     default: KVBitsChoice
@@ -36,7 +36,7 @@ class KVForms:
     _tried: set[KVBits] = field(default_factory=set)
 
     def refusal(self, kv_bits: KVBits) -> str:
-        """Why the model does not support a form of quantized keys and values; empty if it does."""
+        """Why the model does not support a quantized form; empty if it does. May test the form."""
         if kv_bits in self.costs and kv_bits not in self._tried:
             self._tried.add(kv_bits)
             if wrong := self.try_out(kv_bits):
@@ -47,16 +47,16 @@ class KVForms:
 
     @property
     def usual(self) -> KVBits:
-        """The form of a request that does not choose, while memory lasts."""
+        """The form of a request that does not choose one, while memory does not run short."""
         return "native" if self.default == "auto" else self.default
 
     def is_free(self, asked: KVBitsChoice | Literal[""]) -> bool:
-        """Whether the server chooses the form of a request. asked: empty: the default."""
+        """Whether the server chooses the form of a request. asked: its `kv_bits`; empty: not set."""
         return (asked or self.default) == "auto"
 
     def is_worth_it(self, tokens: int) -> bool:
-        """Whether a running sequence of this length becomes much smaller if it is quantized: its
-        current block and the buffer for it stay as they are.
+        """Whether quantizing a running sequence of this length saves enough memory. Short sequences
+        save little, because the current block and its buffer stay unquantized.
         """
         native = self.costs["native"]
         saving = self.costs[SAVING]
@@ -74,9 +74,9 @@ class KVForms:
         """Choose the form of a new sequence. Raises InvalidRequest if the model does not support
         the form that the request asks for.
 
-        asked: empty: the default. is_short: whether memory runs short. cached_tokens: the length of
-        the cached prefix in a form; "auto" takes the form with the longer one, so that no token is
-        read twice.
+        asked: the `kv_bits` of the request; empty: not set. is_short: whether memory runs short.
+        cached_tokens: returns the length of the cached prefix in a form; "auto" takes the form with
+        the longer prefix, so that no cached token is prefilled again.
         """
         wanted = asked or self.default
         if wanted != "auto":

@@ -80,8 +80,9 @@ class Runner(ABC):
         """Empty layers for a new sequence. Raises LayoutError if a layer does not support this
         layout.
 
-        kv_bits: of the layers that grow; only "native" before `learn_form`, and only those that
-        `refusal` accepts. block_tokens: the length of the blocks that are quantized as a whole.
+        kv_bits: how layers that keep every token hold keys and values; quantized ones require
+        `learn_form` and an empty `refusal`. block_tokens: the length of the blocks of tokens that
+        are quantized as a whole.
         """
         layers = own_kinds(self._model)
         if kv_bits != "native":
@@ -103,13 +104,16 @@ class Runner(ABC):
         return layers
 
     def learn_form(self, form: ModelForm) -> None:
-        """Learn the form of the model's keys and values, which quantized layers need."""
+        """Tell the runner the shapes and types of the model's keys and values. Required before
+        `fresh_layers` can return quantized layers.
+        """
         heads = [each for each in form.block if isinstance(each, HeadsForm)]
         self._pairs = tuple(zip(heads[::2], heads[1::2], strict=True))
 
     def cuts_at_blocks(self, kv_bits: KVBits) -> bool:
-        """Whether every span must end where a block of quantized keys and values ends: if the model
-        computes attention itself, all tokens of a span see the same keys and values.
+        """Whether no span may cross the border of a block of quantized keys and values. This is so
+        if the model computes attention itself: all tokens of a span then see the same arrays, but
+        tokens of different blocks must see different tokens quantized.
         """
         return not self.attends_to_parts and kv_bits != "native"
 
@@ -135,7 +139,7 @@ class Runner(ABC):
 
     @abstractmethod
     def _run(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
-        """Run the model on spans whose adapters may share a forward pass. Lazy."""
+        """Run the model on spans with the same adapter, or with any if `mixes_adapters`. Lazy."""
 
     def _pass(self, ids: mx.array, caches: list[Any], spans: Sequence[SequenceSpan]) -> StepLogits:
         """Run the model once on these spans. ids: the tokens of the spans, concatenated."""
@@ -148,7 +152,7 @@ class Runner(ABC):
     def _scored_by_adapter(
         self, scored: Mapping[RequestId, LaterLogits], spans: Sequence[SequenceSpan]
     ) -> Mapping[RequestId, LaterLogits]:
-        """Let later projections apply the adapter of their sequence."""
+        """Make logits that are computed later, after this pass, apply the adapter of their sequence."""
         if self.adapters is None or not scored:
             return scored
         adapter_of = {each.span.request_id: each.adapter for each in spans}
@@ -246,8 +250,8 @@ class SplitRunner(Runner):
 
 
 class SinglyRunner(Runner):
-    """Runs each span in its own forward pass, over Holdfast's states: slow, but requests reuse
-    cached prefixes.
+    """Runs each span in its own forward pass, over Holdfast's own states of the layers: slow, but
+    with prefix cache. See `SoloRunner` for models that this does not suit.
     """
 
     name = "solo"

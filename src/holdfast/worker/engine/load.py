@@ -82,7 +82,9 @@ class LoadedModel:
     weight_bytes: int  # in memory, after conversion, with those of the adapters
     compute_dtype: mx.Dtype
     context_tokens: int
-    own_context_tokens: int  # without the setting model.context_tokens; 0: unknown
+    own_context_tokens: (
+        int  # what the model was trained for, whatever model.context_tokens is; 0: unknown
+    )
     vocab_size: int
     platform: platform.PlatformReport
     computed_as: str  # the format of the weights, as it counts for the model's fingerprint
@@ -97,7 +99,7 @@ class LoadedModel:
 
 
 def _bytes_for(adapters: Sequence[AdapterFiles], *, available_bytes: int) -> int:
-    """The bytes of all adapters' weights. Raises ModelLoadError if they are more than there are."""
+    """The bytes of all adapters' weights. Raises ModelLoadError if that is more than available."""
     needed = sum(each.tensor_bytes for each in adapters)
     if needed <= available_bytes:
         return needed

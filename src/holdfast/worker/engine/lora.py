@@ -2,8 +2,8 @@
 of its adapters.
 
 An adapter adds a low-rank product to the output of some layers, y = W x + scale · B (A x). The
-layers of the model stay as they are, and their classes are replaced by subclasses that compute the
-layer's own output and then add what the adapters add. So W x is computed once for all rows of a
+layers of the model stay as they are, but their classes are replaced by subclasses that compute the
+layer's own output and then add the low-rank products of the adapters. So W x is computed once for all rows of a
 batch. Parameters, their names and their number formats do not change, and a row without an adapter
 keeps the layer's own output.
 
@@ -15,11 +15,12 @@ adapter at its own ranks, and 0 elsewhere. A second product with all B then give
 row. The number of operations does not depend on the number of adapters, and with ranks of 8 to 16,
 the products of the other adapters cost little.
 
-Otherwise, a step has one forward pass for each adapter. That is also the case if an adapter changes
-the output head, which may see only some of the rows, or experts, which see them in another order.
+Otherwise, a step has one forward pass for each adapter. That is so if an adapter changes an
+embedding, the output head, which may see only some of the rows, or experts, which see the rows in
+another order.
 
 DoRA also scales each output by m / ‖W + scale · B A‖, which depends only on weights and is computed
-once. mlx-lm computes it for every token.
+once when the adapter is loaded. (mlx-lm computes it in every forward pass.)
 
 Device thread only.
 """
@@ -56,7 +57,7 @@ class RowsOutOfOrder(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowRank:
-    """The weights of one adapter in one layer, in the shapes of mlx-lm.
+    """The weights of one adapter in one layer, with the shapes that mlx-lm uses.
 
     magnitude: for DoRA, the factor of each output, [outputs]; None for LoRA.
     """
@@ -90,7 +91,7 @@ class AdaptedLayer(Protocol):
 
 
 class AdaptedLinear:
-    """A linear layer with its adapters."""
+    """The weights of all adapters of a linear layer."""
 
     def __init__(
         self, parts: Mapping[str, LowRank], *, bias: mx.array | None, can_mix: bool
@@ -127,12 +128,12 @@ class AdaptedLinear:
         return out if factor is None else self._scaled(out, factor.astype(x.dtype))
 
     def added_by_row(self, rows: Mixed, x: mx.array, y: mx.array, *, path: str) -> mx.array:
-        """As `added`, with the adapter of each row. Lazy."""
+        """As `added`, but with a separate adapter for each row. path: of the layer, for errors. Lazy."""
         low = (x @ self._a.T).reshape(-1, self._a.shape[0])
         if low.shape[0] != rows.count:
             raise RowsOutOfOrder(f"{path} gets {low.shape[0]} rows of {rows.count}")
         scales = rows.scales(self.ranks).astype(low.dtype)
-        # chosen, not only multiplied by 0: another adapter may overflow on this row
+        # `where`, because 0 times infinity is NaN: another adapter may overflow on this row
         high = mx.where(scales != 0, low * scales, 0) @ self._b
         out = y + high.reshape(y.shape).astype(x.dtype)
         if not self._factors:
@@ -149,7 +150,7 @@ class AdaptedLinear:
 
 @dataclass(frozen=True, slots=True)
 class AdaptedExperts:
-    """The experts of a mixture with their adapters. a: [experts, rank, inputs]; b: [experts,
+    """The weights of all adapters of a mixture's experts. a: [experts, rank, inputs]; b: [experts,
     outputs, rank].
     """
 
@@ -181,8 +182,8 @@ class AdaptedExperts:
 
 @dataclass(frozen=True, slots=True)
 class AdaptedEmbedding:
-    """An embedding, which may also be the output head, with its adapters. a: [vocabulary, rank]; b:
-    [rank, dimensions].
+    """The weights of all adapters of an embedding, which may also be the output head. a:
+    [vocabulary, rank]; b: [rank, dimensions].
     """
 
     parts: Mapping[str, LowRank]
@@ -225,7 +226,7 @@ class Mixed:
         return self._masks[ranks]
 
     def chosen(self, vectors: Mapping[str, mx.array], *, size: int) -> mx.array:
-        """The vector of each row's adapter, or ones: [rows, size]."""
+        """For each row, the vector of its adapter, or ones if there is none: [rows, size]."""
         ones = mx.ones((size,))
         return mx.stack([vectors.get(name, ones) for name in self._names])[self._numbers]
 
@@ -235,7 +236,7 @@ class Mixed:
 
     @cached_property
     def _numbers(self) -> mx.array:
-        """The place of each row's adapter in `_names`: int32 [rows]."""
+        """The index of each row's adapter in `_names`: int32 [rows]."""
         places = {name: place for place, name in enumerate(self._names)}
         return mx.array([places[name] for name, count in self._runs for _ in range(count)])
 
@@ -248,13 +249,13 @@ class Adapters:
     def __init__(
         self, model: Module, *, scales: Mapping[str, float], layers: Mapping[str, AdaptedLayer]
     ) -> None:
-        """scales: of each adapter, by name. layers: the adapted layers, by their path in the
-        model.
+        """scales: the scale of each adapter, by name. layers: the adapted layers, by their path in
+        the model.
         """
         self._scales = scales
         self._layers = layers
-        self._whole = ""  # the adapter of all rows of the forward pass
-        self._mixed: Mixed | None = None  # set if the rows have several
+        self._whole = ""  # the adapter of all rows of the forward pass; empty: none, or several
+        self._mixed: Mixed | None = None  # set if the rows have several adapters
         modules = dict(_named_modules(model))
         for path, layer in layers.items():
             self._apply_in(modules[path], path, layer)
@@ -271,7 +272,7 @@ class Adapters:
 
     @property
     def can_mix(self) -> bool:
-        """Whether a forward pass may contain rows of several adapters, as far as the layers tell."""
+        """Whether all adapted layers support rows of several adapters in one forward pass."""
         return all(layer.can_mix for layer in self._layers.values())
 
     @contextmanager
@@ -342,7 +343,7 @@ def attach(
     for each in files:
         for path, part in _loaded(each, modules, compute_dtype).items():
             parts.setdefault(path, {})[each.name] = part
-    # each layer copies its weights, so the originals are given back layer by layer
+    # each layer copies its weights; `pop` frees the originals layer by layer
     layers = {path: _layer(path, parts.pop(path), modules[path]) for path in tuple(parts)}
     return Adapters(model, scales={each.name: each.scale for each in files}, layers=layers)
 
@@ -416,7 +417,7 @@ def _plain_weight(module: Any) -> mx.array:
 
 
 def _check_fit(files: AdapterFiles, modules: Mapping[str, Any]) -> None:
-    """Raise ModelLoadError, saying what does not fit and what would."""
+    """Raise ModelLoadError if an adapter does not fit the model; the message says what would fit."""
     for path, shapes in files.shapes.items():
         module = modules.get(path)
         if module is None:
@@ -434,7 +435,7 @@ def _check_fit(files: AdapterFiles, modules: Mapping[str, Any]) -> None:
 
 
 def _count_of_layers(path: str, modules: Mapping[str, Any]) -> str:
-    """Say how many layers the model has, if the path names one beyond them."""
+    """The number of the model's layers, as the end of a sentence, if the path names a later layer."""
     before, number, _ = _split_at_number(path)
     if not number:
         return ""

@@ -88,12 +88,13 @@ LARGEST_DIVERGENCE = {2: 0.2, 4: 0.04}  # allowed if mlx-lm's own results diverg
 NOISE_FACTOR = 2.0
 LEAST_AGREEMENT = 0.75  # share of positions, over all prompts, with the same most probable token
 DECODED_TOKENS = 3
-# Quantized keys and values: far above the effect of rounding to 4 bits, far below wrong results.
+# With quantized keys and values, the largest divergence allowed, relative to the effect of one
+# changed token: far above the effect of rounding to 4 bits, far below that of wrong code.
 QUANTIZED_DIVERGENCE = 2.0
 PROBED_BLOCK_TOKENS = 4  # so that short sequences have quantized blocks
 LONGEST_WINDOW_PROBED = 128
-# Attributes of mlx-lm's modules that decide from how many tokens on other code is used, and values
-# that the probe's sequences exceed.
+# Attributes of mlx-lm's modules that set from how many tokens on other code is used, and the values
+# that they get during the probe, whose sequences exceed them.
 LOWERED_SWITCHES = {
     "index_topk": 8,
     "index_topk_blocks": 2,
@@ -216,10 +217,10 @@ def choose_mixing(runner: Runner, *, vocab_size: int) -> None:
 
 
 def what_is_wrong_with(kv_bits: KVBits, runner: Runner, *, vocab_size: int) -> str:
-    """Try a form of quantized keys and values; returns why it cannot be used, or nothing.
+    """Test a form of quantized keys and values. Returns why it cannot be used, or an empty text.
 
-    The results may differ from those of the model by rounding, but not by as much as another prompt
-    would change them. Requires `Runner.learn_form`. Device thread only.
+    The results may differ from those of the model by rounding, but only as much as
+    `QUANTIZED_DIVERGENCE` allows. Requires `Runner.learn_form`. Device thread only.
     """
     short = _cases(runner.model, vocab_size, prompt=0)[1:2]
     reference = _Reference(runner.model, short)
@@ -237,7 +238,9 @@ def what_is_wrong_with(kv_bits: KVBits, runner: Runner, *, vocab_size: int) -> s
 def examine_forms(
     engine: Engine, runner: Runner, *, default: KVBitsChoice, vocab_size: int
 ) -> KVForms:
-    """Find out which forms a loaded model supports, and what each costs. Device thread only."""
+    """Find out which values of `kv_bits` a loaded model supports, and the memory that each takes.
+    Device thread only.
+    """
     native = engine.measure_costs()
     costs: dict[KVBits, KVCosts] = {"native": native}
     if native.form is None:
@@ -282,8 +285,8 @@ def warnings_about(runner: Runner) -> tuple[str, ...]:
 
 @contextmanager
 def _switches_lowered(model: Any) -> Iterator[None]:
-    """Within the block, code that models use only for long contexts is used for the short ones of
-    the probe: sparse attention, and positions beyond the trained context.
+    """Within the `with` block, make the probe's short sequences use the code that models otherwise
+    use only for long contexts: sparse attention, and positions beyond the trained context.
     """
     before: list[tuple[Any, str, int]] = []
     for part in model.modules():
@@ -369,7 +372,7 @@ class _Judge:
         adapters: Adapters | None = None,
         named: Sequence[str] = ("", "", ""),
     ) -> None:
-        """named: the adapter of each sequence."""
+        """named: the names of the adapters of the probe's three sequences; empty: none."""
         self._model = model
         self._vocab_size = vocab_size
         self._adapters = adapters
@@ -618,7 +621,7 @@ def _sequence(case: _Case, layers: list[Layer], index: int) -> EngineSequence:
 
 
 def _spans(case: _Case, request_id: str, boundaries: Iterable[int]) -> list[Span]:
-    """The spans of the prompt's chunks, cut at boundaries, and of the decoded tokens."""
+    """The spans of the prompt's chunks and of the decoded tokens, also cut at `boundaries`."""
     prompt = sum(case.chunks)
     ends = {*itertools.accumulate(case.chunks), *range(prompt + 1, len(case.tokens) + 1)}
     edges = sorted({0, *ends, *boundaries})

@@ -1,5 +1,5 @@
-"""Measures what quantized keys and values cost in quality: a model reads the same tokens with each
-form of state, and its predictions are compared with those over native state.
+"""Measures how much quantized keys and values degrade predictions: a model reads the same tokens
+with each form of keys and values, and its predictions are compared with those of the native form.
 
 The tokens are given (teacher forcing), in chunks that cross the borders of blocks. The engine's own
 runner computes the predictions, so they are those that a request would get.
@@ -36,7 +36,7 @@ from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.live import LiveState, ModelForm
 
 CHUNK_TOKENS = 384  # not a multiple of a block, so that chunks cross the borders of blocks
-_LARGE = 1.0  # a difference of log-probabilities from which a series is no longer needed
+_LARGE = 1.0  # difference of log-probabilities from which `_divergence` needs no rewritten formula
 
 
 def load_with_fingerprint(
@@ -67,13 +67,15 @@ class Quality:
 
 @dataclass(slots=True)
 class _Tally:
-    """The predictions of one form of state. All lists have one item per predicted token of the
-    text.
+    """The figures of one form of keys and values. The arrays in each list have one number per
+    predicted token of the text.
     """
 
     surprise: list[np.ndarray] = field(default_factory=list)  # in nats
     divergence: list[np.ndarray] = field(default_factory=list)  # from native, in nats
-    agrees: list[np.ndarray] = field(default_factory=list)  # whether native predicts the same token
+    agrees: list[np.ndarray] = field(
+        default_factory=list
+    )  # whether the most likely token is native's
     right: int = 0
     bytes_per_token: int = 0
 
@@ -98,10 +100,10 @@ def measure(
     vocab_size: int,
     progress: Callable[[float], None],
 ) -> Quality:
-    """Compare the predictions with each form of state to those with native state.
+    """Compare the predictions with each form of keys and values to those with the native form.
 
-    model_form: of the model's states; None if they have no snapshot form. progress: called with the
-    fraction that is done. Device thread only; blocks.
+    model_form: the shapes of the model's states; None if they cannot be snapshotted, and so not be
+    quantized. progress: called with the fraction that is done. Device thread only; blocks.
     """
     if model_form is None:
         refusal = "the states of this model have no form that could be quantized"
@@ -137,7 +139,7 @@ def _read(
     *,
     vocab_size: int,
 ) -> np.ndarray:
-    """Read a passage with every form of state, and add the predictions to the tallies.
+    """Read a passage with every form of keys and values, and add the predictions to the tallies.
 
     Returns how many quantized tokens there were before each token that counts as text.
     """
@@ -200,9 +202,9 @@ def _compared(
 ) -> Iterator[tuple[KVBits, np.ndarray]]:
     """Compare predictions, a few positions at once, because logits are large.
 
-    Yields a form of state and, float32 [4, positions]: the surprise at the token that follows, the
-    divergence from native, whether native's most likely token is the same, and whether that is the
-    token that follows.
+    Yields a form and its figures, float32 [4, positions]: the surprise at the token that follows,
+    the divergence from native, whether the most likely token is the same as with native, and
+    whether it is the token that follows.
     """
     rows = max(1, PIECE_BYTES // (4 * vocab_size))
     for start in range(0, len(targets), rows):

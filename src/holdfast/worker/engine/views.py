@@ -65,9 +65,9 @@ class StepContext:
     """Data that the layers of one step share: how attention is computed, and causal masks.
 
     composes_attention: attention is composed of matrix products because there is no fused kernel.
-    attends_to_parts: attention goes through the seam, which takes keys and values in several parts.
-    reads_codes: MLX computes decode steps from quantized keys and values, without dequantizing
-        them.
+    attends_to_parts: attention goes through the seam (`seams`), which takes keys and values in
+        several parts.
+    reads_codes: MLX computes decode steps over quantized keys and values without dequantizing them.
     host_scores: if attention is composed, numpy computes it for at least this many attention
         scores (products of a query and a key).
     decode_scores: if attention is composed, the C kernel computes decode steps with at least this
@@ -102,7 +102,7 @@ def _narrower(*windows: int | None) -> int | None:
 
 
 def _attention_spans(layer: LayerKV, queries: mx.array, asked: int | None) -> list[AttentionSpan]:
-    """What to compute for a span, in the order of its tokens: one or several attention spans.
+    """Cut a span into parts whose tokens see the same keys and values, in the order of its tokens.
 
     queries: [1, heads, tokens, head_dim], of the last appended tokens. asked: the model's window.
     """
@@ -126,7 +126,7 @@ def _decoded(
     sinks: mx.array | None,
     context: StepContext,
 ) -> mx.array | None:
-    """Attention of decoding sequences by the C kernel; None if MLX is to compute it.
+    """Attention of decoding sequences by the C kernel or numpy; None if MLX is to compute it.
 
     queries: scaled, [rows, heads, 1, head_dim]; returns […, value_dim].
     """
@@ -196,11 +196,12 @@ def _attend_alone(
 
 
 class KVView:
-    """The part of mlx-lm's cache protocol that hands out what `update_and_fetch` returned, for
-    models whose later layers attend to it again, or that read `keys` and `values`.
+    """Base of the views of keys and values. It hands out again what `update_and_fetch` returned,
+    for models whose later layers attend to the same keys and values, or that read `keys` and
+    `values`.
 
     Such models also assign `keys` and `values`, so that mlx-lm evaluates them with the step. Here
-    every step evaluates the state itself, so nothing else uses what they assign.
+    every step evaluates the state itself, so nothing uses what they assign.
     """
 
     offset: Any
@@ -247,7 +248,7 @@ class RowsView(KVView):
 
     @property
     def shape(self) -> tuple[int, int, mx.array, int]:
-        """As the shape of the keys of an unpadded batch; the number of tokens differs by row.
+        """Like the shape of keys, but the number of tokens is an array, because it differs by row.
 
         Models subtract the number of new tokens from it to get the position of the queries.
         """
@@ -441,8 +442,9 @@ class SpanView(KVView):
 
     @property
     def _attends(self) -> bool:
-        """Whether attention is computed here: queries in different blocks see different numbers if
-        keys and values are quantized.
+        """Whether attention goes through `attend` instead of MLX's fused kernel in the model. With
+        quantized keys and values it must: queries in different blocks see different tokens
+        quantized.
         """
         is_quantized = self._layer.kv_bits != "native"
         return self._context.composes_attention or (is_quantized and self._context.attends_to_parts)
