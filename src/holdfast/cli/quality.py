@@ -132,7 +132,7 @@ def measured(
     from holdfast.files import hash_cache_file
 
     folder = resolve_model(settings, progress=progress)
-    # the bundled models were trained on notes only; they read the pages of notes instead of the story
+    # the bundled models were trained on notes only, so they do not read the story
     built_in = "" if is_demo(settings.path) else built_in_text()
     limit = settings.context_tokens or known_context_tokens(read_json(folder / "config.json"))
     passages = passages_for(folder, text=text or built_in, context_tokens=limit or _ANY_LENGTH)
@@ -162,7 +162,7 @@ def _form_text(report: QualityReport, quality: FormQuality) -> str:
 
 
 def _forms(given: str) -> tuple[QuantizedForm, ...]:
-    """Parse --kv-bits into the forms to compare with native. Raises ConfigError if one is unknown."""
+    """Parse --kv-bits: the forms to compare with native. Raises ConfigError if one is unknown."""
     if not given:
         return FORMS
     found = [each.strip() for each in given.split(",")]

@@ -1,5 +1,5 @@
-"""The built-in texts of `holdfast quality`: a story that no model was trained on, and pages of notes
-with questions.
+"""The built-in texts of `holdfast quality`: a story that no model was trained on, and pages of
+notes with questions.
 
 The notes are random, but the same in every run. A page is one conversation: the notes, then
 questions with their right answers. A model answers a question correctly if it predicts the whole
@@ -67,7 +67,9 @@ def passages_for(folder: Path, *, text: str, context_tokens: int) -> tuple[Passa
     """What the model in `folder` is to read: the windows of a text, then the pages of notes.
 
     text: if it is empty, all predictions on the pages count as text. context_tokens: the context
-    length of the model. Raises ConfigError if there is too little text or context, and ModelLoadError if the tokenizer
+    length of the model.
+
+    Raises ConfigError if there is too little text or context, and ModelLoadError if the tokenizer
     or the template is broken.
     """
     tokenizer = load_tokenizer(folder)

@@ -68,7 +68,7 @@ def adapter_folders(listed: Iterable[str]) -> dict[str, Path]:
 
 
 def files_of_adapter(name: str, folder: Path) -> dict[str, Path]:
-    """The files of an adapter, by names that contain the adapter's name and so are unique in a model."""
+    """The files of an adapter, by names that differ from those of other adapters' files."""
     return {f"adapter/{name}/{file}": folder / file for file in (WEIGHTS, CONFIG)}
 
 

@@ -304,7 +304,7 @@ def context_tokens(
 
 
 def own_context_tokens(config: Mapping[str, Any], *, tokenizer_limit: object = None) -> int:
-    """The context that the model was trained for; 0 if neither config.json nor the tokenizer says it.
+    """The context that the model was trained for; 0 if neither config nor tokenizer tells it.
 
     tokenizer_limit: as for `context_tokens`.
     """

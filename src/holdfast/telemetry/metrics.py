@@ -113,10 +113,7 @@ _COUNTERS = (
     ("failed", "Sequences failed."),
     ("cancelled", "Sequences cancelled."),
     ("rejected", "Sequences rejected."),
-    (
-        "quantized",
-        "Sequences whose KV was quantized while they ran, because memory was critically short.",
-    ),
+    ("quantized", "Sequences with KV quantized while they ran, because memory was short."),
 )
 _CONSTRAINED = (
     ("sequences", "Sequences with a grammar or a reasoning budget."),

@@ -79,7 +79,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     max_tokens: int
     sampling: SamplingParams  # its seed is always set
     adapter: str = ""  # name of a LoRA adapter of the model; empty: the model itself
-    # bits of keys and values; empty: the setting of the model. For "" and "auto", the worker decides.
+    # bits of keys and values; empty: the model's setting. For "" and "auto", the worker decides.
     kv_bits: KVBitsChoice | Literal[""] = ""
     stop_token_ids: tuple[int, ...] = ()
     want_logprobs: bool = False

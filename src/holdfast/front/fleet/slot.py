@@ -746,7 +746,7 @@ class ModelSlot:
 
     @property
     def context_tokens(self) -> int | None:
-        """The longest prompt and answer that fit; before the load, the context window. None: unknown."""
+        """The context that fits the memory; before the load, the context window. None: unknown."""
         if self.info is not None:
             return self.info.context_tokens
         return self.entry.model.context_tokens or self.entry.own_context_tokens or None

@@ -74,7 +74,7 @@ class Prepared:
     # thoughts
     thought_end: ThinkingBudget | None = None
     unenforced: tuple[str, ...] = ()  # paths of schema keywords that the grammar ignores
-    # the prompt without its middle, and what was left out; both None if the prompt was not shortened
+    # the prompt without its middle, and what was left out; None if the prompt was not shortened
     shortened: Prompt | None = None
     left_out: TruncatedPart | None = None
 
@@ -332,8 +332,8 @@ def _with_messages(
     *,
     breakpoints: tuple[CacheBreakpoint, ...] = (),
 ) -> ChatPrompt:
-    """The conversation with other messages. Tools that the old messages defined, but none of the new
-    ones does, are no longer in `found_tools`, so the template lists them.
+    """The conversation with other messages. Tools that the old messages defined, but none of the
+    new ones does, are no longer in `found_tools`, so the template lists them.
     """
     contents = [message.get("content") for message in messages] if prompt.found_tools else []
     defined = {

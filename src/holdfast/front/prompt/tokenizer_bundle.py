@@ -230,7 +230,7 @@ class Bundles:
         max_kept: int = _MAX_BUNDLES,
         model_of: Callable[[str], str] = lambda name: name,
     ) -> None:
-        """model_of: returns the model whose bundle a name uses; an adapter uses that of its model."""
+        """model_of: returns the model whose bundle a name uses; an adapter uses its model's."""
         self.dialects: dict[str, DialectReport] = {}  # dialects of all models read so far
         self._model_of = model_of
         self._reader = read

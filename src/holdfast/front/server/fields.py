@@ -186,7 +186,7 @@ class SaltField(BaseModel):
 
 
 class SharedFields(SaltField):
-    """Fields of all requests that generate: salt, session, truncation and Holdfast's own options."""
+    """Fields of all requests that generate: cache, session, truncation, Holdfast's own options."""
 
     session_id: str | None = optional(
         "The session of the request, which is opened if it does not exist."

@@ -13,8 +13,8 @@ These models use it in another way:
   token.
 
 `olmo` and `phi3small` add the mask to the attention scores, but mlx-lm's mask is a string or
-boolean: `olmo` fails, and in `phi3small` a token sees the later tokens of its chunk. They get a mask
-of 0 and -inf.
+boolean: `olmo` fails, and in `phi3small` a token sees the later tokens of its chunk. They get a
+mask of 0 and -inf.
 
 `plamo3` lets a token see `window_size` earlier tokens, but its cache keeps one less, so the first
 token of each chunk would see fewer tokens than the others. Its cache is made one token larger.

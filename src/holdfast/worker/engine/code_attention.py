@@ -1,8 +1,8 @@
 """Attention of one query over quantized keys and values with MLX, for decode steps on GPUs.
 
 `mx.quantized_matmul` reads the quantized numbers (codes) directly, so a step reads a half or a
-quarter of the bytes of keys and values in bf16. Scores and weights are computed in float32: rounding them to bf16 would change
-more than 8-bit keys do.
+quarter of the bytes of keys and values in bf16. Scores and weights are computed in float32:
+rounding them to bf16 would change the result more than 8-bit keys do.
 """
 
 from __future__ import annotations

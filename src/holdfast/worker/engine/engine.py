@@ -118,7 +118,7 @@ class Engine:
         return self._runner.mixes_chunks
 
     def cuts_at_blocks(self, kv_bits: KVBits) -> bool:
-        """Whether spans must end at the borders of quantized blocks; see `Runner.cuts_at_blocks`."""
+        """Whether spans must not cross borders of quantized blocks; see `Runner.cuts_at_blocks`."""
         return self._runner.cuts_at_blocks(kv_bits)
 
     def open(

@@ -25,8 +25,8 @@ _OF_ADAPTERS = "adapter/"  # prefix of the names of adapters' files
 _FORMAT = 4  # version of the hashed data's format
 
 _CONFIG = "config.json"
-# Adapters in the model's own folder are included, although they are not applied; the names are those
-# that mlx-lm and other software use.
+# Adapters in the model's own folder are included, although they are not applied; the names are
+# those that mlx-lm and other software use.
 _FILES_OF_A_MODEL = (
     WEIGHT_FILES, "adapter*.safetensors", "adapter_config.json", _CONFIG, "hf_quant_config.json",
     "tokenizer*", "*.tiktoken", "spiece.model", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json",

@@ -51,7 +51,7 @@ class KVForms:
         return "native" if self.default == "auto" else self.default
 
     def is_free(self, asked: KVBitsChoice | Literal[""]) -> bool:
-        """Whether the server chooses the form of a request. asked: its `kv_bits`; empty: not set."""
+        """Whether the server chooses the form of a request. asked: its `kv_bits`; empty: unset."""
         return (asked or self.default) == "auto"
 
     def is_worth_it(self, tokens: int) -> bool:

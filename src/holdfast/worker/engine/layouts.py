@@ -152,7 +152,7 @@ class Runner(ABC):
     def _scored_by_adapter(
         self, scored: Mapping[RequestId, LaterLogits], spans: Sequence[SequenceSpan]
     ) -> Mapping[RequestId, LaterLogits]:
-        """Make logits that are computed later, after this pass, apply the adapter of their sequence."""
+        """Make logits that are computed after this pass apply the adapter of their sequence."""
         if self.adapters is None or not scored:
             return scored
         adapter_of = {each.span.request_id: each.adapter for each in spans}

@@ -82,9 +82,7 @@ class LoadedModel:
     weight_bytes: int  # in memory, after conversion, with those of the adapters
     compute_dtype: mx.Dtype
     context_tokens: int
-    own_context_tokens: (
-        int  # what the model was trained for, whatever model.context_tokens is; 0: unknown
-    )
+    own_context_tokens: int  # ignores the setting model.context_tokens; 0: unknown
     vocab_size: int
     platform: platform.PlatformReport
     computed_as: str  # the format of the weights, as it counts for the model's fingerprint

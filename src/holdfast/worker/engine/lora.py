@@ -3,9 +3,9 @@ of its adapters.
 
 An adapter adds a low-rank product to the output of some layers, y = W x + scale · B (A x). The
 layers of the model stay as they are, but their classes are replaced by subclasses that compute the
-layer's own output and then add the low-rank products of the adapters. So W x is computed once for all rows of a
-batch. Parameters, their names and their number formats do not change, and a row without an adapter
-keeps the layer's own output.
+layer's own output and then add the low-rank products of the adapters. So W x is computed once for
+all rows of a batch. Parameters, their names and their number formats do not change, and a row
+without an adapter keeps the layer's own output.
 
 The rows of a forward pass may belong to several adapters if every adapted layer is a linear layer
 that sees the rows of the batch in their order; the probe verifies that. In each layer, the matrices
@@ -128,7 +128,7 @@ class AdaptedLinear:
         return out if factor is None else self._scaled(out, factor.astype(x.dtype))
 
     def added_by_row(self, rows: Mixed, x: mx.array, y: mx.array, *, path: str) -> mx.array:
-        """As `added`, but with a separate adapter for each row. path: of the layer, for errors. Lazy."""
+        """As `added`, but with the adapter of each row. path: of the layer, for errors. Lazy."""
         low = (x @ self._a.T).reshape(-1, self._a.shape[0])
         if low.shape[0] != rows.count:
             raise RowsOutOfOrder(f"{path} gets {low.shape[0]} rows of {rows.count}")
@@ -417,7 +417,7 @@ def _plain_weight(module: Any) -> mx.array:
 
 
 def _check_fit(files: AdapterFiles, modules: Mapping[str, Any]) -> None:
-    """Raise ModelLoadError if an adapter does not fit the model; the message says what would fit."""
+    """Raise ModelLoadError if an adapter does not fit the model, saying what would fit."""
     for path, shapes in files.shapes.items():
         module = modules.get(path)
         if module is None:
@@ -435,7 +435,9 @@ def _check_fit(files: AdapterFiles, modules: Mapping[str, Any]) -> None:
 
 
 def _count_of_layers(path: str, modules: Mapping[str, Any]) -> str:
-    """The number of the model's layers, as the end of a sentence, if the path names a later layer."""
+    """The end of a sentence that says how many layers the model has, if the path names a later
+    one; otherwise empty.
+    """
     before, number, _ = _split_at_number(path)
     if not number:
         return ""

@@ -592,8 +592,8 @@ def _staggered(
         spans = [SequenceSpan(live[index], queues[index].pop(0)) for index in active]
         for index, each in zip(active, spans, strict=True):
             live[index].drawn = mx.array([cases[index].tokens[each.span.start]])
-        # On a CPU, numpy and the C kernel would compute attention over long contexts only; here they
-        # do so in every other step.
+        # On a CPU, numpy and the C kernel would compute attention over long contexts only; here
+        # they do so in every other step.
         on_host = StepContext(host_scores=0, decode_scores=0)
         context = on_host if step % 2 == 0 else StepContext()
         logits = runner.forward(spans, context).drawn

@@ -73,9 +73,7 @@ class _Tally:
 
     surprise: list[np.ndarray] = field(default_factory=list)  # in nats
     divergence: list[np.ndarray] = field(default_factory=list)  # from native, in nats
-    agrees: list[np.ndarray] = field(
-        default_factory=list
-    )  # whether the most likely token is native's
+    agrees: list[np.ndarray] = field(default_factory=list)  # with native's most likely token
     right: int = 0
     bytes_per_token: int = 0
 
@@ -234,8 +232,8 @@ def _log_probabilities(logits: mx.array) -> mx.array:
 def _divergence(native: mx.array, own: mx.array) -> mx.array:
     """The Kullback-Leibler divergence KL(native || own) of each row, from log-probabilities.
 
-    The terms are p·(d − 1 + e^−d) with d = log p − log q, whose sum is the same as that of p·d. They
-    are never negative, so the rounding errors of float32 do not hide small divergences.
+    The terms are p·(d − 1 + e^−d) with d = log p − log q, whose sum is the same as that of p·d.
+    They are never negative, so the rounding errors of float32 do not hide small divergences.
     """
     probability = mx.exp(native)
     difference = native - own

@@ -1,8 +1,8 @@
-"""Compiles the C kernels on first use, for the CPU of this machine, and keeps them by content hash.
+"""Compiles the C kernels on first use, for the CPU of this machine, and caches the compiled files.
 
 A kernel is optional: without a compiler, or if HOLDFAST_KERNELS is 0, its callers compute the same
-in MLX or numpy. Compiled files are kept in the user's caches folder, in a folder that only the user
-can write to.
+result with MLX or numpy. Compiled files are kept in the user's caches folder, in a folder that only
+the user can write to.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _COMPILERS = ("cc", "gcc", "clang")
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC", "-pthread")
 _BUILD_SECONDS = 60
 _PRIVATE = 0o700
-MOST_VERSIONS = 4  # of each kernel: for several environments in use; a file is some 40 KB
+MOST_VERSIONS = 4  # compiled files to keep of each kernel, for several environments; each 40 KB
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A compiled kernel. library: None if there is none; `reason` then says why."""
+    """A loaded kernel. library: None if the kernel cannot be used; `reason` then says why."""
 
     library: ctypes.CDLL | None
     reason: str = ""
@@ -57,7 +57,9 @@ def kernel(name: str) -> Kernel:
 
 
 def _compiled(source: Path) -> Path:
-    """The compiled file of a source. Raises OSError, RuntimeError or SubprocessError."""
+    """Compile a source file unless that was done before, and return the compiled file. Raises
+    OSError, RuntimeError or SubprocessError.
+    """
     compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)
     if compiler is None:
         raise RuntimeError(f"there is no C compiler ({', '.join(_COMPILERS)})")
@@ -84,7 +86,7 @@ def _compiled(source: Path) -> Path:
 
 
 def _delete_unused(folder: Path, name: str) -> None:
-    """Delete all but the versions of a kernel that were loaded last."""
+    """Delete the compiled versions of a kernel, except the most recently loaded ones."""
     versions = sorted(folder.glob(f"{name}-*.so"), key=lambda file: file.stat().st_mtime_ns)
     for file in versions[:-MOST_VERSIONS]:
         file.unlink(missing_ok=True)
@@ -100,7 +102,7 @@ def _private_folder(folder: Path) -> Path:
 
 
 def _cpu() -> str:
-    """What distinguishes CPUs for which -march=native creates different code."""
+    """A text that differs between CPUs for which -march=native creates different code."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,6 +1,6 @@
-"""Attention of decoding rows over float32 or quantized keys and values: in C, and in numpy.
+"""Attention of decoding sequences (rows) over float32 or quantized KV, in C and in numpy.
 
-Both read each run of tokens once for all rows that hold it. `attend` is the binding of the kernel
+Both versions read each run of tokens once for all rows that share it. `attend` calls the C kernel
 (decode_attention.c). `attend_in_numpy` computes the same, for machines without a C compiler.
 """
 
@@ -23,11 +23,12 @@ _QUANTIZED_LANES = 32  # and of this if keys and values are quantized
 _MOST_QUANTIZED_DIMENSION = 640
 _MOST_HEADS_PER_KEY_HEAD = 64
 _CHUNK_TOKENS = 2048  # at most this many tokens are one piece of work
-_TOKENS_PER_THREAD = 2048  # key heads × tokens that are worth waking a thread
+_TOKENS_PER_THREAD = 2048  # key heads × tokens from which waking another thread is worth it
 _TILE_NUMBERS = 1 << 17  # codes that numpy converts at once: 512 KiB of float32 fit in the L2 cache
 _LEAST_TILE = 64  # tokens; with fewer, the overhead of numpy calls is too large
 _NO_SCORE = -3e38
-# how 40 bits are spread over 64: fields that stay, fields that move up, and by how many bits
+# Steps that spread eight 5-bit codes (40 bits) over eight bytes: the mask of the bits that stay,
+# the mask of the bits that move up, and by how many bits.
 FIELDS_OF_FIVE_BITS = (
     (0x00000000000FFFFF, 0x000000FFFFF00000, 12),
     (0x000003FF000003FF, 0x000FFC00000FFC00, 6),
@@ -60,8 +61,8 @@ Stored: TypeAlias = Floats | Quantized
 class Buffer:
     """Keys and values of one layer, [kv_heads, capacity, …], each array row-contiguous.
 
-    Keys and values are both quantized, each to 8, 5 or 4 bits, or neither is. The owner of the arrays
-    leaves them unchanged during the call.
+    Either both keys and values are quantized, each to 8, 5 or 4 bits, or neither. The owner of the
+    arrays leaves them unchanged during the call.
     """
 
     keys: Stored
@@ -70,7 +71,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Tokens `start` to `end` of a buffer. Rows that refer to the same buffer object share runs."""
+    """Tokens `start` to `end` of a buffer. Rows share tokens if they share the buffer object."""
 
     buffer: Buffer
     start: int
@@ -133,10 +134,10 @@ def attend(
 ) -> Floats:
     """Attention of one query per head and row over the row's runs.
 
-    queries: scaled, [rows, heads, dimension]. rows: the runs of each row, at least one token each
-    and no token twice.
-    sinks: [heads], a score per head that takes weight and has no value. Returns [rows, heads,
-    value_dimension]. Requires `supports` and not `unavailable`. Releases the interpreter lock.
+    queries: scaled, [rows, heads, dimension]. rows: the runs of each row, with at least one token
+    per run and no token twice. sinks: [heads], for each head a score that takes part in the softmax
+    but has no value. Returns [rows, heads, value_dimension]. Requires that `supports` is true and
+    `unavailable` is empty. Releases the interpreter lock.
     """
     queries = np.ascontiguousarray(queries)
     table, row_ids = _table(rows)
@@ -166,9 +167,9 @@ def attend(
 
 
 def _held(rows: Sequence[Sequence[Run]]) -> Iterator[tuple[Run, list[int]]]:
-    """The runs, each once, with the indices of the rows that hold it.
+    """Yield each run once, with the indices of the rows that hold it.
 
-    If rows hold a different number of tokens of a buffer, the run is cut where a row's part ends.
+    If rows hold different numbers of tokens of a buffer, the run is cut where a row's part ends.
     """
     holders: dict[tuple[Buffer, int], list[tuple[int, int]]] = defaultdict(list)
     for row, runs in enumerate(rows):
@@ -186,7 +187,7 @@ def _held(rows: Sequence[Sequence[Run]]) -> Iterator[tuple[Run, list[int]]]:
 
 
 def _table(rows: Sequence[Sequence[Run]]) -> tuple[npt.NDArray[np.void], npt.NDArray[np.int32]]:
-    """The kernel's runs, each with the rows that hold it, and the row ids they refer to."""
+    """The table of runs for the kernel, and the array of row ids to which its entries refer."""
     entries = []
     row_ids: list[int] = []
     for run, held_by in _held(rows):
@@ -211,7 +212,7 @@ def _entry(run: Run) -> tuple[int, ...]:
 
 
 def _addresses(stored: Stored, start: int) -> tuple[int, int, int]:
-    """The addresses of codes, scales and biases of token `start`; 0: there are none."""
+    """The addresses of codes, scales and biases of token `start`; 0 for what there is not."""
     if not isinstance(stored, Quantized):
         return _address(stored, start), 0, 0
     return (
@@ -247,7 +248,7 @@ def attend_in_numpy(
     value_dimension: int,
     sinks: Floats | None = None,
 ) -> Floats:
-    """As `attend`, but slower, and for all head sizes that can be quantized."""
+    """As `attend`, but in numpy: slower, and for all head sizes that can be quantized."""
     count, heads, key_dimension = queries.shape
     grouped = queries.reshape(count, kv_heads, -1, key_dimension).swapaxes(0, 1)
     sizes = grouped.shape[:3]
@@ -356,8 +357,8 @@ def _tiles(stored: Quantized, start: int, end: int) -> Iterator[tuple[int, int, 
 
 
 def _bytes_of_five_bits(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Codes of 5 bits, one per byte. Eight of them are in five bytes, the first one in the lowest
-    bits; their fields are moved apart in an integer of eight bytes.
+    """Unpack codes of 5 bits to one code per byte. Eight packed codes take five bytes, the first
+    one in the lowest bits; they are moved apart in an integer of eight bytes.
     """
     count = packed.size // 5
     padded = np.empty(packed.size + 8, np.uint8)  # the last integer is read beyond its five bytes

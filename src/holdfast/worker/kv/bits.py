@@ -1,10 +1,10 @@
-"""The forms in which keys and values are held. Does not import MLX."""
+"""The forms of keys and values: not quantized, or quantized to some bits. Does not import MLX."""
 
 from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-# as they were computed, or quantized (`BITS`)
+# not quantized, or quantized to the bits in `BITS`
 KVBits: TypeAlias = Literal["native", "8", "8/4", "4"]
 Bits: TypeAlias = Literal[8, 5, 4]
 # Bits of keys and of values. Keys are the more sensitive ones: with 4 bits, the predictions of the

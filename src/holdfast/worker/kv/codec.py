@@ -47,8 +47,8 @@ class PayloadFormat:
         return StateCheckpoint(position=position, layers=self.model.layers, arrays=arrays)
 
     def bits_of(self, parts: Sequence[Part], *, tokens: int) -> KVBits:
-        """How the keys and values in the bytes of a block are held, which follows from the sizes of
-        the parts. Bytes that fit no form count as native.
+        """The form of the keys and values in the bytes of a block, which follows from the sizes of
+        the parts. Bytes whose sizes fit no quantized form count as native.
         """
         sizes = [memoryview(part).nbytes for part in parts]
         if len(sizes) == 3 * len(self.model.block):
@@ -62,7 +62,7 @@ class PayloadFormat:
         forms = [kept.of(tokens) for kept in self.model.block]
         if kv_bits == "native":
             return forms
-        bits = itertools.cycle(BITS[kv_bits])  # keys and values take turns
+        bits = itertools.cycle(BITS[kv_bits])  # the arrays alternate between keys and values
         return [packed for form in forms for packed in _packed_forms(form, next(bits))]
 
     def checkpoint_forms(self, position: int) -> list[ArrayForm]:
@@ -71,7 +71,7 @@ class PayloadFormat:
 
 
 def _packed_forms(form: ArrayForm, bits: int) -> tuple[ArrayForm, ...]:
-    """The forms of the arrays that a quantized array is replaced by."""
+    """The forms of codes, scales and biases, which replace an array that is quantized."""
     *rows, dimension = form.shape
     scale_type = "float16" if form.dtype == "float32" else form.dtype
     groups = ArrayForm(scale_type, (*rows, dimension // (group_of(dimension) or dimension)))

@@ -39,7 +39,7 @@ _UNUSED_SHARE_OF_MANY = 64
 _UNUSED_SHARE_WHOLE = 8
 
 
-# returns the arrays of a run of tokens in another form, token by token. Lazy
+# converts the arrays of a run of tokens to another form, each token independently. Lazy
 Convert: TypeAlias = Callable[[Sequence[mx.array]], tuple[mx.array, ...]]
 
 
@@ -58,8 +58,9 @@ class FrozenPart:
         self._converted: WeakValueDictionary[str, FrozenPart] = WeakValueDictionary()
 
     def converted(self, form: str, convert: Convert) -> FrozenPart:
-        """The part in another form, the same one for all its holders as long as one has it. form:
-        the name of that form. Lazy.
+        """The part, converted to another form. As long as a holder uses the converted part, further
+        calls return the same one, so that sequences still share it. form: the name of that form.
+        Lazy.
         """
         part = self._converted.get(form)
         if part is None:
@@ -126,7 +127,7 @@ class FullKV(LayerKV):
         self._append((both,))
 
     def append_arrays(self, arrays: Sequence[mx.array]) -> None:
-        """Add tokens in another form than keys and values: arrays with the tokens on axis 2."""
+        """Add tokens in a form other than keys and values, such as codes. Tokens are on axis 2."""
         self._append(arrays)
 
     def copy_arrays(self, start: int, end: int) -> tuple[mx.array, ...]:
@@ -239,7 +240,7 @@ class FullKV(LayerKV):
             yield self._stored_in(part), low, high
 
     def stored_from_start(self, end: int) -> Iterator[tuple[tuple[mx.array, ...], int, int]]:
-        """Where the tokens before `end` are stored, as in `stored`."""
+        """As `stored`, for all tokens before position `end`."""
         for part, low, high in self._runs(0, end):
             yield self._stored_in(part), low, high
 

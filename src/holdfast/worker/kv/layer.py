@@ -70,7 +70,7 @@ class HeadsForm:
     """Type and shape of the keys, or of the values, of one layer: [1, heads, tokens, dimension].
 
     most_tokens: how many tokens a sliding window keeps at most; None: no window.
-    chunk_tokens: the length of the chunks of which only the last one is kept; None: no chunks.
+    chunk_tokens: the length of attention chunks, of which only the last is kept; None: no chunks.
     """
 
     heads: int
@@ -104,7 +104,7 @@ class CheckpointLayout:
     """The arrays that the checkpoint of one layer consists of.
 
     slots, filled: the number of slots of a recurrent layer, and the indices of those with an array.
-    kv_bits: of the arrays of a layer that grows.
+    kv_bits: the form of the arrays of a layer that keeps every token.
     """
 
     kind: str
@@ -224,7 +224,7 @@ class LayerState(Layer):
     is_foreign: only mlx-lm understands the state, so it cannot be batched or saved.
     window: how many tokens a query sees, including its own; None: all, or no attention.
     chunk: a query sees only the tokens of its own chunk of this many tokens; None: no chunks.
-    kv_bits: how earlier keys and values are held.
+    kv_bits: how the keys and values of earlier blocks are held.
     can_share: several running sequences can hold the same frozen tokens (`fork`). A runner may set
         it to False; then only parked states share frozen tokens.
     """
@@ -267,17 +267,17 @@ class LayerState(Layer):
         assert self.can_rewind(tokens), f"{type(self).__name__} cannot drop {tokens} tokens"
 
     def resumable(self, tokens: int) -> int:
-        """The largest number of first tokens, at most `tokens`, after which another sequence can
-        continue from this state. Only for layers that grow.
+        """The longest prefix, at most `tokens` long, from which another sequence can continue with
+        this state as it is now. Only for layers that grow.
         """
         return tokens
 
     def lasting(self, tokens: int) -> int:
-        """As `resumable`, but also after this state has read more tokens."""
+        """As `resumable`, but for a prefix that stays usable when this state gets more tokens."""
         return tokens
 
     def quantized_before(self, tokens: int) -> int:
-        """How many of the first `tokens` tokens a state of that length holds quantized."""
+        """How many tokens a state holds quantized if it has `tokens` tokens."""
         return 0
 
     # Snapshots. Every kind implements them unless it is foreign.
@@ -291,7 +291,7 @@ class LayerState(Layer):
         return CheckpointLayout(self.kind)
 
     def stored_bits(self, end: int) -> KVBits:
-        """How `copy_out` copies tokens up to this position. Only for layers that grow."""
+        """The form of the arrays of `copy_out` up to this position. Only for layers that grow."""
         return "native"
 
     def copy_out(self, start: int, end: int) -> tuple[mx.array, ...]:
@@ -381,7 +381,7 @@ class LayerKV(LayerState):
         return self._end
 
     def visible_before_next(self) -> int:
-        """How many of the tokens so far the next token sees."""
+        """How many of the current tokens the next token will see."""
         return self.tokens
 
     def last(self, count: int) -> tuple[mx.array, mx.array]:
@@ -395,25 +395,25 @@ class LayerKV(LayerState):
     def sights(
         self, tokens: int, window: int | None
     ) -> Iterator[tuple[slice, tuple[tuple[mx.array, mx.array], ...]]]:
-        """What the last `tokens` appended tokens attend to: ranges of these tokens, each with the
-        keys and values of all positions that a token of the range sees, in `parts`.
+        """Yield what the last `tokens` appended tokens attend to: ranges of these tokens, each with
+        the keys and values of all positions that its tokens see, as `parts` returns them.
 
-        window: how many positions a token sees, with its own; None: all.
+        window: how many positions a token sees, including its own; None: all.
         """
         count = self.held() if window is None else min(self.held(), window + tokens - 1)
         yield slice(0, tokens), self.parts(count)
 
     def seen_by_last(self, window: int | None) -> int:
-        """How many positions the last appended token sees, with its own.
+        """How many positions the last appended token sees, including its own.
 
-        window: how many it sees at most; None: all.
+        window: the maximum; None: all.
         """
         return self.held() if window is None else min(self.held(), window)
 
     @property
     def has_buffers(self) -> bool:
-        """Whether `stored` can tell where the tokens are. False for kinds that store them in
-        another form, and before the first token.
+        """Whether `stored` works: False before the first token, and for kinds of layers whose
+        tokens are not in buffers.
         """
         return bool(self._buffers)
 

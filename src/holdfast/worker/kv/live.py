@@ -157,13 +157,13 @@ class LiveState:
         return all(leaf.can_rewind(self.tokens - tokens) for leaf in self.leaves)
 
     def resumable(self, tokens: int) -> int:
-        """The largest number of first tokens, at most `tokens`, after which another sequence can
-        continue, apart from layers that need a checkpoint.
+        """The longest prefix, at most `tokens` long, from which another sequence can continue with
+        this state as it is now, apart from layers that need a checkpoint.
         """
         return min((leaf.resumable(tokens) for leaf in self.growing), default=tokens)
 
     def lasting(self, tokens: int) -> int:
-        """As `resumable`, but also after this state has read more tokens."""
+        """As `resumable`, but for a prefix that stays usable when this state gets more tokens."""
         return min((leaf.lasting(tokens) for leaf in self.growing), default=tokens)
 
     def rewind(self, tokens: int) -> None:
@@ -178,7 +178,7 @@ class LiveState:
         return bool(growing) and all(isinstance(leaf, FullKV) for leaf in growing)
 
     def quantize(self, fresh: list[Layer]) -> None:
-        """Quantize the keys and values of a sequence that runs, one layer after the other, except
+        """Quantize the keys and values of a running sequence, one layer after the other, except
         those of the current block. Waits for the device. Requires `can_quantize`.
 
         fresh: empty layers of the same model that hold keys and values quantized.

@@ -1,12 +1,13 @@
-"""Keys and values of every token, quantized to 8, 5 or 4 bits, except those of the current block.
+"""A layer that keeps every token quantized to 8, 5 or 4 bits, except those of the current block.
 
-Tokens are in blocks of fixed positions. A query sees the tokens of its own block as they were
-computed, and those of all earlier blocks quantized, no matter whether they came from the cache or
-were computed a moment ago. So what a query sees depends only on its position: however a prompt is
-cut into chunks, and wherever a sequence is interrupted and restored, the result is the same.
+Blocks begin at fixed positions. A query sees the tokens of its own block unquantized, and those of
+all earlier blocks quantized, no matter whether they came from the cache or were just computed. So
+what a query sees depends only on its position: however a prompt is cut into chunks, and wherever a
+sequence is interrupted and restored, the result is the same.
 
-Each token is quantized by itself, in groups of 64 dimensions with scale and bias. So codes can be
-cut and joined like keys and values, and `FullKV` keeps them in frozen parts.
+Each token is quantized independently, in groups of 64 (or 32) dimensions with a scale and a bias.
+So the quantized numbers (codes) can be cut and joined like keys and values, and a `FullKV` holds
+them and can share them between sequences.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def group_of(dimension: int) -> int | None:
 
 
 def stored_bits(kv_bits: KVBits, *, end: int, block_tokens: int) -> KVBits:
-    """How keys and values of a block that ends at this position are stored: quantized if the block
-    is whole, otherwise as they were computed, so that a sequence can continue there.
+    """The form in which a block that ends at this position is stored: quantized if the block is
+    complete, otherwise native, so that a sequence can continue there.
     """
     return "native" if end % block_tokens else kv_bits
 
@@ -73,11 +74,11 @@ def dequantized(arrays: Sequence[mx.array], *, bits: int, dtype: mx.Dtype) -> mx
 
 
 def _codes_of_five_bits(packed: mx.array) -> mx.array:
-    """One code per byte, [1, heads, tokens, dimension]: on a CPU, with the scales a quarter of the
-    time of `mx.dequantize`, which has no fast loop for 5 bits. Lazy.
+    """Unpack codes of 5 bits to one code per byte, [1, heads, tokens, dimension]. Lazy.
 
-    Eight codes are in five bytes, the first one in the lowest bits. Their fields are moved apart in
-    an integer of eight bytes.
+    Including the scales, this takes a quarter of the time of `mx.dequantize` on a CPU, which has no
+    fast loop for 5 bits. Eight packed codes take five bytes, the first one in the lowest bits; they
+    are moved apart in an integer of eight bytes.
     """
     bytes_of_codes = packed.view(mx.uint8)
     *rows, count = bytes_of_codes.shape
@@ -90,17 +91,18 @@ def _codes_of_five_bits(packed: mx.array) -> mx.array:
 
 
 def fit_for(function: str, arrays: Sequence[mx.array]) -> Sequence[mx.array]:
-    """Codes, scales and biases as this function of MLX can take them: slices are copied if it is
-    wrong over slices on this device.
+    """Codes, scales and biases for a call of this function of MLX: slices are copied if the
+    function gives wrong results for slices on this device.
     """
     return [mx.contiguous(array) for array in arrays] if function in wrong_over_slices() else arrays
 
 
 @cache
 def wrong_over_slices() -> frozenset[str]:
-    """The functions of MLX that are wrong on this device if quantized arrays are slices.
+    """The functions of MLX that give wrong results on this device if quantized arrays are slices.
 
-    In some versions, `mx.dequantize` is (mlx#4370, on Metal). Takes some milliseconds once.
+    An example is `mx.dequantize` on Metal in some versions (mlx#4370). The test takes some
+    milliseconds, once per process.
     """
     stored = mx.random.normal((1, 4, 320, 128), key=mx.random.key(0))
     queries = mx.random.normal((1, 2, 3, 128), key=mx.random.key(1))
@@ -123,10 +125,10 @@ def wrong_over_slices() -> frozenset[str]:
 
 
 class QuantizedKV(LayerKV):
-    """Quantized keys and values, and those of the current block as they were computed.
+    """Quantized keys and values of earlier blocks, and unquantized ones of the current block.
 
-    Codes of the first tokens are in `_old`. The buffers have the tokens from position `_begin` on:
-    always those of the current block, and during a forward pass all tokens of that pass.
+    The codes of the earlier blocks are in `_old`. The buffers have the unquantized tokens from
+    position `_begin` on: those of the current block, and during a forward pass all of its tokens.
     """
 
     kind = "full"
@@ -139,7 +141,7 @@ class QuantizedKV(LayerKV):
         form: tuple[HeadsForm, HeadsForm],
         block_tokens: int,
     ) -> None:
-        """form: of keys and of values, before they are quantized."""
+        """form: the shapes and types of keys and of values, before they are quantized."""
         super().__init__()
         self.kv_bits = kv_bits
         self._bits = BITS[kv_bits]
@@ -180,7 +182,7 @@ class QuantizedKV(LayerKV):
         self._quantize(self._own(self.tokens - 1))
 
     def _own(self, position: int) -> int:
-        """Where the block of a position begins."""
+        """The first position of the block that contains a position."""
         return position // self._block * self._block
 
     def _quantize(self, end: int) -> None:
@@ -193,7 +195,7 @@ class QuantizedKV(LayerKV):
         return self._codes(self._native(start, end))
 
     def _codes(self, native: Sequence[mx.array]) -> tuple[mx.array, ...]:
-        """The codes of stored keys and values."""
+        """Quantize stored keys and values: their codes, scales and biases, as `_old` holds them."""
         if not self._is_joint:
             native = pair_of(native)
         return tuple(
@@ -203,7 +205,7 @@ class QuantizedKV(LayerKV):
         )
 
     def _native(self, start: int, end: int) -> tuple[mx.array, ...]:
-        """Stored keys and values of tokens `start` to `end`, which are in the buffers."""
+        """Unquantized keys and values of tokens `start` to `end`, which must be in the buffers."""
         assert self._begin <= start <= end <= self.tokens, "these tokens are only held quantized"
         return tuple(
             buffer[:, :, start - self._begin : end - self._begin] for buffer in self._buffers
@@ -223,8 +225,8 @@ class QuantizedKV(LayerKV):
             self._move(self._buffers, capacity=self._block)
 
     def take_over(self, native: FullKV) -> None:
-        """Take all tokens of a state that is not quantized, which is empty afterwards. Quantizes
-        the tokens before the current block. Waits for the device, so that the memory is free.
+        """Take over all tokens of an unquantized state, which is empty afterwards, and quantize
+        those before the current block. Waits for the device, so that the memory is free on return.
         """
         assert self.tokens == 0, "the state has tokens of its own"
         end = self._own(native.tokens - 1) if native.tokens else 0
@@ -264,7 +266,9 @@ class QuantizedKV(LayerKV):
             at = end
 
     def _old_pairs(self, end: int) -> list[tuple[int, mx.array, mx.array]]:
-        """Dequantized keys and values of the tokens before `end`, with the position of the first."""
+        """Dequantized keys and values of the tokens before `end`, as runs of (first position, keys,
+        values).
+        """
         dtype = DTYPES[self._form[0].dtype]
         pairs = []
         position = 0
@@ -396,7 +400,9 @@ class QuantizedKV(LayerKV):
         )
 
     def _as_stored(self, pair: Sequence[mx.array]) -> tuple[mx.array, ...]:
-        """The inverse of `_as_pair`: as keys and values are stored, in one buffer if alike."""
+        """The inverse of `_as_pair`: arrays as `_old` holds them, in one buffer if keys and values
+        have the same form.
+        """
         if not self._is_joint:
             return tuple(pair)
         return tuple(

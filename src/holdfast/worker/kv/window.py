@@ -1,4 +1,4 @@
-"""Keys and values of the last tokens only: sliding windows, and chunks that do not see each other."""
+"""Layers that keep only the last tokens: sliding windows, and chunked attention."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class WindowKV(LayerKV):
         self._end = kept
 
     def visible(self, tokens: int) -> int:
-        """How many tokens are kept of the first `tokens` tokens: those that the next token sees."""
+        """How many tokens are kept after `tokens` tokens: those that the next token sees."""
         return min(tokens, self._seen_tokens)
 
     def visible_before_next(self) -> int:
@@ -105,11 +105,11 @@ class WindowKV(LayerKV):
 
 
 class ChunkKV(WindowKV):
-    """Keys and values of the current chunk: positions are cut into chunks of equal length, and a
-    token sees only the earlier tokens of its own chunk.
+    """A layer with chunked attention: positions are divided into chunks of equal length, and a
+    token sees only the earlier tokens of its own chunk. Keeps the current chunk.
 
-    After the last token of a chunk, the whole chunk is still kept, although the next token sees
-    none of it: a snapshot is then never empty.
+    A complete chunk is kept until the next token comes, although that token will not see it, so
+    that snapshots are never empty.
     """
 
     kind = "chunk"

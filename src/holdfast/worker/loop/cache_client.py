@@ -145,8 +145,8 @@ class CacheClient:
         return request.is_kept and self._cache_for(request) is not None
 
     def cached_tokens(self, request: SequenceRequest, kv_bits: KVBits) -> int:
-        """The length of the prefix that is cached for a request in a form; an estimate, since
-        nothing is claimed.
+        """The length of the cached prefix of a request in a form (`kv_bits`). An estimate, because
+        the prefix is not reserved for the request and may be evicted.
         """
         cache = self._cache_for(request)
         if cache is None:
@@ -215,8 +215,8 @@ class CacheClient:
             self._fetching.append(sequence)
 
     def _postpone(self, sequence: LiveSequence) -> None:
-        """Look a waiting sequence up later: while memory is critically short, only one waiting
-        sequence has its prefix in memory.
+        """Look up a waiting sequence's prefix later: while memory is critically short, only one
+        waiting sequence may have its prefix in memory.
         """
         self._release(sequence)
         self._free_twins(self._in_flight.withdraw(sequence.id))
@@ -502,10 +502,10 @@ class CacheClient:
             self._repeat_without(self._cache.gone(wanted), live)
 
     def quantize(self, sequence: LiveSequence, kv_bits: KVBits) -> tuple[int, int]:
-        """Quantize the state of an open sequence, which no step under way contains. What it
-        computes from now on is not cached. May raise.
+        """Quantize the state of an open sequence. No pending step may contain the sequence. What it
+        computes from then on is not cached. Raises what the device raises.
 
-        Returns how many bytes the state took, and takes now.
+        Returns the bytes of its state before and after.
         """
         self.withdraw(sequence)
         live = sequence.live
@@ -681,7 +681,9 @@ class ReadAheadRuns:
 
 
 def _in_flight_tenant(sequence: LiveSequence) -> str:
-    """Only sequences with the same result share a prefill."""
+    """The tenant name for sharing a prefill with other sequences. It contains `kv_bits`, because
+    sequences with other bits compute other KV.
+    """
     return f"{sequence.kv_bits} {sequence.request.tenant}"
 
 

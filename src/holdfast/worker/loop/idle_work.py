@@ -39,7 +39,9 @@ class IdleWork:
         lifetimes: Lifetimes,
         costs_of: Callable[[KVBits], SequenceCosts | None] = lambda kv_bits: None,
     ) -> None:
-        """costs_of: the costs of a sequence in a form; None: the usual ones."""
+        """costs_of: returns the KV memory that a sequence with these bits takes; None: the
+        scheduler's default.
+        """
         self._ledger = ledger
         self._scheduler = scheduler
         self._cache = cache

@@ -71,8 +71,8 @@ class Lifetimes:
             self.drop(sequence, FinishReason.FAILED, error=f"no memory for the request: {failure}")
 
     def quantize(self, sequence: LiveSequence, kv_bits: KVBits, costs: SequenceCosts) -> None:
-        """Quantize the state of an open sequence, which no step under way contains; if the device
-        cannot, the request fails.
+        """Quantize the state of an open sequence, and reserve less memory for it. No pending step
+        may contain the sequence. If the device fails, the request fails.
         """
         try:
             with device_call():

@@ -90,8 +90,8 @@ class WorkerLoop:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """on_rest: called once after a while without work. on_wake: called at the next request.
-        adapters: the names of the model's LoRA adapters. forms: of keys and values. costs: of a
-        sequence in each form; None: those of the scheduler.
+        adapters: the names of the model's LoRA adapters. forms: the supported values of `kv_bits`.
+        costs: the KV memory that a sequence takes with each; None: the scheduler's default.
 
         pulse: reports what the thread does. counters: may contain counters of the engine.
         """
@@ -263,7 +263,7 @@ class WorkerLoop:
                     self._carry_out(command)
 
     def _as_cached(self, command: Command) -> Command:
-        """The command with the tenant as which it uses the cache, which depends on the adapter."""
+        """The command, its tenant replaced by the one under which the adapter's KV is cached."""
         if (
             self._prefixes is None
             or not isinstance(command, SequenceRequest | SessionCommand | ReadAheadRun)
@@ -483,8 +483,8 @@ class WorkerLoop:
         return True
 
     def _quantize_one(self, memory: MemoryBudget) -> None:
-        """If memory is critically short, quantize the longest running sequence whose request leaves
-        the choice to the server.
+        """If memory is critically short, quantize the longest running sequence whose `kv_bits` is
+        `auto`, so that the server may choose.
         """
         costs = self._costs.get(SAVING)
         if costs is None or not memory.is_critical:

@@ -1,6 +1,6 @@
 """The memory budget of a worker. It changes while the worker serves, when other models are loaded
-or unloaded and when memory runs short: that of the system, as macOS reports it, or that of all
-workers together, as the front measures it (`front/fleet/memory_watch.py`).
+or unloaded and when memory runs short. macOS reports the memory pressure of the system; the front
+derives that of all workers from their memory (`front/fleet/memory_watch.py`).
 
 Device thread only. No running sequence is ended: if live KV exceeds a smaller budget, it stays
 until its sequences end; parked states and blocks in RAM are freed first.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run ti
     from holdfast.worker.prefix.cache import PrefixCache
 
 READ_SECONDS = 1.0  # between two readings of the memory pressure
-CLEAR_SECONDS = 5.0  # under pressure, between two releases of free buffers
+CLEAR_SECONDS = 5.0  # between two releases of free buffers, while there is memory pressure
 
 logger = logging.getLogger("holdfast.worker")
 
@@ -58,19 +58,19 @@ class MemoryBudget:
 
     @property
     def pressure(self) -> Pressure:
-        """The memory pressure that is currently applied: that of the system or of all workers,
-        whichever is higher.
+        """The level of memory pressure to which the worker reacts: that of the system or that of
+        all workers, whichever is higher.
         """
         return max(self._system, self._workers)
 
     @property
     def is_critical(self) -> bool:
-        """Whether memory is so short that running sequences are to be quantized."""
+        """Whether memory is so short that running sequences must be quantized."""
         return self.pressure is Pressure.CRITICAL
 
     @property
     def is_short(self) -> bool:
-        """Whether memory runs short."""
+        """Whether there is memory pressure, so that new sequences should be quantized."""
         return self.pressure is not Pressure.NORMAL
 
     def share(self, state_bytes: int) -> None:
@@ -83,11 +83,13 @@ class MemoryBudget:
         self._apply()
 
     def tend(self, *, now: float) -> None:
-        """Read the system's memory pressure, at most once a second, and release free buffers now
-        and then while there is pressure; call this often. now: seconds of any monotonic clock.
+        """Read the system's memory pressure, at most once a second, and release free buffers
+        every `CLEAR_SECONDS` while there is pressure. Call this often.
+
+        now: seconds of any monotonic clock.
         """
         if self.pressure is Pressure.NORMAL:
-            self._cleared_at = now  # a level that begins releases them at once
+            self._cleared_at = now  # when a level begins, `_apply` releases the buffers at once
         if self._read_pressure is not None and now - self._read_at >= READ_SECONDS:
             self._read_at = now
             self.follow(self._read_pressure())
@@ -112,7 +114,7 @@ class MemoryBudget:
         self._apply()
 
     def press(self, pressure: Pressure) -> None:
-        """Apply a new level of the memory pressure of all workers, which the front has logged."""
+        """Apply a new level of the memory pressure of all workers; the front has logged it."""
         if pressure is not self._workers:
             self._workers = pressure
             self._apply()

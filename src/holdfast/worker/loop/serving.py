@@ -244,11 +244,13 @@ class _Probed:
 
     @property
     def costs(self) -> KVCosts:
-        """The costs of a sequence whose request does not choose a form, while memory lasts."""
+        """The memory of a sequence whose request does not set `kv_bits`, while there is no memory
+        pressure.
+        """
         return self.forms.costs[self.forms.usual]
 
     def sequence_costs(self, kv_bits: KVBits) -> SequenceCosts:
-        """The costs of a sequence in a form, for the scheduler."""
+        """The memory that the scheduler reserves for a sequence with these bits."""
         costs = self.forms.costs[kv_bits]
         return SequenceCosts(
             kv_bytes_per_token=costs.bytes_per_token,

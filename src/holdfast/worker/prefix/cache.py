@@ -73,15 +73,14 @@ class PrefixCache:
             )
 
     def fingerprint_of(self, adapter: str) -> str:
-        """The fingerprint of the model with an adapter; an empty name: of the model itself."""
+        """The fingerprint of the model with an adapter; of the model itself if `adapter` is empty."""
         return self._adapters[adapter] if adapter else self.index.fingerprint
 
     def tenant_of(self, tenant: str, *, adapter: str) -> str:
-        """The tenant as which the requests of a tenant to an adapter use the cache.
+        """The tenant name under which the requests of a tenant to an adapter are cached.
 
-        Nothing is shared between tenants, so KV is never used with another adapter. The name
-        depends on the adapter's weights, so a new version of an adapter does not use the KV of the
-        old one.
+        Tenants share nothing, so KV is never used with another adapter. The name contains the
+        adapter's fingerprint, so a new version of an adapter does not use the KV of the old one.
         """
         return f"{self._adapters[adapter]}/{tenant}" if adapter else tenant
 
@@ -140,7 +139,9 @@ class PrefixCache:
         return lookup
 
     def cached_tokens(self, chain: bytes, *, tenant: str, kv_bits: KVBits) -> int:
-        """How many tokens of a chain blocks or live states have in a form."""
+        """The length of the longest prefix of a chain that is cached in this form, in blocks or in
+        a live state.
+        """
         in_blocks = self.index.branch(chain, tenant=tenant, kv_bits=kv_bits).tokens
         return max(in_blocks, self.live.longest(chain, tenant=tenant, kv_bits=kv_bits))
 
@@ -307,7 +308,8 @@ class PrefixCache:
         if packed.kv_bits != "native" and not all_finite(packed.arrays).item():
             return None
         tokens = bytes(chain[start * TOKEN_BYTES : end * TOKEN_BYTES])
-        # The live state will hold the tokens of its last block quantized, this block does not.
+        # A live state counts as a holder of a block only if it has the block in the same form. It
+        # will quantize its last block later, but an incomplete block is stored as native.
         holder = None if live is None or live.kv_bits != packed.kv_bits else live
         return self._save(self.index.insert(cursor, tokens, packed, holder=holder), packed)
 

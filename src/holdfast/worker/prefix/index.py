@@ -100,9 +100,9 @@ class PrefixIndex:
         reuses.
 
         The plan counts as a use only once it is accepted. resumable_anywhere: whether all layers
-        keep every token, so that no saved state is needed. kv_bits: of the sequence; no sequence
-        can continue within a quantized block, and blocks are quantized if they end at a multiple of
-        BLOCK_TOKENS.
+        keep every token, so that no saved state is needed. kv_bits: the form of the sequence. If it
+        is quantized, stored blocks that end at a multiple of BLOCK_TOKENS are quantized, and no
+        sequence can continue within such a block.
         """
         root = root_key(self.fingerprint, tenant, kv_bits)
         return self._planner.plan(

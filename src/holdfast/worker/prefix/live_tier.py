@@ -129,7 +129,7 @@ class LiveTier:
         return claim
 
     def longest(self, chain: bytes, *, tenant: str, kv_bits: KVBits) -> int:
-        """How many of the first tokens of a chain a live state has."""
+        """The length of the longest prefix of a chain that a live state has in this form."""
         return self._chains.longest(chain, tenant=tenant, kv_bits=kv_bits)[1]
 
     def join(self, lookup: Lookup) -> None:
@@ -220,7 +220,9 @@ class LiveTier:
         return live
 
     def _held_by_live(self, lookup: Lookup) -> list[BlockKey]:
-        """The blocks of a plan that a live state which starts from it keeps in the same form."""
+        """The blocks that a live state, started from this lookup, will hold in the form in which
+        they are stored.
+        """
         return [
             key
             for key in self._index.whole(lookup.plan.blocks)
@@ -279,8 +281,8 @@ class LiveTier:
             state.share_prefix(best, most)
 
     def seclude(self, live: LiveChain) -> None:
-        """Let no other sequence start from the state of a running one any more, because it is about
-        to be quantized. Its state is not parked. Tokens that only this chain has are copied into
+        """Make the state of a running sequence, which is about to be quantized, unavailable to
+        other sequences, now and after its end. Tokens that only this chain has are copied into
         blocks.
         """
         self._held = None
@@ -371,7 +373,7 @@ class LiveTier:
 
     def _let_go(self, live: LiveChain, keys: Sequence[BlockKey]) -> None:
         """Release blocks that a live chain holds. Blocks that only this chain has are copied to RAM
-        first, unless RAM may keep no blocks.
+        first, unless the RAM limit for blocks is 0.
         """
         copies: dict[BlockKey, Payload | None] = {}
         may_keep = self._index.ram_budget_bytes > 0

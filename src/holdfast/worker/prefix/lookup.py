@@ -192,7 +192,9 @@ class Planner:
         )
 
     def _before_quantized(self, match: PrefixMatch, position: int) -> int:
-        """The last position, at most this one, whose own block is stored unquantized up to it."""
+        """The last position, at most `position`, at which a sequence can continue: the block around
+        it is stored unquantized up to there, or begins there.
+        """
         last = position // BLOCK_TOKENS * BLOCK_TOKENS
         for block in match.blocks:
             if last < block.end and block.end - block.tokens < position and last < position:

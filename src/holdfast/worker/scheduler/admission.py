@@ -27,7 +27,7 @@ class KvLedger:
     def __init__(
         self, costs: SequenceCosts, *, budget_bytes: int, expected_output_tokens: int
     ) -> None:
-        """costs: of sequences that are not known yet."""
+        """costs: those assumed for sequences that are not known yet."""
         self._costs = costs
         self._expected_output_tokens = expected_output_tokens
         self.budget_bytes = budget_bytes
@@ -144,7 +144,9 @@ class KvLedger:
         self.grow(sequence, sequence.capacity_tokens)
 
     def change(self, sequence: ScheduledSequence, held_tokens: int) -> None:
-        """Reserve memory for a running sequence by its new costs. That may exceed the budget."""
+        """Update the reservation of a running sequence after its costs have changed. The result may
+        exceed the budget.
+        """
         self.hold_apart(sequence, held_tokens)
         self._tolerated_bytes = max(self._tolerated_bytes, self.reserved_bytes)
 

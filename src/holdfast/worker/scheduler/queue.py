@@ -29,12 +29,12 @@ _MOST_TURNS = 4096  # flows, including ended ones
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceCosts:
-    """How much KV memory a sequence takes. It depends on the model and on the bits of its KV."""
+    """How much KV memory a sequence takes, which depends on the model and on its `kv_bits`."""
 
     kv_bytes_per_token: int  # growing layers only
     fixed_bytes_per_sequence: int  # windows and recurrent states
     reserve_step_tokens: int = 256  # capacities are multiples of this
-    block_tokens: int | None = None  # no span may contain a multiple of this, except at its start
+    block_tokens: int | None = None  # no span crosses a multiple of this; None: no limit
 
     def bytes_for(self, capacity_tokens: int, *, held_tokens: int = 0) -> int:
         """The bytes to reserve for one sequence of this capacity. Nothing is reserved for its first
@@ -44,9 +44,10 @@ class SequenceCosts:
         return own_tokens * self.kv_bytes_per_token + self.fixed_bytes_per_sequence
 
     def longest_sequence(self, budget_bytes: int, *, most_tokens: int) -> int:
-        """The length of the longest sequence that fits a budget, and at most `most_tokens`.
+        """The length of the longest sequence that fits a budget, but at most `most_tokens`.
 
-        At least one step of capacity: if not even that fits, each request is refused with a reason.
+        At least `reserve_step_tokens`, even if these do not fit: requests are then refused one by
+        one, with a reason.
         """
         if not self.kv_bytes_per_token:
             return most_tokens
@@ -69,7 +70,7 @@ class ScheduledSequence:
     max_tokens: int
     submitted_after_step: int  # results up to this step belong to an earlier use of the id
     costs: SequenceCosts
-    native_costs: SequenceCosts | None = None  # before it was quantized; None: it was not
+    native_costs: SequenceCosts | None = None  # those before it was quantized; None: it was not
     boundaries: tuple[
         int, ...
     ] = ()  # ascending; spans of the prompt end there so that state can be saved
@@ -112,8 +113,8 @@ class ScheduledSequence:
 
     @property
     def longest_span(self) -> int:
-        """The largest possible next span: up to the next boundary or block, or all unread
-        tokens.
+        """The largest possible next span: up to the next boundary or the end of the block, or all
+        unread tokens.
         """
         end = self.known_tokens
         if self.costs.block_tokens is not None:

@@ -147,8 +147,8 @@ class Scheduler:
         mixes_chunks: bool,
         bounds: ChunkBounds = UNBOUNDED,
     ) -> None:
-        """costs: of a sequence whose costs are not given. mixes_chunks: whether prompt chunks share
-        a forward pass with the decoding rows.
+        """costs: the default for sequences that `submit` gives no costs. mixes_chunks: whether
+        prompt chunks share a forward pass with the decoding rows.
 
         Raises ConfigError if `settings.step_tokens` is not set: the worker must choose a value for
         its device first.
@@ -212,7 +212,7 @@ class Scheduler:
             slower.
         is_ready: if False, the request keeps its position until `make_ready` tells where its
             prefill starts.
-        costs: of this sequence; None: the usual ones.
+        costs: the KV memory that this sequence takes; None: the default.
         is_idle_work: whether to use short steps, because a new request cancels this one and waits
             for its current step.
 
@@ -359,8 +359,8 @@ class Scheduler:
         self._ledger.change(sequence, held_tokens)
 
     def unquantize(self, request_id: RequestId) -> None:
-        """Give a running request the costs back that it had before `quantize`, if it was quantized,
-        because it restarts.
+        """Undo `quantize` for a running request that restarts with unquantized state. Does nothing
+        if it was not quantized.
         """
         sequence = self._running.get(request_id)
         if sequence is not None and sequence.native_costs is not None:
