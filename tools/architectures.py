@@ -49,18 +49,19 @@ why the others were not chosen; `model.layout` forces one.
 | `solo` | one forward pass per sequence; the slowest |
 
 `make architectures` generates the table below with mlx {mlx} and mlx-lm {mlx_lm} on Linux without a GPU: a tiny random
-model of every model type (float32), loaded as any model is. The three numbers are the largest deviation of a
-log-probability from mlx-lm, which computes the same sequence alone: in a crowd of six, after a cached prefix, and with
-a prefix restored from bytes compared with the one that was kept. Up to {tolerance:g} is rounding. The prompts are longer
-than the windows, chunks and numbers of selected keys of the models. A line with a comma is a variant of a model type.
+model of every model type (float32), loaded as any model is. The first two numbers are the largest deviation of a
+log-probability from the same sequence computed alone by mlx-lm: in a batch of six sequences (`in a batch`), and after a
+cached prefix (`cached`). The third one (`restored`) compares a prefix that was converted to bytes and restored with the
+same prefix kept in memory. Deviations up to {tolerance:g} are rounding. The prompts are longer than the models' windows and
+chunks, and have more tokens than sparse attention selects. A row with a comma is a variant of a model type.
 
 The last two columns are about [quantized](../guides/memory.md#quantized-kv) keys and values, with heads of 64
-dimensions: `right` if a sequence gives the same in a crowd, after a cached prefix and restored from bytes as alone in
-the same form; `-` if no layer keeps every token; empty if the form was not examined.
+dimensions: `right` if a sequence gives the same result in a batch, after a cached prefix and restored from bytes as
+alone with the same bits; `-` if no layer keeps every token; empty if the bits were not examined.
 
 {summary}
 
-| model type | layout | prefix cache | state per layer | in a crowd | cached | restored | 8 bits | 4 bits |
+| model type | layout | prefix cache | state per layer | in a batch | cached | restored | 8 bits | 4 bits |
 |---|---|---|---|---|---|---|---|---|
 """
 

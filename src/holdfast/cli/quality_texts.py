@@ -64,11 +64,10 @@ class _Note:
 
 
 def passages_for(folder: Path, *, text: str, context_tokens: int) -> tuple[Passage, ...]:
-    """What the model in `folder` is to read: the windows of a text, then the pages of notes.
+    """What the model in `folder` must read: the windows of a text, then the pages of notes.
 
     text: if it is empty, all predictions on the pages count as text. context_tokens: the context
-    length of the model.
-
+        length of the model.
     Raises ConfigError if there is too little text or context, and ModelLoadError if the tokenizer
     or the template is broken.
     """

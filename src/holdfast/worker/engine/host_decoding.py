@@ -30,7 +30,7 @@ def description() -> str:
         return "MLX's fused kernel"
     reason = decode_attention.unavailable()
     if reason:
-        return f"MLX, and numpy over quantized keys and values: {reason}"
+        return f"MLX, or numpy if keys and values are quantized. Why no C kernel: {reason}"
     return "the C kernel from some 2,000 tokens on, MLX below"
 
 

@@ -423,7 +423,7 @@ def _check_fit(files: AdapterFiles, modules: Mapping[str, Any]) -> None:
         if module is None:
             raise ModelLoadError(f"the model has no layer {path}{_count_of_layers(path, modules)}")
         if files.kind == "dora" and (_is_experts(module) or _is_embedding(module)):
-            raise ModelLoadError(f"{path} is no linear layer; possible for it: lora, not dora")
+            raise ModelLoadError(f"{path} is not a linear layer, so it supports lora, but not dora")
         rank = _rank(module, shapes)
         needed = _needed_shapes(module, rank, path)
         for part, shape in shapes.items():

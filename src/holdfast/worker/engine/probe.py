@@ -244,7 +244,7 @@ def examine_forms(
     native = engine.measure_costs()
     costs: dict[KVBits, KVCosts] = {"native": native}
     if native.form is None:
-        reason = "the state of this model has no form that can be copied"
+        reason = "the state of this model cannot be copied out of mlx-lm's objects"
     else:
         runner.learn_form(native.form)
         reason = runner.refusal()
@@ -260,7 +260,7 @@ def examine_forms(
     if used != "native" and forms.refusal(used) and default != "auto":
         forms.default = "native"
         forms.warnings = (
-            f"keys and values stay as they are computed, not in kv_bits {used}: "
+            f"keys and values are not quantized, although the setting is kv_bits {used}: "
             f"{forms.refusal(used)}",
         )
     return forms

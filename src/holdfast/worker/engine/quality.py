@@ -104,7 +104,7 @@ def measure(
     quantized. progress: called with the fraction that is done. Device thread only; blocks.
     """
     if model_form is None:
-        refusal = "the states of this model have no form that could be quantized"
+        refusal = "the state of this model cannot be copied out of mlx-lm's objects"
     else:
         runner.learn_form(model_form)
         refusal = runner.refusal()

@@ -85,8 +85,8 @@ class Lifetimes:
         self._scheduler.quantize(sequence.id, costs, held_tokens=held_tokens)
         self._ledger.counters.quantized += 1
         logger.info(
-            "memory is critically short: request %s holds its %d tokens in %s bits from now on, in "
-            "%.1f MiB instead of %.1f MiB",
+            "memory is critically short: the KV of request %s (%d tokens) was quantized to %s bits; "
+            "it takes %.1f MiB instead of %.1f MiB",
             sequence.id,
             sequence.known_tokens,
             kv_bits,

@@ -73,7 +73,7 @@ class PrefixCache:
             )
 
     def fingerprint_of(self, adapter: str) -> str:
-        """The fingerprint of the model with an adapter; of the model itself if `adapter` is empty."""
+        """The fingerprint of the model with an adapter; empty name: of the model itself."""
         return self._adapters[adapter] if adapter else self.index.fingerprint
 
     def tenant_of(self, tenant: str, *, adapter: str) -> str:
