@@ -251,7 +251,7 @@ class SplitRunner(Runner):
 
 class SinglyRunner(Runner):
     """Runs each span in its own forward pass, over Holdfast's own states of the layers: slow, but
-    with prefix cache. See `SoloRunner` for models that this does not suit.
+    with prefix cache. `SoloRunner` runs models whose states Holdfast cannot hold.
     """
 
     name = "solo"
