@@ -5,6 +5,7 @@ contract.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -65,6 +66,9 @@ class FakeEngine:
     runs_ahead: bool = True
     # a step with a longer span raises, as a device does that has no memory for it
     largest_chunk: int = 1 << 30
+
+    def longest_span(self, request_id: str, start: int) -> int:
+        return sys.maxsize
 
     def open(
         self,

@@ -63,3 +63,15 @@ def test_a_form_with_wrong_results_is_refused_and_the_default_is_then_native(
     with pytest.raises(InvalidRequest, match="possible: auto, native, 8/4, 4"):
         chosen(forms, "8")
     assert chosen(forms, "auto", is_short=True) == "native", "there is no other form to save memory"
+
+
+def test_a_form_that_cannot_be_tried_costs_only_the_request_that_asks_for_it() -> None:
+    def fail(kv_bits: str) -> str:
+        raise RuntimeError("out of memory")
+
+    forms = forms_of(default="native")
+    forms.try_out = fail
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="RuntimeError: out of memory"):
+            chosen(forms, "4")
+    assert chosen(forms, "native") == "native"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast.worker.kv.bits import BITS, KVBits
-from holdfast.worker.kv.layer import HeadsForm
+from holdfast.worker.kv.layer import HeadsForm, SnapshotMismatch
 from holdfast.worker.kv.live import KVBlock, LiveBase, LiveState, start_from
 from holdfast.worker.kv.quantized import QuantizedKV, dequantized, group_of, quantized
 
@@ -188,3 +188,15 @@ def test_five_bits_are_dequantized_as_mlx_does(dimension: int, dtype: mx.Dtype) 
     bound = 0 if dtype == mx.float32 else 0.02
     assert found.dtype == dtype
     assert mx.abs(found - expected).max().item() <= bound
+
+
+def test_a_block_in_other_bits_does_not_fit() -> None:
+    form = (HeadsForm(2, 64, "float32"), HeadsForm(2, 64, "float32"))
+    state = LiveState([QuantizedKV("8", form=form, block_tokens=BLOCK)])
+    (layer,) = state.leaves
+    assert isinstance(layer, QuantizedKV)
+    layer.append(KEYS[:, :, :BLOCK], VALUES[64][:, :, :BLOCK])
+    state.tokens = BLOCK
+    other = LiveState([QuantizedKV("4", form=form, block_tokens=BLOCK)])
+    with pytest.raises(SnapshotMismatch, match="in 8 bits, not in 4"):
+        other.restore([state.copy_block(start=0, tokens=BLOCK)], None)

@@ -165,6 +165,7 @@ class Residency:
         }
         for entry in catalog.entries:
             self._slots[entry.name].change(entry)
+            self._slots[entry.name].press(self.memory.pressure)
         for name, slot in before.items():
             if name not in self._slots:
                 self._slots[name] = slot

@@ -8,14 +8,21 @@ rounding them to bf16 would change the result more than 8-bit keys do.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Sequence
+from functools import cache
+from typing import Literal
 
 import mlx.core as mx
 
 from holdfast.worker.engine.host_decoding import bits_of
 from holdfast.worker.kernels.decode_attention import Bits
 from holdfast.worker.kv.layer import LayerKV
-from holdfast.worker.kv.quantized import fit_for
+from holdfast.worker.kv.quantized import dequantized, fit_for, quantized
+
+LENGTHS = (300, 1_500, 5_000)
+
+logger = logging.getLogger("holdfast.worker")
 
 
 def attend(layer: LayerKV, seen: int, queries: mx.array, *, sinks: mx.array | None) -> mx.array:
@@ -39,6 +46,35 @@ def attend(layer: LayerKV, seen: int, queries: mx.array, *, sinks: mx.array | No
     ]
     attended = sum(terms[1:], start=terms[0])
     return attended.reshape(1, heads, 1, values.dimension).astype(queries.dtype)
+
+
+@cache
+def is_right() -> bool:
+    """Whether this device multiplies with codes as with the dequantized numbers, also for long
+    contexts: some versions of MLX do not (mlx#4201, mlx#4250). Takes some milliseconds once.
+    """
+    try:
+        return all(map(_agrees, LENGTHS))
+    except (RuntimeError, ValueError, TypeError):  # of an unsupported operation
+        logger.exception("MLX cannot multiply with quantized keys and values on this device")
+        return False
+
+
+def _agrees(tokens: int) -> bool:
+    stored = mx.random.normal((1, 2, tokens, 96), key=mx.random.key(tokens))
+    queries = mx.random.normal((1, 2, 4, 96), key=mx.random.key(0))
+    weights = mx.softmax(mx.random.normal((1, 2, 4, tokens), key=mx.random.key(1)), axis=-1)
+    all_bits: tuple[Literal[8, 5, 4], ...] = (8, 5, 4)
+    for dimension, bits in itertools.product((64, 96), all_bits):
+        arrays = quantized(stored[..., :dimension], bits)
+        plain = dequantized(arrays, bits=bits, dtype=mx.float32)
+        for left, transpose in ((queries[..., :dimension], True), (weights, False)):
+            expected = _product(left, [plain], bits, transpose=transpose)
+            got = _product(left, arrays, bits, transpose=transpose)
+            # TF32 has ten bits of precision
+            if not mx.allclose(got, expected, rtol=1e-2, atol=2e-2).item():
+                return False
+    return True
 
 
 def _pair(

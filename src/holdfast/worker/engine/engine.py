@@ -16,6 +16,7 @@ the host reads the previous tokens, fills the mask and lays out the sampling.
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from holdfast.wire.requests import RequestId, SamplingParams, TokenIds
 from holdfast.worker.engine.constraints import Constraints, SequenceConstraint
 from holdfast.worker.engine.host_sampling import Scores
 from holdfast.worker.engine.layouts import Runner
-from holdfast.worker.engine.plan import KeepPolicy, Span, SpanResult, StepPlan
+from holdfast.worker.engine.plan import BLOCK_TOKENS, KeepPolicy, Span, SpanResult, StepPlan
 from holdfast.worker.engine.sampling import DrawnRows, advance, limits_of, sample, score_tokens
 from holdfast.worker.engine.seams import LaterLogits, StepLogits
 from holdfast.worker.engine.sequence import (
@@ -116,6 +117,12 @@ class Engine:
     def mixes_chunks(self) -> bool:
         """Whether prefill chunks share a forward pass with decoding rows."""
         return self._runner.mixes_chunks
+
+    def longest_span(self, request_id: RequestId, start: int) -> int:
+        """How many tokens a span of a sequence may have at most, beginning at position `start`."""
+        if self.cuts_at_blocks(self._sequences[request_id].live.kv_bits):
+            return BLOCK_TOKENS - start % BLOCK_TOKENS
+        return sys.maxsize
 
     def cuts_at_blocks(self, kv_bits: KVBits) -> bool:
         """Whether spans must not cross borders of quantized blocks; see `Runner.cuts_at_blocks`."""

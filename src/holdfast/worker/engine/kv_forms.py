@@ -4,6 +4,7 @@ quantized, from the forms (values of `kv_bits`) that the model supports. Does no
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -14,6 +15,8 @@ from holdfast.worker.kv.bits import SAVING, KVBits
 
 if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run time
     from holdfast.worker.engine.engine import KVCosts
+
+logger = logging.getLogger("holdfast.worker")
 
 LEAST_SAVED_SHARE = 0.2  # a running sequence is quantized if this saves this share of its bytes
 
@@ -39,7 +42,12 @@ class KVForms:
         """Why the model does not support a quantized form; empty if it does. May test the form."""
         if kv_bits in self.costs and kv_bits not in self._tried:
             self._tried.add(kv_bits)
-            if wrong := self.try_out(kv_bits):
+            try:
+                wrong = self.try_out(kv_bits)
+            except (RuntimeError, ValueError, TypeError, MemoryError) as error:  # of MLX
+                logger.exception("kv_bits %s could not be tried", kv_bits)
+                wrong = f"{type(error).__name__}: {error}"
+            if wrong:
                 self.refused[kv_bits] = wrong
         if kv_bits in self.costs:
             return self.refused.get(kv_bits, "")

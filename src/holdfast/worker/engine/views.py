@@ -78,7 +78,11 @@ class StepContext:
         default_factory=lambda: mx.default_device() == mx.Device(mx.cpu)
     )
     attends_to_parts: bool = True
-    reads_codes: bool = field(default_factory=lambda: mx.default_device() != mx.Device(mx.cpu))
+    reads_codes: bool = field(
+        default_factory=lambda: (
+            mx.default_device() != mx.Device(mx.cpu) and code_attention.is_right()
+        )
+    )
     host_scores: int = field(default_factory=lambda: host_attention.SCORES_WORTH_IT)
     decode_scores: int = field(default_factory=lambda: host_decoding.SCORES_WORTH_IT)
     _masks: dict[tuple[int, int, int | None], mx.array] = field(default_factory=dict)

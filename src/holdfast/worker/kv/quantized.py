@@ -373,6 +373,8 @@ class QuantizedKV(LayerKV):
 
     def restore(self, arrays: Iterator[mx.array], layout: CheckpointLayout, *, end: int) -> None:
         is_native = layout.kv_bits == "native"
+        if not is_native and layout.kv_bits != self.kv_bits:
+            raise SnapshotMismatch(f"the block is in {layout.kv_bits} bits, not in {self.kv_bits}")
         taken = [next(arrays) for _ in range(2 if is_native else 2 * _ARRAYS)]
         found = {array.shape[2] for array in taken}
         if found != {end - self.tokens}:

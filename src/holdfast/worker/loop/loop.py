@@ -487,7 +487,7 @@ class WorkerLoop:
         `auto`, so that the server may choose.
         """
         costs = self._costs.get(SAVING)
-        if costs is None or not memory.is_critical:
+        if costs is None or not memory.is_critical or self._forms.refusal(SAVING):
             return
         lengths = {
             sequence: self._engine.quantizable_tokens(sequence.id)

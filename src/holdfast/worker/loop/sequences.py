@@ -256,7 +256,11 @@ class Ledger:
     def replace(self, sequence: LiveSequence) -> LiveSequence:
         """Replace a live sequence by a fresh one for the same request; emits no event."""
         assert self.is_live(sequence)
-        fresh = LiveSequence(request=sequence.request, submitted_at=sequence.submitted_at)
+        fresh = LiveSequence(
+            request=sequence.request,
+            kv_bits=sequence.kv_bits,
+            submitted_at=sequence.submitted_at,
+        )
         self._live[fresh.id] = fresh
         return fresh
 

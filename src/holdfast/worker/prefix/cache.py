@@ -302,6 +302,8 @@ class PrefixCache:
             not run.start <= start < end
         ):  # all of the run is stored, or the tokens before it are not
             return None
+        if run.kv_bits != "native" and end % BLOCK_TOKENS:
+            return None  # no sequence could continue there
         packed = run.cut(end - start, offset=start - run.start)
         mx.eval(packed.arrays)
         # the scale of quantized values may exceed the range of its type

@@ -112,15 +112,15 @@ class LiveTier:
             return None
         moved = [claim.tokens for claim in chain.claims if claim.use == "moved"]
         tokens = min([tokens, *moved])  # a state that is to be moved will lose all later tokens
-        is_still = chain.is_parked
-        tokens = chain.state.resumable(tokens) if is_still else chain.state.lasting(tokens)
+        resumable = chain.state.resumable if chain.is_parked else chain.state.lasting
+        tokens = resumable(tokens)
         form = self._form
         needs_end = not form.resumes_anywhere
         if needs_end:
             may_have_end = lookup.may_move and chain.is_parked and not chain.claims
             if not (may_have_end and chain.state.can_rewind(tokens)):
                 needs_end = False
-                tokens = min(tokens, lookup.plan.tokens) if form.block else 0
+                tokens = resumable(min(tokens, lookup.plan.tokens)) if form.block else 0
         if tokens == 0 or (needs_end and tokens < lookup.plan.tokens):
             return None
         claim = LiveClaim(chain=chain, tokens=tokens, needs_end=needs_end)
