@@ -217,7 +217,7 @@ def test_while_memory_is_critically_short_only_one_waiting_request_has_its_prefi
     def look() -> None:
         held.append(sum(bool(each.fetched or each.awaited) for each in lookups))
 
-    inbox = made.serve([[CRITICAL], requests, *after_steps(60, NORMAL)], on_receive=look)
+    inbox = made.serve([[CRITICAL], requests, *after_steps(400, NORMAL)], on_receive=look)
     for each in prompts:
         assert inbox.tokens(each) == before.tokens(each)
         assert inbox.finished(each).cached_tokens >= 512

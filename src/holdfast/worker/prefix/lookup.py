@@ -424,4 +424,5 @@ class Lookup:
         """
         self.hold.close()
         self.fetched.clear()
+        self.awaited.clear()
         self.drop_base()
