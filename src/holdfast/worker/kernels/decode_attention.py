@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.worker.kernels.build import kernel
+from holdfast.worker.kernels.five_bits import FIELDS_OF_FIVE_BITS
 
 _LANES = 16  # head dimensions must be a multiple of this
 _QUANTIZED_LANES = 32  # and of this if keys and values are quantized
@@ -27,13 +28,6 @@ _TOKENS_PER_THREAD = 2048  # key heads × tokens from which waking another threa
 _TILE_NUMBERS = 1 << 17  # codes that numpy converts at once: 512 KiB of float32 fit in the L2 cache
 _LEAST_TILE = 64  # tokens; with fewer, the overhead of numpy calls is too large
 _NO_SCORE = -3e38
-# Steps that spread eight 5-bit codes (40 bits) over eight bytes: the mask of the bits that stay,
-# the mask of the bits that move up, and by how many bits.
-FIELDS_OF_FIVE_BITS = (
-    (0x00000000000FFFFF, 0x000000FFFFF00000, 12),
-    (0x000003FF000003FF, 0x000FFC00000FFC00, 6),
-    (0x001F001F001F001F, 0x03E003E003E003E0, 3),
-)
 _FAILURES = {1: "there is not enough memory", 2: "the shapes or bits are not supported"}
 
 Floats: TypeAlias = npt.NDArray[np.float32]

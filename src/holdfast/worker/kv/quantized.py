@@ -18,7 +18,7 @@ from typing import Self
 
 import mlx.core as mx
 
-from holdfast.worker.kernels.decode_attention import FIELDS_OF_FIVE_BITS
+from holdfast.worker.kernels.five_bits import FIELDS_OF_FIVE_BITS
 from holdfast.worker.kv.bits import BITS, KVBits
 from holdfast.worker.kv.full import FullKV
 from holdfast.worker.kv.layer import (
