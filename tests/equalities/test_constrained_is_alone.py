@@ -78,8 +78,13 @@ def alone(engine: Engine, each: Played, *, constraints: Mapping[str, Any] | None
         ("qwen3_next", 1),
         ("gemma2", 0),
         ("llama4", 1),
-        ("deepseek_v41", 0),
-        *slow(("qwen3_next", 0), ("gemma2", 1), ("llama4", 0), ("deepseek_v41", 1)),
+        *slow(
+            ("deepseek_v41", 0),
+            ("qwen3_next", 0),
+            ("gemma2", 1),
+            ("llama4", 0),
+            ("deepseek_v41", 1),
+        ),
     ],
 )
 def test_constrained_and_plain_sequences_together_draw_what_each_draws_alone(

@@ -121,6 +121,7 @@ def of_mlx_lm(model_folder: Path, adapter: Path | None, question: str) -> str:
     return str(tokenizer.decode(drawn, skip_special_tokens=True))
 
 
+@pytest.mark.slow
 def test_an_adapter_answers_as_mlx_lm_does_with_it(
     server: Asked, model_folder: Path, adapters: dict[str, Path]
 ) -> None:

@@ -357,6 +357,7 @@ def test_the_reason_names_every_layout_that_was_tried() -> None:
     assert [" fails (" in part for part in parts] == [True, True, True, False, False]
 
 
+@pytest.mark.slow
 def test_code_for_long_contexts_is_probed_with_short_ones() -> None:
     """This model selects blocks of keys from 2,048 tokens on; padded copies would then be wrong."""
     config = tiny_config("minimax_m3_vl")

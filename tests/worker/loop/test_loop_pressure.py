@@ -240,7 +240,7 @@ def test_a_quantized_sequence_reserves_less_memory() -> None:
     assert reserved[-1] < 0.55 * reserved[0], "codes, and two blocks as they were computed"
 
 
-@pytest.mark.parametrize("seed", [0, 1, *slow(2, 3)])
+@pytest.mark.parametrize("seed", [0, *slow(1, 2, 3)])
 def test_whatever_the_pressure_no_request_fails_and_fixed_forms_get_their_answers(
     seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
