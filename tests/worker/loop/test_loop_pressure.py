@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,11 @@ import pytest
 from holdfast.machine.device_memory import Pressure
 from holdfast.wire.commands import Command, MemoryPressure
 from holdfast.wire.events import FinishReason, WorkerStatistics
-from holdfast.worker.engine.engine import Engine
-from holdfast.worker.engine.layouts import Runner
-from holdfast.worker.engine.plan import Span, StepPlan
-from holdfast.worker.engine.probe import choose_layout
-from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.prefix.lookup import Lookup
-from tests.fakes.caching_worker import CachingWorker, greedy, one_after_the_other
+from tests.fakes.caching_worker import greedy, one_after_the_other
+from tests.fakes.pressed_worker import alone, lengths, prompt_of, quantized_in, worker
 from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.slow import slow
-from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
 NORMAL, WARNING, CRITICAL = (MemoryPressure(pressure=each) for each in Pressure)
 NAMES = [
@@ -36,82 +30,8 @@ NAMES = [
 ]
 
 
-@cache
-def wide(name: str) -> Runner:
-    """A probed tiny model with heads that can be quantized."""
-    return choose_layout(make_tiny(name, head_dim=64), vocab_size=VOCAB_SIZE)
-
-
-class RecordingEngine(Engine):
-    """Notes how many tokens each sequence had when it was quantized."""
-
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self.quantized_at: dict[str, int] = {}
-
-    def quantize(self, request_id: str, kv_bits: KVBits) -> tuple[int, int]:
-        self.quantized_at[request_id] = self.quantizable_tokens(request_id)
-        before, after = super().quantize(request_id, kv_bits)
-        assert after < before
-        return before, after
-
-
-def worker(name: str, folder: Path | None = None, **more: Any) -> CachingWorker:
-    return CachingWorker(
-        wide(name),
-        vocab_size=VOCAB_SIZE,
-        folder=folder,
-        has_measured_costs=True,
-        **{"kv_bits": "auto", "engine": RecordingEngine, **more},
-    )
-
-
-def prompt_of(seed: str, tokens: int) -> tuple[int, ...]:
-    rng = random.Random(seed)
-    return tuple(rng.randrange(VOCAB_SIZE - 8) for _ in range(tokens))
-
-
-def alone(
-    name: str, prompt: Sequence[int], *, max_tokens: int, quantized_at: int | None = None
-) -> list[int]:
-    """The answer of a sequence alone, which is quantized when it has that many tokens."""
-    made = worker(name)  # its engine knows the forms
-    engine = made.engine
-    capacity = len(prompt) + max_tokens
-    engine.open(greedy("alone", prompt, max_tokens=max_tokens), capacity_tokens=capacity)
-    answer: list[int] = []
-    at = 0
-    is_cut = False  # at blocks, once it is quantized
-    while len(answer) < max_tokens:
-        if at == quantized_at:
-            engine.quantize("alone", "8")
-            is_cut = engine.cuts_at_blocks("8")
-        end = len(prompt) if at < len(prompt) else at + 1
-        if quantized_at is not None and at < quantized_at < end:
-            end = quantized_at
-        if is_cut:
-            end = min(end, at - at % 256 + 256)
-        draws = end >= len(prompt)
-        span = Span(request_id="alone", start=at, tokens=end - at, draws=draws)
-        (result,) = engine.collect(engine.dispatch(StepPlan(spans=(span,))))
-        answer += result.token_ids
-        at = end
-    engine.close("alone")
-    return answer
-
-
 def after_steps(count: int, *commands: Command) -> list[Sequence[Command]]:
     return [*[[]] * count, list(commands)]
-
-
-def lengths(made: CachingWorker) -> dict[str, int]:
-    """How many tokens the state of each open sequence has."""
-    return {name: each.live.tokens for name, each in made.engine._sequences.items()}
-
-
-def quantized_in(made: CachingWorker) -> dict[str, int]:
-    assert isinstance(made.engine, RecordingEngine)
-    return made.engine.quantized_at
 
 
 def counted(inbox: ScriptInbox) -> WorkerStatistics:

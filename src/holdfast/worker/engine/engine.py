@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
@@ -44,7 +44,7 @@ from holdfast.worker.engine.sequence import (
 )
 from holdfast.worker.engine.views import StepContext
 from holdfast.worker.kv.bits import KVBits
-from holdfast.worker.kv.live import LiveState, ModelForm
+from holdfast.worker.kv.live import Conversion, LiveState, ModelForm, shared_beginning
 
 NOT_A_NUMBER = "the model's output is not a number at this position, or no token is left to sample"
 NOTHING_ALLOWED = "the grammar allows only tokens here that the request's logit_bias bans"
@@ -179,24 +179,44 @@ class Engine:
             sequence.constraint, budget, generated=generated
         )
 
-    def quantizable_tokens(self, request_id: RequestId) -> int:
-        """The length of an open sequence if `quantize` can convert its state; otherwise 0."""
-        live = self._sequences[request_id].live
-        return live.tokens if live.can_quantize() else 0
+    def conversions(
+        self, request_ids: Iterable[RequestId], kv_bits: KVBits
+    ) -> Iterator[tuple[tuple[RequestId, ...], Conversion]]:
+        """Yield for which of these open sequences `quantize` may be called together: first for each
+        alone, then for all that share tokens with each other; the longest first.
+        """
+        able: dict[RequestId, LiveState] = {}
+        groups: dict[object, tuple[RequestId, ...]] = {}
+        for request_id in request_ids:
+            live = self._sequences[request_id].live
+            if live.can_quantize():
+                able[request_id] = live
+                beginning = shared_beginning(live) or request_id
+                groups[beginning] = (*groups.get(beginning, ()), request_id)
+        singles = [(request_id,) for request_id in able]
+        for kind in (singles, [group for group in groups.values() if len(group) > 1]):
+            counted = [
+                (each, Conversion.of([able[name] for name in each], kv_bits)) for each in kind
+            ]
+            yield from sorted(counted, key=lambda each: each[1].tokens, reverse=True)
 
     def quantize(self, request_id: RequestId, kv_bits: KVBits) -> tuple[int, int]:
         """Quantize the keys and values of an open sequence. From then on, none of its state is
         copied for the prefix cache, because what it computes depends on when it was quantized.
         Waits for the device. No pending step may contain the sequence.
 
-        Returns the bytes of its state before and after.
+        Returns the bytes of its state before and after. If the device fails, see `is_whole`.
         """
         sequence = self._sequences[request_id]
-        sequence.keep = None
         sequence.trim()
         before = sum(array.nbytes for array in sequence.live.arrays())
         sequence.live.quantize(self._runner.fresh_layers(kv_bits))
+        sequence.keep = None
         return before, sum(array.nbytes for array in sequence.live.arrays())
+
+    def is_whole(self, request_id: RequestId) -> bool:
+        """Whether an open sequence can go on; False if a failed `quantize` has lost its state."""
+        return self._sequences[request_id].live.is_whole
 
     def close(self, request_id: RequestId) -> None:
         """Drop a sequence. The caller must ignore its results in steps that are still pending."""

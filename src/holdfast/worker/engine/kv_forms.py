@@ -15,6 +15,7 @@ from holdfast.worker.kv.bits import SAVING, KVBits
 
 if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run time
     from holdfast.worker.engine.engine import KVCosts
+    from holdfast.worker.kv.live import Conversion
 
 logger = logging.getLogger("holdfast.worker")
 
@@ -62,14 +63,19 @@ class KVForms:
         """Whether the server chooses the form of a request. asked: its `kv_bits`; empty: unset."""
         return (asked or self.default) == "auto"
 
-    def is_worth_it(self, tokens: int) -> bool:
-        """Whether quantizing a running sequence of this length saves enough memory. Short sequences
-        save little, because the current block and its buffer stay unquantized.
+    def is_worth_it(self, conversion: Conversion) -> bool:
+        """Whether quantizing running sequences saves enough memory. Short sequences save little,
+        because the current block and its buffer stay unquantized; tokens that other sequences hold
+        save nothing.
         """
         native = self.costs["native"]
         saving = self.costs[SAVING]
-        before = native.bytes_per_token * tokens + native.fixed_bytes
-        after = saving.bytes_per_token * tokens + saving.fixed_bytes
+        new_tokens = conversion.tokens - conversion.ready_tokens
+        before = native.bytes_per_token * conversion.tokens
+        after = native.bytes_per_token * conversion.kept_tokens
+        after += saving.bytes_per_token * new_tokens
+        before += native.fixed_bytes * conversion.sequences
+        after += saving.fixed_bytes * conversion.sequences
         return before - after >= before * LEAST_SAVED_SHARE
 
     def choose(

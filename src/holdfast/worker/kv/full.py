@@ -77,6 +77,10 @@ class FrozenPart:
             self._first = pair_of(self.arrays, end=tokens)
         return self._first
 
+    def is_converted(self, form: str) -> bool:
+        """Whether a holder uses this part in another form, so that `converted` costs nothing."""
+        return form in self._converted
+
     @property
     def capacity(self) -> int:
         """The number of tokens that the buffers have room for."""
@@ -216,6 +220,11 @@ class FullKV(LayerKV):
         if self.tokens > tokens:
             parts.append((FrozenPart(rest), self.tokens - tokens))
         self._hold(parts)
+
+    @property
+    def frozen_parts(self) -> tuple[tuple[FrozenPart, int], ...]:
+        """The frozen parts, with the number of tokens that this sequence holds of each."""
+        return tuple(self._frozen)
 
     def held_of(self, part: FrozenPart) -> int:
         """The number of tokens of a part that this sequence holds."""

@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 import mlx.core as mx
 
 from holdfast.worker.kv.bits import KVBits
-from holdfast.worker.kv.full import FullKV
+from holdfast.worker.kv.full import FrozenPart, FullKV
 from holdfast.worker.kv.layer import (
     CheckpointLayout,
     Layer,
@@ -103,10 +103,13 @@ class LiveState:
     tokens: the number of tokens in the state, including the tokens of dispatched steps.
     leaves: the states of all layers in one flat tuple. A composite layer contributes several: one
         for each state that it is composed of.
+    is_whole: False after a `quantize` that failed when it had already converted some layers; the
+        state is then unusable.
     """
 
     layers: list[Layer]
     tokens: int = 0
+    is_whole: bool = field(init=False, default=True)
     leaves: tuple[LayerState, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -181,18 +184,21 @@ class LiveState:
         """Quantize the keys and values of a running sequence, one layer after the other, except
         those of the current block. Waits for the device. Requires `can_quantize`.
 
-        fresh: empty layers of the same model that hold keys and values quantized.
+        fresh: empty layers of the same model that hold keys and values quantized. If the device
+        fails, the state is as it was before, unless `is_whole` is False.
         """
         empty = LiveState(fresh).leaves
         for old, new in zip(self.leaves, empty, strict=True):
             if isinstance(old, FullKV):
                 assert isinstance(new, QuantizedKV)
                 new.take_over(old)
+                self.is_whole = False
         taken = iter(
             [new if old.grows else old for old, new in zip(self.leaves, empty, strict=True)]
         )
         self.layers = [layer.with_leaves(taken) for layer in fresh]
         self.__post_init__()
+        self.is_whole = True
 
     # -- sharing
 
@@ -382,6 +388,56 @@ def start_from(base: LiveBase, fresh: list[Layer], *, is_restored: bool) -> Live
                 leaf.rewind(state.tokens - tokens)
     following = iter(leaves)
     return LiveState([layer.with_leaves(following) for layer in fresh], tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversion:
+    """What it would mean for memory to quantize some sequences. Shared tokens count once.
+
+    tokens: all tokens of the sequences. kept_tokens: those whose native buffers would stay, because
+        other sequences hold them. ready_tokens: those that another sequence holds quantized already.
+    """
+
+    sequences: int
+    tokens: int
+    kept_tokens: int
+    ready_tokens: int
+
+    @staticmethod
+    def of(states: Sequence[LiveState], kv_bits: KVBits) -> Conversion:
+        """Count the tokens of states that can be quantized (`can_quantize`)."""
+        tokens = 0
+        held: dict[FrozenPart, list[int]] = {}
+        for state in states:
+            first = _first_full(state)  # all layers share the same tokens
+            tokens += first.tokens - first.frozen_tokens
+            for part, count in first.frozen_parts:
+                held.setdefault(part, []).append(count)
+        longest = {part: max(counts) for part, counts in held.items()}
+        return Conversion(
+            sequences=len(states),
+            tokens=tokens + sum(longest.values()),
+            kept_tokens=sum(
+                longest[part] for part, counts in held.items() if len(part.holders) > len(counts)
+            ),
+            ready_tokens=sum(
+                count for part, count in longest.items() if part.is_converted(kv_bits)
+            ),
+        )
+
+
+def shared_beginning(state: LiveState) -> FrozenPart | None:
+    """The first frozen part of an unquantized state, which all states have that share tokens with
+    it; None if it shares nothing.
+    """
+    parts = _first_full(state).frozen_parts
+    return parts[0][0] if parts else None
+
+
+def _first_full(state: LiveState) -> FullKV:
+    first = state.growing[0]
+    assert isinstance(first, FullKV), "the state is quantized"
+    return first
 
 
 def all_finite(arrays: Iterable[mx.array]) -> mx.array:

@@ -512,8 +512,8 @@ class CacheClient:
         if live is not None:
             assert self._cache is not None
             self._cache.live.seclude(live)
-        sequence.is_quantized = True
         sizes = self._engine.quantize(sequence.id, kv_bits)
+        sequence.is_quantized = True
         if live is not None and live.state is not None and live.state.can_share:
             live.held_tokens = live.state.frozen_tokens
         return sizes

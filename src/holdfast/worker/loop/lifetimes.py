@@ -53,10 +53,7 @@ class Lifetimes:
         if sequence is None:
             return
         self._close(sequence, has_ended=False)
-        if not self._scheduler.is_paused(
-            sequence.id
-        ):  # a paused sequence is looked up when it is resumed
-            self._cache.look_up(sequence)
+        self._look_up_unless_paused(sequence)
 
     def grow(self, growth: Reservation) -> None:
         """Enlarge the capacity of an open sequence; if the engine cannot, the request fails."""
@@ -72,15 +69,18 @@ class Lifetimes:
 
     def quantize(self, sequence: LiveSequence, kv_bits: KVBits, costs: SequenceCosts) -> None:
         """Quantize the state of an open sequence, and reserve less memory for it. No pending step
-        may contain the sequence. If the device fails, the request fails.
+        may contain the sequence. If the device fails, the sequence stays unquantized.
         """
+        sizes = None
         try:
             with device_call():
-                before, after = self._cache.quantize(sequence, kv_bits)
-        except DeviceFailed as failure:
-            logger.exception("request %s could not be quantized", sequence.id)
-            self.drop(sequence, FinishReason.FAILED, error=f"no memory for the request: {failure}")
+                sizes = self._cache.quantize(sequence, kv_bits)
+        except DeviceFailed:
+            logger.exception("the KV of request %s could not be quantized", sequence.id)
+        if sizes is None:  # the traceback, which holds arrays, is gone
+            self._keep_native(sequence)
             return
+        before, after = sizes
         held_tokens = 0 if sequence.live is None else sequence.live.held_tokens
         self._scheduler.quantize(sequence.id, costs, held_tokens=held_tokens)
         self._ledger.counters.quantized += 1
@@ -93,6 +93,18 @@ class Lifetimes:
             after / (1 << 20),
             before / (1 << 20),
         )
+
+    def _keep_native(self, sequence: LiveSequence) -> None:
+        """Continue a sequence that could not be quantized: from its unquantized state, or, if a part
+        of that is lost, from the cache.
+        """
+        sequence.stays_native = True
+        if self._engine.is_whole(sequence.id):
+            return
+        logger.warning("request %s restarts: a part of its KV is lost", sequence.id)
+        self._close(sequence, is_healthy=False)
+        self._scheduler.restart(sequence.id)
+        self._look_up_unless_paused(sequence)
 
     def admit(self, admitted: Iterable[Reservation]) -> None:
         """Open the sequences that the scheduler has admitted."""
@@ -215,6 +227,11 @@ class Lifetimes:
         for sequence in self._ledger.live():
             self._ledger.finish(sequence, FinishReason.CANCELLED)
             self._close(sequence, is_healthy=sequence not in unhealthy)
+
+    def _look_up_unless_paused(self, sequence: LiveSequence) -> None:
+        # a paused sequence is looked up when it is resumed
+        if not self._scheduler.is_paused(sequence.id):
+            self._cache.look_up(sequence)
 
     def _restart(self, sequence: LiveSequence) -> None:
         self._scheduler.restart(sequence.id)

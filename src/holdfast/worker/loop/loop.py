@@ -162,7 +162,7 @@ class WorkerLoop:
                 self._obey(commands)
                 if self._memory is not None:
                     self._memory.tend(now=self._clock())
-                    self._quantize_one(self._memory)
+                    self._quantize_running(self._memory)
                 self._send()  # the front continues while the step is laid out
                 is_busy = self._advance()
                 if self._flight is None or self._engine.runs_ahead:
@@ -482,28 +482,35 @@ class WorkerLoop:
             return False
         return True
 
-    def _quantize_one(self, memory: MemoryBudget) -> None:
+    def _quantize_running(self, memory: MemoryBudget) -> None:
         """If memory is critically short, quantize the longest running sequence whose `kv_bits` is
-        `auto`, so that the server may choose.
+        `auto`, so that the server may choose. Sequences that share tokens are quantized together if
+        quantizing one of them would not save enough memory.
         """
         costs = self._costs.get(SAVING)
         if costs is None or not memory.is_critical or self._forms.refusal(SAVING):
             return
-        lengths = {
-            sequence: self._engine.quantizable_tokens(sequence.id)
+        possible = [
+            sequence.id
             for sequence in self._ledger.live()
             if sequence.is_open
             and not sequence.is_quantized
+            and not sequence.stays_native
             and self._forms.is_free(sequence.request.kv_bits)
-        }
-        longest = max(lengths, key=lambda each: lengths[each], default=None)
-        if longest is None or not self._forms.is_worth_it(lengths[longest]):
+        ]
+        conversions = self._engine.conversions(possible, SAVING)
+        chosen = next((names for names, each in conversions if self._forms.is_worth_it(each)), ())
+        if not chosen:
             return
         self._complete_flight()
-        if longest.is_open:
-            self._pulse.work()
-            self._lifetimes.quantize(longest, SAVING, costs)
-            memory.note_quantized(now=self._clock())
+        for request_id in chosen:
+            sequence = self._ledger.find(request_id)
+            if sequence is not None and sequence.is_open:
+                self._pulse.work()
+                self._lifetimes.quantize(sequence, SAVING, costs)
+                if sequence.stays_native:
+                    break  # the tokens that it shares with the others would stay native, too
+        memory.note_quantized(now=self._clock())
 
     def _flight_of(self, decision: Decision) -> Flight | None:
         """The step to dispatch: the spans of the plan whose sequences are open. None if the plan is

@@ -79,6 +79,7 @@ class LiveSequence:
     progress_sent_at: float = -math.inf
     is_open: bool = False  # whether the engine has state for this sequence
     is_quantized: bool = False  # whether that state was quantized while the sequence ran
+    stays_native: bool = False  # after a failed attempt to quantize its state
     attempts: int = 0  # how often the state was given up; earlier results are then ignored
 
     chain: bytearray = field(default_factory=bytearray)  # prompt and answer, packed
