@@ -44,7 +44,7 @@ def count(messages: Sequence[Message]) -> int:
 
 
 def shortened(messages: Sequence[Message], limit: int = LIMIT) -> Shortened | None:
-    return without_middle(messages, limit=limit, count=count, ruler=Words())
+    return without_middle(messages, tokens=count(messages), limit=limit, count=count, ruler=Words())
 
 
 def words(number: int, name: str = "w") -> str:
@@ -230,6 +230,50 @@ def test_system_messages_are_cut_last() -> None:
     both = shortened([system(3000), user(500)])
     assert both is not None
     assert all("left out here" in message["content"] for message in both.messages)
+
+
+@pytest.mark.parametrize("around", [0, 60])
+@pytest.mark.parametrize("fixed", [30, 700, 940])
+@pytest.mark.parametrize("longest", [3, 40, 400, 4000])
+@pytest.mark.parametrize("forgets", [False, True])
+def test_few_prompts_are_counted_and_few_texts_are_cut(
+    around: int, fixed: int, longest: int, forgets: bool
+) -> None:
+    """Whatever a template adds to the texts, and whether or not it writes the older half."""
+    messages = [system()]
+    for turn in range(200):
+        messages += [user(1 + turn * 7 % longest, f"u{turn}_"), answer(1 + turn * 5 % longest)]
+    messages.append(user(longest))
+    forgotten = [id(message) for message in messages[: len(messages) // 2] if forgets]
+    counted: list[int] = []
+    cut: list[str] = []
+
+    def count_as_told(told: Sequence[Message]) -> int:
+        shown = [message for message in told if id(message) not in forgotten]
+        counted.append(fixed + around * len(told) + sum(map(Words().tokens, texts(shown))))
+        return counted[-1]
+
+    class Counting(Words):
+        def ends(self, text: str, first: int, last: int) -> tuple[str, str]:
+            cut.append(text)
+            return super().ends(text, first, last)
+
+    short = without_middle(
+        messages,
+        tokens=100_000,
+        limit=LIMIT,
+        count=count_as_told,
+        ruler=Counting(),
+    )
+    assert len(counted) <= 9
+    assert len(cut) <= 40
+    if short is not None:
+        assert short.tokens in counted
+        assert short.tokens <= LIMIT
+
+
+def texts(messages: Sequence[Message]) -> list[str]:
+    return [message["content"] for message in messages]
 
 
 def test_a_conversation_whose_tools_do_not_fit_cannot_be_shortened() -> None:

@@ -54,6 +54,9 @@ MAX_CHARACTERS_PER_TOKEN = 32
 # A prompt with more than this many times the characters of the longest prompt that could fit is not
 # shortened, because shortening tokenizes the whole prompt.
 _MOST_SHORTENED = 8
+# A part of a text that contains some of its tokens has at most this many times the characters that
+# so many tokens of the text have on average; otherwise fewer tokens are kept.
+_AMPLE = 4
 _SEED_MASK = 2**63 - 1
 
 
@@ -309,7 +312,11 @@ def _fitted_conversation(
         return len(conversation_tokens(request, _with_messages(prompt, messages), bundle))
 
     shortened = without_middle(
-        prompt.messages, limit=limit, count=count, ruler=_TokenRuler(bundle, tenant=request.tenant)
+        prompt.messages,
+        tokens=before,
+        limit=limit,
+        count=count,
+        ruler=_TokenRuler(bundle, tenant=request.tenant),
     )
     if shortened is None:
         return request, None
@@ -320,7 +327,7 @@ def _fitted_conversation(
         breakpoints=tuple(_moved(each, origins) for each in prompt.cache_breakpoints),
     )
     left_out = TruncatedPart(
-        tokens=max(0, before - count(shortened.messages)),
+        tokens=max(0, before - shortened.tokens),
         messages=len(prompt.messages) - sum(origin is not None for origin in origins),
     )
     return msgspec.structs.replace(request, prompt=kept), left_out
@@ -409,17 +416,32 @@ class _TokenRuler:
 
     def tokens(self, text: str) -> int:
         """The number of tokens in a text."""
-        memory, tokenizer = self._bundle.token_memory, self._bundle.tokenizer
-        return len(memory.tokens_of(well_formed(text), tokenizer, tenant=self._tenant).token_ids)
+        return len(self._known(well_formed(text)).token_ids)
 
     def ends(self, text: str, first: int, last: int) -> tuple[str, str]:
         """The first and the last tokens of a text, as texts. Both numbers are at least 1."""
-        beginning = well_formed(text[: first * MAX_CHARACTERS_PER_TOKEN])
-        ending = well_formed(text[-last * MAX_CHARACTERS_PER_TOKEN :])
+        text = well_formed(text)
+        known = self._known(text)
+        tokens = len(known.token_ids)
+        # only the pieces in which the ends end are tokenized again, and long ones not as a whole
+        piece = known.piece_of(min(first, tokens) - 1)
+        kept = min(first, tokens) - piece.first_token
+        beginning = text[piece.start : piece.end][: piece.characters(_AMPLE * kept)]
+        start = piece.start
+        piece = known.piece_of(max(0, tokens - last))
+        left = piece.first_token + piece.tokens - max(0, tokens - last)
+        ending = text[piece.start : piece.end][-piece.characters(_AMPLE * left) :]
         head, tail = self._bundle.tokenizer.encode_in_place([beginning, ending])
-        _, head_end = head.characters_of(min(first, len(head.token_ids)) - 1)
-        tail_start, _ = tail.characters_of(max(0, len(tail.token_ids) - last))
-        return beginning[:head_end], ending[tail_start:]
+        head_end, tail_start = 0, len(ending)  # if the characters there have no tokens
+        if head.token_ids:
+            _, head_end = head.characters_of(min(kept, len(head.token_ids)) - 1)
+        if tail.token_ids:
+            tail_start, _ = tail.characters_of(max(0, len(tail.token_ids) - left))
+        return text[: start + head_end], text[piece.end - len(ending) + tail_start :]
+
+    def _known(self, text: str) -> RememberedText:
+        bundle = self._bundle
+        return bundle.token_memory.tokens_of(text, bundle.tokenizer, tenant=self._tenant)
 
 
 def refuse_by_beginning(

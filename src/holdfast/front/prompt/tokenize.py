@@ -252,6 +252,19 @@ class _Piece:
     places: Mapping[int, TokenPlace]  # positions of the characters asked for so far
 
 
+class PlacedPiece(NamedTuple):
+    """A piece of a text: its range of characters, and its tokens."""
+
+    start: int
+    end: int
+    first_token: int
+    tokens: int
+
+    def characters(self, tokens: int) -> int:
+        """The number of characters that so many tokens have on average, rounded up."""
+        return -(-tokens * (self.end - self.start) // self.tokens)
+
+
 class RememberedText:
     """A text assembled from remembered pieces. Only positions requested in advance are known."""
 
@@ -271,6 +284,16 @@ class RememberedText:
         Returns None if the range is empty, or if `start` or `end` is inside a token.
         """
         return _span(self._place(start), self._place(end))
+
+    def piece_of(self, token: int) -> PlacedPiece:
+        """The piece that contains the token with this index, which must exist."""
+        at = bisect_right(self._tokens, token) - 1
+        return PlacedPiece(
+            start=self._starts[at],
+            end=self._starts[at + 1],
+            first_token=self._tokens[at],
+            tokens=self._tokens[at + 1] - self._tokens[at],
+        )
 
     def _place(self, character: int) -> TokenPlace:
         at = bisect_right(self._starts, character) - 1

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import accumulate, groupby, pairwise
 from typing import Any, Final, Protocol
 
@@ -42,16 +43,19 @@ class Ruler(Protocol):
 class Shortened:
     """A conversation without its middle.
 
-    origins: for each message, the index of the original message; None for a note.
+    origins: for each message, the index of the original message; None for a note. tokens: the
+    number of tokens of the whole prompt.
     """
 
     messages: tuple[Message, ...]
     origins: tuple[int | None, ...]
+    tokens: int
 
 
 def without_middle(
     messages: Sequence[Message],
     *,
+    tokens: int,
     limit: int,
     count: Callable[[Sequence[Message]], int],
     ruler: Ruler,
@@ -63,18 +67,28 @@ def without_middle(
     of system messages are cut only if cutting all others does not suffice. A conversation that fits
     is returned unchanged.
 
-    limit: the maximum number of tokens of the whole prompt. count: returns the number of tokens of
-        a prompt with these messages, including tools and everything that the template adds.
+    tokens: the number of tokens of the whole prompt. limit: their maximum number. count: returns
+        the number of tokens of a prompt with these messages, including tools and everything that
+        the template adds. It is slow, so it is called only a few times, and only with messages that
+        are likely to fit.
     Returns None if the conversation cannot be shortened enough.
     """
-    if count(messages) <= limit:
-        return Shortened(messages=tuple(messages), origins=tuple(range(len(messages))))
+    if tokens <= limit:
+        origins = tuple(range(len(messages)))
+        return Shortened(messages=tuple(messages), origins=origins, tokens=tokens)
     kept = _protected(messages)
     middle = [unit for unit in _units(messages) if kept.isdisjoint(unit)]
     may_go = frozenset(place for unit in middle for place in unit)
     stay = [place for place in range(len(messages)) if place not in may_go]
     sizes = [ruler.tokens(_text(message)) for message in messages]
     around = [_MESSAGE_TOKENS + ruler.tokens(_arguments(message)) for message in messages]
+
+    @cache
+    def cut(place: int, length: int) -> Message:
+        message, size = messages[place], sizes[place]
+        return message if length == size else _cut(message, length, size=size, ruler=ruler)
+
+    added = 0  # tokens besides the texts that stay; known after the first attempt
     for longest, longest_system in _levels(limit):
         lengths = [
             min(size, longest_system if message.get("role") in _SYSTEM else longest)
@@ -83,47 +97,47 @@ def without_middle(
         # when texts must be cut anyway, some room is left for the next turns
         is_cut = any(lengths[place] < sizes[place] for place in stay)
         room = limit - limit // 8 if is_cut else limit
-        if sum(lengths[place] for place in stay) > room:
+        texts = sum(lengths[place] for place in stay)
+        if texts + added > room:
             continue
-        cut = [
-            message if length == size else _cut(message, length, size=size, ruler=ruler)
-            for message, length, size in zip(messages, lengths, sizes, strict=True)
-        ]
-        least = count(_without(cut, may_go).messages)
-        if least <= room:
+        without = partial(_without, lengths, cut=cut, count=count)
+        least = without(may_go)
+        if least.tokens <= room:
             costs = [sum(lengths[place] + around[place] for place in unit) for unit in middle]
-            return _with_most(cut, middle, costs, least=least, limit=limit, count=count)
+            return _with_most(without, middle, costs, least=least, limit=limit)
+        added = least.tokens - texts
     return None
 
 
 def _with_most(
-    messages: Sequence[Message],
+    without: Callable[[frozenset[int]], Shortened],
     middle: Sequence[range],
     costs: Sequence[int],
     *,
-    least: int,
+    least: Shortened,
     limit: int,
-    count: Callable[[Sequence[Message]], int],
 ) -> Shortened:
     """Leave out as little of the middle as the limit and round numbers allow.
 
-    middle: the groups of messages that may be left out (`_units`), oldest first. costs: the tokens
-        of each group. least: the number of tokens of the prompt without any of these groups.
+    The tokens of a message within the prompt are only estimated. If an estimate was too low, at
+    least an eighth of the room is left out in addition, so there are at most nine attempts.
+
+    without: leaves out messages. middle: the groups of messages that may be left out (`_units`),
+    oldest first. costs: the tokens of each group. least: the conversation without any of them.
     """
     saved = [0, *accumulate(costs)]
-    room = limit - least
+    room = limit - least.tokens
     needed = max(0, saved[-1] - room)
     while True:
         target = roundest(needed, needed + room * 2 // 3)
         units = next((at for at, tokens in enumerate(saved) if tokens >= target), len(middle))
-        gone = frozenset(place for unit in middle[:units] for place in unit)
-        shortened = _without(messages, gone)
         if units == len(middle):
-            return shortened
-        excess = count(shortened.messages) - limit
+            return least
+        shortened = without(frozenset(place for unit in middle[:units] for place in unit))
+        excess = shortened.tokens - limit
         if excess <= 0:
             return shortened
-        needed = saved[units] + excess
+        needed = saved[units] + max(excess, room // 8)
 
 
 def roundest(low: int, high: int) -> int:
@@ -214,20 +228,31 @@ def _lengths(limit: int) -> Iterator[int]:
     yield _SHORTEST_TEXT_TOKENS
 
 
-def _without(messages: Sequence[Message], gone: frozenset[int]) -> Shortened:
-    """Replace the messages with the indices `gone` by notes, one for each run of messages."""
+def _without(
+    lengths: Sequence[int],
+    gone: frozenset[int],
+    *,
+    cut: Callable[[int, int], Message],
+    count: Callable[[Sequence[Message]], int],
+) -> Shortened:
+    """Replace the messages with the indices `gone` by notes, one for each run of messages, and cut
+    the texts of the others.
+
+    lengths: the tokens to keep of each message's text. cut: returns the message with an index and
+    a text of that length.
+    """
     ready: list[Message] = []
     origins: list[int | None] = []
-    for is_gone, run in groupby(range(len(messages)), key=gone.__contains__):
+    for is_gone, run in groupby(range(len(lengths)), key=gone.__contains__):
         places = list(run)
         if is_gone:
-            count = "1 message" if len(places) == 1 else f"{len(places):,} messages"
-            ready.append({"role": "user", "content": _MESSAGES_NOTE.format(count=count)})
+            number = "1 message" if len(places) == 1 else f"{len(places):,} messages"
+            ready.append({"role": "user", "content": _MESSAGES_NOTE.format(count=number)})
             origins.append(None)
         else:
-            ready += [messages[place] for place in places]
+            ready += [cut(place, lengths[place]) for place in places]
             origins += places
-    return Shortened(messages=tuple(ready), origins=tuple(origins))
+    return Shortened(messages=tuple(ready), origins=tuple(origins), tokens=count(ready))
 
 
 def _cut(message: Message, length: int, *, size: int, ruler: Ruler) -> Message:
