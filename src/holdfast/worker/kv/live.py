@@ -27,6 +27,7 @@ from holdfast.worker.kv.layer import (
     LayerState,
     SnapshotForm,
     SnapshotMismatch,
+    joined,
 )
 from holdfast.worker.kv.quantized import QuantizedKV
 
@@ -59,6 +60,17 @@ class KVBlock:
             return self
         arrays = tuple(array[:, :, offset : offset + tokens] for array in self.arrays)
         return replace(self, start=self.start + offset, tokens=tokens, arrays=arrays)
+
+    def joined_with(self, following: KVBlock) -> KVBlock:
+        """The tokens of this block up to the beginning of `following`, which has the same form, and
+        then those of `following`. Lazy.
+        """
+        begin = self.cut(following.start - self.start)
+        return replace(
+            self,
+            tokens=begin.tokens + following.tokens,
+            arrays=joined((begin.arrays, following.arrays)),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

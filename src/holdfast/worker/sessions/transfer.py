@@ -20,11 +20,14 @@ from typing import TypeAlias, TypeVar
 
 from holdfast.errors import SessionFailure, SessionRefused
 from holdfast.store.block import Block, BlockKey, ReadFailed, StoredBlock
+from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.wire.sessions import SessionCommand
+from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.kv.codec import to_bytes
 from holdfast.worker.kv.layer import SnapshotMismatch
 from holdfast.worker.kv.live import KVBlock, StateCheckpoint
 from holdfast.worker.prefix.cache import PrefixCache
+from holdfast.worker.prefix.chain import Branch, Cursor
 from holdfast.worker.sessions.registry import Session
 from holdfast.worker.sessions.session_file import Manifest, SessionFile, bad_file, write_session
 
@@ -293,17 +296,51 @@ class Transfers:
         command = transfer.command
         file, chains = yield from self._next(transfer, checked)
         self._check_room(command, file)
+        taken: list[bytes] = []
         for branch, chain in zip(file.manifest.branches, chains, strict=True):
             cursor = self._cache.cursor(tenant=command.tenant, kv_bits=branch.kv_bits)
-            for part in branch.blocks:
-                run = self._cache.decoded((yield from self._next(transfer, blocks)))
-                assert isinstance(run, KVBlock)
-                self._cache.insert_block(cursor, chain, run.cut(part.tokens))
+            tokens = yield from self._take_blocks(transfer, blocks, branch, chain, cursor)
+            taken.append(chain[: tokens * TOKEN_BYTES])
             for _ in branch.states:
                 state = self._cache.decoded((yield from self._next(transfer, blocks)))
                 assert isinstance(state, StateCheckpoint)
-                self._cache.insert_checkpoint(cursor, chain, state)
-        transfer.session = self._register(command, file.manifest, chains)
+                self._cache.insert_checkpoint(cursor, taken[-1], state)
+        transfer.session = self._register(command, file.manifest, taken)
+
+    def _take_blocks(
+        self,
+        transfer: Transfer,
+        blocks: queue.Queue[StoredBlock],
+        branch: Branch,
+        chain: bytes,
+        cursor: Cursor,
+    ) -> Generator[bool, None, int]:
+        """Import the blocks of a branch; returns how many of its tokens can be used.
+
+        If a branch leaves another one within a quantized block, it has that block's first tokens
+        and a block with the rest: these are joined. If it ends there, it is cut to the tokens
+        before that block, because no sequence can continue within it.
+        """
+        tokens = 0
+        begun: KVBlock | None = None  # the first tokens of a quantized block
+        is_cut = False
+        for part in branch.blocks:
+            run = self._cache.decoded((yield from self._next(transfer, blocks)))
+            assert isinstance(run, KVBlock)
+            run = run.cut(part.tokens)
+            if begun is not None and begun.start < run.start:
+                is_one_block = part.end - begun.start <= BLOCK_TOKENS
+                is_cut = is_cut or run.kv_bits != begun.kv_bits or not is_one_block
+                run = run if is_cut else begun.joined_with(run)
+            if is_cut:
+                continue
+            begun = None
+            if run.kv_bits != "native" and part.end % BLOCK_TOKENS:
+                begun = run
+            else:
+                self._cache.insert_block(cursor, chain, run)
+                tokens = part.end
+        return tokens
 
     def _next(self, transfer: Transfer, items: queue.Queue[T]) -> Generator[bool, None, T]:
         """Wait for the next item of a queue and return it. Also waits until the store's queue has
