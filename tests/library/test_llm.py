@@ -19,6 +19,8 @@ from holdfast.errors import (
     WorkerUnavailable,
 )
 from holdfast.library.llm import GenerationOptions
+from holdfast.worker.engine import seams
+from tests.fakes.adapters import write_adapter
 from tests.fakes.served_model import served_model_folder
 from tests.fakes.server_process import environment
 from tests.fakes.tiny_models import write_tiny
@@ -166,6 +168,66 @@ def test_the_middle_of_a_prompt_that_does_not_fit_is_left_out_on_request() -> No
         assert answer.left_out.messages > 0
         assert answer.prompt_tokens <= 256 - 4
         assert small.chat(HELLO, max_tokens=4, truncation="middle").left_out is None
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """A model with two adapters, which change its answers."""
+    root = tmp_path_factory.mktemp("adapters")
+    listed = []
+    for seed, name in enumerate(("sql", "tone")):
+        model, _ = seams.mlx_lm_utils().load_model(served_model_folder())
+        listed.append(f"{name}={write_adapter(root / name, model, seed=seed, scale=16.0)}")
+    with LLM(served_model_folder(), settings={"model.adapters": listed}) as made:
+        yield made
+
+
+def test_an_adapter_is_chosen_with_each_request(adapted: LLM) -> None:
+    question = "What is the code of the shed? " * 20
+    answers = {}
+    for name in ("", "sql", "tone"):
+        answers[name] = adapted.chat(question, max_tokens=16, temperature=0, adapter=name)
+        assert answers[name].cached_tokens == 0  # each has its own KV
+        streamed = adapted.stream_chat(question, max_tokens=16, temperature=0, adapter=name)
+        assert streamed.read_all().text == answers[name].text
+        assert streamed.completion.cached_tokens > 0
+    assert len({answer.text for answer in answers.values()}) == 3
+    plain = adapted.chat(question, max_tokens=16, temperature=0)
+    assert plain.token_ids == answers[""].token_ids
+    assert plain.cached_tokens > 0
+    both = adapted.generate([[5, 6, 7], [8]], max_tokens=4, temperature=0, adapter="sql")
+    assert [each.prompt_tokens for each in both] == [3, 1]
+    assert adapted.embed("Hello", adapter="sql") != adapted.embed("Hello")
+
+
+def test_an_adapter_has_its_own_sessions(adapted: LLM) -> None:
+    adapted.generate("Hello " * 50, max_tokens=2, session_id="a", adapter="sql")
+    assert [each.session_id for each in adapted.sessions(adapter="sql").list()] == ["a"]
+    assert adapted.sessions().list() == ()
+    with pytest.raises(SessionRefused, match="sql, tone"):
+        adapted.sessions(adapter="poem").list()
+
+
+def test_an_unknown_adapter_is_refused_with_the_known_ones(llm: LLM, adapted: LLM) -> None:
+    with pytest.raises(InvalidRequest, match="sql, tone") as caught:
+        adapted.generate("Hello", adapter="sqll")
+    assert caught.value.field == "adapter"
+    with pytest.raises(InvalidRequest, match="sql, tone"):
+        adapted.embed("Hello", adapter="sqll")
+    with pytest.raises(InvalidRequest, match="none"):
+        llm.chat("Hello", adapter="sql")
+
+
+def test_the_bits_of_keys_and_values_are_chosen_with_each_request(llm: LLM) -> None:
+    text = "The ferry left at noon with two goats on deck. " * 20
+    for kv_bits in ("native", "8", 4):
+        first = llm.generate(text, max_tokens=4, temperature=0, kv_bits=kv_bits)
+        again = llm.generate(text, max_tokens=4, temperature=0, kv_bits=kv_bits)
+        assert first.cached_tokens == 0  # each form has its own cache
+        assert again.cached_tokens > 0
+    with pytest.raises(InvalidRequest, match=r"auto, native, 8, 8/4, 4") as caught:
+        llm.generate(text, kv_bits="3")  # type: ignore[call-overload]
+    assert caught.value.field == "kv_bits"
 
 
 def test_a_missing_model_and_a_bad_setting_are_refused(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack, cast, get_args, overload
+from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, cast, get_args, overload
 
 import msgspec
 
-from holdfast.config import Settings, load_settings
+from holdfast.config import KVBitsChoice, Settings, load_settings
 from holdfast.errors import InvalidRequest, ModelLoadError
 from holdfast.files import hash_cache_file
 from holdfast.front.answers.choice import ChoiceText
@@ -38,10 +38,11 @@ from holdfast.library.in_process import (
     close_before_exit,
     closed,
 )
+from holdfast.models.adapter_folder import adapter_folders
 from holdfast.models.download import resolve_model, served_id
 from holdfast.store.answers import AnswerFile
 from holdfast.store.folder import library_folder
-from holdfast.wire.commands import WorkerSettings
+from holdfast.wire.commands import SequenceRequest, WorkerSettings
 from holdfast.wire.events import (
     CacheReport,
     FinishReason,
@@ -111,6 +112,9 @@ class GenerationOptions(TypedDict, total=False):
     # as in OpenAI's API: {"type": "json_object"}, {"type": "json_schema", …}; or a JSON schema
     # itself
     response_format: FormatOption
+    adapter: str  # name of a LoRA adapter in the setting `model.adapters`; "": the model itself
+    # bits of keys and values, as in `model.kv_bits`, which is the default
+    kv_bits: KVBitsChoice | Literal[8, 4]
     truncation: Truncation  # "middle": leave out the middle of a prompt that does not fit
     session_id: str  # opened by the request if it does not exist
     tenant: str  # tenants never share cached tokens
@@ -134,6 +138,7 @@ class EmbeddingOptions(TypedDict, total=False):
     )
     dimensions: int  # the number of leading dimensions to keep
     truncates: bool  # whether to cut a text that exceeds the context window, instead of refusing it
+    adapter: str  # as in GenerationOptions
 
 
 class LLM:
@@ -154,6 +159,7 @@ class LLM:
         if model is not None:
             flags["model.path"] = str(model)
         self._settings = load_settings(file=None, environ={}, flags=flags).settings
+        self._adapters = tuple(adapter_folders(self._settings.model.adapters))
         folder = resolve_model(self._settings.model, progress=lambda stage, fraction: None)
         store = library_folder(self._settings.store, os.environ)
         self._client = _start(self._settings, folder, store)
@@ -207,7 +213,11 @@ class LLM:
         fails.
         """
         prompts, is_list = _listed(prompt)
-        answers = self._answers([request_of(_raw_prompt(each), options) for each in prompts])
+        adapter = options.pop("adapter", "")
+        requests = [request_of(_raw_prompt(each), options) for each in prompts]
+        answers = self._batched(
+            requests, partial(self._start_answer, adapter=adapter), TextStream.read_all
+        )
         return answers if is_list else answers[0]
 
     def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Completion:
@@ -218,18 +228,21 @@ class LLM:
         With `tools`, the answer's `tool_calls` are the calls that the model wants. For the next
         turn, append the answer's `message` and the results of the calls.
         """
-        return self._answers([chat_request(messages, options)])[0]
+        with self.stream_chat(messages, **options) as stream:
+            return stream.read_all()
 
     def stream(self, prompt: TextOrTokens, **options: Unpack[GenerationOptions]) -> TextStream:
         """Continue a prompt. Returns an iterator over the text as it is generated."""
-        return self._start_answer(request_of(_raw_prompt(prompt), options))
+        adapter = options.pop("adapter", "")
+        return self._start_answer(request_of(_raw_prompt(prompt), options), adapter=adapter)
 
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> TextStream:
         """Like `chat`, but returns an iterator over the text as it is generated.
 
         The stream's `events` also contain reasoning and tool calls.
         """
-        return self._start_answer(chat_request(messages, options))
+        adapter = options.pop("adapter", "")
+        return self._start_answer(chat_request(messages, options), adapter=adapter)
 
     @overload
     def embed(self, texts: TextOrTokens, **options: Unpack[EmbeddingOptions]) -> list[float]: ...
@@ -247,17 +260,23 @@ class LLM:
         has no embeddings, and GenerationFailed if the model fails.
         """
         inputs, is_list = _listed(texts)
+        adapter = options.pop("adapter", "")
         request = embedding_request(inputs, options, is_list=is_list)
         sequences = embedding_sequences(request, self._bundle, info=self._client.info)
         vectors = [
             array("f", embedding_of(read.finished, dimensions=request.dimensions).vector).tolist()
-            for read in self._batched(sequences, self._client.submit, _read_prompt)
+            for read in self._batched(
+                sequences, partial(self._submit, adapter=adapter), _read_prompt
+            )
         ]
         return vectors if is_list else vectors[0]
 
-    def sessions(self, *, tenant: str = "") -> Sessions:
-        """The sessions of this model: named branches of the prefix cache."""
-        return Sessions(self._client, tenant=tenant_of(api_key="", name=tenant, cache_salt=""))
+    def sessions(self, *, tenant: str = "", adapter: str = "") -> Sessions:
+        """The sessions of this model, or of one of its adapters: named branches of the prefix
+        cache.
+        """
+        tenant = tenant_of(api_key="", name=tenant, cache_salt="")
+        return Sessions(self._client, tenant=tenant, adapter=adapter)
 
     def statistics(self) -> WorkerStatistics:
         """Current figures of the worker, and counters since its start."""
@@ -268,9 +287,6 @@ class LLM:
         self._finalizer()
         if hasattr(self, "_bundle"):  # otherwise loading has failed
             self._bundle.known_answers.close()
-
-    def _answers(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
-        return self._batched(requests, self._start_answer, TextStream.read_all)
 
     def _batched(
         self,
@@ -295,7 +311,7 @@ class LLM:
                 stream.close()
         return results
 
-    def _start_answer(self, request: GenerationRequest) -> TextStream:
+    def _start_answer(self, request: GenerationRequest, *, adapter: str) -> TextStream:
         prepared = prepare(
             request,
             self._bundle,
@@ -305,12 +321,21 @@ class LLM:
         )
         (sequence,) = prepared.sequences
         return TextStream(
-            self._client.submit(sequence),
+            self._submit(sequence, adapter=adapter),
             prepared.choice(0),
             prompt_tokens=prepared.prompt_tokens,
             left_out=prepared.left_out,
             observe=observer(request, self._bundle, prepared),
         )
+
+    def _submit(self, sequence: SequenceRequest, *, adapter: str) -> BlockingEventStream:
+        if adapter and adapter not in self._adapters:
+            raise InvalidRequest(
+                f"the model has no adapter {adapter!r}; available: "
+                f"{', '.join(self._adapters) or 'none'}",
+                field="adapter",
+            )
+        return self._client.submit(msgspec.structs.replace(sequence, adapter=adapter))
 
 
 def _start(settings: Settings, folder: Path, store: str) -> InProcessClient:
@@ -480,7 +505,7 @@ class TextStream:
 
 
 class Sessions:
-    """The sessions of one tenant.
+    """The sessions of one tenant of a model, or of one of its adapters.
 
     Any thread may call any method. Each method blocks until it is done.
 
@@ -488,9 +513,9 @@ class Sessions:
     model was closed.
     """
 
-    def __init__(self, client: InProcessClient, *, tenant: str) -> None:
+    def __init__(self, client: InProcessClient, *, tenant: str, adapter: str = "") -> None:
         self._client = client
-        self._command = partial(SessionCommand, tenant=tenant)
+        self._command = partial(SessionCommand, tenant=tenant, adapter=adapter)
 
     def list(self) -> tuple[SessionInfo, ...]:
         """Return all sessions, the most recently used first."""
@@ -607,15 +632,20 @@ def request_of(prompt: Prompt, options: Mapping[str, Any]) -> GenerationRequest:
     stop = given.pop("stop", ())
     names = SamplingParams.__struct_fields__
     sampling = {name: given.pop(name) for name in names if name in given}
-    request = {
+    request: dict[str, Any] = {
         name: given.pop(name)
-        for name in ("max_tokens", "top_logprobs", "ignore_eos", "session_id", "truncation")
+        for name in ("max_tokens", "top_logprobs", "ignore_eos", "session_id")
         if name in given
     }
-    if request.get("truncation", "disabled") not in get_args(Truncation):
-        raise InvalidRequest(
-            f"truncation must be one of {', '.join(get_args(Truncation))}", field="truncation"
-        )
+    for name, allowed in (
+        ("truncation", get_args(Truncation)),
+        ("kv_bits", get_args(KVBitsChoice)),
+    ):
+        if name not in given:
+            continue
+        request[name] = str(given.pop(name))
+        if request[name] not in allowed:
+            raise InvalidRequest(f"{name} must be one of {', '.join(allowed)}", field=name)
     tenant = given.pop("tenant", "")
     output_format = given.pop("response_format", None)
     tool_choice = given.pop("tool_choice", None)
