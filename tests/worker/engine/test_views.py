@@ -22,6 +22,7 @@ from holdfast.worker.engine.views import (
     StepContext,
     attend_one,
 )
+from holdfast.worker.kv import quantized as quantized_module
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.full import FullKV
 from holdfast.worker.kv.kinds import Composite, ForeignState
@@ -444,6 +445,52 @@ def test_codes_are_attended_to_in_float32_if_the_model_uses_bf16() -> None:
     assert rms(got - exact) <= 1.1 * rms(dequantized - exact)
 
 
+def test_a_prompt_in_the_step_does_not_make_decoding_sequences_dequantize(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stories = [
+        Story.of(length, window=None, sinks=None, seed=length, key_dim=64, value_dim=64)
+        for length in (90, 300, 41)
+    ]
+    new_tokens = (1, 25, 1)
+
+    def step(asked: Sequence[int]) -> list[mx.array]:
+        layers, parts = [], []
+        for at in asked:
+            story, tokens = stories[at], new_tokens[at]
+            form = (HeadsForm.of_array(story.keys), HeadsForm.of_array(story.values))
+            layer = QuantizedKV("8", form=form, block_tokens=16)
+            layer.append(story.keys[:, :, :-tokens], story.values[:, :, :-tokens])
+            layers.append(layer)
+            parts.append(
+                [
+                    rows_of(array[:, :, -tokens:])
+                    for array in (story.keys, story.values, story.queries)
+                ]
+            )
+        tokens_of = [new_tokens[at] for at in asked]
+        rows = sum(tokens_of)
+        view = RowsView(layers, tokens=tokens_of, offset=mx.zeros(rows), context=StepContext())
+        keys, values, queries = map(mx.concatenate, zip(*parts, strict=True))
+        mask = view.make_mask(1)
+        view.update_and_fetch(keys, values)
+        got = view.attend(queries, scale=SCALE, mask=mask, sinks=None)
+        return list(mx.split(got, list(itertools.accumulate(tokens_of[:-1]))))
+
+    alone = [step([at])[0] for at in range(3)]
+    cut = QuantizedKV.sights
+    dequantizing: list[int] = []
+
+    def recorded(layer: QuantizedKV, tokens: int, window: int | None) -> Any:
+        dequantizing.append(tokens)
+        return cut(layer, tokens, window)
+
+    monkeypatch.setattr(QuantizedKV, "sights", recorded)
+    for got, expected in zip(step([0, 1, 2]), alone, strict=True):
+        assert_close(got, expected)
+    assert dequantizing == [25]
+
+
 def rms(array: mx.array) -> float:
     return float(mx.sqrt(mx.square(array).mean()))
 
@@ -454,6 +501,7 @@ def test_slices_are_copied_where_mlx_is_wrong_over_them(
     bits: KVBits, name: str, at: int, monkeypatch: pytest.MonkeyPatch, own_check: None
 ) -> None:
     context = BY_DEQUANTIZING if name == "dequantize" else DIRECTLY
+    monkeypatch.setattr(quantized_module, "can_dequantize", lambda dimension: False)
     expected = decoded(context, bits=bits, value_dim=64)
     assert wrong_slices() == frozenset()
     monkeypatch.setattr(mx, name, wrong_over_slices(getattr(mx, name), at))

@@ -25,6 +25,7 @@ from holdfast.worker.kernels.decode_attention import (
     Stored,
     attend,
     attend_in_numpy,
+    dequantize,
 )
 from holdfast.worker.kv.quantized import group_of
 
@@ -206,6 +207,20 @@ def test_values_that_are_not_finite_reach_the_result(
     got = compute(queries, [[Run(kept, 0, 600)]], kv_heads=2, value_dimension=64)
     assert np.isfinite(got[0, :4]).all()  # the heads of the other key head
     assert not np.isfinite(got[0, 4:]).all()
+
+
+@needs_kernel
+@pytest.mark.parametrize("bits", [8, 5, 4])
+@pytest.mark.parametrize("dimension", [32, 64, 96, 128, 576])
+def test_runs_are_dequantized_and_joined(bits: Bits, dimension: int) -> None:
+    rng = np.random.default_rng(dimension)
+    shape = Shape(3, 3, dimension, dimension)
+    first, second = (random_buffer(rng, shape, (bits, bits)).keys for _ in range(2))
+    assert isinstance(first, Quantized) and isinstance(second, Quantized)
+    got = dequantize([(first, 3, 130), (second, 0, 1), (first, 400, 700)])
+    plain = dequantized(first), dequantized(second)
+    wanted = np.concatenate([plain[0][:, 3:130], plain[1][:, :1], plain[0][:, 400:]], axis=1)
+    np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-6)
 
 
 @needs_kernel

@@ -6,6 +6,7 @@ import itertools
 import math
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from holdfast.worker.kv.full import FullKV
 from holdfast.worker.kv.kinds import Composite
-from holdfast.worker.kv.layer import CheckpointLayout, Layer
+from holdfast.worker.kv.layer import CheckpointLayout, Layer, moved
 from holdfast.worker.kv.live import LiveBase, LiveState, start_from
 from holdfast.worker.kv.recurrent import RecurrentState
 
@@ -320,6 +321,14 @@ def test_a_layer_that_does_not_share_stays_in_one_buffer_and_gives_much_unused_r
         layer.append(*of([1000]))
         assert len(layer.parts(1001)) == 1
         assert all_numbers(layer) == list(range(1001))
+
+
+def test_buffers_moved_to_their_exact_size_do_not_share_the_old_memory() -> None:
+    old = mx.random.normal((1, 2, 160, 8))
+    (new,) = moved([old], [old], capacity=9, start=3, end=12)
+    mx.eval(old, new)
+    assert mx.array_equal(new, old[:, :, 3:12])
+    assert np.array(new, copy=False).flags.c_contiguous
 
 
 @pytest.mark.parametrize("common", [1, 256, 700, 1000])

@@ -119,7 +119,8 @@ class Conversions(RuleBasedStateMachine):
         for index, (old, native) in enumerate(zip(self.as_codes, self.pair, strict=True)):
             found = mx.concatenate([part[index] for part in parts], axis=2)
             wanted = [old[:, :, :own], native[:, :, own : layer.tokens]]
-            assert mx.array_equal(found, mx.concatenate(wanted, axis=2))
+            # the C kernel and MLX round differently when they dequantize
+            assert mx.allclose(found, mx.concatenate(wanted, axis=2), rtol=1e-6, atol=1e-6)
 
 
 TestConversions = Conversions.TestCase

@@ -162,14 +162,28 @@ def _attend_each(
     sinks: mx.array | None,
     context: StepContext,
 ) -> list[mx.array]:
-    """Attention of the last appended tokens of each sequence.
+    """Attention of the last appended tokens of each sequence. Callers have tried `_decoded` if all
+    sequences have one token.
 
     queries: of each sequence, [1, heads, tokens, head_dim]; scale: the factor by which they still
     have to be multiplied. asked: the model's window.
     """
     direct: dict[int, mx.array] = {}
     spans: dict[int, list[AttentionSpan]] = {}
+    single = [at for at, asking in enumerate(queries) if asking.shape[2] == 1]
+    if 0 < len(single) < len(queries):  # decoding sequences beside prompts
+        decoded = _decoded(
+            [layers[at] for at in single],
+            mx.concatenate([queries[at] for at in single]),
+            asked=asked,
+            sinks=sinks,
+            context=context,
+        )
+        if decoded is not None:
+            direct = dict(zip(single, _cut_up(decoded, [1] * len(single)), strict=True))
     for at, (layer, asking) in enumerate(zip(layers, queries, strict=True)):
+        if at in direct:
+            continue
         if context.reads_codes and layer.kv_bits != "native" and asking.shape[2] == 1:
             seen = layer.seen_by_last(_narrower(asked, layer.window))
             direct[at] = code_attention.attend(layer, seen, asking * scale, sinks=sinks)

@@ -513,6 +513,59 @@ static int plan(const Call *call, Task *tasks, int64_t *partials) {
 
 static int can_unpack(int bits) { return bits == 8 || bits == 5 || bits == 4; }
 
+/* out[t, i] = scales[t] * code[t, i] + biases[t] for one group of dimensions. tile: the codes as
+ * floats, [tokens, group], as `unpack` returns them. stride: floats from one token to the next. */
+static inline __attribute__((always_inline)) void scale_codes(
+    const float *tile, const float *scales, const float *biases, int scale_stride, int tokens,
+    int is_halved, int group, float *restrict out, int64_t stride) {
+    for (int t = 0; t < tokens; t++, tile += group, out += stride) {
+        float scale = scales[t * scale_stride], bias = biases[t * scale_stride];
+        if (is_halved) { /* the even dimensions first, then the odd ones */
+            for (int i = 0; i < group / 2; i++) {
+                out[2 * i] = scale * tile[i] + bias;
+                out[2 * i + 1] = scale * tile[group / 2 + i] + bias;
+            }
+        } else {
+            for (int i = 0; i < group; i++) out[i] = scale * tile[i] + bias;
+        }
+    }
+}
+
+/* Converts codes to float32, [heads, tokens, dimension]. The pointers are those of the first token
+ * of the first head; capacity, out_capacity: tokens from one head to the next. Returns 0, or 2 if
+ * the dimension or the bits are not supported. */
+int dequantize(const uint8_t *codes, const _Float16 *scales, const _Float16 *biases, float *out,
+               int64_t capacity, int64_t out_capacity, int heads, int tokens, int dimension,
+               int bits) {
+    if (!can_unpack(bits) || dimension % (GROUP / 2) || dimension > MOST_D) return 2;
+    int group = group_of(dimension), groups = dimension / group;
+    int64_t row = (int64_t)dimension * bits / 8;
+    float tile[TILE * GROUP] __attribute__((aligned(64)));
+    float tile_scales[TILE * groups], tile_biases[TILE * groups];
+    for (int head = 0; head < heads; head++) {
+        for (int t0 = 0; t0 < tokens; t0 += TILE) {
+            int count = tokens - t0 < TILE ? tokens - t0 : TILE;
+            int64_t at = head * capacity + t0;
+            widen(scales + at * groups, tile_scales, count * groups);
+            widen(biases + at * groups, tile_biases, count * groups);
+            for (int g = 0; g < groups; g++) {
+                unpack(codes + at * row + g * group * bits / 8, row, count, bits, group, tile);
+                float *to = out + (head * out_capacity + t0) * dimension + g * group;
+                const float *scale = tile_scales + g, *bias = tile_biases + g;
+                if (group == GROUP && bits != 4) { /* a constant number of steps */
+                    scale_codes(tile, scale, bias, groups, count, 0, GROUP, to, dimension);
+                } else if (group == GROUP) {
+                    scale_codes(tile, scale, bias, groups, count, 1, GROUP, to, dimension);
+                } else {
+                    scale_codes(tile, scale, bias, groups, count, bits == 4, GROUP / 2, to,
+                                dimension);
+                }
+            }
+        }
+    }
+    return 0;
+}
+
 /* Returns 0, 1 if memory is short, or 2 if the shapes or bits are not supported: dimensions must be
  * multiples of 16, and of 32 up to 640 if a run is quantized; keys and values of a run must both be
  * quantized or both not; at most 64 heads may share a key head. */

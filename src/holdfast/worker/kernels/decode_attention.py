@@ -160,6 +160,38 @@ def attend(
     return out
 
 
+def can_dequantize(dimension: int) -> bool:
+    """Whether `dequantize` can be called for heads of this size, which can be quantized."""
+    return dimension <= _MOST_QUANTIZED_DIMENSION and not unavailable()
+
+
+def dequantize(runs: Sequence[tuple[Quantized, int, int]]) -> Floats:
+    """Tokens `start` to `end` of each (codes, start, end) as float32, joined: [heads, tokens,
+    dimension].
+
+    All runs have the same shape except for their tokens. Requires `can_dequantize`. Releases the
+    interpreter lock.
+    """
+    library = kernel("decode_attention").library
+    assert library is not None
+    first = runs[0][0]
+    heads = len(first.codes)
+    dimension = first.codes.shape[2] * 32 // first.bits
+    out = np.empty((heads, sum(end - start for _, start, end in runs), dimension), np.float32)
+    at = 0
+    for stored, start, end in runs:
+        failed = library.dequantize(
+            *map(ctypes.c_void_p, (*_addresses(stored, start), _address(out, at))),
+            ctypes.c_int64(stored.codes.shape[1]),
+            ctypes.c_int64(out.shape[1]),
+            *(heads, end - start, dimension, stored.bits),
+        )
+        if failed:
+            raise RuntimeError(f"the kernel cannot dequantize: {_FAILURES.get(failed, failed)}")
+        at += end - start
+    return out
+
+
 def _held(rows: Sequence[Sequence[Run]]) -> Iterator[tuple[Run, list[int]]]:
     """Yield each run once, with the indices of the rows that hold it.
 
@@ -319,10 +351,15 @@ def _weighted(weights: Floats, values: Quantized, start: int, end: int) -> Float
             scaled = weights[:, :, low:high] * scales[:, None, group, low:high]
             out[:, :, group] += scaled @ codes[:, :, group]
     if values.bits == 4:
-        halves = out.reshape(*out.shape[:3], 2, -1)
-        out = halves.swapaxes(3, 4).reshape(out.shape)
+        out = _in_order(out)
     out += biases[..., None]
     return out.reshape(*weights.shape[:2], -1)
+
+
+def _in_order(halves: Floats) -> Floats:
+    """The last axis in order, where it had the even dimensions first, then the odd ones."""
+    pairs = halves.reshape(*halves.shape[:-1], 2, -1)
+    return pairs.swapaxes(-1, -2).reshape(halves.shape)
 
 
 def _tiles(stored: Quantized, start: int, end: int) -> Iterator[tuple[int, int, Floats]]:
@@ -378,7 +415,9 @@ def _agrees_with_numpy() -> bool:
         Buffer(_random_codes(rng, 8), _random_codes(rng, 8)),
         Buffer(_random_codes(rng, 5), _random_codes(rng, 4)),
     ]
-    return all(_agrees(queries, [[Run(buffer, 0, end)] for end in (300, 77)]) for buffer in buffers)
+    return all(
+        _agrees(queries, [[Run(buffer, 0, end)] for end in (300, 77)]) for buffer in buffers
+    ) and all(_dequantizes(buffer.values) for buffer in buffers[1:])
 
 
 def _random_codes(rng: np.random.Generator, bits: Bits) -> Quantized:
@@ -391,3 +430,12 @@ def _agrees(queries: Floats, rows: Sequence[Sequence[Run]]) -> bool:
     got = attend(queries, rows, kv_heads=2, value_dimension=64)
     wanted = attend_in_numpy(queries, rows, kv_heads=2, value_dimension=64)
     return bool(np.allclose(got, wanted, rtol=1e-4, atol=1e-4))
+
+
+def _dequantizes(stored: Stored) -> bool:
+    assert isinstance(stored, Quantized)
+    ((start, end, codes),) = _tiles(stored, 0, stored.codes.shape[1])
+    codes = _in_order(codes) if stored.bits == 4 else codes
+    wanted = codes * stored.scales[..., None] + stored.biases[..., None]
+    got = dequantize([(stored, start, end)])
+    return bool(np.allclose(got, wanted.reshape(got.shape), rtol=1e-5, atol=1e-5))

@@ -17,7 +17,9 @@ from functools import cache, partial
 from typing import Self
 
 import mlx.core as mx
+import numpy as np
 
+from holdfast.worker.kernels.decode_attention import Bits, Quantized, can_dequantize, dequantize
 from holdfast.worker.kernels.five_bits import FIELDS_OF_FIVE_BITS
 from holdfast.worker.kv.bits import BITS, KVBits
 from holdfast.worker.kv.full import FullKV
@@ -269,10 +271,13 @@ class QuantizedKV(LayerKV):
         """Dequantized keys and values of the tokens before `end`, as runs of (first position, keys,
         values).
         """
+        runs = list(self._old.stored_from_start(end))
+        if runs and self._kernel_dequantizes():
+            return [(0, *self._dequantized_by_kernel(runs))]
         dtype = DTYPES[self._form[0].dtype]
         pairs = []
         position = 0
-        for arrays, low, high in self._old.stored_from_start(end):
+        for arrays, low, high in runs:
             cut = [array[:, :, low:high] for array in arrays]
             stored = [
                 dequantized(cut[at : at + _ARRAYS], bits=bits, dtype=dtype)
@@ -281,6 +286,27 @@ class QuantizedKV(LayerKV):
             pairs.append((position, *pair_of(stored)))
             position += high - low
         return pairs
+
+    def _kernel_dequantizes(self) -> bool:
+        """Whether the C kernel can dequantize this layer, which is several times as fast as MLX."""
+        return mx.default_device() == mx.Device(mx.cpu) and all(
+            form.dtype == "float32" and form.dimension and can_dequantize(form.dimension)
+            for form in self._form
+        )
+
+    def _dequantized_by_kernel(
+        self, runs: Sequence[tuple[tuple[mx.array, ...], int, int]]
+    ) -> tuple[mx.array, mx.array]:
+        """Dequantized keys and values of all runs (arrays, start, end). Evaluates the arrays."""
+        mx.eval([arrays for arrays, _, _ in runs])
+        stored = []
+        for at, bits in zip(range(0, len(runs[0][0]), _ARRAYS), self._bits, strict=False):
+            codes = [
+                (_as_numpy(arrays[at : at + _ARRAYS], bits), start, end)
+                for arrays, start, end in runs
+            ]
+            stored.append(mx.array(dequantize(codes)[None]))
+        return pair_of(stored)
 
     def last(self, count: int) -> tuple[mx.array, mx.array]:
         if count == 0:
@@ -432,3 +458,10 @@ def _group(form: HeadsForm) -> int:
     group = group_of(form.dimension)
     assert group is not None, f"heads of {form.dimension} dimensions cannot be quantized"
     return group
+
+
+def _as_numpy(arrays: Sequence[mx.array], bits: Bits) -> Quantized:
+    """Views of evaluated codes, scales and biases. Release them before the next append."""
+    codes, scales, biases = (np.array(array, copy=False)[0] for array in arrays)
+    assert codes.flags.c_contiguous, "a buffer is not row-contiguous"
+    return Quantized(codes, scales, biases, bits)
