@@ -177,45 +177,84 @@ static inline void widen(const _Float16 *from, float *out, int count) {
     for (; i < count; i++) out[i] = (float)from[i];
 }
 
+#if defined(__AVX512F__) && defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define SUMS_TOGETHER 1 /* 16 sums fit in the registers */
+#endif
+#endif
+
+#ifdef SUMS_TOGETHER
+/* Lane i of the result is the sum of the lanes i and i ^ step: of a if bit `step` of i is 0, of b if
+ * it is 1. */
+#define LANE(i, step) ((i) & (step) ? WIDTH + (i) : (i))
+#define OTHER(i, step) ((i) & (step) ? WIDTH + ((i) ^ (step)) : (i) ^ (step))
+#define ALL(of, step) \
+    of(0, step), of(1, step), of(2, step), of(3, step), of(4, step), of(5, step), of(6, step), \
+        of(7, step), of(8, step), of(9, step), of(10, step), of(11, step), of(12, step), \
+        of(13, step), of(14, step), of(15, step)
+#define FOLD(a, b, step)                                  \
+    (__builtin_shufflevector(a, b, ALL(LANE, step)) + \
+     __builtin_shufflevector(a, b, ALL(OTHER, step)))
+
+/* Lane i of the result is the sum of the lanes of v[i]. */
+static inline vec sum_each(vec *v) {
+    for (int i = 0; i < 8; i++) v[i] = FOLD(v[i], v[i + 8], 8);
+    for (int i = 0; i < 4; i++) v[i] = FOLD(v[i], v[i + 4], 4);
+    for (int i = 0; i < 2; i++) v[i] = FOLD(v[i], v[i + 2], 2);
+    return FOLD(v[0], v[1], 1);
+}
+#endif
+
+/* out[m, t] = q[m] . key[t], over `count` dimensions. queries: the constant 1, 2 or 4. */
+static inline __attribute__((always_inline)) void dots(int queries, const float *const *q,
+                                                       const float *keys, int64_t stride,
+                                                       int tokens, int count, float *out) {
+    int t = 0;
+#ifdef SUMS_TOGETHER
+    int together = WIDTH / queries;
+    for (; t + together <= tokens; t += together) {
+        vec v[WIDTH] = {};
+        for (int i = 0; i < count; i += WIDTH) {
+            for (int s = 0; s < together; s++) {
+                vec part = load(keys + (t + s) * stride + i);
+                for (int m = 0; m < queries; m++) v[m * together + s] += part * load(q[m] + i);
+            }
+        }
+        vec sums = sum_each(v);
+        for (int m = 0; m < queries; m++) {
+            memcpy(out + m * TILE + t, (float *)&sums + m * together, sizeof(float) * together);
+        }
+    }
+#endif
+    for (; t < tokens; t++) {
+        vec v[4] = {};
+        for (int i = 0; i < count; i += WIDTH) {
+            vec part = load(keys + t * stride + i);
+            for (int m = 0; m < queries; m++) v[m] += part * load(q[m] + i);
+        }
+        for (int m = 0; m < queries; m++) out[m * TILE + t] = sum(v[m]);
+    }
+}
+
 /* scores[m, t] (+)= scale[t] * (q[m] . key[t]) + bias[t] * q_sum[m], over `count` dimensions.
  * scale: NULL if the keys are not quantized. is_first: scores are set, not added to. */
 static void score(int queries, const float *const *q, const float *keys, int64_t stride, int tokens,
                   int count, const float *q_sum, const float *scale, const float *bias,
                   float *scores, int is_first) {
-    for (int first = 0; first < queries; first += 4) {
-        int group = queries - first < 4 ? queries - first : 4;
-        const float *q0 = q[first], *q1 = q[first + (group > 1)];
-        const float *q2 = q[first + (group > 2 ? 2 : 0)], *q3 = q[first + (group > 3 ? 3 : 0)];
-        for (int t = 0; t < tokens; t++) {
-            const float *key = keys + t * stride;
-            float dot[4];
-            vec a0 = {}, a1 = {}, a2 = {}, a3 = {};
-            if (group > 2) {
-                for (int i = 0; i < count; i += WIDTH) {
-                    vec part = load(key + i);
-                    a0 += part * load(q0 + i);
-                    a1 += part * load(q1 + i);
-                    a2 += part * load(q2 + i);
-                    a3 += part * load(q3 + i);
-                }
-                dot[2] = sum(a2);
-                dot[3] = sum(a3);
-            } else {
-                for (int i = 0; i < count; i += WIDTH) {
-                    vec part = load(key + i);
-                    a0 += part * load(q0 + i);
-                    a1 += part * load(q1 + i);
-                }
-            }
-            dot[0] = sum(a0);
-            dot[1] = sum(a1);
-            for (int m = 0; m < group; m++) {
-                float value = dot[m];
-                if (scale) value = scale[t] * value + bias[t] * q_sum[first + m];
-                float *to = scores + (first + m) * TILE + t;
-                *to = is_first ? value : *to + value;
+    float products[4 * TILE] __attribute__((aligned(64)));
+    for (int first = 0; first < queries;) {
+        int left = queries - first, group = left > 3 ? 4 : left > 1 ? 2 : 1;
+        float *to = scores + first * TILE, *out = scale ? products : to;
+        if (group == 4) dots(4, q + first, keys, stride, tokens, count, out);
+        else if (group == 2) dots(2, q + first, keys, stride, tokens, count, out);
+        else dots(1, q + first, keys, stride, tokens, count, out);
+        for (int m = 0; scale && m < group; m++, to += TILE, out += TILE) {
+            for (int t = 0; t < tokens; t++) {
+                float value = scale[t] * out[t] + bias[t] * q_sum[first + m];
+                to[t] = is_first ? value : to[t] + value;
             }
         }
+        first += group;
     }
 }
 
