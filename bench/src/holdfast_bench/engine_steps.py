@@ -22,7 +22,7 @@ from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.live import LiveBase, LiveState
 from holdfast_bench.results import CaseResult, ContenderResult, Sample
 
-CHUNK_TOKENS = 256
+CHUNK_TOKENS = 512  # `scheduler.step_tokens` on a CPU
 _WARM_STEPS = 3
 _METRICS = ("step_seconds", "step_processor_seconds")
 
