@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.engine.sequence import Prefix
 from holdfast.worker.kv.codec import PayloadFormat, to_bytes
 from holdfast.worker.kv.kinds import KINDS
-from holdfast.worker.kv.layer import CheckpointLayout, HeadsForm, LayerKV
+from holdfast.worker.kv.layer import CheckpointLayout, HeadsForm, LayerKV, pair_of
 from tests.fakes.caching_worker import CachingWorker, greedy, one_after_the_other
 from tests.fakes.interleaving import assert_as_alone, play, random_sequences
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
@@ -47,7 +47,8 @@ class TransposedKV(LayerKV):
         self._columns: mx.array | None = None
         self._key_dimension = 0
 
-    def append(self, keys: mx.array, values: mx.array) -> None:
+    def append_arrays(self, arrays: Sequence[mx.array]) -> None:
+        keys, values = pair_of(arrays)
         self._key_dimension = keys.shape[3]
         added = mx.concatenate([keys, values], axis=3).swapaxes(2, 3)
         self._columns = (

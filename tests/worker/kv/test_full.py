@@ -67,7 +67,7 @@ class SequencesInParts(RuleBasedStateMachine):
         self.next += tokens
         pair = of(numbers, value_dim=self.value_dim)
         if together and self.value_dim == KEY_DIM:
-            self.layers[at].append_stored(mx.concatenate(pair, axis=1))
+            self.layers[at].append_arrays([mx.concatenate(pair, axis=1)])
         else:
             self.layers[at].append(*pair)
         self.stories[at] += numbers

@@ -106,9 +106,11 @@ def _narrower(*windows: int | None) -> int | None:
 
 
 def _attention_spans(layer: LayerKV, queries: mx.array, asked: int | None) -> list[AttentionSpan]:
-    """Cut a span into parts whose tokens see the same keys and values, in the order of its tokens.
+    """Divide the last appended tokens of a sequence into ranges, oldest first, so that all tokens
+    of a range attend to the same keys and values (apart from the causal mask and the window).
 
-    queries: [1, heads, tokens, head_dim], of the last appended tokens. asked: the model's window.
+    queries: those of these tokens, [1, heads, tokens, head_dim]. asked: the size of the sliding
+    window that the model asks for; None: no window.
     """
     tokens = queries.shape[2]
     window = _narrower(asked, layer.window)
@@ -232,7 +234,9 @@ class KVView:
         return self.offset
 
     def maybe_trim_front(self) -> None:
-        """Required by mlx-lm's protocol of chunked caches; the state trims itself."""
+        """Does nothing. llama4 calls this method of mlx-lm's chunked caches to drop old chunks,
+        but here the state drops them itself.
+        """
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """What `update_and_fetch` returned in this forward pass."""
@@ -289,7 +293,7 @@ class RowsView(KVView):
             # joined once for all rows, so that each sequence needs one write instead of two
             both = mx.concatenate([keys, values], axis=1)
             for layer, new in zip(self._layers, self._split(both), strict=True):
-                layer.append_stored(new)
+                layer.append_arrays((new,))
             return self, self
         for layer, new_keys, new_values in zip(
             self._layers, self._split(keys), self._split(values), strict=True
@@ -526,7 +530,7 @@ class StateView:
             state.set_row(index, value, row)
 
     def make_mask(self, tokens: int) -> None:
-        """Required by mlx-lm's cache protocol; without padding there is no mask."""
+        """Returns None, as mlx-lm's caches do without padding: there is nothing to mask."""
 
     def advance(self, tokens: int) -> None:
-        """Required by mlx-lm's cache protocol; without padding there is nothing to count."""
+        """Does nothing: in mlx-lm's caches, this method counts padding, and here there is none."""

@@ -124,22 +124,11 @@ class FullKV(LayerKV):
         if self._frozen and not self.can_share:
             self._thaw()
 
-    def append(self, keys: mx.array, values: mx.array) -> None:
-        self._append((keys, values))
-
-    def append_stored(self, both: mx.array) -> None:
-        self._append((both,))
-
     def append_arrays(self, arrays: Sequence[mx.array]) -> None:
-        """Add tokens in a form other than keys and values, such as codes. Tokens are on axis 2."""
-        self._append(arrays)
-
-    def copy_arrays(self, start: int, end: int) -> tuple[mx.array, ...]:
-        """Lazy copies of the arrays of tokens `start` to `end`, as they were appended."""
-        return self._copied(start, end)
-
-    def _append(self, new: Sequence[mx.array]) -> None:
-        capacity = max(self._reserved, self.tokens + new[0].shape[2])
+        """Add the next tokens: keys and values, or arrays in another form, such as codes. Tokens
+        are on axis 2.
+        """
+        capacity = max(self._reserved, self.tokens + arrays[0].shape[2])
         if not self._buffers or self._buffers[0].shape[2] < capacity - self._frozen_tokens:
             if (
                 self.can_share
@@ -150,8 +139,12 @@ class FullKV(LayerKV):
                 if len(self._frozen) > _MANY_PARTS:
                     self._merge()
             capacity -= self._frozen_tokens
-            self._buffers = moved(self._buffers, new, capacity=capacity, start=0, end=self._end)
-        self._write(new)
+            self._buffers = moved(self._buffers, arrays, capacity=capacity, start=0, end=self._end)
+        self._write(arrays)
+
+    def copy_arrays(self, start: int, end: int) -> tuple[mx.array, ...]:
+        """Lazy copies of the arrays of tokens `start` to `end`, as they were appended."""
+        return self._copied(start, end)
 
     def freeze(self) -> None:
         if not self.can_share:  # one part, until `reserve` turns it into a tail again

@@ -315,17 +315,26 @@ class LayerState(Layer):
     def _no_snapshot(self) -> SnapshotMismatch:
         return SnapshotMismatch(f"{type(self).__name__} has no snapshot form")
 
-    # Optional: a kind without spare buffers or frozen tokens inherits these no-ops.
+    # Optional: kinds without spare buffers or frozen tokens inherit these methods.
 
     def reserve(self, tokens: int) -> None:
-        """Make room for this many tokens in total; never shrinks."""
+        """Make room for this many tokens in total; never shrinks.
+
+        Does nothing if the kind has no spare buffers.
+        """
 
     def trim(self) -> None:
-        """Release the data that only the last forward pass needed, once that pass is laid out."""
+        """Release the data that only the last forward pass needed. Call it when the graph of that
+        pass is built.
+
+        Does nothing if the kind holds no such data.
+        """
 
     def freeze(self) -> None:
         """Freeze all current tokens: their buffers are never written to again, so that other
         sequences can share them. Also releases unused capacity. Lazy.
+
+        Does nothing if sequences cannot share the buffers of this kind.
         """
 
     @property
@@ -370,20 +379,20 @@ class LayerKV(LayerState):
     def form(self) -> tuple[HeadsForm, ...]:
         """The forms of keys and of values. Call it after the first token."""
 
-    @abstractmethod
     def append(self, keys: mx.array, values: mx.array) -> None:
         """Add the keys and values of the next tokens."""
+        self.append_arrays((keys, values))
 
-    def append_stored(self, both: mx.array) -> None:
-        """Add keys and values of equal shape, as one array [1, 2 * kv_heads, tokens, head_dim]."""
-        self.append(*pair_of([both]))
+    @abstractmethod
+    def append_arrays(self, arrays: Sequence[mx.array]) -> None:
+        """Add the keys and values of the next tokens: a pair, or one array with both."""
 
     def held(self) -> int:
         """How many of the last tokens can be attended to."""
         return self._end
 
     def visible_before_next(self) -> int:
-        """How many of the current tokens the next token will see."""
+        """The number of tokens in this state that the next token will attend to."""
         return self.tokens
 
     def last(self, count: int) -> tuple[mx.array, mx.array]:

@@ -56,8 +56,9 @@ def stored_bits(kv_bits: KVBits, *, end: int, block_tokens: int) -> KVBits:
 def quantized(array: mx.array, bits: int) -> tuple[mx.array, mx.array, mx.array]:
     """Codes (uint32), scales and biases of keys or values, [1, heads, tokens, …]. Lazy."""
     codes, scales, biases = mx.quantize(array, group_size=group_of(array.shape[-1]), bits=bits)
-    # float16: its 11 bits are precise enough compared with an error of half a step, and scales in
-    # float32 would take a fifth of 4-bit keys
+    # Scales and biases of float32 keys and values are stored in float16: the rounding error is
+    # small compared with that of the codes, which is half a step. In float32, they would take a
+    # fifth of the memory of 4-bit keys.
     scale_type = mx.float16 if array.dtype == mx.float32 else array.dtype
     return codes, scales.astype(scale_type), biases.astype(scale_type)
 
@@ -168,19 +169,13 @@ class QuantizedKV(LayerKV):
     def reserve(self, tokens: int) -> None:
         self._old.reserve(tokens)
 
-    def append(self, keys: mx.array, values: mx.array) -> None:
-        self._append((keys, values))
-
-    def append_stored(self, both: mx.array) -> None:
-        self._append((both,))
-
-    def _append(self, new: Sequence[mx.array]) -> None:
-        added = new[0].shape[2]
+    def append_arrays(self, arrays: Sequence[mx.array]) -> None:
+        added = arrays[0].shape[2]
         if not self._buffers or self._end + added > self._buffers[0].shape[2]:
             self._quantize(self._own(self.tokens))  # the new tokens see these blocks quantized
             kept = self.tokens - self._old.tokens
-            self._move(new, capacity=max(self._block, kept + added))
-        self._write(new)
+            self._move(arrays, capacity=max(self._block, kept + added))
+        self._write(arrays)
         self._quantize(self._own(self.tokens - 1))
 
     def _own(self, position: int) -> int:
@@ -235,7 +230,7 @@ class QuantizedKV(LayerKV):
         self._old = native.converted(end, self.kv_bits, self._codes)
         self.tokens = self._begin = end
         if end < native.tokens:
-            self._append(native.copy_arrays(end, native.tokens))
+            self.append_arrays(native.copy_arrays(end, native.tokens))
         mx.eval(list(self.arrays()))
         native.release()
 
@@ -370,7 +365,7 @@ class QuantizedKV(LayerKV):
         fork._old = self._old.fork(quantized_tokens)
         fork.tokens = fork._begin = quantized_tokens
         if quantized_tokens < tokens:
-            fork._append(tuple(map(copied, self._native(quantized_tokens, tokens))))
+            fork.append_arrays(tuple(map(copied, self._native(quantized_tokens, tokens))))
         return fork
 
     def share_prefix(self, other: LayerState, tokens: int) -> None:
@@ -408,7 +403,7 @@ class QuantizedKV(LayerKV):
                 f"a block of {end - self.tokens} tokens has arrays of {sorted(found)} tokens"
             )
         if is_native:
-            self._append(taken)
+            self.append_arrays(taken)
             return
         self._quantize(self.tokens)
         self._old.append_arrays(self._as_stored(taken))

@@ -11,15 +11,14 @@ from holdfast.worker.kv.layer import ArrayForm, CheckpointLayout, LayerState, Sh
 
 
 class RecurrentState(LayerState):
-    """Slots for arrays, with the protocol of mlx-lm's `ArraysCache`.
+    """The arrays of one layer, in numbered slots like those of mlx-lm's `ArraysCache`. A model reads
+    and writes them through a `StateView`.
 
     After a step of several sequences, a slot may be a row of a stacked array. The next step of the
     same sequences uses the whole stack; rows are cut out only when the batch changes.
     """
 
     kind = "recurrent"
-    lengths = None
-    left_padding = None
 
     def __init__(self, slots: int) -> None:
         self._slots: list[mx.array | None] = [None] * slots
@@ -37,12 +36,6 @@ class RecurrentState(LayerState):
 
     def __iter__(self) -> Iterator[mx.array | None]:
         return (self[index] for index in range(len(self._slots)))
-
-    def make_mask(self, tokens: int) -> None:
-        """Required by mlx-lm's cache protocol; without padding there is no mask."""
-
-    def advance(self, tokens: int) -> None:
-        """Required by mlx-lm's cache protocol; without padding there is nothing to count."""
 
     def stacked(self, index: int) -> tuple[mx.array | None, int | None]:
         """The array of a slot, and the row of the array that belongs to this sequence (None: the

@@ -33,17 +33,11 @@ class WindowKV(LayerKV):
         self.window = window
         self._seen_tokens = window - 1  # how many earlier tokens a query sees at most
 
-    def append(self, keys: mx.array, values: mx.array) -> None:
-        self._append((keys, values))
-
-    def append_stored(self, both: mx.array) -> None:
-        self._append((both,))
-
-    def _append(self, new: Sequence[mx.array]) -> None:
-        added = new[0].shape[2]
+    def append_arrays(self, arrays: Sequence[mx.array]) -> None:
+        added = arrays[0].shape[2]
         if not self._buffers or self._end + added > self._buffers[0].shape[2]:
-            self._move(new, capacity=max(self._resting_tokens, self._kept + added))
-        self._write(new)
+            self._move(arrays, capacity=max(self._resting_tokens, self._kept + added))
+        self._write(arrays)
 
     def trim(self) -> None:
         """Shrink buffers that a long chunk has enlarged; keeps the tokens that can still be
