@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
 from urllib.parse import quote
 
 import typer
@@ -476,17 +476,49 @@ class StateInUse(HoldfastError):
     """The state cannot be deleted: it is in use, unknown, or deleted by another command."""
 
 
+def _always(server: RunningServer) -> bool:
+    return True
+
+
+def _never(server: RunningServer) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateKind:
-    """One kind of state on disk: a file or a folder."""
+    """One kind of state on disk: a file or a folder.
+
+    bound: the limit of its size, in words. clear: deletes the state; None for API keys, which only
+    `holdfast keys` removes. is_used_by: whether a running server uses the state, so that it must
+    not be deleted. other_kinds: subfolders that are kinds of their own.
+    """
 
     name: str
     what: str
     place: Path
-    bound: str  # limit of the size, in words
-    clear: Callable[[], object] | None  # None: API keys, which only `holdfast keys` removes
-    is_used_by: Callable[[RunningServer], bool] = lambda server: True
-    other_kinds: tuple[str, ...] = ()  # subfolders that are kinds of their own
+    bound: str
+    clear: Callable[[], object] | None
+    is_used_by: Callable[[RunningServer], bool] = _always
+    other_kinds: tuple[str, ...] = ()
+
+    @classmethod
+    def of_folder(
+        cls,
+        place: Path,
+        *,
+        what: str,
+        bound: str,
+        is_used_by: Callable[[RunningServer], bool] = _always,
+    ) -> Self:
+        """The state in a folder, which is deleted as a whole."""
+        return cls(
+            name=place.name,
+            what=what,
+            place=place,
+            bound=bound,
+            clear=lambda: shutil.rmtree(place) if place.exists() else None,
+            is_used_by=is_used_by,
+        )
 
     def size_bytes(self) -> int:
         """Size on disk. Links are not followed."""
@@ -594,7 +626,8 @@ def _state_kinds(config: Path | None) -> list[StateKind]:
         try:
             folder = chosen_folder(settings.store, os.environ)
             in_store = _kinds_in_store(Path(folder), settings) if folder else []
-            return [*in_store, *_kinds_beside_store(settings)]
+            beside_store = [*_log_kinds(settings), *_cache_kinds(), *_key_kinds(settings)]
+            return in_store + beside_store
         except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
             raise StateInUse(f"the state cannot be read: {error}") from None
 
@@ -643,72 +676,64 @@ def _kinds_in_store(folder: Path, settings: Settings) -> list[StateKind]:
     ]
 
 
-def _kinds_beside_store(settings: Settings) -> list[StateKind]:
-    from holdfast.files import caches_folder, state_folder
-    from holdfast.front.fleet.worker_files import MOST_KINDS, MOST_REPORTS
-    from holdfast.front.server.access import key_file_of
+def _log_kinds(settings: Settings) -> list[StateKind]:
+    from holdfast.files import state_folder
+    from holdfast.front.fleet.worker_files import MOST_REPORTS
+
+    logs = state_folder(os.environ) / "logs"
+    log_size = size_text(settings.log.file_bytes * (settings.log.old_files + 1))
+    return [
+        StateKind.of_folder(
+            logs,
+            what="logs of servers",
+            bound=f"{log_size} for each port",
+            is_used_by=lambda server: Path(server.log_file).parent == logs,
+        ),
+        StateKind.of_folder(
+            logs.with_name("crashes"),
+            what="reports of crashed workers",
+            bound=f"the latest {MOST_REPORTS}",
+            is_used_by=_never,
+        ),
+    ]
+
+
+def _cache_kinds() -> list[StateKind]:
+    from holdfast.files import caches_folder
+    from holdfast.front.fleet.worker_files import MOST_KINDS
     from holdfast.models.quality import MOST_RESULTS
     from holdfast.worker.kernels.build import MOST_VERSIONS
 
-    def folder_kind(
-        place: Path,
-        what: str,
-        bound: str,
-        is_used_by: Callable[[RunningServer], bool] = lambda server: True,
-    ) -> StateKind:
-        return StateKind(
-            name=place.name,
-            what=what,
-            place=place,
-            bound=bound,
-            clear=lambda: shutil.rmtree(place) if place.exists() else None,
-            is_used_by=is_used_by,
-        )
-
     caches = caches_folder(os.environ)
-    logs = state_folder(os.environ) / "logs"
-    log_size = size_text(settings.log.file_bytes * (settings.log.old_files + 1))
-    kinds = [
-        folder_kind(
-            logs,
-            "logs of servers",
-            f"{log_size} for each port",
-            lambda server: Path(server.log_file).parent == logs,
-        ),
-        folder_kind(
-            logs.with_name("crashes"),
-            "reports of crashed workers",
-            f"the latest {MOST_REPORTS}",
-            lambda server: False,
-        ),
-        folder_kind(
+    return [
+        StateKind.of_folder(
             caches / "compiled",
-            "code that MLX has compiled",
-            f"for {MOST_KINDS} kinds of machines and systems",
+            what="code that MLX has compiled",
+            bound=f"for {MOST_KINDS} kinds of machines and systems",
         ),
-        folder_kind(
+        StateKind.of_folder(
             caches / "kernels",
-            "kernels of Holdfast, compiled for this machine",
-            f"{MOST_VERSIONS} versions of each",
-            lambda server: False,
+            what="kernels of Holdfast, compiled for this machine",
+            bound=f"{MOST_VERSIONS} versions of each",
+            is_used_by=_never,
         ),
-        folder_kind(caches / "hashes", "hashes of model files", "one for each file"),
-        folder_kind(
+        StateKind.of_folder(
+            caches / "hashes", what="hashes of model files", bound="one for each file"
+        ),
+        StateKind.of_folder(
             caches / "quality",
-            "results of `holdfast quality`",
-            f"the latest {MOST_RESULTS}",
-            lambda server: False,
+            what="results of `holdfast quality`",
+            bound=f"the latest {MOST_RESULTS}",
+            is_used_by=_never,
         ),
     ]
+
+
+def _key_kinds(settings: Settings) -> list[StateKind]:
+    from holdfast.front.server.access import key_file_of
+
     keys = key_file_of(settings.server.keys_file, os.environ)
-    if keys is not None:
-        kinds.append(
-            StateKind(
-                name="keys",
-                what="hashes of API keys",
-                place=keys,
-                bound="one for each key",
-                clear=None,
-            )
-        )
-    return kinds
+    if keys is None:
+        return []
+    what = "hashes of API keys"
+    return [StateKind(name="keys", what=what, place=keys, bound="one for each key", clear=None)]

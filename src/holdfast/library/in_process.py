@@ -70,7 +70,7 @@ class QueueInbox:
             self._deliver(events)
 
     def close(self) -> None:
-        """Required by the protocol Inbox; a queue has nothing to close."""
+        """Does nothing: the protocol `Inbox` requires it, but a queue needs no closing."""
 
 
 class BlockingEventStream:

@@ -124,24 +124,10 @@ def build_application(
     Raises ConfigError if an optional package is missing.
     """
     store = Path(settings.store.folder) if is_folder(settings.store) else None
-    answers = AnswerFile(store) if store else None
-
-    async def read_bundle(model: str) -> TokenizerBundle:
-        entry, folder = residency.entry(model), (await residency.files(model)).folder
-        return await asyncio.to_thread(
-            load_tokenizer_bundle,
-            folder,
-            settings=entry.model,
-            answers=answers,
-            sampling=entry.sampling,
-            template_arguments=dict(entry.template_arguments),
-        )
-
-    def model_of(name: str) -> str:
-        named = residency.catalog.named(name)
-        return name if named is None else named.entry.name
-
-    bundles = Bundles(read_bundle, model_of=model_of)
+    bundles = Bundles(
+        partial(_read_bundle, residency, AnswerFile(store) if store else None),
+        model_of=partial(_model_of, residency),
+    )
     residency.on_changed_entry = bundles.forget
     for name in residency.catalog.at_start:
         bundles.begin(name)
@@ -179,3 +165,27 @@ def build_application(
     app = create_application(services, dialects=dialects)
     app.state.bundles, app.state.reloaded_catalog = bundles, reloaded
     return app
+
+
+async def _read_bundle(
+    residency: Residency, answers: AnswerFile | None, model: str
+) -> TokenizerBundle:
+    """Read tokenizer and chat template of a model, whose files are downloaded if necessary."""
+    entry = residency.entry(model)
+    files = await residency.files(model)
+    return await asyncio.to_thread(
+        load_tokenizer_bundle,
+        files.folder,
+        settings=entry.model,
+        answers=answers,
+        sampling=entry.sampling,
+        template_arguments=dict(entry.template_arguments),
+    )
+
+
+def _model_of(residency: Residency, name: str) -> str:
+    """The model to which a name in a request refers, such as an alias; the name itself if the
+    catalog does not have it.
+    """
+    named = residency.catalog.named(name)
+    return name if named is None else named.entry.name

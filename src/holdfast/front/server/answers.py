@@ -317,7 +317,7 @@ class AnswerFormat(StreamFormat):
     def sampled_by(self, sampling: SamplingParams) -> None:
         """Record the sampling parameters that the worker uses for the request.
 
-        Only the Responses API shows them.
+        Does nothing in a format that does not show them; only that of the Responses API does.
         """
 
     def opening(self, *, prompt_tokens: int) -> bytes:

@@ -70,6 +70,14 @@ class WorkerLoop:
     Each accepted request gets exactly one Finished event, unless the device breaks.
     """
 
+    # initial values of what the loop remembers between two iterations
+    _flight: Flight | None = None  # the step that is dispatched, but not collected
+    _collected_at = 0.0  # when the last step was collected
+    _emitted_at = -IDLE_SECONDS  # when statistics were last emitted
+    _emitted_busy = False  # whether the worker was busy then
+    _has_rested = False  # whether `on_rest` was called since the last request
+    _is_closing = False
+
     def __init__(
         self,
         *,
@@ -90,10 +98,9 @@ class WorkerLoop:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """on_rest: called once after a while without work. on_wake: called at the next request.
-        adapters: the names of the model's LoRA adapters. forms: the supported values of `kv_bits`.
-        costs: the KV memory that a sequence takes with each; None: the scheduler's default.
-
         pulse: reports what the thread does. counters: may contain counters of the engine.
+        adapters: the names of the model's LoRA adapters. forms: the supported values of `kv_bits`.
+        costs: the KV memory that a sequence takes with each value; None: the scheduler's default.
         """
         self._pulse = pulse or Pulse()
         self._scheduler = scheduler
@@ -121,11 +128,7 @@ class WorkerLoop:
             clock=clock,
         )
         self._lifetimes = Lifetimes(
-            engine=engine,
-            scheduler=scheduler,
-            ledger=self._ledger,
-            cache=self._cache,
-            clock=clock,
+            engine=engine, scheduler=scheduler, ledger=self._ledger, cache=self._cache, clock=clock
         )
         self._idle = IdleWork(
             ledger=self._ledger,
@@ -134,12 +137,6 @@ class WorkerLoop:
             lifetimes=self._lifetimes,
             costs_of=self._costs.get,
         )
-        self._flight: Flight | None = None
-        self._collected_at = 0.0
-        self._emitted_at = -IDLE_SECONDS
-        self._emitted_busy = False
-        self._is_closing = False
-        self._has_rested = False
 
     def run(self) -> None:
         """Work until shutdown.

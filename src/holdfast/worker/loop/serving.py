@@ -421,21 +421,7 @@ def _info(
     fingerprint: str,
 ) -> ModelInfo:
     loaded = probed.loaded
-    fitting: dict[str, int] = {
-        kv_bits: probed.sequence_costs(kv_bits).longest_sequence(
-            memory.plan.kv_bytes, most_tokens=loaded.context_tokens
-        )
-        for kv_bits in probed.forms.costs
-    }
-    context_tokens = fitting[probed.forms.usual]
-    if context_tokens < loaded.context_tokens:
-        logger.warning(
-            "the context is limited to %s of %s tokens, because more does not fit the %.2f GiB "
-            "for KV; model.memory_bytes sets how much KV may take",
-            f"{context_tokens:,}",
-            f"{loaded.context_tokens:,}",
-            memory.plan.kv_bytes / (1 << 30),
-        )
+    fitting = _context_that_fits(probed, memory)
     runner = probed.runner
     found = loaded.platform
     forms = probed.forms
@@ -453,7 +439,7 @@ def _info(
         parameters=loaded.parameters,
         weight_bytes=loaded.weight_bytes,
         compute_dtype=str(loaded.compute_dtype).removeprefix("mlx.core."),
-        context_tokens=context_tokens,
+        context_tokens=fitting[forms.usual],
         own_context_tokens=loaded.own_context_tokens,
         vocab_size=loaded.vocab_size,
         fingerprint=fingerprint,
@@ -479,3 +465,25 @@ def _info(
         load_seconds=load_seconds,
         warnings=warnings,
     )
+
+
+def _context_that_fits(probed: _Probed, memory: WorkerMemory) -> dict[str, int]:
+    """The longest context, in tokens, whose KV fits the memory, for each supported value of
+    `kv_bits`. Logs a warning if that is less than the model's context.
+    """
+    context_tokens = probed.loaded.context_tokens
+    fitting: dict[str, int] = {
+        kv_bits: probed.sequence_costs(kv_bits).longest_sequence(
+            memory.plan.kv_bytes, most_tokens=context_tokens
+        )
+        for kv_bits in probed.forms.costs
+    }
+    if fitting[probed.forms.usual] < context_tokens:
+        logger.warning(
+            "the context is limited to %s of %s tokens, because more does not fit the %.2f GiB "
+            "for KV; model.memory_bytes sets how much KV may take",
+            f"{fitting[probed.forms.usual]:,}",
+            f"{context_tokens:,}",
+            memory.plan.kv_bytes / (1 << 30),
+        )
+    return fitting
