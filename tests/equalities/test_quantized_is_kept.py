@@ -8,6 +8,7 @@ way a prompt is cut into chunks, and never twice.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from holdfast.config import KVBitsChoice
+from holdfast.wire.commands import SequenceRequest
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.kv.bits import BITS, KVBits
@@ -63,6 +65,25 @@ def cached(inbox: ScriptInbox, *names: str) -> list[int]:
     return [inbox.finished(name).cached_tokens for name in names]
 
 
+def served_twice(
+    name: str,
+    kv_bits: KVBits,
+    folder: Path,
+    requests: Sequence[SequenceRequest],
+    wanted: Mapping[str, list[int]],
+) -> Iterator[ScriptInbox]:
+    """Serve these requests one after the other, then again by a worker that starts from disk, and
+    check their answers. Yields the inbox of each worker.
+    """
+    for _ in range(2):
+        inbox = worker(name, kv_bits, folder).serve(one_after_the_other(*requests))
+        for request in requests:
+            assert inbox.tokens(request.request_id) == wanted[request.request_id], (
+                request.request_id
+            )
+        yield inbox
+
+
 @pytest.mark.parametrize(("name", "kv_bits"), some_of(("gpt_oss", "4")))
 def test_turns_and_forks_get_the_answers_of_fresh_ones_before_and_after_a_restart(
     name: str, kv_bits: KVBits, tmp_path: Path
@@ -82,10 +103,7 @@ def test_turns_and_forks_get_the_answers_of_fresh_ones_before_and_after_a_restar
     wanted = {"first": list(answer), "exact": list(answer)}
     wanted["turn"] = wanted["again"] = fresh(name, kv_bits, turn, max_tokens=30)
     wanted["within a block"] = fresh(name, kv_bits, within, max_tokens=30)
-    for _ in range(2):  # the second time from disk
-        inbox = worker(name, kv_bits, tmp_path).serve(one_after_the_other(*requests))
-        for request in requests:
-            assert inbox.tokens(request.request_id) == wanted[request.request_id]
+    for inbox in served_twice(name, kv_bits, tmp_path, requests, wanted):
         again, turned = cached(inbox, "exact", "turn")
         assert again >= 512
         assert turned >= 512
@@ -106,11 +124,9 @@ def test_blocks_after_a_boundary_end_where_tokens_are_quantized(
         greedy("fork", fork),
         greedy("again", turn),
     ]
-    answers = [fresh(name, kv_bits, prompt) for prompt in (first, turn, fork)]
-    for _ in range(2):  # the second time from disk
-        inbox = worker(name, kv_bits, tmp_path).serve(one_after_the_other(*requests))
-        found = [inbox.tokens(request.request_id) for request in requests]
-        assert found == [*answers, answers[1]]
+    wanted = {"first": fresh(name, kv_bits, first), "fork": fresh(name, kv_bits, fork)}
+    wanted["turn"] = wanted["again"] = fresh(name, kv_bits, turn)
+    for inbox in served_twice(name, kv_bits, tmp_path, requests, wanted):
         turned, forked, again = cached(inbox, "turn", "fork", "again")
         assert turned >= 256
         assert forked >= 100 or name in RESUME_ANYWHERE, "they cannot resume in a block"

@@ -17,7 +17,13 @@ from types import ModuleType
 from typing import Any
 
 from holdfast.worker.engine import seams
-from tests.fakes.tiny_configs import CONTEXT_TOKENS, TINY, VOCAB_SIZE, WINDOW
+from tests.fakes.tiny_configs import (
+    CONTEXT_TOKENS,
+    KIMI_LINEAR_ATTENTION,
+    TINY,
+    VOCAB_SIZE,
+    WINDOW,
+)
 
 HIDDEN = 64
 HEADS = 4
@@ -219,13 +225,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "activation_situ_linear_beta": 4.0,
         "attn_res_block_size": 2,
         "routed_expert_hidden_size": 32,
-        "linear_attn_config": {
-            "kda_layers": [1, 3],
-            "full_attn_layers": [2, 4],
-            "num_heads": 4,
-            "head_dim": 16,
-            "short_conv_kernel_size": 4,
-        },
+        "linear_attn_config": KIMI_LINEAR_ATTENTION,
     },
     "laguna": {"layer_types": WINDOWS_THEN_FULL},
     "lfm2_moe": {"full_attn_idxs": [1, 3], "conv_bias": False, "use_expert_bias": True},

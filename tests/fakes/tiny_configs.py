@@ -81,6 +81,13 @@ _MAMBA: dict[str, Any] = {
     "tie_word_embeddings": True,
     "max_position_embeddings": CONTEXT_TOKENS,
 }
+KIMI_LINEAR_ATTENTION: dict[str, Any] = {
+    "kda_layers": [1, 3],
+    "full_attn_layers": [2, 4],
+    "num_heads": 4,
+    "head_dim": 16,
+    "short_conv_kernel_size": 4,
+}
 _WITHOUT_TYPE: dict[str, dict[str, Any]] = {
     "llama": _PLAIN,
     "qwen2": _PLAIN,
@@ -269,13 +276,7 @@ _WITHOUT_TYPE: dict[str, dict[str, Any]] = {
         **_PLAIN,
         "num_hidden_layers": 4,
         "num_key_value_heads": 4,
-        "linear_attn_config": {
-            "kda_layers": [1, 3],
-            "full_attn_layers": [2, 4],
-            "num_heads": 4,
-            "head_dim": 16,
-            "short_conv_kernel_size": 4,
-        },
+        "linear_attn_config": KIMI_LINEAR_ATTENTION,
         "model_max_length": CONTEXT_TOKENS,
         "num_experts": 4,
         "num_experts_per_token": 2,

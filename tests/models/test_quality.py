@@ -11,20 +11,8 @@ import pytest
 
 from holdfast.errors import ModelLoadError
 from holdfast.models import quality
-from holdfast.models.quality import FormQuality, QualityReport, find_quality, save_quality
-
-REPORT = QualityReport(
-    model="m",
-    fingerprint="f" * 64,
-    measured_at="2026-11-23T19:00:00+00:00",
-    mlx_version="0.32.4",
-    compute_dtype="float32",
-    text="built-in",
-    text_tokens=900,
-    quantized_tokens=500,
-    questions=104,
-    forms=(FormQuality(form="native", perplexity=4.0), FormQuality(form="8", perplexity=4.02)),
-)
+from holdfast.models.quality import find_quality, save_quality
+from tests.fakes.quality_report import REPORT
 
 
 def test_a_result_is_found_by_the_fingerprint_only(tmp_path: Path) -> None:
@@ -75,4 +63,4 @@ def test_only_the_latest_results_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_changes_are_relative_to_native() -> None:
     assert REPORT.perplexity_change(REPORT.forms[1]) == pytest.approx(0.005)
-    assert REPORT.perplexity_change(FormQuality(form="4", refused="why")) is None
+    assert REPORT.perplexity_change(REPORT.forms[2]) is None

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.front.admin.status import Health
 from holdfast.front.prompt.dialects import DialectReport, ThinkingReport
-from holdfast.models.quality import FormQuality, QualityReport, save_quality
+from holdfast.models.quality import QualityReport, save_quality
 from holdfast.wire.events import (
     CacheFigures,
     FinishReason,
@@ -19,6 +19,7 @@ from holdfast.wire.events import (
     WorkerStatistics,
 )
 from tests.fakes.http_clients import CHAT, chat_body, client_of
+from tests.fakes.quality_report import REPORT
 from tests.fakes.scripted_gateway import (
     INFO,
     MODEL,
@@ -63,22 +64,7 @@ async def test_the_measured_quality_is_shown_until_the_model_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    report = QualityReport(
-        model=MODEL,
-        fingerprint="a" * 64,
-        measured_at="2026-11-23T19:00:00+00:00",
-        mlx_version="0.32.4",
-        compute_dtype="float32",
-        text="built-in",
-        text_tokens=900,
-        quantized_tokens=500,
-        questions=104,
-        forms=(
-            FormQuality(form="native", perplexity=4.0, kl_divergence=0.0, agreement=1.0, right=90),
-            FormQuality(form="8", refused="its heads have 48 dimensions"),
-        ),
-    )
-    save_quality(report, os.environ)
+    save_quality(REPORT, os.environ)
 
     async def shown(fingerprint: str, **facts: Any) -> Any:
         info = msgspec.structs.replace(INFO, fingerprint=fingerprint)
@@ -86,7 +72,7 @@ async def test_the_measured_quality_is_shown_until_the_model_changes(
         response = await get(f"/v1/models/{MODEL}", ScriptedDirectory(models=models))
         return response.json()["kv_quality"]
 
-    assert msgspec.convert(await shown("a" * 64), QualityReport) == report
+    assert msgspec.convert(await shown(REPORT.fingerprint), QualityReport) == REPORT
     assert await shown("b" * 64) is None
     assert await shown("") is None
 

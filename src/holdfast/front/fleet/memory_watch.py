@@ -46,7 +46,9 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class MemoryMeter:
-    """Measures processes and the machine. Tests replace it."""
+    """Measures how much memory processes take and how much the machine has. Tests pass functions
+    that return made-up figures.
+    """
 
     footprint: Callable[[int], int] = process_footprint
     machine: Callable[[], DeviceMemory] = memory_report

@@ -30,7 +30,7 @@ _TEXT_NOTE = "\n[{count} left out here, because the text exceeds the model's con
 
 
 class Ruler(Protocol):
-    """Measures and cuts texts in the tokens of a model."""
+    """Counts the tokens of texts, and cuts texts at tokens, with the tokenizer of a model."""
 
     def tokens(self, text: str) -> int:
         """The number of tokens in a text."""

@@ -1,8 +1,9 @@
-"""Patches modules of mlx-lm whose results depend on how sequences are batched or cut into chunks.
+"""Patches for the modules of mlx-lm that fail, or compute wrong results, when sequences are batched
+or prompts are prefilled in chunks. (LoRA adapters are in `lora`.)
 
-(LoRA adapters are in `lora`.) Every row of a batch has its own position here, so the cache views
-(`views`) pass an array of positions as `offset`. Most models only pass it on to `mx.fast.rope`.
-These models use it in another way:
+Every row of a batch has its own position, so the cache views (`views`) pass an array of positions
+as `offset`. Most models only pass the offset on to `mx.fast.rope`. These modules also compute with
+it:
 
 - `gpt_bigcode` looks up learned positions, and `llama4` scales queries by their position; both call
   `arange` with the position as its start. The patched modules get an `arange` that takes arrays.
@@ -50,7 +51,7 @@ def adapt(model: Any) -> None:
 
 
 class _Instead:
-    """A stand-in for a module in which some functions are replaced."""
+    """Replaces a module: has the given functions, and all other attributes of the module."""
 
     def __init__(self, module: ModuleType, **functions: Callable[..., Any]) -> None:
         self._module = module
@@ -65,7 +66,9 @@ def _adapt_gpt_bigcode(module: Any) -> None:
 
 
 def _positions_of_rows(start: Any, stop: Any) -> Any:
-    """As `np.arange`; if each row has its own start, positions [rows, 1]."""
+    """Replaces `np.arange` in gpt_bigcode. If `start` has one position for each row, returns these
+    positions, [rows, 1].
+    """
     if isinstance(start, mx.array) and start.ndim:
         return start[:, None]
     return np.arange(int(start), int(stop))
@@ -76,8 +79,9 @@ def _adapt_llama4(module: Any) -> None:
 
 
 def _positions_to_scale(*limits: Any) -> mx.array:
-    """As `mx.arange`; if each row has its own limits, positions [rows, 1, 1]. llama4 adds a
-    last dimension and multiplies queries [rows, heads, 1, head_dim] by the result.
+    """Replaces `mx.arange` in llama4. If the first limit has one position for each row, returns
+    these positions, [rows, 1, 1]: llama4 adds a last dimension and multiplies queries [rows, heads,
+    1, head_dim] by the result.
     """
     first = limits[0]
     if isinstance(first, mx.array) and first.ndim:

@@ -2,7 +2,7 @@
 each model.
 
 A runner returns the logits of the spans that need a sampled token, in the order of the spans.
-Logits that score a prompt are computed later.
+The logits that score the tokens of a prompt are computed later (`LaterLogits`).
 """
 
 from __future__ import annotations
@@ -330,8 +330,10 @@ def _in_order(
     groups: Sequence[Sequence[SequenceSpan]],
     logits: Sequence[StepLogits],
 ) -> StepLogits:
-    """Join the results of several forward passes. groups: the spans of each forward pass, in any
-    order; the result has the order of `spans`.
+    """Combine the results of several forward passes into one, with the logits in the order of
+    `spans`.
+
+    groups: for each forward pass, the spans that it contained. logits: its result.
     """
     if len(groups) == 1:
         return logits[0]
@@ -397,14 +399,15 @@ def _project(
         parts = _parted(set_aside, put_aside)
         hidden = {each: parts[each] for each in pooled_rows}
         scored = {each: LaterLogits(parts[each], head.project) for each in scored_rows}
-    if rows is None:  # the state is evaluated; the logits of this pass may never be
+    if rows is None:  # no span samples a token, so the logits of this pass are never evaluated
         return StepLogits(scored=scored, hidden=hidden)
     return StepLogits(drawn=flat if is_selected else flat[rows], scored=scored, hidden=hidden)
 
 
 def _parted(rows: mx.array, places: Mapping[RequestId, range]) -> dict[RequestId, mx.array]:
-    """Split the rows that were set aside into one array per request. places: each request's rows
-    in the forward pass.
+    """Split `rows`, the rows of all requests that were set aside, into one array per request.
+
+    places: for each request, the numbers of its rows in the forward pass.
     """
     parts = {}
     first = 0
@@ -415,8 +418,8 @@ def _parted(rows: mx.array, places: Mapping[RequestId, range]) -> dict[RequestId
 
 
 def _places(starts: Sequence[int], wanted: Mapping[RequestId, range]) -> dict[RequestId, range]:
-    """Convert the wanted rows of each span to rows of the forward pass, into which all spans are
-    concatenated. starts: the first row of each span.
+    """Convert row numbers within each span to row numbers of the forward pass, in which the spans
+    follow one another. starts: the first row of each span.
     """
     places = zip(starts, wanted.items(), strict=True)
     return {

@@ -45,7 +45,7 @@ from holdfast.worker.engine import seams
 from holdfast.worker.engine.seams import HEAD_NAMES
 
 T = TypeVar("T")
-# the adapters of a layer and their ranks there; layers with equal ranks share their masks
+# name and rank of each adapter that changes a layer; layers for which this is equal share a mask
 Ranks: TypeAlias = tuple[tuple[str, int], ...]
 
 
@@ -91,13 +91,13 @@ class AdaptedLayer(Protocol):
 
 
 class AdaptedLinear:
-    """The weights of all adapters of a linear layer."""
+    """The weights of all adapters for one linear layer."""
 
     def __init__(
         self, parts: Mapping[str, LowRank], *, bias: mx.array | None, can_mix: bool
     ) -> None:
-        """parts: the weights by the name of the adapter; a: [inputs, rank], b: [rank, outputs].
-        bias: that of the layer; DoRA does not scale it.
+        """parts: the weights of each adapter, by its name; a: [inputs, rank], b: [rank, outputs].
+        bias: the bias of the layer, which DoRA does not scale; None if the layer has none.
         """
         self.can_mix = can_mix
         self.ranks: Ranks = tuple((name, part.b.shape[0]) for name, part in parts.items())
@@ -128,7 +128,9 @@ class AdaptedLinear:
         return out if factor is None else self._scaled(out, factor.astype(x.dtype))
 
     def added_by_row(self, rows: Mixed, x: mx.array, y: mx.array, *, path: str) -> mx.array:
-        """As `added`, but with the adapter of each row. path: of the layer, for errors. Lazy."""
+        """As `added`, but each row is changed by its own adapter. path: the layer's path in the
+        model, for error messages. Lazy.
+        """
         low = (x @ self._a.T).reshape(-1, self._a.shape[0])
         if low.shape[0] != rows.count:
             raise RowsOutOfOrder(f"{path} gets {low.shape[0]} rows of {rows.count}")
@@ -150,8 +152,8 @@ class AdaptedLinear:
 
 @dataclass(frozen=True, slots=True)
 class AdaptedExperts:
-    """The weights of all adapters of a mixture's experts. a: [experts, rank, inputs]; b: [experts,
-    outputs, rank].
+    """The weights of all adapters for the experts of one mixture-of-experts layer. a: [experts,
+    rank, inputs]; b: [experts, outputs, rank].
     """
 
     parts: Mapping[str, LowRank]
@@ -182,7 +184,7 @@ class AdaptedExperts:
 
 @dataclass(frozen=True, slots=True)
 class AdaptedEmbedding:
-    """The weights of all adapters of an embedding, which may also be the output head. a:
+    """The weights of all adapters for an embedding, which may also be the output head. a:
     [vocabulary, rank]; b: [rank, dimensions].
     """
 
@@ -206,10 +208,14 @@ def _arrays_of(parts: Mapping[str, LowRank]) -> tuple[mx.array, ...]:
 
 
 class Mixed:
-    """The adapter of each row of a forward pass."""
+    """Tells the adapted layers which adapter each row of a forward pass uses, if the rows use
+    different ones.
+    """
 
     def __init__(self, runs: Sequence[tuple[str, int]], scales: Mapping[str, float]) -> None:
-        """runs: as for `Adapters.applied`. scales: of all adapters, by name."""
+        """runs: the rows in order, as (name of the adapter, number of rows); an empty name stands
+        for the model without an adapter. scales: the scale of each adapter, by its name.
+        """
         self.count = sum(count for _, count in runs)
         self._runs = runs
         self._scales = scales
@@ -242,15 +248,15 @@ class Mixed:
 
 
 class Adapters:
-    """The adapters of one model. Within `applied`, its forward passes apply them; everywhere else,
-    the model computes what it would compute without them.
+    """The adapters of one model. Only forward passes within `applied` use them; all others compute
+    what the model would compute without adapters.
     """
 
     def __init__(
         self, model: Module, *, scales: Mapping[str, float], layers: Mapping[str, AdaptedLayer]
     ) -> None:
-        """scales: the scale of each adapter, by name. layers: the adapted layers, by their path in
-        the model.
+        """scales: the scale of each adapter, by its name. layers: the adapted layers, by their path
+        in the model.
         """
         self._scales = scales
         self._layers = layers
@@ -277,10 +283,10 @@ class Adapters:
 
     @contextmanager
     def applied(self, runs: Sequence[tuple[str, int]]) -> Iterator[None]:
-        """Within the block, forward passes apply these adapters.
+        """A context in which forward passes use these adapters.
 
         runs: the rows of the batch in order, as (name of the adapter, number of rows); an empty
-        name stands for the model itself.
+        name stands for the model without an adapter.
         """
         names = {name for name, _ in runs}
         if len(names) == 1:
@@ -294,8 +300,8 @@ class Adapters:
             self._mixed = None
 
     def call(self, name: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call a function whose forward passes all belong to one adapter, or to the model itself
-        if the name is empty.
+        """Call a function; all its forward passes use the adapter `name`, or none if the name is
+        empty.
         """
         with self.applied([(name, 1)]):
             return function(*args, **kwargs)
@@ -351,7 +357,9 @@ def attach(
 def _loaded(
     files: AdapterFiles, modules: Mapping[str, Any], compute_dtype: mx.Dtype
 ) -> dict[str, LowRank]:
-    """The weights of one adapter, by the path of the layer."""
+    """Load the weights of one adapter. Returns the weights for each layer that the adapter changes,
+    by the layer's path in the model.
+    """
     try:
         _check_fit(files, modules)
     except ModelLoadError as error:
@@ -417,7 +425,7 @@ def _plain_weight(module: Any) -> mx.array:
 
 
 def _check_fit(files: AdapterFiles, modules: Mapping[str, Any]) -> None:
-    """Raise ModelLoadError if an adapter does not fit the model, saying what would fit."""
+    """Raise ModelLoadError if an adapter does not fit the model. The message says what would."""
     for path, shapes in files.shapes.items():
         module = modules.get(path)
         if module is None:
@@ -435,8 +443,8 @@ def _check_fit(files: AdapterFiles, modules: Mapping[str, Any]) -> None:
 
 
 def _count_of_layers(path: str, modules: Mapping[str, Any]) -> str:
-    """The end of a sentence that says how many layers the model has, if the path names a later
-    one; otherwise empty.
+    """The end of an error message about a missing layer: how many layers the model has, if the
+    number in `path` is too high; otherwise empty.
     """
     before, number, _ = _split_at_number(path)
     if not number:

@@ -216,12 +216,11 @@ def _attend_alone(
 
 
 class KVView:
-    """Base of the views of keys and values. It hands out again what `update_and_fetch` returned,
-    for models whose later layers attend to the same keys and values, or that read `keys` and
-    `values`.
+    """Base of the views of keys and values. Remembers what `update_and_fetch` returned: in some
+    models, later layers attend to the same keys and values, or read them from `keys` and `values`.
 
-    Such models also assign `keys` and `values`, so that mlx-lm evaluates them with the step. Here
-    every step evaluates the state itself, so nothing uses what they assign.
+    Some models also assign `keys` and `values`, so that mlx-lm evaluates them with the step. Here,
+    nothing uses what they assign, because every step evaluates the state itself.
     """
 
     offset: Any
@@ -230,7 +229,7 @@ class KVView:
 
     @property
     def start_position(self) -> Any:
-        """The position of the first key, where the model makes the mask itself."""
+        """The position of the first key, for models that create the mask themselves."""
         return self.offset
 
     def maybe_trim_front(self) -> None:

@@ -55,8 +55,8 @@ Stored: TypeAlias = Floats | Quantized
 class Buffer:
     """Keys and values of one layer, [kv_heads, capacity, …], each array row-contiguous.
 
-    Either both keys and values are quantized, each to 8, 5 or 4 bits, or neither. The owner of the
-    arrays leaves them unchanged during the call.
+    Either both keys and values are quantized, each to 8, 5 or 4 bits, or neither. The arrays must
+    not change while attention is computed.
     """
 
     keys: Stored
@@ -238,7 +238,9 @@ def _entry(run: Run) -> tuple[int, ...]:
 
 
 def _addresses(stored: Stored, start: int) -> tuple[int, int, int]:
-    """The addresses of codes, scales and biases of token `start`; 0 for what there is not."""
+    """The addresses of the codes, scales and biases of token `start`. If keys or values are not
+    quantized: their address, and twice 0.
+    """
     if not isinstance(stored, Quantized):
         return _address(stored, start), 0, 0
     return (
@@ -274,7 +276,7 @@ def attend_in_numpy(
     value_dimension: int,
     sinks: Floats | None = None,
 ) -> Floats:
-    """As `attend`, but in numpy: slower, and for all head sizes that can be quantized."""
+    """Compute the same as `attend`, but slower, and for all head sizes that can be quantized."""
     count, heads, key_dimension = queries.shape
     grouped = queries.reshape(count, kv_heads, -1, key_dimension).swapaxes(0, 1)
     sizes = grouped.shape[:3]
@@ -321,7 +323,11 @@ def _attend_run(queries: Floats, run: Run) -> tuple[Floats, Floats, Floats]:
 
 
 def _scores(queries: Floats, keys: Quantized, start: int, end: int) -> Floats:
-    """Products of queries and keys: scale × (query · codes) + bias × sum of the query, by group."""
+    """Compute the attention scores of quantized keys, without dequantizing them. Returns
+    [kv_heads, rows, tokens].
+
+    Each group of dimensions adds scale × (query · codes) + bias × (sum of the query).
+    """
     groups = keys.scales.shape[2]
     grouped = queries.reshape(*queries.shape[:2], groups, -1)
     sums: Floats = grouped.sum(axis=3)
@@ -340,7 +346,11 @@ def _scores(queries: Floats, keys: Quantized, start: int, end: int) -> Floats:
 
 
 def _weighted(weights: Floats, values: Quantized, start: int, end: int) -> Floats:
-    """Weighted sums of values: (weights × scale) · codes + weights · bias, by group."""
+    """Sum quantized values, each multiplied by its attention weight, without dequantizing them.
+    Returns [kv_heads, rows, dimension].
+
+    A group of dimensions of the result is (weights × scales) · codes + weights · biases.
+    """
     groups = values.scales.shape[2]
     biases: Floats = weights @ values.biases[:, start:end].astype(np.float32)
     scales = values.scales[:, start:end].astype(np.float32).swapaxes(1, 2)
@@ -363,10 +373,11 @@ def _in_order(halves: Floats) -> Floats:
 
 
 def _tiles(stored: Quantized, start: int, end: int) -> Iterator[tuple[int, int, Floats]]:
-    """The codes of tokens `start` to `end` as floats, [heads, tokens, groups, group], and where
-    each tile begins and ends relative to `start`. The next tile overwrites the previous one.
+    """Convert the codes of tokens `start` to `end` to floats, tile by tile. Yields the range of
+    tokens of each tile, relative to `start`, and its codes, [heads, tokens, groups, dimensions of a
+    group]. Each tile overwrites the previous one.
 
-    4 bits: in each group the even dimensions first, then the odd ones.
+    With 4 bits, the even dimensions of a group come first, and then the odd ones.
     """
     heads, _, groups = stored.scales.shape
     codes = stored.codes.view(np.uint8)[:, start:end].reshape(heads, end - start, groups, -1)
@@ -379,7 +390,7 @@ def _tiles(stored: Quantized, start: int, end: int) -> Iterator[tuple[int, int, 
         packed = codes[:, low:high]
         if stored.bits == 4:
             halves = (packed & 15, packed >> 4)
-            tile[:] = np.concatenate(halves, axis=-1)  # as bytes: faster than the halves as floats
+            tile[:] = np.concatenate(halves, axis=-1)  # joining bytes is faster than joining floats
         elif stored.bits == 5:
             tile[:] = _bytes_of_five_bits(packed).reshape(tile.shape)
         else:
@@ -388,8 +399,8 @@ def _tiles(stored: Quantized, start: int, end: int) -> Iterator[tuple[int, int, 
 
 
 def _bytes_of_five_bits(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Unpack codes of 5 bits to one code per byte. Eight packed codes take five bytes, the first
-    one in the lowest bits; they are moved apart in an integer of eight bytes.
+    """Unpack codes of 5 bits to one code per byte. Five bytes hold eight codes, the first one in
+    the lowest bits; they are spread over the eight bytes of an integer (`FIELDS_OF_FIVE_BITS`).
     """
     count = packed.size // 5
     padded = np.empty(packed.size + 8, np.uint8)  # the last integer is read beyond its five bytes

@@ -1,9 +1,13 @@
-"""How codes of 5 bits are unpacked with integer operations. Imports nothing."""
+"""The steps that unpack codes of 5 bits with integer operations, for numpy and for MLX. Imports
+nothing.
+"""
 
 from __future__ import annotations
 
-# Steps that spread eight 5-bit codes (40 bits) over eight bytes: the mask of the bits that stay,
-# the mask of the bits that move up, and by how many bits.
+# A 64-bit integer contains eight codes in its lowest 40 bits. Three steps give each code a byte of
+# its own: the first moves the upper four codes apart from the lower four, the next two do the same
+# with pairs and with single codes. A step consists of the mask of the bits that stay, the mask of
+# the bits that are shifted left, and the number of bits by which these are shifted.
 FIELDS_OF_FIVE_BITS = (
     (0x00000000000FFFFF, 0x000000FFFFF00000, 12),
     (0x000003FF000003FF, 0x000FFC00000FFC00, 6),

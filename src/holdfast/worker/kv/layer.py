@@ -19,7 +19,7 @@ import msgspec
 
 from holdfast.worker.kv.bits import KVBits
 
-# from the states of several sequences, creates the object that a model gets as its cache
+# creates the object that a model gets as its cache, from the states of several sequences
 ShowStates: TypeAlias = Callable[[Sequence[Any]], Any]
 
 DTYPES: dict[str, mx.Dtype] = {
@@ -225,7 +225,7 @@ class LayerState(Layer):
         Other layers can only be saved as a checkpoint of their current state.
     is_foreign: only mlx-lm understands the state, so it cannot be batched or saved.
     window: how many tokens a query sees, including its own; None: all, or no attention.
-    chunk: a query sees only the tokens of its own chunk of this many tokens; None: no chunks.
+    chunk: the length of attention chunks, if a query sees only tokens of its chunk; None: no chunks.
     kv_bits: how the keys and values of earlier blocks are held.
     can_share: several running sequences can hold the same frozen tokens (`fork`). A runner may set
         it to False; then only parked states share frozen tokens.
@@ -279,7 +279,7 @@ class LayerState(Layer):
         return tokens
 
     def quantized_before(self, tokens: int) -> int:
-        """How many tokens a state holds quantized if it has `tokens` tokens."""
+        """How many tokens this state holds quantized when it has `tokens` tokens in total."""
         return 0
 
     # Snapshots. Every kind implements them unless it is foreign.
@@ -388,7 +388,7 @@ class LayerKV(LayerState):
         """Add the keys and values of the next tokens: a pair, or one array with both."""
 
     def held(self) -> int:
-        """How many of the last tokens can be attended to."""
+        """The number of tokens that are held and can be attended to: always the last ones."""
         return self._end
 
     def visible_before_next(self) -> int:

@@ -79,9 +79,9 @@ def dequantized(arrays: Sequence[mx.array], *, bits: int, dtype: mx.Dtype) -> mx
 def _codes_of_five_bits(packed: mx.array) -> mx.array:
     """Unpack codes of 5 bits to one code per byte, [1, heads, tokens, dimension]. Lazy.
 
-    Including the scales, this takes a quarter of the time of `mx.dequantize` on a CPU, which has no
-    fast loop for 5 bits. Eight packed codes take five bytes, the first one in the lowest bits; they
-    are moved apart in an integer of eight bytes.
+    Even with the scaling that follows, this takes a quarter of the time of `mx.dequantize`, which
+    has no fast loop for 5 bits on CPUs. Five bytes hold eight codes, the first one in the lowest
+    bits; they are spread over the eight bytes of an integer (`FIELDS_OF_FIVE_BITS`).
     """
     bytes_of_codes = packed.view(mx.uint8)
     *rows, count = bytes_of_codes.shape

@@ -681,8 +681,8 @@ class ReadAheadRuns:
 
 
 def _in_flight_tenant(sequence: LiveSequence) -> str:
-    """The tenant name for sharing a prefill with other sequences. It contains `kv_bits`, because
-    sequences with other bits compute other KV.
+    """The tenant name under which a sequence waits for others that prefill the same prefix. The
+    name contains `kv_bits`, because only sequences with the same bits compute the same KV.
     """
     return f"{sequence.kv_bits} {sequence.request.tenant}"
 

@@ -73,7 +73,9 @@ class PrefixCache:
             )
 
     def fingerprint_of(self, adapter: str) -> str:
-        """The fingerprint of the model with an adapter; empty name: of the model itself."""
+        """The fingerprint of the model with this adapter, or of the model alone if the name is
+        empty.
+        """
         return self._adapters[adapter] if adapter else self.index.fingerprint
 
     def tenant_of(self, tenant: str, *, adapter: str) -> str:
