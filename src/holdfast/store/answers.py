@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
-from holdfast.store.index import make_tables, use_write_ahead_log
+from holdfast.store.index import clear_tables, make_tables, use_write_ahead_log
 
 SECRET_BYTES: Final = 32
 _ID_BYTES = 16
@@ -217,17 +217,7 @@ def clear_answers(folder: Path) -> None:
 
     Raises OSError.
     """
-    path = _path_in(folder)
-    if not path.is_file():
-        return
-    try:
-        with contextlib.closing(
-            sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
-        ) as database:
-            database.execute("DELETE FROM answers")
-            database.execute("VACUUM")
-    except _BROKEN:
-        path.unlink(missing_ok=True)
+    clear_tables(_path_in(folder), "answers", busy_seconds=_BUSY_SECONDS)
 
 
 def _path_in(folder: Path) -> Path:

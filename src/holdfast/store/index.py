@@ -131,6 +131,25 @@ def make_tables(database: sqlite3.Connection, schema: str, *, version: int) -> i
     return found
 
 
+def clear_tables(path: Path, *tables: str, busy_seconds: float) -> None:
+    """Delete all rows of these tables of a database file, even if a server has the file open. If
+    the rows cannot be deleted, delete the file.
+
+    Raises OSError.
+    """
+    if not path.is_file():
+        return
+    try:
+        with contextlib.closing(
+            sqlite3.connect(path, timeout=busy_seconds, isolation_level=None)
+        ) as database:
+            for table in tables:
+                database.execute(f"DELETE FROM {table}")
+            database.execute("VACUUM")
+    except DAMAGE_SIGNS:
+        path.unlink(missing_ok=True)
+
+
 def _version_of(database: sqlite3.Connection) -> int:
     (version,) = database.execute("PRAGMA user_version").fetchone()
     return int(version)

@@ -29,7 +29,7 @@ from holdfast.errors import ResponsesUnavailable
 from holdfast.files import Claim, claim, sweep
 from holdfast.store.block import StoreRefused
 from holdfast.store.folder import StoreFolder
-from holdfast.store.index import DAMAGE_SIGNS, make_tables, use_write_ahead_log
+from holdfast.store.index import DAMAGE_SIGNS, clear_tables, make_tables, use_write_ahead_log
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -366,17 +366,7 @@ def clear_responses(folder: Path) -> None:
     """
     path = _path_in(folder)
     _damaged(path).unlink(missing_ok=True)
-    if not path.is_file():
-        return
-    try:
-        with contextlib.closing(
-            sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
-        ) as database:
-            database.execute("DELETE FROM items")
-            database.execute("DELETE FROM records")
-            database.execute("VACUUM")
-    except (sqlite3.DatabaseError, UnicodeDecodeError):
-        path.unlink(missing_ok=True)
+    clear_tables(path, "items", "records", busy_seconds=_BUSY_SECONDS)
 
 
 class _Database:
