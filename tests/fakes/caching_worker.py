@@ -94,8 +94,8 @@ class CachingWorker:
             runner.learn_form(costs.form)
             assert not runner.refusal()
             by_bits |= {each: self.engine.measure_costs(each) for each in BITS}
-        self._forms = KVForms(default=kv_bits, costs=by_bits, refused={})
-        costs = by_bits[self._forms.usual]
+        self.forms = KVForms(default=kv_bits, costs=by_bits, refused={})
+        costs = by_bits[self.forms.usual]
         assert costs.form is not None
         self.store = (
             None if folder is None else BlockStore(folder, fingerprint=fingerprint, limits=limits)
@@ -131,7 +131,7 @@ class CachingWorker:
             )
             for each, held in by_bits.items()
         }
-        weights = self._weights[self._forms.usual]
+        weights = self._weights[self.forms.usual]
         self.scheduler = Scheduler(
             replace(SETTINGS, **settings),
             weights,
@@ -171,7 +171,7 @@ class CachingWorker:
             sessions=self.sessions,
             adapters=self._adapters,
             memory=self.memory,
-            forms=self._forms,
+            forms=self.forms,
             costs=self._weights,
         )
         loop.run()

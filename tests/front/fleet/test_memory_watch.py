@@ -145,11 +145,11 @@ async def until_pressure(made: FakeModels, pressure: Pressure) -> None:
             await asyncio.sleep(0.01)
 
 
-async def until_running(made: FakeModels, wanted: tuple[int, int]) -> None:
-    """Wait until the first worker says that it has this many running and queued sequences."""
+async def until_running(made: FakeModels, wanted: tuple[int, int], *, model: str = "a") -> None:
+    """Wait until a worker says that it has this many running and queued sequences."""
     async with asyncio.timeout(60):
         while True:
-            figures = (await made.statistics()).get("a", WorkerStatistics())
+            figures = (await made.statistics()).get(model, WorkerStatistics())
             if (figures.running, figures.queued) == wanted:
                 return
             await asyncio.sleep(0.01)
@@ -195,6 +195,31 @@ async def test_the_workers_are_told_the_pressure_of_all_of_them_together(
     assert "worker a" in lines[0]
     assert "worker b" in lines[0]
     assert made.memory.figures().changes == {"warning": 2, "critical": 1, "normal": 1}
+
+
+async def test_a_model_that_a_reload_of_the_catalog_adds_is_told_the_pressure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(residency, "WATCH_SECONDS", 0.01)
+    meter = Meter(1000)
+    made = FakeModels(
+        catalog_over("a", at_start=["a"]),
+        ResidencySettings(max_loaded=2, memory_bytes=1 << 40),
+        meter=MemoryMeter(footprint=meter.footprint, machine=meter.machine),
+    )
+    await made.start()
+    try:
+        await made.wait_ready()
+        meter.each_bytes = 980
+        meter.available_bytes = 20
+        await until_pressure(made, Pressure.CRITICAL)
+        await made.take_catalog(catalog_over("a", "b"))
+        async with made.lease("b", 2) as client:
+            streams = [client.submit(a_request(name, max_tokens=900_000)) for name in "xy"]
+            await until_running(made, (1, 1), model="b")
+            assert len(streams) == 2
+    finally:
+        await made.stop()
 
 
 async def test_other_programs_lower_the_watermarks_and_so_does_the_setting() -> None:

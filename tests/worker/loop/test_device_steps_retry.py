@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.wire.events import FinishReason
+from holdfast.worker.engine.layouts import SinglyRunner
 from holdfast.worker.engine.plan import Span
 from holdfast.worker.loop.device_steps import read_alone
+from tests.fakes.caching_worker import CachingWorker, greedy
+from tests.fakes.failing_engine import FailingOnce
 from tests.fakes.fake_engine import FAILS_ALONE, RAISES_AT_COLLECT, FakeEngine, expected_tokens
 from tests.fakes.looped_worker import request
+from tests.fakes.pressed_worker import prompt_of
+from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
 
 def opened(*prompt: int, **more: object) -> FakeEngine:
@@ -56,3 +62,25 @@ def test_exceptions_of_the_engine_reach_the_caller() -> None:
             Span(request_id="a", start=0, tokens=2, draws=True),
             chunk_tokens=2,
         )
+
+
+def test_a_retry_of_a_quantized_sequence_gives_the_answer_of_an_undisturbed_one() -> None:
+    """In this layout, all tokens of a span see the same keys, so a span must not cross the border of
+    a quantized block.
+    """
+    prompt = prompt_of("a", 600)
+    runner = SinglyRunner(make_tiny("llama", head_dim=64), None)
+    runner.shares = False
+    answers = []
+    for fails_at in (0, 5):  # while it generates tokens
+        made = CachingWorker(
+            runner, vocab_size=VOCAB_SIZE, kv_bits="8", engine=FailingOnce, step_tokens=512
+        )
+        assert isinstance(made.engine, FailingOnce)
+        made.engine.collected = 0
+        made.engine.fails_at = fails_at
+        inbox = made.serve([[greedy("a", prompt, max_tokens=6)]])
+        assert made.engine.cuts_at_blocks("8")
+        assert inbox.finished("a").reason is FinishReason.LENGTH
+        answers.append(inbox.tokens("a"))
+    assert answers[0] == answers[1]

@@ -160,6 +160,15 @@ def test_a_quantized_sequence_reserves_less_memory() -> None:
     assert reserved[-1] < 0.55 * reserved[0], "codes, and two blocks as they were computed"
 
 
+def test_running_sequences_are_never_converted_to_a_form_with_wrong_results() -> None:
+    made = worker("llama", step_tokens=512)
+    made.forms.try_out = lambda kv_bits: "its results are wrong"
+    prompt = prompt_of("a", 1100)
+    inbox = made.serve([[CRITICAL], [greedy("a", prompt, max_tokens=8)]])
+    assert not quantized_in(made)
+    assert inbox.tokens("a") == alone("llama", prompt, max_tokens=8)
+
+
 @pytest.mark.parametrize("seed", [0, *slow(1, 2, 3)])
 def test_whatever_the_pressure_no_request_fails_and_fixed_forms_get_their_answers(
     seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -23,6 +23,7 @@ from holdfast.worker.prefix.chain import pack_tokens
 from tests.fakes.architectures import KEEPABLE, each_of, probed
 from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.poison import Change, rewrite
+from tests.fakes.pressed_worker import worker as wide_worker
 from tests.fakes.slow import slow
 from tests.fakes.tiny_models import VOCAB_SIZE
 
@@ -124,3 +125,22 @@ def test_one_value_that_is_not_finite_is_seen(dtype: mx.Dtype, value: float) -> 
     with pytest.raises(SnapshotMismatch, match="not finite"):
         check_values(forms, to_bytes(run))
     assert not Kept(request_id="a", blocks=(run,)).is_finite
+
+
+@pytest.mark.parametrize("known", [200, 400])
+def test_a_quantized_block_that_is_longer_than_its_chain_is_not_stored(known: int) -> None:
+    """No sequence could continue within it."""
+    made = wide_worker("llama", kv_bits="8")
+    chain = prompt(512)
+    made.engine.open(greedy("a", chain), capacity_tokens=512, kv_bits="8")
+    span = Span(request_id="a", start=0, tokens=512, draws=False)
+    made.engine.collect(made.engine.dispatch(StepPlan(spans=(span,))))
+    kept = made.engine.keep_rest("a")
+    assert kept is not None
+    packed = pack_tokens(chain[:known])
+    made.cache.insert(made.cache.cursor(kv_bits="8"), packed, kept)
+    assert made.cache.cached_tokens(packed, tenant="", kv_bits="8") == known // 256 * 256
+    made.engine.close("a")
+    inbox = made.serve([[greedy("b", (*chain[:known], 1, 2, 3))]])
+    fresh = wide_worker("llama", kv_bits="8").serve([[greedy("b", (*chain[:known], 1, 2, 3))]])
+    assert inbox.tokens("b") == fresh.tokens("b")
