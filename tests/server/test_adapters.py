@@ -4,6 +4,7 @@ serves them all.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import pytest
 from holdfast.worker.engine import seams
 from tests.fakes.adapters import write_adapter
 from tests.fakes.command_line import holdfast_here
+from tests.fakes.served_model import served_model_folder
 from tests.fakes.server_process import ServerProcess, until
 
 NOTES = "Notes:\n" + "".join(
@@ -234,6 +236,32 @@ def test_the_servers_adapters_are_shown_by_ps_and_at_the_start(
     listed = holdfast_here("ps", cwd=tmp_path).stdout
     assert process.url in listed
     assert "demo:tone" in listed
+
+
+def test_models_ls_lists_what_only_the_running_server_has(
+    process: ServerProcess, adapters: dict[str, Path], tmp_path: Path
+) -> None:
+    asked = ("models", "ls", "--url", process.url)
+    told = json.loads(holdfast_here(*asked, "--json", cwd=tmp_path).stdout)
+    assert "demo" not in [row["name"] for row in told["models"]]
+    assert [(each["name"], each["parent"]) for each in told["only_served"]] == [
+        ("demo", None),
+        ("demo:sql", "demo"),
+        ("demo:tone", "demo"),
+    ]
+    lines = holdfast_here(*asked, cwd=tmp_path).stdout.splitlines()
+    (line,) = [line for line in lines if "demo:tone" in line]
+    assert "only in the server" in line
+    # an adapter that models.toml lists, too, is listed once
+    file = tmp_path / "models.toml"
+    folder = adapters["sql"]
+    file.write_text(
+        f"[models.demo]\npath = '{served_model_folder()}'\nadapters = {{ sql = '{folder}' }}\n"
+    )
+    told = json.loads(holdfast_here(*asked, "--models", str(file), "--json", cwd=tmp_path).stdout)
+    (row,) = [row for row in told["models"] if row["name"] == "demo"]
+    assert (row["state"], row["adapters"]) == ("ready", {"sql": str(folder)})
+    assert [each["name"] for each in told["only_served"]] == ["demo:tone"]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -97,7 +97,8 @@ def list_models(
 ) -> None:
     """List the models that `holdfast serve` would serve, and those that it skips, with the reason.
 
-    If a server is running, the list also shows the state of its models.
+    If a server is running, the list also shows the state of its models, and the models and adapters
+    that only this server has, because they were named on its command line.
     """
     with plain_errors():
         settings = _settings(models_file)
@@ -108,10 +109,18 @@ def list_models(
             {"name": each.name, "reason": each.reason, "origin": each.origin}
             for each in catalog.left_out
         ]
+        only_served = _only_served(rows, served or {})
         if as_json:
-            print_json({"server": server, "models": rows, "left_out": left_out})
+            print_json(
+                {
+                    "server": server,
+                    "models": rows,
+                    "only_served": only_served,
+                    "left_out": left_out,
+                }
+            )
             return
-        _print_models(rows, with_state=served is not None)
+        _print_models(rows, only_served, with_state=served is not None)
         if server is not None:
             typer.echo(f"the states are those of the server at {server}")
         for each in left_out:
@@ -292,6 +301,24 @@ def _row(entry: CatalogEntry, served: Mapping[str, Mapping[str, Any]] | None) ->
     }
 
 
+def _only_served(
+    rows: Iterable[Mapping[str, Any]], served: Mapping[str, Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The models and adapters that a server has, but that are not in the rows of the catalog."""
+    listed = set()
+    for row in rows:
+        listed |= {row["name"], *(_adapted(row["name"], name) for name in row["adapters"])}
+    return [
+        {"name": name, **{key: card.get(key) for key in ("state", "aliases", "parent")}}
+        for name, card in served.items()
+        if name not in listed
+    ]
+
+
+def _adapted(model: str, adapter: str) -> str:
+    return f"{model}{SEPARATOR}{adapter}"
+
+
 def _weight_bytes(folder: Path) -> int:
     # a link in the Hub's cache may be broken
     return sum(file.stat().st_size for file in folder.glob(WEIGHT_FILES) if file.exists())
@@ -302,7 +329,9 @@ def _adapter_bytes(folder: Path) -> int:
     return file.stat().st_size if file.exists() else 0
 
 
-def _print_models(rows: list[dict[str, Any]], *, with_state: bool) -> None:
+def _print_models(
+    rows: list[dict[str, Any]], only_served: list[dict[str, Any]], *, with_state: bool
+) -> None:
     state_column = ["state"] if with_state else []
     table = new_table(
         "name", *state_column, "weights", "aliases", "notes", "from", right=("weights",)
@@ -313,10 +342,14 @@ def _print_models(rows: list[dict[str, Any]], *, with_state: bool) -> None:
         origin = row["origin"] or ("comes with Holdfast" if row["name"] == row["model"] else "")
         table.add_row(row["name"], *state, size, ", ".join(row["aliases"]), _notes(row), origin)
         for adapter, place in row["adapters"].items():
-            name = f"{row['name']}{SEPARATOR}{adapter}"
+            name = _adapted(row["name"], adapter)
             table.add_row(
                 name, *state, size_text(_adapter_bytes(Path(place))), "", "adapter", place
             )
+    for card in only_served:
+        notes = "adapter" if card["parent"] else ""
+        aliases = ", ".join(card["aliases"] or ())
+        table.add_row(card["name"], card["state"] or "", "", aliases, notes, "only in the server")
     print_table(table)
 
 
