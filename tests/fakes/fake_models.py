@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from holdfast.config import ModelSettings, ResidencySettings, StoreSettings
+from holdfast.config import ModelSettings, ResidencySettings
 from holdfast.front.fleet.catalog import Catalog, CatalogEntry
 from holdfast.front.fleet.memory_watch import MemoryMeter
 from holdfast.front.fleet.residency import Residency
@@ -23,7 +23,6 @@ def catalog_over(*names: str, at_start: Sequence[str] = (), **facts: Mapping[str
     entries = tuple(
         CatalogEntry(
             name=name,
-            store=StoreSettings(),
             origin="",
             **{"model": ModelSettings(path=name), **facts.get(name, {})},
         )

@@ -412,7 +412,6 @@ class ScriptedDirectory:
                 CatalogEntry(
                     name=model.id,
                     model=settings.model,
-                    store=settings.store,
                     origin="",
                     aliases=model.aliases,
                 )

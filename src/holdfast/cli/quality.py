@@ -95,7 +95,7 @@ def quality(
     settings = effective.settings
     if settings.model.path:  # the path may be a name in models.toml
         entry = catalog_of(settings, os.environ).entries[0]
-        settings = replace(settings, model=entry.model, store=entry.store)
+        settings = replace(settings, model=entry.model)
     forms = _forms(kv_bits)
     content = "" if text is None else _content(text)
     check_present(settings.model)  # reports a misspelled name before anything is read

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.config import ModelSettings, StoreSettings
+from holdfast.config import ModelSettings
 from holdfast.front.fleet.catalog import (
     Catalog,
     CatalogChange,
@@ -14,9 +14,7 @@ from holdfast.front.fleet.catalog import (
 
 
 def entry(name: str, *aliases: str) -> CatalogEntry:
-    return CatalogEntry(
-        name=name, model=ModelSettings(), store=StoreSettings(), origin="", aliases=aliases
-    )
+    return CatalogEntry(name=name, model=ModelSettings(), origin="", aliases=aliases)
 
 
 CATALOG = Catalog(entries=(entry("mlx-community/Qwen3-Coder-30B-4bit", "coder"), entry("kelp")))

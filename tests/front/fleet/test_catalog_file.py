@@ -10,7 +10,6 @@ from holdfast.config import (
     ModelSettings,
     ResidencySettings,
     Settings,
-    StoreSettings,
 )
 from holdfast.errors import ConfigError
 from holdfast.front.fleet.catalog import Catalog, catalog_of, read_catalog_file
@@ -77,7 +76,6 @@ def test_an_entry_can_set_everything(tmp_path: Path) -> None:
 def test_an_entry_inherits_the_servers_settings(tmp_path: Path) -> None:
     settings = Settings(
         model=ModelSettings(context_tokens=512, threads=3, revision="v1"),
-        store=StoreSettings(folder="/kept"),
         residency=ResidencySettings(idle_seconds=60.0),
     )
     found = read(
@@ -86,11 +84,7 @@ def test_an_entry_inherits_the_servers_settings(tmp_path: Path) -> None:
         settings,
     )
     first, second = found.entries
-    assert (first.model.context_tokens, first.model.threads, first.store) == (
-        512,
-        3,
-        settings.store,
-    )
+    assert (first.model.context_tokens, first.model.threads) == (512, 3)
     assert (first.model.path, first.model.revision) == ("owner/name", "")
     assert (second.model.path, second.model.revision) == ("owner/other", "v2")
     assert (first.idle_seconds, second.idle_seconds) == (60.0, None)

@@ -19,7 +19,7 @@ from itertools import starmap
 from pathlib import Path
 from typing import Any
 
-from holdfast.config import ModelSettings, Settings, StoreSettings, all_specs, config_folders
+from holdfast.config import ModelSettings, Settings, all_specs, config_folders
 from holdfast.config_sources import Given, SettingSpec, convert, did_you_mean
 from holdfast.errors import ConfigError, ModelLoadError, UnknownModel, nearest_names
 from holdfast.models.adapter_folder import (
@@ -61,7 +61,6 @@ class CatalogEntry:
     name: str  # the model's id in /v1/models, /health and answers
     # `path` is a folder or a Hub id; what the entry does not set comes from the server's settings
     model: ModelSettings
-    store: StoreSettings
     origin: str  # file or folder that lists the model
     aliases: tuple[str, ...] = ()
     # whether the model is loaded at the start, and never unloaded to make room or when it is idle
@@ -310,7 +309,6 @@ def _entry(name: str, table: object, *, file: Path, settings: Settings) -> Catal
     return CatalogEntry(
         name=name,
         model=replace(settings.model, **{**model, **place, "name": name}),
-        store=settings.store,
         origin=str(file),
         aliases=aliases,
         is_pinned=_of_type(table, "pin", bool, "true or false") or False,
@@ -465,7 +463,6 @@ def _entry_of_settings(settings: Settings) -> CatalogEntry:
     return CatalogEntry(
         name=model.name,
         model=model,
-        store=settings.store,
         origin="",
         idle_seconds=settings.residency.idle_seconds,
     )
@@ -546,7 +543,6 @@ def _with_found(
         entry = CatalogEntry(
             name=model.name,
             model=replace(settings.model, path=str(model.folder), name=model.name, revision=""),
-            store=settings.store,
             origin=model.origin,
             idle_seconds=settings.residency.idle_seconds,
             own_context_tokens=known_context_tokens(config),

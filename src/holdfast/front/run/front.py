@@ -170,7 +170,7 @@ class Front:
             crash_reports=crash_reports_folder(os.environ),
             model=replace(entry.model, name=entry.name),
             scheduler=settings.scheduler,
-            store=entry.store,
+            store=settings.store,
             log=settings.log,
             residency=settings.residency,
             share=share,
