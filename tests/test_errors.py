@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from holdfast.errors import PromptTooLong, UnknownModel
@@ -25,6 +27,26 @@ def test_a_prompt_without_room_for_an_answer_is_refused_too() -> None:
     assert str(PromptTooLong(prompt_tokens=8, context_tokens=8)).endswith(
         "An answer needs room for at least one token."
     )
+
+
+@pytest.mark.parametrize(
+    ("truncation", "field", "end"),
+    [
+        ("disabled", "messages", 'With "truncation": "middle", the server leaves out the middle.'),
+        (
+            "middle",
+            "messages",
+            '"truncation": "middle" cannot shorten it enough: tools and the messages that must stay '
+            "are too long.",
+        ),
+        ("middle", "prompt", '"truncation": "middle" cannot shorten it enough.'),
+    ],
+)
+def test_a_too_long_prompt_is_refused_with_what_truncation_can_do(
+    truncation: Literal["disabled", "middle"], field: str, end: str
+) -> None:
+    error = PromptTooLong(prompt_tokens=9, context_tokens=4, field=field, truncation=truncation)
+    assert str(error).endswith(f" {end}")
 
 
 def test_an_endless_name_is_shortened() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from difflib import SequenceMatcher
+from typing import Literal
 
 _LONGEST_SHOWN = 100
 _MOST_NAMES = 8
@@ -71,7 +72,8 @@ class PromptTooLong(InvalidRequest):
 
     The message is OpenAI's, because agents recognize by it that they must compact the conversation.
 
-    may_truncate: whether the message suggests truncation, which the request did not ask for.
+    truncation: the field `truncation` of the request, about which the message says what it could do,
+    or why it did not suffice; empty if such requests do not have it.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class PromptTooLong(InvalidRequest):
         prompt_tokens: int,
         context_tokens: int,
         field: str = "messages",
-        may_truncate: bool = False,
+        truncation: Literal["", "disabled", "middle"] = "",
     ) -> None:
         noun = "messages" if field.startswith("messages") else "prompt"
         message = (
@@ -93,11 +95,13 @@ class PromptTooLong(InvalidRequest):
             if prompt_tokens <= context_tokens
             else ""
         )
-        choice = (
-            ' With "truncation": "middle", the server leaves out the middle.'
-            if may_truncate
-            else ""
-        )
+        choice = ""
+        if truncation == "disabled":
+            choice = ' With "truncation": "middle", the server leaves out the middle.'
+        elif truncation == "middle":
+            choice = ' "truncation": "middle" cannot shorten it enough'
+            is_chat = noun == "messages"
+            choice += ": tools and the messages that must stay are too long." if is_chat else "."
         super().__init__(message + room + choice, field=field)
         self.prompt_tokens = prompt_tokens
         self.context_tokens = context_tokens

@@ -320,6 +320,15 @@ def test_folders_bundled_ids_and_hub_ids_are_distinguished(tmp_path: Path) -> No
             model_source(wrong)
 
 
+@pytest.mark.parametrize("base", ["holdfast-demo", "a/b", ""])
+def test_the_name_of_an_adapter_is_refused_with_the_way_to_serve_it(
+    base: str, tmp_path: Path
+) -> None:
+    base = base or str(tmp_path)
+    with pytest.raises(ModelLoadError, match=f"holdfast serve {base} --adapter sql=FOLDER"):
+        model_source(f"{base}:sql")
+
+
 def test_an_existing_folder_comes_before_a_hub_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

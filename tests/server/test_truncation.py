@@ -199,6 +199,18 @@ def test_a_call_is_never_left_without_its_result(small: ServerProcess) -> None:
     assert details["truncated_messages"] > 0
 
 
+def test_tools_that_do_not_fit_are_named_as_the_reason(small: ServerProcess) -> None:
+    tools = [
+        {"type": "function", "function": {"name": f"f{place}", "description": NOTE * 2}}
+        for place in range(30)
+    ]
+    body = {**chat_body(turns(2)), "tools": tools, "truncation": "middle"}
+    refused = asked(small, "/v1/chat/completions", body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    assert "cannot shorten it enough: tools" in refused.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("form", ["text", "tokens"])
 def test_the_middle_of_a_plain_text_is_left_out(small: ServerProcess, form: str) -> None:
     text = f"It begins here. {NOTE * 80} It ends here."

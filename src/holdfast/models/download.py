@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 from holdfast.config import ModelSettings
 from holdfast.errors import ModelLoadError, NoSuchModel
+from holdfast.models.adapter_folder import SEPARATOR
 from holdfast.models.model_folder import check_is_folder
 
 DEMO_ID = "holdfast-demo"
@@ -94,6 +95,12 @@ def model_source(model: str, *, revision: str = "") -> ModelSource:
     hub = hub_source(model, revision=revision)
     if hub is not None:
         return hub
+    base, _, adapter = model.rpartition(SEPARATOR)
+    if base and (is_demo(base) or hub_source(base) or Path(os.path.expanduser(base)).exists()):
+        raise ModelLoadError(
+            f"{model} is not a model, but names an adapter of {base}; to serve it: holdfast serve "
+            f"{base} --adapter {adapter}=FOLDER"
+        )
     near = difflib.get_close_matches(model, DEMO_IDS, n=1)
     if near:
         raise ModelLoadError(

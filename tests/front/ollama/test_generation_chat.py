@@ -229,6 +229,8 @@ async def test_the_form_of_the_answer_is_asked_for_however_it_thinks(
         ({"options": []}, "options"),
         ({"options": {"num_predict": -3}}, "options.num_predict"),
         ({"options": {"stop": ["a"] * 100}}, "options.stop"),
+        ({"options": {"kv_bits": 8}}, "options.kv_bits"),
+        ({"options": {"truncation": "middle"}}, "options.truncation"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 10_000}, "top_logprobs"),
         ({"tools": [{"type": "web_search", "function": {"name": "x"}}]}, "tools.0.type"),

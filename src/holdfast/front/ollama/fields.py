@@ -50,7 +50,12 @@ _OF_THE_ENGINE = (
 )
 # options for Ollama's own engine, which clients send with every request
 _WITHOUT_EFFECT = frozenset(_OF_THE_ENGINE.split())
-_UNKNOWN = UnsupportedFields(neutral={})
+# fields of the request itself, which have no effect among the options
+_MISPLACED = tuple(f"options.{name}" for name in SharedFields.model_fields)
+_OPTIONS = UnsupportedFields(
+    neutral=dict.fromkeys(_MISPLACED, ()),
+    reasons=dict.fromkeys(_MISPLACED, "this is a field of the request, beside `options`"),
+)
 _WORD = TAG_MARK + "word"
 _SCHEMA = TAG_MARK + "schema"
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)"
@@ -130,7 +135,9 @@ class OllamaOptions(BaseModel):
     def request_options(self, limits: LimitsSettings) -> dict[str, Any]:
         """Return fields of a GenerationRequest. Raises RequestRefused for too many stop strings."""
         extras = (self.model_extra or {}).items()
-        _UNKNOWN.refuse({name: value for name, value in extras if name not in _WITHOUT_EFFECT})
+        _OPTIONS.refuse(
+            {f"options.{name}": value for name, value in extras if name not in _WITHOUT_EFFECT}
+        )
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         refuse_too_many(stop, limits.max_stop_strings, field="options.stop")
         asked = {name: getattr(self, _FIELD.get(name, name)) for name in SAMPLING}

@@ -153,7 +153,7 @@ def _too_long(request: GenerationRequest, prompt_tokens: int, *, info: ModelInfo
         prompt_tokens=prompt_tokens,
         context_tokens=info.context_tokens,
         field=request.prompt_field,
-        may_truncate=request.truncation == "disabled",
+        truncation=request.truncation,
     )
 
 
