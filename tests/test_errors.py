@@ -39,6 +39,12 @@ def test_a_prompt_without_room_for_an_answer_is_refused_too() -> None:
             '"truncation": "middle" cannot shorten it enough: tools and the messages that must stay '
             "are too long.",
         ),
+        (
+            "middle",
+            "input",
+            '"truncation": "middle" cannot shorten it enough: tools and the messages that must stay '
+            "are too long.",
+        ),
         ("middle", "prompt", '"truncation": "middle" cannot shorten it enough.'),
     ],
 )

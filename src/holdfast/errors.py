@@ -100,8 +100,8 @@ class PromptTooLong(InvalidRequest):
             choice = ' With "truncation": "middle", the server leaves out the middle.'
         elif truncation == "middle":
             choice = ' "truncation": "middle" cannot shorten it enough'
-            is_chat = noun == "messages"
-            choice += ": tools and the messages that must stay are too long." if is_chat else "."
+            is_text = field.startswith("prompt")
+            choice += "." if is_text else ": tools and the messages that must stay are too long."
         super().__init__(message + room + choice, field=field)
         self.prompt_tokens = prompt_tokens
         self.context_tokens = context_tokens
