@@ -84,6 +84,7 @@ def fake_loop(
         scheduler=scheduler,
         cache=None,
         plan_for=lambda state_bytes: MemoryPlan(kv_bytes=state_bytes, ram_tier_bytes=0),
+        contexts_of=lambda kv_bytes: {"native": min(kv_bytes // 10, INFO.context_tokens)},
     )
     return WorkerLoop(
         engine=engine, scheduler=scheduler, inbox=inbox, pulse=pulse, memory=memory

@@ -464,22 +464,20 @@ def _fitting_context(loaded: Any, runner: Any, settings: ModelSettings) -> int:
 
     engines = importlib.import_module("holdfast.worker.engine.engine")
     probe = importlib.import_module("holdfast.worker.engine.probe")
-    queue = importlib.import_module("holdfast.worker.scheduler.queue")
+    serving = importlib.import_module("holdfast.worker.loop.serving")
     engine = engines.Engine(runner, vocab_size=loaded.vocab_size)
     forms = probe.examine_forms(
         engine, runner, default=settings.kv_bits, vocab_size=loaded.vocab_size
     )
     measured = forms.costs[forms.usual]
-    costs = queue.SequenceCosts(
-        kv_bytes_per_token=measured.bytes_per_token, fixed_bytes_per_sequence=measured.fixed_bytes
-    )
     plan = device_memory.plan_memory(
         device_memory.memory_report(working_set_bytes=platform.working_set_bytes()),
         weight_bytes=loaded.weight_bytes,
         kv_bytes=settings.memory_bytes,
         full_context_bytes=measured.bytes_per_token * loaded.context_tokens + measured.fixed_bytes,
     )
-    return int(costs.longest_sequence(plan.kv_bytes, most_tokens=loaded.context_tokens))
+    fitting = serving.contexts_that_fit(forms, plan.kv_bytes, most_tokens=loaded.context_tokens)
+    return int(fitting[forms.default])
 
 
 def _print_layout() -> None:

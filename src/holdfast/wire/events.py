@@ -333,7 +333,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     # of one sequence, in layers whose cache grows, for requests that do not set kv_bits
     kv_bytes_per_token: int
     kv_bytes_by_bits: dict[str, int] = {}  # the same for each supported kv_bits
-    # `context_tokens` for requests that set kv_bits
+    # `context_tokens` for requests that set kv_bits; "auto": in 8 bits, if the model supports them
     context_tokens_by_bits: dict[str, int] = {}
     kv_bits_refused: dict[str, str] = {}  # why the model does not support the other values
     fixed_bytes_per_sequence: int  # sliding windows and recurrent states
@@ -353,6 +353,23 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     own_context_tokens: int = 0  # the context that the model was trained for; 0: unknown
     # for the user; each says what the problem costs, why it exists, and what to do
     warnings: tuple[str, ...] = ()
+
+    def with_budget(self, change: BudgetChanged) -> ModelInfo:
+        """The model with another KV budget."""
+        fitting = change.context_tokens_by_bits
+        return msgspec.structs.replace(
+            self,
+            kv_budget_bytes=change.kv_budget_bytes,
+            context_tokens=fitting.get(self.kv_bits, self.context_tokens),
+            context_tokens_by_bits=fitting,
+        )
+
+
+class BudgetChanged(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The KV budget of the worker has changed, because other models were loaded or unloaded."""
+
+    kv_budget_bytes: int
+    context_tokens_by_bits: dict[str, int]  # as in `ModelInfo`
 
 
 class WorkerReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -403,6 +420,7 @@ Event: TypeAlias = (
     | WorkerReady
     | WorkerFailed
     | WorkerStatistics
+    | BudgetChanged
     | SessionAnswer
     | LoadProgress
 )

@@ -222,6 +222,47 @@ async def test_a_model_that_a_reload_of_the_catalog_adds_is_told_the_pressure(
         await made.stop()
 
 
+async def test_the_watch_goes_on_after_an_unexpected_failure(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(residency, "WATCH_SECONDS", 0.01)
+    meter = Meter(1000)
+    failures: list[Exception] = []
+    raised = 0
+
+    def machine() -> DeviceMemory:
+        nonlocal raised
+        for failure in failures:
+            raised += 1
+            raise failure
+        return meter.machine()
+
+    made = FakeModels(
+        catalog_over("a", at_start=["a"]),
+        meter=MemoryMeter(footprint=meter.footprint, machine=machine),
+    )
+    await made.start()
+    try:
+        await made.wait_ready()
+        for failure in (ValueError("a bug"), KeyError("another")):
+            raised = 0
+            failures[:] = [failure]
+            async with asyncio.timeout(60):
+                while raised < 5:
+                    await asyncio.sleep(0.01)
+        failures.clear()
+        meter.each_bytes = 960
+        meter.available_bytes = 40
+        await until_pressure(made, Pressure.CRITICAL)
+    finally:
+        await made.stop()
+    logged = [each for each in caplog.records if each.levelno == logging.CRITICAL]
+    assert [each.message for each in logged] == ["the memory watch failed"] * 2, (
+        "a failure that lasts is logged once"
+    )
+    assert [str(each.exc_info and each.exc_info[1]) for each in logged] == ["a bug", "'another'"]
+
+
 async def test_other_programs_lower_the_watermarks_and_so_does_the_setting() -> None:
     made = FakeModels(catalog_over("a", "b"), ResidencySettings(memory_bytes=500))
     made.follow_memory({"a": 300}, DeviceMemory(total_bytes=1000, available_bytes=700))

@@ -402,6 +402,16 @@ async def kv_budgets(made: Residency, **wanted: int) -> None:
             await asyncio.sleep(0.01)
 
 
+async def context_of(made: Residency, model: str, wanted: int) -> None:
+    """Wait until the context that fits is this long, in the status and for requests."""
+    async with asyncio.timeout(60):
+        while made.statuses()[0].context_tokens != wanted:
+            await asyncio.sleep(0.01)
+    assert made.statuses()[0].id == model
+    async with made.lease(model) as client:
+        assert client.info.context_tokens == wanted
+
+
 async def test_on_a_mac_loaded_models_divide_the_rest_of_the_working_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -418,5 +428,7 @@ async def test_on_a_mac_loaded_models_divide_the_rest_of_the_working_set(
         assert made.shares["b"].wired_bytes == 1_000_000
         assert made.shares["b"].state_bytes is not None
         await kv_budgets(made, a=8_500_000, b=8_500_000)  # (20 - 2 * 1.5) / 2 MB each
+        await context_of(made, "a", 850_000)
         await made.unload("b")
         await kv_budgets(made, a=18_500_000)
+        await context_of(made, "a", 1_000_000)

@@ -146,6 +146,35 @@ def test_max_tokens_is_cut_to_what_the_window_leaves(
     assert ready(bundle, (1,) * 5, max_tokens=asked).sequences[0].max_tokens == granted
 
 
+@pytest.mark.parametrize("kv_bits", ["", "auto"])
+@pytest.mark.parametrize(
+    ("prompt", "asked", "granted"),
+    [
+        (5, None, 95),  # without quantization
+        (5, 95, 95),
+        (5, 96, 96),  # in 8 bits
+        (5, 32_000, 95),
+        (75, None, 25),
+        (76, None, 124),  # too little room for an answer without quantization
+        (150, None, 50),
+        (150, 32_000, 50),
+        (199, 1, 1),
+    ],
+)
+def test_with_auto_the_context_is_that_of_8_bits_and_open_answers_stay_native_while_they_fit(
+    bundle: TokenizerBundle, kv_bits: Any, prompt: int, asked: int | None, granted: int
+) -> None:
+    info = msgspec.structs.replace(
+        model_info(context_tokens=200 if kv_bits == "" else 100),
+        kv_bits="auto" if kv_bits == "" else "native",
+        context_tokens_by_bits={"native": 100, "8": 200, "4": 300, "auto": 200},
+    )
+    prepared = ready(bundle, (1,) * prompt, info=info, max_tokens=asked, kv_bits=kv_bits)
+    assert prepared.sequences[0].max_tokens == granted
+    with pytest.raises(PromptTooLong, match="maximum context length is 200 tokens"):
+        ready(bundle, (1,) * 200, info=info, kv_bits=kv_bits)
+
+
 def test_choices_share_the_prompt_and_count_up_the_seed(bundle: TokenizerBundle) -> None:
     prepared = ready(bundle, HELLO, choices=3, sampling=SamplingParams(seed=2**63 - 2))
     assert [sequence.sampling.seed for sequence in prepared.sequences] == [2**63 - 2, 2**63 - 1, 0]

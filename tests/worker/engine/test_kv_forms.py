@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -22,9 +23,23 @@ def forms_of(**settings: Any) -> KVForms:
     return examine_forms(engine, runner, vocab_size=VOCAB_SIZE, **settings)
 
 
-def chosen(forms: KVForms, asked: Any, *, is_short: bool = False, **cached: int) -> str:
+def chosen(
+    forms: KVForms,
+    asked: Any,
+    *,
+    is_short: bool = False,
+    fitting: Collection[str] = ("native", "8"),
+    **cached: int,
+) -> str:
+    """The form of a request with 400 prompt tokens."""
     found = {"native": cached.get("native", 0), "8": cached.get("eight", 0)}
-    return forms.choose(asked, is_short=is_short, cached_tokens=lambda bits: found[bits])
+    return forms.choose(
+        asked,
+        is_short=is_short,
+        prompt_tokens=400,
+        cached_tokens=lambda bits: found[bits],
+        fits=lambda bits: bits in fitting,
+    )
 
 
 def test_auto_is_native_while_memory_lasts_and_follows_the_longer_cached_prefix() -> None:
@@ -37,6 +52,22 @@ def test_auto_is_native_while_memory_lasts_and_follows_the_longer_cached_prefix(
     assert chosen(forms, "4") == "4"
     assert chosen(forms_of(default="8"), "", is_short=True) == "8"
     assert chosen(forms_of(default="native"), "", is_short=True, eight=300) == "native"
+
+
+def test_while_memory_is_short_a_native_prefix_decides_if_it_is_most_of_the_prompt() -> None:
+    forms = forms_of(default="auto")
+    assert chosen(forms, "", is_short=True, native=201) == "native"
+    assert chosen(forms, "", is_short=True, native=200) == "8"
+    assert chosen(forms, "", is_short=True, native=300, eight=300) == "8"
+    assert chosen(forms, "", is_short=True, native=300, eight=256) == "native"
+
+
+def test_a_request_that_fits_in_8_bits_only_gets_8_bits_whatever_is_cached() -> None:
+    forms = forms_of(default="auto")
+    assert chosen(forms, "", fitting=("8",), native=399) == "8"
+    assert chosen(forms, "", fitting=()) == "8", "the refusal names what it needs in 8 bits"
+    assert chosen(forms, "native", fitting=("8",)) == "native"
+    assert chosen(forms_of(default="native"), "", fitting=("8",)) == "native"
 
 
 def test_all_forms_of_a_sound_model_are_possible() -> None:

@@ -14,9 +14,9 @@ import pytest
 
 from holdfast.machine.device_memory import Pressure
 from holdfast.wire.commands import Command, MemoryPressure
-from holdfast.wire.events import FinishReason, WorkerStatistics
+from holdfast.wire.events import FinishReason, Rejected, WorkerStatistics
 from holdfast.worker.prefix.lookup import Lookup
-from tests.fakes.caching_worker import greedy, one_after_the_other
+from tests.fakes.caching_worker import CachingWorker, greedy, one_after_the_other
 from tests.fakes.pressed_worker import alone, lengths, prompt_of, quantized_in, worker
 from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.slow import slow
@@ -167,6 +167,66 @@ def test_running_sequences_are_never_converted_to_a_form_with_wrong_results() ->
     inbox = made.serve([[CRITICAL], [greedy("a", prompt, max_tokens=8)]])
     assert not quantized_in(made)
     assert inbox.tokens("a") == alone("llama", prompt, max_tokens=8)
+
+
+def test_when_waiting_requests_do_not_all_fit_they_start_in_8_bits_instead_of_waiting() -> None:
+    prompts = [prompt_of(f"together {index}", 1200) for index in range(4)]
+    answers: dict[str, list[list[int]]] = {}
+    together: dict[str, int] = {}
+    for kv_bits in ("auto", "native", "8"):
+        made = worker("llama", budget_tokens=None if kv_bits == "8" else 2600, max_running=8)
+        running: list[int] = []
+        requests = [
+            greedy(str(index), prompt, kv_bits=kv_bits) for index, prompt in enumerate(prompts)
+        ]
+
+        def count(made: CachingWorker = made, running: list[int] = running) -> None:
+            running.append(made.scheduler.statistics().running)
+
+        inbox = made.serve([requests], on_receive=count)
+        answers[kv_bits] = [inbox.tokens(request.request_id) for request in requests]
+        together[kv_bits] = max(running)
+    assert together == {"native": 2, "auto": 4, "8": 4}
+    assert answers["auto"] == answers["8"]
+
+
+@pytest.mark.parametrize(("cached", "form"), [(1024, "native"), (256, "8")])
+def test_a_sequence_waits_for_room_if_most_of_its_prompt_is_cached_natively(
+    cached: int, form: str
+) -> None:
+    prefix = prompt_of("prefix", cached)
+    made = worker("llama", budget_tokens=3200, most_parked_bytes=0)
+    waiting = greedy("waiting", prefix + prompt_of("own", 1300 - cached), max_tokens=12)
+    running = [
+        greedy(each, prompt_of(each, 1200), max_tokens=60, kv_bits="native") for each in "ab"
+    ]
+    inbox = made.serve(
+        [*one_after_the_other(greedy("before", prefix)), running, *after_steps(8, waiting)]
+    )
+    kept = made.cache.cached_tokens(waiting.prompt_token_ids.packed, tenant="", kv_bits="8")
+    assert ("8" if kept >= 1024 else "native") == form
+    assert inbox.finished("waiting").cached_tokens == (cached if form == "native" else 0)
+
+
+def test_a_request_that_fits_the_budget_in_8_bits_only_starts_in_8_bits() -> None:
+    made = worker("llama", budget_tokens=1500)
+    prompts = {"long": prompt_of("long", 3000), "native": prompt_of("long", 3000)}
+    inbox = made.serve(
+        [
+            [greedy("long", prompts["long"])],
+            [greedy("native", prompts["native"], kv_bits="native")],
+            [greedy("longer", prompt_of("longer", 4000), max_tokens=90, kv_bits="auto")],
+            [greedy("after", prompt_of("after", 300))],
+        ]
+    )
+    assert inbox.finished("long").reason is FinishReason.LENGTH
+    wanted = worker("llama", kv_bits="8").serve([[greedy("long", prompts["long"])]])
+    assert inbox.tokens("long") == wanted.tokens("long")
+    assert inbox.finished("after").reason is FinishReason.LENGTH
+    refusals = {each.request_id: each for each in inbox.events if isinstance(each, Rejected)}
+    costs = made.engine.measure_costs()
+    assert refusals.keys() == {"native"}
+    assert refusals["native"].needed_bytes == 3008 * costs.bytes_per_token
 
 
 @pytest.mark.parametrize("seed", [0, *slow(1, 2, 3)])

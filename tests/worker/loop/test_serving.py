@@ -13,8 +13,9 @@ import pytest
 
 from holdfast.config import ModelSettings, SchedulerSettings, StoreSettings
 from holdfast.errors import ModelLoadError
-from holdfast.wire.commands import WorkerSettings
-from holdfast.wire.events import ModelInfo
+from holdfast.machine.device_memory import MemoryPlan
+from holdfast.wire.commands import MemoryChange, WorkerSettings
+from holdfast.wire.events import BudgetChanged, ModelInfo
 from holdfast.worker.engine.quality import load_with_fingerprint
 from holdfast.worker.loop import serving
 from holdfast.worker.loop.inbox import Pulse
@@ -44,18 +45,22 @@ def fingerprints(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     serving.mx.clear_cache()
 
 
-def build(folder: Path) -> ModelInfo:
+def build(
+    folder: Path, *, inbox: ScriptInbox | None = None, model: ModelSettings | None = None
+) -> ModelInfo:
     loop, info = serving.build_loop(
-        ScriptInbox([]),
+        inbox or ScriptInbox([]),
         lambda stage, fraction: None,
         settings=WorkerSettings(
             folder=str(folder),
-            model=ModelSettings(),
+            model=model or ModelSettings(),
             scheduler=SchedulerSettings(),
             store=StoreSettings(folder=""),
         ),
         pulse=Pulse(),
     )
+    if inbox is not None:
+        loop.run()
     del loop
     return info
 
@@ -120,3 +125,53 @@ def test_the_worker_and_the_measuring_process_name_a_model_alike(
     assert build(folder).fingerprint == before
     write_tiny(folder, "llama", seed=1)
     assert build(folder).fingerprint == measured() != before
+
+
+WIDE = {"head_dim": 64, "max_position_embeddings": 16_384}
+NATIVE_BYTES = 3072  # of a token
+
+
+@pytest.mark.parametrize(
+    ("kv_bits", "shown"), [("auto", "8"), ("native", "native"), ("8", "8"), ("4", "4")]
+)
+def test_with_auto_the_context_is_what_fits_in_8_bits(
+    tmp_path: Path, kv_bits: Any, shown: str
+) -> None:
+    folder = write_tiny(tmp_path / "model", "llama", changes=WIDE)
+    budget = 3000 * NATIVE_BYTES
+    info = build(folder, model=ModelSettings(kv_bits=kv_bits, memory_bytes=budget))
+    fitting = info.context_tokens_by_bits
+    assert fitting["native"] == 2816
+    assert fitting["auto"] == fitting["8"] > 3 * fitting["native"]
+    assert info.context_tokens == fitting[shown]
+    plenty = build(folder, model=ModelSettings(kv_bits=kv_bits, memory_bytes=budget * 10))
+    assert set(plenty.context_tokens_by_bits.values()) == {16_384}
+
+
+def test_without_quantization_the_context_of_auto_is_the_native_one(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path / "model", "llama", changes={**WIDE, "head_dim": 24})
+    info = build(folder, model=ModelSettings(kv_bits="auto", memory_bytes=4_000_000))
+    assert info.kv_bits_refused["8"]
+    assert info.context_tokens == info.context_tokens_by_bits["auto"] < 16_384
+    assert info.context_tokens == info.context_tokens_by_bits["native"]
+
+
+def test_the_context_that_fits_follows_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_tiny(tmp_path / "model", "llama", changes=WIDE)
+    budgets = (3000 * NATIVE_BYTES, 2000 * NATIVE_BYTES, 3000 * NATIVE_BYTES)
+    monkeypatch.setattr(
+        serving.device_memory,
+        "plan_memory",
+        lambda memory, *, share, **more: MemoryPlan(
+            kv_bytes=share.state_bytes or budgets[0], ram_tier_bytes=0
+        ),
+    )
+    inbox = ScriptInbox([[MemoryChange(state_bytes=each)] for each in budgets[1:]])
+    info = build(folder, inbox=inbox, model=ModelSettings(kv_bits="auto"))
+    less, same = [each for each in inbox.events if isinstance(each, BudgetChanged)]
+    assert info.with_budget(same) == info
+    assert info.with_budget(less).context_tokens < info.context_tokens
+    assert info.with_budget(less).context_tokens_by_bits["native"] == 1792
+    assert info.with_budget(less).kv_budget_bytes == budgets[1]

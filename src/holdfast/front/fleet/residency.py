@@ -135,6 +135,7 @@ class Residency:
         self._has_stopped = False
         self._meter = meter or MemoryMeter()
         self.memory = MemoryWatch()
+        self._watch_failure = ""  # the last one, until the watch has succeeded again
 
     @property
     def catalog(self) -> Catalog:
@@ -182,7 +183,7 @@ class Residency:
         """
         if len(self._slots) > 1:
             self._machine_bytes = (await asyncio.to_thread(memory_report)).total_bytes
-        self._begin(self._watch_memory(), name="memory watch")
+        self._begin_watch()
         self._first_loads = {
             name: self._begin(self.load(name), name=f"first load of {name}")
             for name in self._catalog.at_start
@@ -579,6 +580,10 @@ class Residency:
             if phase == "ready":
                 self._slots[name].share_memory(self._share(self._slots[name]))
 
+    def _begin_watch(self) -> None:
+        watch = self._begin(self._watch_memory(), name="memory watch")
+        watch.add_done_callback(self._watch_again)
+
     async def _watch_memory(self) -> None:
         """Measure the memory of all workers in a loop, and tell them when the pressure changes."""
         while True:
@@ -590,6 +595,19 @@ class Residency:
                 logger.warning("the memory of the workers cannot be measured: %s", error)
                 continue
             self.follow_memory({name: measured[pid] for name, pid in pids.items()}, machine)
+            self._watch_failure = ""
+
+    def _watch_again(self, watch: asyncio.Task[None]) -> None:
+        """Begin the memory watch again after an unexpected failure, which is a bug in Holdfast. A
+        failure that lasts is logged once.
+        """
+        if self._has_stopped or watch.cancelled():
+            return
+        failure = repr(watch.exception())
+        if failure != self._watch_failure:
+            logger.critical("the memory watch failed", exc_info=watch.exception())
+        self._watch_failure = failure
+        self._begin_watch()
 
     def follow_memory(self, measured: Mapping[str, int], machine: DeviceMemory) -> None:
         """Tell all workers the memory pressure, if it has changed.

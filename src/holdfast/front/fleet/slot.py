@@ -172,7 +172,7 @@ class ModelSlot:
         self.ready_at = 0.0
         self.retry_at = 0.0
         self.failure = ""  # why the load has failed; empty in all other states
-        self.info: ModelInfo | None = None  # from the last worker that was ready
+        self.info: ModelInfo | None = None  # as the last worker that was ready reported it
         self.created = int(time.time())  # Unix time
         self.loads = 0
         self.changes: Counter[str] = Counter()  # loads, failures, and unloads by reason
@@ -501,7 +501,9 @@ class ModelSlot:
         if self._scheduler is not None:
             settings = msgspec.structs.replace(settings, scheduler=self._scheduler)
         self._settings = settings
-        self._client = ModelClient(unread_bytes=settings.residency.unread_bytes)
+        self._client = ModelClient(
+            unread_bytes=settings.residency.unread_bytes, on_info=self._note_info
+        )
         restart_delay = RestartDelay()
         failed_starts = 0
         await self._launch(self._client)
@@ -580,7 +582,6 @@ class ModelSlot:
     async def _begin_serving(
         self, client: ModelClient, process: WorkerProcess, info: ModelInfo
     ) -> None:
-        self.info = info
         # whether the settings have changed while the worker was loading
         is_outdated = self._settings != process.settings
         resumed = client.begin_with(process.link, info)  # open requests go before new ones
@@ -613,6 +614,9 @@ class ModelSlot:
                 await self.set_limits()
         if self._loaded is not None and not self._loaded.done():
             self._loaded.set_result(None)
+
+    def _note_info(self, info: ModelInfo) -> None:
+        self.info = info
 
     async def _report(self, end: _WorkerEnd) -> None:
         """Log which requests the death of a worker interrupted, and write the crash report."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,6 +24,7 @@ from holdfast.front.link.event_stream import EventStream, RequestEvent
 from holdfast.front.link.worker_link import WorkerLink
 from holdfast.wire.commands import ReadAheadRun, SequenceControl, SequenceRequest, ThoughtLimit
 from holdfast.wire.events import (
+    BudgetChanged,
     Event,
     Finished,
     FinishReason,
@@ -74,9 +75,14 @@ class ModelClient:
     Only use it on the event loop's thread.
     """
 
-    def __init__(self, *, unread_bytes: int) -> None:
-        """unread_bytes: see `EventStream`."""
+    def __init__(
+        self, *, unread_bytes: int, on_info: Callable[[ModelInfo], None] = lambda info: None
+    ) -> None:
+        """unread_bytes: see `EventStream`. on_info: called when a worker has reported its model, or
+        that its KV budget has changed.
+        """
         self._unread_bytes = unread_bytes
+        self._on_info = on_info
         self._open: dict[RequestId, _OpenRequest] = {}  # oldest first
         self._asked: dict[str, _OpenCommand] = {}  # by call id, oldest first
         self._worker: WorkerLink | None = None
@@ -161,6 +167,8 @@ class ModelClient:
             if not isinstance(event, RequestEvent):
                 if isinstance(event, SessionAnswer) and event.call_id in self._asked:
                     self._asked.pop(event.call_id).end(event)
+                elif isinstance(event, BudgetChanged) and self._info is not None:
+                    self._note_info(self._info.with_budget(event))
                 continue
             opened = self._open.get(event.request_id)
             if opened is None:
@@ -182,12 +190,16 @@ class ModelClient:
         Returns the number of streams that continue.
         """
         self._worker = worker
-        self._info = info
+        self._note_info(info)
         resumed = sum(opened.stream.was_accepted for opened in self._open.values())
         for run in self._read_ahead:
             worker.send(run)
         self._send_what_may_run()
         return resumed
+
+    def _note_info(self, info: ModelInfo) -> None:
+        self._info = info
+        self._on_info(info)
 
     def lose_worker(self) -> Loss:
         """Record that the worker has exited. Its requests will be sent to the next worker."""

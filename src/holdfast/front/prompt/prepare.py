@@ -519,7 +519,7 @@ def _sequences(
     thought_end: ThinkingBudget | None,
     info: ModelInfo,
 ) -> tuple[SequenceRequest, ...]:
-    room = info.context_tokens - len(tokens.token_ids)
+    max_tokens = _max_tokens(request, prompt_tokens=len(tokens.token_ids), info=info)
     seed = secrets.randbits(62) if request.sampling.seed is None else request.sampling.seed
     ends: tuple[int, ...] = ()
     if not request.ignore_eos:
@@ -535,7 +535,7 @@ def _sequences(
         SequenceRequest(
             request_id=f"{request.request_id}/{index}",
             prompt_token_ids=tokens.token_ids,
-            max_tokens=room if request.max_tokens is None else min(request.max_tokens, room),
+            max_tokens=max_tokens,
             sampling=msgspec.structs.replace(
                 request.sampling, seed=(seed + index) & _SEED_MASK, logit_bias=logit_bias
             ),
@@ -555,6 +555,21 @@ def _sequences(
         )
         for index in range(request.choices)
     )
+
+
+def _max_tokens(request: GenerationRequest, *, prompt_tokens: int, info: ModelInfo) -> int:
+    """The length of the longest answer: that of the request, or what fits.
+
+    With `kv_bits` auto, an answer that the request does not limit, or by more than what fits, is
+    limited to what fits without quantization, if that is enough for an ordinary answer.
+    """
+    room = info.context_tokens - prompt_tokens
+    if request.max_tokens is not None and request.max_tokens <= room:
+        return request.max_tokens
+    native_tokens = info.context_tokens_by_bits.get("native", info.context_tokens)
+    native_room = native_tokens - prompt_tokens
+    is_auto = (request.kv_bits or info.kv_bits) == "auto"
+    return native_room if is_auto and native_room >= planned_answer_tokens(native_tokens) else room
 
 
 def _thought_end(

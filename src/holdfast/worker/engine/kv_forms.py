@@ -83,14 +83,21 @@ class KVForms:
         asked: KVBitsChoice | Literal[""],
         *,
         is_short: bool,
+        prompt_tokens: int,
         cached_tokens: Callable[[KVBits], int],
+        fits: Callable[[KVBits], bool],
     ) -> KVBits:
         """Choose the form of a new sequence. Raises InvalidRequest if the model does not support
         the form that the request asks for.
 
-        asked: the `kv_bits` of the request; empty: not set. is_short: whether memory runs short.
-        cached_tokens: returns the length of the cached prefix in a form; "auto" takes the form with
-        the longer prefix, so that no cached token is prefilled again.
+        asked: the `kv_bits` of the request; empty: not set. is_short: whether memory runs short, or
+        the sequence would have to wait for memory in its native form. cached_tokens: returns the
+        length of the cached prefix in a form. fits: returns whether the sequence fits the KV budget
+        in a form if it runs alone.
+
+        "auto" takes the form with the longer cached prefix, so that no cached token is prefilled
+        again. While memory is short, a native prefix counts only if it is more than half of the
+        prompt; otherwise, prefilling it again takes less time than waiting for memory mostly would.
         """
         wanted = asked or self.default
         if wanted != "auto":
@@ -104,11 +111,15 @@ class KVForms:
             )
         if self.refusal(SAVING):
             return "native"
+        if not fits("native"):
+            return SAVING  # even if it does not fit either: the refusal then names what it needs
         saved = cached_tokens(SAVING)
         if not saved and not is_short:
             return "native"
         native = cached_tokens("native")
-        return SAVING if saved > native or (is_short and saved == native) else "native"
+        if is_short:
+            return "native" if native > max(saved, prompt_tokens // 2) else SAVING
+        return SAVING if saved > native else "native"
 
 
 ONLY_NATIVE = KVForms(default="native", costs={}, refused={})

@@ -247,7 +247,7 @@ class WorkerLoop:
                     self._set_limits(command)
                 case MemoryChange():
                     if self._memory is not None:
-                        self._memory.share(command.state_bytes)
+                        self._ledger.emit(self._memory.share(command.state_bytes))
                 case MemoryPressure():
                     if self._memory is not None:
                         self._memory.press(command.pressure)
@@ -281,10 +281,8 @@ class WorkerLoop:
             self._ledger.reject(request, SHUTTING_DOWN)
             return
         try:
-            kv_bits = self._forms.choose(
-                request.kv_bits,
-                is_short=self._memory is not None and self._memory.is_short,
-                cached_tokens=partial(self._cache.cached_tokens, request),
+            kv_bits = self._form_of(
+                request, is_short=self._memory is not None and self._memory.is_short
             )
         except InvalidRequest as refusal:
             self._ledger.reject(request, refusal)
@@ -311,6 +309,23 @@ class WorkerLoop:
             self._ledger.reject(request, refusal)
         else:
             self._cache.look_up(self._ledger.accept(request, kv_bits))
+
+    def _form_of(self, request: SequenceRequest, *, is_short: bool) -> KVBits:
+        prompt_tokens = len(request.prompt_token_ids)
+
+        def fits(kv_bits: KVBits) -> bool:
+            costs = self._costs.get(kv_bits)
+            return costs is None or self._scheduler.fits_alone(
+                costs, prompt_tokens=prompt_tokens, max_tokens=request.max_tokens
+            )
+
+        return self._forms.choose(
+            request.kv_bits,
+            is_short=is_short,
+            prompt_tokens=prompt_tokens,
+            cached_tokens=partial(self._cache.cached_tokens, request),
+            fits=fits,
+        )
 
     def _cancel(self, request_id: RequestId) -> None:
         sequence = self._at_rest(request_id)
@@ -455,6 +470,8 @@ class WorkerLoop:
         self._tend_sessions()
         self._idle.begin()
         self._cache.make_room(live=self._ledger.live())
+        if self._quantize_waiting():
+            self._cache.make_room(live=self._ledger.live())
         decision = self._scheduler.next_step()
         if decision.preempted:
             self._complete_flight()  # commits the state that was copied out of these sequences
@@ -508,6 +525,31 @@ class WorkerLoop:
                 if sequence.stays_native:
                     break  # the tokens that it shares with the others would stay native, too
         memory.note_quantized(now=self._clock())
+
+    def _quantize_waiting(self) -> bool:
+        """If there is not enough memory for all waiting requests, let the first ones start in 8
+        bits, if they are new and leave the choice to the server. Returns whether any does.
+        """
+        costs = self._costs.get(SAVING)
+        if costs is None:
+            return False
+
+        def may_change(request_id: RequestId) -> bool:
+            sequence = self._ledger[request_id]
+            return not sequence.keeps_form and self._forms.is_free(sequence.request.kv_bits)
+
+        has_changed = False
+        while request_id := self._scheduler.short_of_memory(costs, may_change=may_change):
+            sequence = self._ledger[request_id]
+            sequence.keeps_form = True  # decided once
+            kv_bits = self._form_of(sequence.request, is_short=True)
+            if kv_bits != sequence.kv_bits:
+                self._cache.withdraw(sequence)
+                sequence.kv_bits = kv_bits
+                self._scheduler.change_costs(request_id, costs)
+                self._cache.look_up(sequence)
+                has_changed = True
+        return has_changed
 
     def _flight_of(self, decision: Decision) -> Flight | None:
         """The step to dispatch: the spans of the plan whose sequences are open. None if the plan is

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from holdfast.machine.device_memory import MemoryPlan, Pressure
+from holdfast.wire.events import BudgetChanged
 from holdfast.worker.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run time
@@ -32,6 +33,7 @@ class MemoryBudget:
         plan: MemoryPlan,
         *,
         plan_for: Callable[[int], MemoryPlan],
+        contexts_of: Callable[[int], dict[str, int]] = lambda kv_bytes: {},
         scheduler: Scheduler,
         cache: PrefixCache | None,
         most_parked_bytes: int | None = None,
@@ -39,6 +41,7 @@ class MemoryBudget:
         read_pressure: Callable[[], Pressure] | None = None,
     ) -> None:
         """plan_for: returns the memory plan for a given number of bytes for KV and blocks.
+        contexts_of: returns the context that fits a KV budget, for each value of `kv_bits`.
 
         most_parked_bytes: the limit for parked states without memory pressure; None: as many as
         fit. clear_buffers: frees the memory that MLX keeps for later allocations. read_pressure:
@@ -46,6 +49,7 @@ class MemoryBudget:
         """
         self._plan = plan
         self._plan_for = plan_for
+        self._contexts_of = contexts_of
         self._scheduler = scheduler
         self._cache = cache
         self._most_parked_bytes = most_parked_bytes
@@ -73,7 +77,7 @@ class MemoryBudget:
         """Whether there is memory pressure, so that new sequences should be quantized."""
         return self.pressure is not Pressure.NORMAL
 
-    def share(self, state_bytes: int) -> None:
+    def share(self, state_bytes: int) -> BudgetChanged:
         """Limit KV and blocks in RAM to this many bytes in total from now on."""
         self._plan = self._plan_for(state_bytes)
         logger.info(
@@ -81,6 +85,10 @@ class MemoryBudget:
             self._plan.kv_bytes / (1 << 30),
         )
         self._apply()
+        return BudgetChanged(
+            kv_budget_bytes=self._plan.kv_bytes,
+            context_tokens_by_bits=self._contexts_of(self._plan.kv_bytes),
+        )
 
     def tend(self, *, now: float) -> None:
         """Read the system's memory pressure, at most once a second, and release free buffers

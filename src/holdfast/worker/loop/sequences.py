@@ -72,6 +72,7 @@ class LiveSequence:
 
     request: SequenceRequest
     kv_bits: KVBits = "native"
+    keeps_form: bool = False  # whether `kv_bits` is final, even if memory is short
     submitted_at: float
     admitted_at: float | None = None
     first_token_at: float | None = None
@@ -109,6 +110,8 @@ class LiveSequence:
 
     def __post_init__(self) -> None:
         self.stop_token_ids = frozenset(self.request.stop_token_ids)
+        # idle work has the form of its conversation; an answer that was begun keeps its form
+        self.keeps_form = self.request.is_idle_work or bool(self.request.generated_token_ids)
         self.generated += self.request.generated_token_ids
         self.chain += self.request.prompt_token_ids.packed + self.request.generated_token_ids.packed
 
@@ -150,6 +153,7 @@ class LiveSequence:
     def admit(self, *, now: float) -> None:
         """Record that the scheduler has admitted the sequence, possibly after a preemption."""
         self.wait(None, now=now)
+        self.keeps_form = True
         if self.admitted_at is None:
             self.admitted_at = now
         self.prompt_logprobs.clear()

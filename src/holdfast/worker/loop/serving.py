@@ -46,7 +46,7 @@ from holdfast.worker.engine.probe import (
     warnings_about_kernels,
 )
 from holdfast.worker.engine.weight_format import give_back_freed_memory
-from holdfast.worker.kv.bits import KVBits
+from holdfast.worker.kv.bits import SAVING, KVBits
 from holdfast.worker.kv.codec import PayloadFormat
 from holdfast.worker.kv.layer import HeadsForm
 from holdfast.worker.loop.counters import Counters
@@ -190,6 +190,22 @@ def divide_memory(
     )
 
 
+def contexts_that_fit(forms: KVForms, kv_bytes: int, *, most_tokens: int) -> dict[str, int]:
+    """The length of the longest sequence that fits a KV budget, for each value of `kv_bits`, but at
+    most `most_tokens`.
+    """
+    fitting: dict[str, int] = {
+        kv_bits: SequenceCosts(
+            kv_bytes_per_token=each.bytes_per_token, fixed_bytes_per_sequence=each.fixed_bytes
+        ).longest_sequence(kv_bytes, most_tokens=most_tokens)
+        for kv_bits, each in forms.costs.items()
+    }
+    auto = fitting["native"]
+    if auto < most_tokens and not forms.refusal(SAVING):
+        auto = max(auto, fitting[SAVING])
+    return {**fitting, "auto": auto}
+
+
 def chunk_bounds(model: Any, costs: KVCosts, *, working_set_bytes: int) -> ChunkBounds:
     """Limits for the size of prompt chunks on a GPU: the duration of a step, and the memory that
     attention scores take for head dimensions without a fused kernel.
@@ -248,6 +264,10 @@ class _Probed:
         pressure.
         """
         return self.forms.costs[self.forms.usual]
+
+    def contexts(self, kv_bytes: int) -> dict[str, int]:
+        """As `contexts_that_fit`."""
+        return contexts_that_fit(self.forms, kv_bytes, most_tokens=self.loaded.context_tokens)
 
     def sequence_costs(self, kv_bits: KVBits) -> SequenceCosts:
         """The memory that the scheduler reserves for a sequence with these bits."""
@@ -357,6 +377,7 @@ def _build(
     budget = MemoryBudget(
         memory.plan,
         plan_for=memory.plan_for,
+        contexts_of=probed.contexts,
         scheduler=scheduler,
         cache=cache,
         most_parked_bytes=store.ram_bytes,
@@ -439,14 +460,13 @@ def _info(
         parameters=loaded.parameters,
         weight_bytes=loaded.weight_bytes,
         compute_dtype=str(loaded.compute_dtype).removeprefix("mlx.core."),
-        context_tokens=fitting[forms.usual],
+        context_tokens=fitting[forms.default],
         own_context_tokens=loaded.own_context_tokens,
         vocab_size=loaded.vocab_size,
         fingerprint=fingerprint,
         kv_bits=forms.default,
         kv_bytes_per_token=probed.costs.bytes_per_token,
-        # "auto" chooses the native form while memory lasts
-        context_tokens_by_bits={**fitting, "auto": fitting["native"]},
+        context_tokens_by_bits=fitting,
         kv_bytes_by_bits={
             name: each.bytes_per_token
             for name, each in forms.costs.items()
@@ -472,17 +492,12 @@ def _context_that_fits(probed: _Probed, memory: WorkerMemory) -> dict[str, int]:
     `kv_bits`. Logs a warning if that is less than the model's context.
     """
     context_tokens = probed.loaded.context_tokens
-    fitting: dict[str, int] = {
-        kv_bits: probed.sequence_costs(kv_bits).longest_sequence(
-            memory.plan.kv_bytes, most_tokens=context_tokens
-        )
-        for kv_bits in probed.forms.costs
-    }
-    if fitting[probed.forms.usual] < context_tokens:
+    fitting = probed.contexts(memory.plan.kv_bytes)
+    if fitting[probed.forms.default] < context_tokens:
         logger.warning(
             "the context is limited to %s of %s tokens, because more does not fit the %.2f GiB "
             "for KV; model.memory_bytes sets how much KV may take",
-            f"{fitting[probed.forms.usual]:,}",
+            f"{fitting[probed.forms.default]:,}",
             f"{context_tokens:,}",
             memory.plan.kv_bytes / (1 << 30),
         )

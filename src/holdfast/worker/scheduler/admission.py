@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.errors import TooLargeForMemory
@@ -55,10 +55,14 @@ class KvLedger:
         step = self._costs.reserve_step_tokens
         return -(-tokens // step) * step
 
+    def fits_alone(self, costs: SequenceCosts, *, final_tokens: int) -> bool:
+        """Whether a request fits if it runs alone."""
+        return costs.bytes_for(self.capacity_for(final_tokens)) <= self.budget_bytes
+
     def check_fits_alone(self, costs: SequenceCosts, *, final_tokens: int) -> None:
         """Raise TooLargeForMemory if a request would not fit even if it ran alone."""
-        needed = costs.bytes_for(self.capacity_for(final_tokens))
-        if needed > self.budget_bytes:
+        if not self.fits_alone(costs, final_tokens=final_tokens):
+            needed = costs.bytes_for(self.capacity_for(final_tokens))
             raise TooLargeForMemory(needed_bytes=needed, budget_bytes=self.budget_bytes)
 
     def fit_budget(self, known: Iterable[ScheduledSequence]) -> None:
@@ -126,6 +130,20 @@ class KvLedger:
             self._needed_to_enter(sequence, running)
             <= self.budget_bytes - reserved - self.held_bytes + self.parked_bytes
         )
+
+    def may_all_enter(
+        self, sequences: Sequence[ScheduledSequence], running: Iterable[ScheduledSequence]
+    ) -> bool:
+        """Whether all of these sequences would fit in addition to the running ones, once the
+        dispatched steps are over and all parked states are freed.
+        """
+        *earlier, last = sequences
+        reserved = sum(
+            each.costs.bytes_for(self.capacity_at_admission(each), held_tokens=each.held_tokens)
+            for each in earlier
+        )
+        free = self.budget_bytes - self.running_bytes - self.held_bytes + self.parked_bytes
+        return reserved + self._needed_to_enter(last, (*running, *earlier)) <= free
 
     def missing_to_enter(
         self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]

@@ -14,8 +14,8 @@ from __future__ import annotations
 import bisect
 import math
 from collections import Counter, deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from holdfast.config import SchedulerSettings
 from holdfast.errors import ConfigError, InvalidRequest, PromptTooLong, QueueFull
@@ -280,6 +280,11 @@ class Scheduler:
         self._ledger.check_fits_alone(costs, final_tokens=prompt_tokens + max_tokens)
         return max_tokens
 
+    def fits_alone(self, costs: SequenceCosts, *, prompt_tokens: int, max_tokens: int) -> bool:
+        """Whether a request with these costs would fit the budget if it ran alone."""
+        final_tokens = min(prompt_tokens + max_tokens, self._context_tokens)
+        return self._ledger.fits_alone(costs, final_tokens=final_tokens)
+
     def _check_queue(self, service: ServiceClass) -> None:
         # requests that arrive together may also use free running slots, which they get in the next
         # step
@@ -397,6 +402,36 @@ class Scheduler:
         if missing or head is None or len(self._running) >= self._settings.max_running:
             return missing
         return ledger.missing_to_enter(head, self._running.values())
+
+    def short_of_memory(
+        self, costs: SequenceCosts, *, may_change: Callable[[RequestId], bool]
+    ) -> RequestId | None:
+        """If the waiting requests for which there are running slots do not all fit: the first one
+        whose costs may change, if it fits with these costs, together with those before it.
+
+        Parked states count as free memory, because they are freed when a request needs them.
+        """
+        head = self._next_in_queue()
+        slots = self._settings.max_running - len(self._running)
+        if head is None or slots <= 0 or (self.admits_one_at_a_time and self._unpaused):
+            return None
+        running = self._running.values()
+        others = [each for each in self._queue if each.may_be_admitted and each is not head]
+        waiting = (head, *others[: slots - 1])
+        if self._ledger.may_all_enter(waiting, running):
+            return None
+        for place, sequence in enumerate(waiting):
+            if may_change(sequence.request_id):
+                changed = replace(sequence, costs=costs, held_tokens=0)
+                fits = self._ledger.may_all_enter((*waiting[:place], changed), running)
+                return sequence.request_id if fits else None
+        return None
+
+    def change_costs(self, request_id: RequestId, costs: SequenceCosts) -> None:
+        """Change the costs of a waiting request, because it will start with other `kv_bits`."""
+        assert request_id not in self._running, "a running sequence is quantized instead"
+        self._known[request_id].costs = costs
+        self._ledger.fit_budget(self._known.values())
 
     def hold_back(self, request_id: RequestId) -> None:
         """Do not admit a waiting request before `make_ready`. The request keeps its position in the
