@@ -58,6 +58,8 @@ chunks, and have more tokens than sparse attention selects. A row with a comma i
 The last two columns are about [quantized](../guides/memory.md#quantized-kv) keys and values, with heads of 64
 dimensions: `right` if a sequence gives the same result in a batch, after a cached prefix and restored from bytes as
 alone with the same bits; `-` if no layer keeps every token; empty if the bits were not examined.
+Rounding can move a value across the border of two codes. So a deviation is wrong only if it is larger than 0.005 (8 bits)
+or 0.05 (4 bits), and larger than the deviation that a change of the weights by the precision of float32 causes.
 
 {summary}
 
