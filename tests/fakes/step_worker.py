@@ -31,6 +31,7 @@ class Served:
     max_tokens: int
     scores_prompt: bool = False
     service: ServiceClass = DEFAULT_SERVICE
+    costs: SequenceCosts | None = None  # other than those of the worker
     drawn: int = 0
     cached: int = 0
     runs: bool = False
@@ -159,7 +160,9 @@ class StepWorker:
     def held_bytes(self) -> int:
         """Of those that run, and of those that steps under way still touch."""
         running = sum(
-            self.bytes_of(served.capacity) for served in self.live.values() if served.runs
+            self.bytes_of(served.capacity, served.costs)
+            for served in self.live.values()
+            if served.runs
         )
         return running + sum(nbytes for _, nbytes in self.leaving)
 
@@ -213,6 +216,27 @@ class StepWorker:
             self.scheduler.make_ready(request_id, served.cached)
             served.is_ready = True
 
+    def save(self, costs: SequenceCosts) -> list[str]:
+        """Give these costs to waiting requests while not all of them fit."""
+        saved: list[str] = []
+
+        def may_change(request_id: str) -> bool:
+            return self.live[request_id].costs is None
+
+        while request_id := self.scheduler.short_of_memory(costs, may_change=may_change):
+            served = self.live[request_id]
+            assert not served.runs
+            assert not served.is_paused
+            assert served.is_ready
+            before = self._final_bytes(served)
+            self.scheduler.change_costs(request_id, costs)
+            served.costs = costs
+            assert self._final_bytes(served) < before, "nothing is saved"
+            saved.append(request_id)
+        self._follow_budget()
+        self.scheduler.check_invariants()
+        return saved
+
     def step(self) -> Decision:
         """One turn of the worker's loop."""
         decision = self.scheduler.next_step()
@@ -252,13 +276,13 @@ class StepWorker:
         assert self.scheduler.statistics().reserved_bytes == 0
         assert self.step().plan == StepPlan()
 
-    def bytes_of(self, capacity: int) -> int:
-        return capacity * self.costs.kv_bytes_per_token + self.costs.fixed_bytes_per_sequence
+    def bytes_of(self, capacity: int, costs: SequenceCosts | None = None) -> int:
+        return (costs or self.costs).bytes_for(capacity)
 
     def _final_bytes(self, served: Served) -> int:
         tokens = served.prompt_tokens + served.max_tokens
         step = self.costs.reserve_step_tokens
-        return self.bytes_of(-(-tokens // step) * step)
+        return self.bytes_of(-(-tokens // step) * step, served.costs)
 
     def _follow_budget(self) -> None:
         """Nothing is taken away when the budget shrinks, but what has been given back is not taken
@@ -418,4 +442,4 @@ class StepWorker:
         assert served.runs
         served.runs = False
         if self.under_way and served.touched_by >= self.under_way[0].index:
-            self.leaving.append((served.touched_by, self.bytes_of(served.capacity)))
+            self.leaving.append((served.touched_by, self.bytes_of(served.capacity, served.costs)))

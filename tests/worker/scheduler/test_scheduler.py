@@ -481,3 +481,25 @@ def test_those_that_are_not_ready_fill_the_queue_too() -> None:
         run.hold_back(name)
     with pytest.raises(QueueFull):
         run.submit("c", prompt_tokens=10, max_tokens=3)
+
+
+def test_waiting_requests_save_memory_in_the_order_of_the_queue_if_they_do_not_all_fit() -> None:
+    run = StepWorker(
+        settings=SchedulerSettings(max_running=8, expected_output_tokens=16), budget_bytes=4000
+    )
+    saving = SequenceCosts(
+        kv_bytes_per_token=3, fixed_bytes_per_sequence=500, reserve_step_tokens=16
+    )
+    run.submit("a", prompt_tokens=160, max_tokens=16)
+    assert run.save(saving) == [], "it fits"
+    run.step()
+    run.submit("b", prompt_tokens=160, max_tokens=16)
+    assert run.save(saving) == [], "it fits, too"
+    run.submit("short", prompt_tokens=16, max_tokens=16)
+    run.submit("c", prompt_tokens=160, max_tokens=16)
+    run.submit("d", prompt_tokens=160, max_tokens=16)
+    assert run.save(saving) == ["b"], "a short one saves nothing, and one more does not fit"
+    admitted = [each.request_id for each in run.step().admitted]
+    assert admitted == ["b", "short"]
+    assert run.save(saving) == []
+    run.run_to_end()

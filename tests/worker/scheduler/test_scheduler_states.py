@@ -4,6 +4,8 @@ must hold.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -102,6 +104,17 @@ class SchedulerStates(RuleBasedStateMachine):
     @rule(is_critical=st.booleans())
     def set_critical(self, is_critical: bool) -> None:
         self.worker.set_critical(is_critical)
+
+    @rule(fixed_bytes=st.sampled_from([0, 50, 300]))
+    def save(self, fixed_bytes: int) -> None:
+        costs = self.worker.costs
+        self.worker.save(
+            replace(
+                costs,
+                kv_bytes_per_token=3,
+                fixed_bytes_per_sequence=costs.fixed_bytes_per_sequence + fixed_bytes,
+            )
+        )
 
     @rule(name=st.sampled_from("abcdefghij"))
     def cancel(self, name: str) -> None:

@@ -80,6 +80,11 @@ class KvLedger:
         ahead = min(sequence.max_tokens - sequence.drawn, self._expected_output_tokens)
         return self.capacity_for(sequence.prompt_tokens + sequence.drawn + ahead)
 
+    def bytes_at_admission(self, sequence: ScheduledSequence) -> int:
+        """The bytes to reserve for `capacity_at_admission`."""
+        capacity = self.capacity_at_admission(sequence)
+        return sequence.costs.bytes_for(capacity, held_tokens=sequence.held_tokens)
+
     def capacities_for_growth(self, sequence: ScheduledSequence) -> tuple[int, ...]:
         """The capacities to try, in this order, for a sequence that has no room for its next token:
         the preferred one, then the smallest one.
@@ -103,8 +108,7 @@ class KvLedger:
             for other in running
             if other.capacity_tokens < other.final_tokens and not other.is_fully_planned
         )
-        capacity = self.capacity_at_admission(sequence)
-        return sequence.costs.bytes_for(capacity, held_tokens=sequence.held_tokens) + headroom
+        return self.bytes_at_admission(sequence) + headroom
 
     def may_enter_soon(
         self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]
@@ -138,10 +142,7 @@ class KvLedger:
         dispatched steps are over and all parked states are freed.
         """
         *earlier, last = sequences
-        reserved = sum(
-            each.costs.bytes_for(self.capacity_at_admission(each), held_tokens=each.held_tokens)
-            for each in earlier
-        )
+        reserved = sum(self.bytes_at_admission(each) for each in earlier)
         free = self.budget_bytes - self.running_bytes - self.held_bytes + self.parked_bytes
         return reserved + self._needed_to_enter(last, (*running, *earlier)) <= free
 
@@ -170,9 +171,9 @@ class KvLedger:
 
     def enter(self, sequence: ScheduledSequence, *, step: int) -> None:
         """Reserve memory for a sequence and start it."""
-        capacity = self.capacity_at_admission(sequence)
-        needed = sequence.costs.bytes_for(capacity, held_tokens=sequence.held_tokens)
+        needed = self.bytes_at_admission(sequence)
         self.running_bytes += needed
+        capacity = self.capacity_at_admission(sequence)
         sequence.start(capacity_tokens=capacity, reserved_bytes=needed, step=step)
 
     def grow(self, sequence: ScheduledSequence, capacity_tokens: int) -> None:

@@ -407,7 +407,8 @@ class Scheduler:
         self, costs: SequenceCosts, *, may_change: Callable[[RequestId], bool]
     ) -> RequestId | None:
         """If the waiting requests for which there are running slots do not all fit: the first one
-        whose costs may change, if it fits with these costs, together with those before it.
+        whose costs may change and that needs less with these costs, if it then fits together with
+        those before it.
 
         Parked states count as free memory, because they are freed when a request needs them.
         """
@@ -421,8 +422,11 @@ class Scheduler:
         if self._ledger.may_all_enter(waiting, running):
             return None
         for place, sequence in enumerate(waiting):
-            if may_change(sequence.request_id):
-                changed = replace(sequence, costs=costs, held_tokens=0)
+            changed = replace(sequence, costs=costs, held_tokens=0)
+            saves = self._ledger.bytes_at_admission(changed) < self._ledger.bytes_at_admission(
+                sequence
+            )
+            if saves and may_change(sequence.request_id):
                 fits = self._ledger.may_all_enter((*waiting[:place], changed), running)
                 return sequence.request_id if fits else None
         return None
