@@ -122,7 +122,7 @@ class CachingWorker:
         weights = SequenceCosts(
             kv_bytes_per_token=1, fixed_bytes_per_sequence=0, reserve_step_tokens=8
         )
-        self._weights = {
+        self.weights = {
             each: replace(
                 weights,
                 kv_bytes_per_token=held.bytes_per_token if has_measured_costs else 1,
@@ -131,7 +131,7 @@ class CachingWorker:
             )
             for each, held in by_bits.items()
         }
-        weights = self._weights[self.forms.usual]
+        weights = self.weights[self.forms.usual]
         self.scheduler = Scheduler(
             replace(SETTINGS, **settings),
             weights,
@@ -172,7 +172,7 @@ class CachingWorker:
             adapters=self._adapters,
             memory=self.memory,
             forms=self.forms,
-            costs=self._weights,
+            costs=self.weights,
         )
         loop.run()
         inbox.check_protocol()

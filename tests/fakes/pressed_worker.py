@@ -6,16 +6,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from functools import cache
+from copy import copy
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import Runner
-from holdfast.worker.engine.plan import Span, StepPlan
+from holdfast.worker.engine.plan import BLOCK_TOKENS, Span, StepPlan
 from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.kv.bits import KVBits
 from tests.fakes.caching_worker import CachingWorker, greedy
+from tests.fakes.stepped_worker import SMALL_BLOCK
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
 
@@ -23,6 +25,15 @@ from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 def wide(name: str) -> Runner:
     """A probed tiny model with heads that can be quantized."""
     return choose_layout(make_tiny(name, head_dim=64), vocab_size=VOCAB_SIZE)
+
+
+@cache
+def wide_in_small_blocks(name: str) -> Runner:
+    """As `wide`, but with quantized blocks of `SMALL_BLOCK` tokens."""
+    runner = copy(wide(name))
+    fresh_layers = partial(type(runner).fresh_layers, runner, block_tokens=SMALL_BLOCK)
+    runner.fresh_layers = fresh_layers  # type: ignore[method-assign]
+    return runner
 
 
 class RecordingEngine(Engine):
@@ -58,22 +69,35 @@ def alone(
     name: str, prompt: Sequence[int], *, max_tokens: int, quantized_at: int | None = None
 ) -> list[int]:
     """The answer of a sequence alone, which is quantized when it has that many tokens."""
-    made = worker(name)  # its engine knows the forms
-    engine = made.engine
+    engine = worker(name).engine  # it knows the forms
+    return answer_of(engine, prompt, max_tokens=max_tokens, quantized_at=quantized_at)
+
+
+def answer_of(
+    engine: Engine,
+    prompt: Sequence[int],
+    *,
+    max_tokens: int,
+    kv_bits: KVBits = "native",
+    quantized_at: int | None = None,
+    block_tokens: int = BLOCK_TOKENS,
+) -> list[int]:
+    """As `alone`, on an engine without other sequences."""
     capacity = len(prompt) + max_tokens
-    engine.open(greedy("alone", prompt, max_tokens=max_tokens), capacity_tokens=capacity)
+    request = greedy("alone", prompt, max_tokens=max_tokens)
+    engine.open(request, capacity_tokens=capacity, kv_bits=kv_bits)
     answer: list[int] = []
     at = 0
-    is_cut = False  # at blocks, once it is quantized
+    is_cut = engine.cuts_at_blocks(kv_bits)
     while len(answer) < max_tokens:
         if at == quantized_at:
-            engine.quantize("alone", "8")
+            Engine.quantize(engine, "alone", "8")
             is_cut = engine.cuts_at_blocks("8")
         end = len(prompt) if at < len(prompt) else at + 1
         if quantized_at is not None and at < quantized_at < end:
             end = quantized_at
         if is_cut:
-            end = min(end, at - at % 256 + 256)
+            end = min(end, at - at % block_tokens + block_tokens)
         draws = end >= len(prompt)
         span = Span(request_id="alone", start=at, tokens=end - at, draws=draws)
         (result,) = engine.collect(engine.dispatch(StepPlan(spans=(span,))))

@@ -15,11 +15,13 @@ import pytest
 
 from holdfast.wire.commands import Command, SequenceRequest
 from holdfast.wire.events import Finished
+from holdfast.worker.engine import sequence
+from holdfast.worker.engine.plan import KeepPolicy
 from holdfast.worker.kv import full
 from holdfast.worker.kv.live import LiveState
 from holdfast.worker.loop import cache_client
 from holdfast.worker.loop.loop import WorkerLoop
-from holdfast.worker.prefix import cache, live_tier
+from holdfast.worker.prefix import cache, live_tier, lookup
 from tests.fakes.caching_worker import CachingWorker, greedy, tiny_worker
 from tests.fakes.script_inbox import ScriptInbox
 
@@ -33,7 +35,10 @@ def make_blocks_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(cache, "BLOCK_TOKENS", SMALL_BLOCK)
     monkeypatch.setattr(live_tier, "BLOCK_TOKENS", SMALL_BLOCK)
+    monkeypatch.setattr(lookup, "BLOCK_TOKENS", SMALL_BLOCK)
     monkeypatch.setattr(live_tier, "LEAST_SHARED_TOKENS", SMALL_BLOCK)
+    small = functools.partial(KeepPolicy, block_tokens=SMALL_BLOCK)
+    monkeypatch.setattr(sequence, "KeepPolicy", small)
     monkeypatch.setattr(cache, "BOUNDARY_TOKENS", 2 * SMALL_BLOCK)
     monkeypatch.setattr(cache, "TEND_SECONDS", 0.0)
     monkeypatch.setattr(cache_client, "LEAST_SHARED_TOKENS", SMALL_BLOCK)
@@ -62,15 +67,20 @@ class SteppedWorker:
 
     def begin(self) -> None:
         """A worker starts, on what is on disk."""
-        self.worker: CachingWorker = tiny_worker(self._folder, name=self.name, **self._more)
-        worker = self.worker
+        self.worker = worker = self.make()
         self.loop = WorkerLoop(
             engine=worker.engine,
             scheduler=worker.scheduler,
             inbox=self.inbox,
             cache=worker.cache,
             sessions=worker.sessions,
+            memory=worker.memory,
+            forms=worker.forms,
+            costs=worker.weights,
         )
+
+    def make(self) -> CachingWorker:
+        return tiny_worker(self._folder, name=self.name, **self._more)
 
     def end(self) -> None:
         """It is told to shut down, and all requests end."""
@@ -95,6 +105,7 @@ class SteppedWorker:
 
     def step(self) -> bool:
         """One turn of the loop; whether there was something to do."""
+        self.loop._quantize_running(self.worker.memory)
         is_busy = self.loop._advance()
         self.loop._send()
         if not is_busy:

@@ -384,3 +384,15 @@ def test_blocks_that_are_also_on_disk_are_not_forgotten_when_the_budget_shrinks(
     memory.set_ram_budget(0)
     memory.check_invariants()
     assert {memory.residence(block.key) for block in blocks} == {Residence.DISK}
+
+
+def test_blocks_that_were_held_when_the_budget_was_lowered_are_evicted_later() -> None:
+    memory = library()
+    blocks = read_chain(memory, CHAIN)
+    with memory.hold([blocks[-1].key]):
+        memory.set_ram_budget(4)
+        memory.check_invariants()
+        assert memory.figures().ram_bytes == 8
+    memory.evict_excess()
+    assert memory.figures().ram_bytes == 4
+    memory.check_invariants()

@@ -385,10 +385,12 @@ class PrefixCache:
         self.index.set_ram_budget(nbytes)
 
     def tend(self) -> None:
-        """Drop stale live states. Periodically, ask the store which blocks it has saved or lost,
-        and offer it unsaved blocks again. Call this often.
+        """Drop stale live states, and blocks in RAM that exceed a lowered limit. Periodically, ask
+        the store which blocks it has saved or lost, and offer it unsaved blocks again. Call this
+        often.
         """
         self.live.drop_stale()
+        self.index.evict_excess()
         now = time.perf_counter()
         if self.store is None or now - self._tended_at < TEND_SECONDS:
             return

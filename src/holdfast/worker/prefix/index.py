@@ -62,6 +62,11 @@ class PrefixIndex:
     def set_ram_budget(self, nbytes: int) -> None:
         """Change the RAM budget; evicts the excess, except held blocks."""
         self._ram.budget_bytes = nbytes
+        self.evict_excess()
+        self._ram.tolerated_bytes = max(nbytes, self._ram.resident_bytes)
+
+    def evict_excess(self) -> None:
+        """Evict blocks that exceed the RAM budget, because they were held when it was lowered."""
         while not self._ram.fits(0) and (victim := self._ram.next_to_leave()) is not None:
             self._evict(victim)
 
