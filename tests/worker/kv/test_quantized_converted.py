@@ -13,7 +13,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from holdfast.worker.kv.bits import BITS, KVBits
 from holdfast.worker.kv.full import FullKV
 from holdfast.worker.kv.layer import HeadsForm, LayerState
-from holdfast.worker.kv.live import LiveBase, LiveState, held_bytes, start_from
+from holdfast.worker.kv.live import (
+    Conversion,
+    LiveBase,
+    LiveState,
+    held_bytes,
+    shared_beginning,
+    start_from,
+)
 from holdfast.worker.kv.quantized import QuantizedKV, dequantized, quantized
 
 BLOCK = 8
@@ -151,3 +158,24 @@ def test_sequences_that_share_a_prefix_share_its_codes() -> None:
     codes = [next(leaf.frozen_arrays()) for leaf in leaves]
     assert codes[0] is codes[1]
     assert held_bytes((first, second), ()) < native_bytes / 2
+
+
+def test_a_conversion_counts_shared_tokens_once_and_what_others_keep() -> None:
+    first = LiveState([FullKV()])
+    read(first, 120)
+    second, third = (
+        start_from(
+            LiveBase(state=first, tokens=tokens, use="shared"), [FullKV()], is_restored=False
+        )
+        for tokens in (110, 50)
+    )
+    read(second, 20)
+    alone = Conversion.of([first], "8")
+    assert alone == Conversion(sequences=1, tokens=120, kept_tokens=120, ready_tokens=0)
+    two = Conversion.of([first, second], "8")
+    assert two == Conversion(sequences=2, tokens=140, kept_tokens=120, ready_tokens=0)
+    assert Conversion.of([first, second, third], "8").kept_tokens == 0
+    assert shared_beginning(first) is shared_beginning(second) is shared_beginning(third)
+    first.quantize([QuantizedKV("8", form=form_of((KEYS, VALUES[64])), block_tokens=BLOCK)])
+    rest = Conversion.of([second, third], "8")
+    assert rest == Conversion(sequences=2, tokens=130, kept_tokens=0, ready_tokens=110)
