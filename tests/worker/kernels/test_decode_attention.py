@@ -217,9 +217,10 @@ def test_runs_are_dequantized_and_joined(bits: Bits, dimension: int) -> None:
     shape = Shape(3, 3, dimension, dimension)
     first, second = (random_buffer(rng, shape, (bits, bits)).keys for _ in range(2))
     assert isinstance(first, Quantized) and isinstance(second, Quantized)
-    got = dequantize([(first, 3, 130), (second, 0, 1), (first, 400, 700)])
     plain = dequantized(first), dequantized(second)
     wanted = np.concatenate([plain[0][:, 3:130], plain[1][:, :1], plain[0][:, 400:]], axis=1)
+    got = np.empty_like(wanted)
+    dequantize([(first, 3, 130), (second, 0, 1), (first, 400, 700)], got)
     np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-6)
 
 

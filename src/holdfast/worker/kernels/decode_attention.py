@@ -165,19 +165,17 @@ def can_dequantize(dimension: int) -> bool:
     return dimension <= _MOST_QUANTIZED_DIMENSION and not unavailable()
 
 
-def dequantize(runs: Sequence[tuple[Quantized, int, int]]) -> Floats:
-    """Tokens `start` to `end` of each (codes, start, end) as float32, joined: [heads, tokens,
-    dimension].
+def dequantize(runs: Sequence[tuple[Quantized, int, int]], out: Floats) -> None:
+    """Write tokens `start` to `end` of each (codes, start, end) to `out` as float32, one run behind
+    the other.
 
-    All runs have the same shape except for their tokens. Requires `can_dequantize`. Releases the
-    interpreter lock.
+    out: [heads, tokens, dimension], row-contiguous. All runs have the same shape except for their
+    tokens. Requires `can_dequantize`. Releases the interpreter lock.
     """
     library = kernel("decode_attention").library
     assert library is not None
-    first = runs[0][0]
-    heads = len(first.codes)
-    dimension = first.codes.shape[2] * 32 // first.bits
-    out = np.empty((heads, sum(end - start for _, start, end in runs), dimension), np.float32)
+    assert out.flags.c_contiguous, "the result is not row-contiguous"
+    heads, _, dimension = out.shape
     at = 0
     for stored, start, end in runs:
         failed = library.dequantize(
@@ -189,7 +187,6 @@ def dequantize(runs: Sequence[tuple[Quantized, int, int]]) -> Floats:
         if failed:
             raise RuntimeError(f"the kernel cannot dequantize: {_FAILURES.get(failed, failed)}")
         at += end - start
-    return out
 
 
 def _held(rows: Sequence[Sequence[Run]]) -> Iterator[tuple[Run, list[int]]]:
@@ -448,5 +445,7 @@ def _dequantizes(stored: Stored) -> bool:
     ((start, end, codes),) = _tiles(stored, 0, stored.codes.shape[1])
     codes = _in_order(codes) if stored.bits == 4 else codes
     wanted = codes * stored.scales[..., None] + stored.biases[..., None]
-    got = dequantize([(stored, start, end)])
-    return bool(np.allclose(got, wanted.reshape(got.shape), rtol=1e-5, atol=1e-5))
+    wanted = wanted.reshape(*wanted.shape[:2], -1)
+    got = np.empty_like(wanted)
+    dequantize([(stored, start, end)], got)
+    return bool(np.allclose(got, wanted, rtol=1e-5, atol=1e-5))

@@ -294,13 +294,19 @@ class QuantizedKV(LayerKV):
     ) -> tuple[mx.array, mx.array]:
         """Dequantized keys and values of all runs (arrays, start, end). Evaluates the arrays."""
         mx.eval([arrays for arrays, _, _ in runs])
+        tokens = sum(end - start for _, start, end in runs)
+        firsts = range(0, len(runs[0][0]), _ARRAYS)  # where codes, scales and biases begin
         stored = []
-        for at, bits in zip(range(0, len(runs[0][0]), _ARRAYS), self._bits, strict=False):
+        for form, first, bits in zip(self._form, firsts, self._bits, strict=False):
             codes = [
-                (_as_numpy(arrays[at : at + _ARRAYS], bits), start, end)
+                (_as_numpy(arrays[first : first + _ARRAYS], bits), start, end)
                 for arrays, start, end in runs
             ]
-            stored.append(mx.array(dequantize(codes)[None]))
+            heads = len(codes[0][0].codes)
+            array = mx.zeros((1, heads, tokens, form.dimension))
+            mx.eval(array)
+            dequantize(codes, np.array(array, copy=False)[0])  # writes to the array's memory
+            stored.append(array)
         return pair_of(stored)
 
     def last(self, count: int) -> tuple[mx.array, mx.array]:
