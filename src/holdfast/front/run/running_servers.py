@@ -184,7 +184,7 @@ def _rows(ready: ReadyServer) -> list[tuple[str, str]]:
     if info is not None:
         parameters = f"{info.parameters / 1e6:,.1f} M parameters"
         context = context_text(info.context_tokens, own_tokens=info.own_context_tokens)
-        kv = f"{info.kv_budget_bytes / 2**30:,.1f} GiB"
+        kv = f"{info.kv_budget_bytes / 2**30:,.2f} GiB"
         layout = info.layout if info.layout == "rows" else f"{info.layout} ({info.layout_reason})"
         rows += [
             ("model", f"{ready.model} ({info.model_type}, {parameters}, {info.compute_dtype})"),

@@ -182,8 +182,9 @@ class Engine:
     def conversions(
         self, request_ids: Iterable[RequestId], kv_bits: KVBits
     ) -> Iterator[tuple[tuple[RequestId, ...], Conversion]]:
-        """Yield for which of these open sequences `quantize` may be called together: first for each
-        alone, then for all that share tokens with each other; the longest first.
+        """Yield what can be quantized at once, and what that would mean for memory: first each of
+        these open sequences alone, then each group of sequences that share tokens. Of both, the
+        longest come first. Sequences that `quantize` cannot convert are left out.
         """
         able: dict[RequestId, LiveState] = {}
         groups: dict[object, tuple[RequestId, ...]] = {}

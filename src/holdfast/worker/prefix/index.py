@@ -69,6 +69,8 @@ class PrefixIndex:
         """Evict blocks that exceed the RAM budget, because they were held when it was lowered."""
         while not self._ram.fits(0) and (victim := self._ram.next_to_leave()) is not None:
             self._evict(victim)
+        still_tolerated = max(self._ram.budget_bytes, self._ram.resident_bytes)
+        self._ram.tolerated_bytes = min(self._ram.tolerated_bytes, still_tolerated)
 
     def load(self) -> int:
         """Add the blocks on disk to the index; returns how many were added.

@@ -176,7 +176,8 @@ class RamTier(EvictionOrder):
     def __init__(self, budget_bytes: int) -> None:
         super().__init__()
         self.budget_bytes = budget_bytes
-        self.tolerated_bytes = budget_bytes  # more, if held payloads exceed a lowered budget
+        # above the budget as long as payloads exceed it that were held when it was lowered
+        self.tolerated_bytes = budget_bytes
         self._payloads: dict[BlockKey, Payload] = {}
         self.resident_bytes = 0
         self.evicted = 0  # since the start
