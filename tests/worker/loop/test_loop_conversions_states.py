@@ -55,11 +55,13 @@ class FaultyEngine(Engine):
         super().__init__(*args, **more)
         self.quantized_at: dict[str, list[int]] = defaultdict(list)
         self.converted_when_opened: set[str] = set()  # opened again after a conversion
+        self.opened_with: dict[str, set[KVBits]] = defaultdict(set)
         self.layers_before_failure: int | None = None
         self.fails_next = False
 
     def open(self, request: Any, **more: Any) -> LiveState:
         state = super().open(request, **more)
+        self.opened_with[request.request_id].add(more["kv_bits"])
         if self.quantized_at[request.request_id]:
             self.converted_when_opened.add(request.request_id)
         return state
@@ -152,7 +154,7 @@ class Conversions(RuleBasedStateMachine):
             budget_tokens=budget_tokens,
             step_tokens=256,
         )
-        self.kv_bits: dict[str, KVBits] = {}
+        self.names: list[str] = []
         self.paused: set[str] = set()
         self.cancelled: set[str] = set()
         self.records: list[logging.LogRecord] = []
@@ -168,10 +170,10 @@ class Conversions(RuleBasedStateMachine):
         kv_bits=st.sampled_from(["", "", "auto", "native", "8"]),
     )
     def ask(self, seed: str, common: int, own: int, max_tokens: int, kv_bits: Any) -> None:
-        name = f"r{len(self.kv_bits)}"
-        prompt = (*prompt_of(seed, 150)[:common], *prompt_of(str(len(self.kv_bits) % 4), own))
+        name = f"r{len(self.names)}"
+        prompt = (*prompt_of(seed, 150)[:common], *prompt_of(str(len(self.names) % 4), own))
         self.subject.send(greedy(name, prompt, max_tokens=max_tokens, kv_bits=kv_bits))
-        self.kv_bits[name] = self.subject.loop._ledger[name].kv_bits
+        self.names.append(name)
 
     @rule(
         common=st.sampled_from([100, 150]),
@@ -199,10 +201,10 @@ class Conversions(RuleBasedStateMachine):
         self.subject.engine.layers_before_failure = layers
         self.subject.send(MemoryPressure(pressure=pressure))
 
-    @precondition(lambda self: self.kv_bits)
+    @precondition(lambda self: self.names)
     @rule(pick=picks, action=st.sampled_from(["cancel", "pause", "resume", "resume"]))
     def control(self, pick: int, action: Any) -> None:
-        names = list(self.kv_bits)[-4:]
+        names = self.names[-4:]
         name = names[pick % len(names)]
         if action == "pause":
             self.paused.add(name)
@@ -227,7 +229,7 @@ class Conversions(RuleBasedStateMachine):
         subject.run_to_end()
         while subject.step():
             pass
-        for name in self.kv_bits:
+        for name in self.names:
             self.check(name)
         assert open_sequences(subject.worker.engine) == 0
         assert subject.worker.scheduler.statistics().reserved_bytes == 0
@@ -257,13 +259,17 @@ class Conversions(RuleBasedStateMachine):
         )
         if reason is FinishReason.LENGTH:
             assert len(tokens) == request.max_tokens
+        if name not in engine.opened_with:  # cancelled before it started
+            assert not tokens
+            return
+        (kv_bits,) = engine.opened_with[name]
         known = len(tokens)
         quantized_at = next(iter(engine.quantized_at[name]), None)
         if name in engine.converted_when_opened:
             assert quantized_at is not None
             known = min(known, max(0, quantized_at - len(prompt) + 1))
             quantized_at = None
-        alone = answer_alone(prompt, request.max_tokens, self.kv_bits[name], quantized_at)
+        alone = answer_alone(prompt, request.max_tokens, kv_bits, quantized_at)
         assert tokens[:known] == alone[:known], (name, engine.quantized_at[name])
         type(self).conversions += bool(engine.quantized_at[name])
         type(self).exact_answers += known == len(tokens)
