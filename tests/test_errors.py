@@ -55,5 +55,12 @@ def test_a_too_long_prompt_is_refused_with_what_truncation_can_do(
     assert str(error).endswith(f" {end}")
 
 
+def test_a_too_long_prompt_is_told_if_more_fits_with_other_bits() -> None:
+    error = PromptTooLong(prompt_tokens=9, context_tokens=4, auto_context_tokens=20)
+    assert str(error).endswith(' With "kv_bits": "auto", the maximum is 20 tokens.')
+    error = PromptTooLong(prompt_tokens=9, context_tokens=4, auto_context_tokens=4)
+    assert "kv_bits" not in str(error)
+
+
 def test_an_endless_name_is_shortened() -> None:
     assert len(str(UnknownModel(model="m" * 1_000_000, available=("demo",)))) < 200

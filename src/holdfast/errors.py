@@ -73,7 +73,8 @@ class PromptTooLong(InvalidRequest):
     The message is OpenAI's, because agents recognize by it that they must compact the conversation.
 
     truncation: the field `truncation` of the request, about which the message says what it could do,
-    or why it did not suffice; empty if such requests do not have it.
+    or why it did not suffice; empty if such requests do not have it. auto_context_tokens: the
+    context with `kv_bits` `auto`, which the message names if it is longer.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class PromptTooLong(InvalidRequest):
         context_tokens: int,
         field: str = "messages",
         truncation: Literal["", "disabled", "middle"] = "",
+        auto_context_tokens: int = 0,
     ) -> None:
         noun = "messages" if field.startswith("messages") else "prompt"
         message = (
@@ -102,6 +104,8 @@ class PromptTooLong(InvalidRequest):
             choice = ' "truncation": "middle" cannot shorten it enough'
             is_text = field.startswith("prompt")
             choice += "." if is_text else ": tools and the messages that must stay are too long."
+        if auto_context_tokens > context_tokens:
+            choice += f' With "kv_bits": "auto", the maximum is {auto_context_tokens} tokens.'
         super().__init__(message + room + choice, field=field)
         self.prompt_tokens = prompt_tokens
         self.context_tokens = context_tokens

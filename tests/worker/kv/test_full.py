@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from holdfast.worker.kv.full import FullKV
 from holdfast.worker.kv.kinds import Composite
-from holdfast.worker.kv.layer import CheckpointLayout, Layer, moved
+from holdfast.worker.kv.layer import CheckpointLayout, Layer, moved, write
 from holdfast.worker.kv.live import LiveBase, LiveState, start_from
 from holdfast.worker.kv.recurrent import RecurrentState
 
@@ -329,6 +329,15 @@ def test_buffers_moved_to_their_exact_size_do_not_share_the_old_memory() -> None
     mx.eval(old, new)
     assert mx.array_equal(new, old[:, :, 3:12])
     assert np.array(new, copy=False).flags.c_contiguous
+
+
+def test_a_buffer_that_is_written_as_a_whole_is_row_contiguous() -> None:
+    array = mx.random.normal((1, 5, 2, 8)).swapaxes(1, 2)
+    buffers = [mx.zeros((1, 2, 5, 8))]
+    write(buffers, [array], start=0)
+    mx.eval(buffers)
+    assert mx.array_equal(buffers[0], array)
+    assert np.array(buffers[0], copy=False).flags.c_contiguous
 
 
 @pytest.mark.parametrize("common", [1, 256, 700, 1000])

@@ -171,11 +171,11 @@ def test_a_conversion_counts_shared_tokens_once_and_what_others_keep() -> None:
     )
     read(second, 20)
     alone = Conversion.of([first], "8")
-    assert alone == Conversion(sequences=1, tokens=120, kept_tokens=120, ready_tokens=0)
+    assert alone == Conversion(sequences=1, tokens=120, shared_tokens=120, converted_tokens=0)
     two = Conversion.of([first, second], "8")
-    assert two == Conversion(sequences=2, tokens=140, kept_tokens=120, ready_tokens=0)
-    assert Conversion.of([first, second, third], "8").kept_tokens == 0
+    assert two == Conversion(sequences=2, tokens=140, shared_tokens=120, converted_tokens=0)
+    assert Conversion.of([first, second, third], "8").shared_tokens == 0
     assert shared_beginning(first) is shared_beginning(second) is shared_beginning(third)
     first.quantize([QuantizedKV("8", form=form_of((KEYS, VALUES[64])), block_tokens=BLOCK)])
     rest = Conversion.of([second, third], "8")
-    assert rest == Conversion(sequences=2, tokens=130, kept_tokens=0, ready_tokens=110)
+    assert rest == Conversion(sequences=2, tokens=130, shared_tokens=0, converted_tokens=110)

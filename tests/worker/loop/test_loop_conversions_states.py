@@ -45,6 +45,7 @@ EXPECTED = (
     "could not be quantized",
     "restarts: a part of its KV is lost",
     "each span is tried alone",
+    "prompts are now prefilled in chunks of at most",
 )
 
 

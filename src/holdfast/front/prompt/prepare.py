@@ -154,6 +154,7 @@ def _too_long(request: GenerationRequest, prompt_tokens: int, *, info: ModelInfo
         context_tokens=info.context_tokens,
         field=request.prompt_field,
         truncation=request.truncation,
+        auto_context_tokens=info.context_tokens_by_bits.get("auto", 0),
     )
 
 

@@ -59,7 +59,7 @@ class KVForms:
         """The form of a request that does not choose one, while memory does not run short."""
         return "native" if self.default == "auto" else self.default
 
-    def is_free(self, asked: KVBitsChoice | Literal[""]) -> bool:
+    def is_automatic(self, asked: KVBitsChoice | Literal[""]) -> bool:
         """Whether the server chooses the form of a request. asked: its `kv_bits`; empty: unset."""
         return (asked or self.default) == "auto"
 
@@ -70,9 +70,9 @@ class KVForms:
         """
         native = self.costs["native"]
         saving = self.costs[SAVING]
-        new_tokens = conversion.tokens - conversion.ready_tokens
+        new_tokens = conversion.tokens - conversion.converted_tokens
         before = native.bytes_per_token * conversion.tokens
-        after = native.bytes_per_token * conversion.kept_tokens
+        after = native.bytes_per_token * conversion.shared_tokens
         after += saving.bytes_per_token * new_tokens
         before += native.fixed_bytes * conversion.sequences
         after += saving.fixed_bytes * conversion.sequences

@@ -151,7 +151,8 @@ def write(buffers: Sequence[mx.array], arrays: Sequence[mx.array], *, start: int
     end = start + arrays[0].shape[2]
     if len(arrays) == len(buffers):
         for buffer, array in zip(buffers, arrays, strict=True):
-            buffer[:, :, start:end] = array
+            # if the buffer is replaced as a whole, MLX keeps the layout of what is written
+            buffer[:, :, start:end] = mx.contiguous(array) if end == buffer.shape[2] else array
         return
     (buffer,) = buffers
     keys, values = arrays

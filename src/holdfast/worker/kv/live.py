@@ -406,14 +406,15 @@ def start_from(base: LiveBase, fresh: list[Layer], *, is_restored: bool) -> Live
 class Conversion:
     """What it would mean for memory to quantize some sequences. Shared tokens count once.
 
-    tokens: all tokens of the sequences. kept_tokens: those whose native buffers would stay, because
-        other sequences hold them. ready_tokens: those that another sequence holds quantized already.
+    tokens: all tokens of the sequences. shared_tokens: those whose native buffers would stay,
+        because other sequences hold them. converted_tokens: those that another sequence holds
+        quantized already.
     """
 
     sequences: int
     tokens: int
-    kept_tokens: int
-    ready_tokens: int
+    shared_tokens: int
+    converted_tokens: int
 
     @staticmethod
     def of(states: Sequence[LiveState], kv_bits: KVBits) -> Conversion:
@@ -429,10 +430,10 @@ class Conversion:
         return Conversion(
             sequences=len(states),
             tokens=tokens + sum(longest.values()),
-            kept_tokens=sum(
+            shared_tokens=sum(
                 longest[part] for part, counts in held.items() if len(part.holders) > len(counts)
             ),
-            ready_tokens=sum(
+            converted_tokens=sum(
                 count for part, count in longest.items() if part.is_converted(kv_bits)
             ),
         )

@@ -510,7 +510,7 @@ class WorkerLoop:
             if sequence.is_open
             and not sequence.is_quantized
             and not sequence.stays_native
-            and self._forms.is_free(sequence.request.kv_bits)
+            and self._forms.is_automatic(sequence.request.kv_bits)
         ]
         conversions = self._engine.conversions(possible, SAVING)
         chosen = next((names for names, each in conversions if self._forms.is_worth_it(each)), ())
@@ -536,7 +536,7 @@ class WorkerLoop:
 
         def may_change(request_id: RequestId) -> bool:
             sequence = self._ledger[request_id]
-            return not sequence.keeps_form and self._forms.is_free(sequence.request.kv_bits)
+            return not sequence.keeps_form and self._forms.is_automatic(sequence.request.kv_bits)
 
         has_changed = False
         while request_id := self._scheduler.short_of_memory(costs, may_change=may_change):

@@ -81,7 +81,7 @@ class MemoryBudget:
         """Limit KV and blocks in RAM to this many bytes in total from now on."""
         self._plan = self._plan_for(state_bytes)
         logger.info(
-            "KV may take %.1f GiB from now on, because other models were loaded or unloaded",
+            "KV may take %.2f GiB from now on, because other models were loaded or unloaded",
             self._plan.kv_bytes / (1 << 30),
         )
         self._apply()
