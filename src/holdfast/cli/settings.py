@@ -41,6 +41,8 @@ _SHOWN = (
     "model.path",
     "model.name",
     "model.context_tokens",
+    "model.kv_bits",
+    "model.memory_bytes",
     "server.host",
     "server.port",
     "server.api_key",
