@@ -94,15 +94,16 @@ def test_a_parked_prefix_is_decoded_behind_and_read_on(kv_bits: KVBits) -> None:
     assert form is not None
     runner.learn_form(form)
     prompt = [token % 90 for token in range(3 * CHUNK_TOKENS)]
+    begun = CHUNK_TOKENS + 44
     state = parked(engine, prompt[:CHUNK_TOKENS], kv_bits=kv_bits)
     tokens = {}
     for use in ("shared", "copied"):
         base = LiveBase(state=state, tokens=CHUNK_TOKENS, use=use)
-        requests = requests_of([prompt[:300]] * 2, max_tokens=20, name=use)
+        requests = requests_of([prompt[:begun]] * 2, max_tokens=20, name=use)
         steps = EngineSteps(engine, requests, kv_bits=kv_bits, base=base)
         tokens[use] = steps.advance(3) + WithoutKernel(steps).advance(3)
     fresh = EngineSteps(
-        engine, requests_of([prompt[:300]] * 2, max_tokens=20, name="fresh"), kv_bits=kv_bits
+        engine, requests_of([prompt[:begun]] * 2, max_tokens=20, name="fresh"), kv_bits=kv_bits
     )
     assert tokens["shared"] == tokens["copied"] == fresh.advance(3) + fresh.advance(3)
     (request,) = requests_of([prompt], max_tokens=1, name="read")

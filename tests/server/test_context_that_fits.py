@@ -21,9 +21,9 @@ FITS = 1024
 def tight(
     server: ServerProcess, model_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """The bundled model with KV memory for one sequence of 1024 tokens, and not one of 1280."""
+    """The bundled model with memory for native KV of 1024 tokens, and not of 1280."""
     token_bytes = server.model()["kv_bytes_per_token"]
-    arguments = [str(model_folder), "--name", "demo", "--store"]
+    arguments = [str(model_folder), "--name", "demo", "--kv-bits", "native", "--store"]
     arguments += [str(tmp_path_factory.mktemp("tight") / "store")]
     arguments += ["--set", f"model.memory_bytes={token_bytes * (FITS + 200)}"]
     with running_server(*arguments) as server:
@@ -94,9 +94,10 @@ def test_an_answer_may_fill_the_context_and_a_longer_prompt_is_refused(
 def test_quantized_keys_and_values_have_a_longer_context(tight: ServerProcess) -> None:
     body = {"prompt": [7] * (2 * FITS), "max_tokens": 2}
     url = f"{tight.url}/v1/completions"
-    for kv_bits in ("native", "auto"):
-        refused = httpx.post(url, json={**body, "kv_bits": kv_bits}, timeout=120)
-        assert refused.json()["error"]["code"] == "context_length_exceeded"
-    answer = httpx.post(url, json={**body, "kv_bits": "8"}, timeout=120)
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["usage"]["prompt_tokens"] == 2 * FITS
+    refused = httpx.post(url, json={**body, "kv_bits": "native"}, timeout=120).json()["error"]
+    assert refused["code"] == "context_length_exceeded"
+    assert 'With "kv_bits": "auto", the maximum is ' in refused["message"]
+    for kv_bits in ("8", "auto"):
+        answer = httpx.post(url, json={**body, "kv_bits": kv_bits}, timeout=120)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"]["prompt_tokens"] == 2 * FITS
