@@ -584,6 +584,8 @@ class ModelSlot:
     ) -> None:
         # whether the settings have changed while the worker was loading
         is_outdated = self._settings != process.settings
+        if self._pressure is not Pressure.NORMAL:  # before the worker starts any request
+            process.link.send(MemoryPressure(pressure=self._pressure))
         resumed = client.begin_with(process.link, info)  # open requests go before new ones
         self.resumed += resumed
         if self.state is State.LOADING:
@@ -601,8 +603,6 @@ class ModelSlot:
         else:
             self._enter(State.READY)
         self._on_progress(self.entry.name, LoadProgress(stage="ready", fraction=1.0))
-        if self._pressure is not Pressure.NORMAL:
-            process.link.send(MemoryPressure(pressure=self._pressure))
         settings = self._settings
         if settings is not None and is_outdated:
             process.link.send(LogChange(level=settings.log.level))
