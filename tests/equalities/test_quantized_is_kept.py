@@ -147,7 +147,7 @@ def test_a_crowd_gets_the_answers_of_each_alone(name: str, kv_bits: KVBits) -> N
         assert inbox.tokens(str(index)) == fresh(name, kv_bits, prompt, max_tokens=24)
 
 
-@pytest.mark.parametrize("kv_bits", ["4", *slow("8")])
+@pytest.mark.parametrize("kv_bits", slow("4", "8"))
 def test_an_answer_over_several_blocks_is_the_one_that_is_continued_after_a_restart(
     kv_bits: KVBits, tmp_path: Path
 ) -> None:
