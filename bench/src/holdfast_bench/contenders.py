@@ -22,7 +22,11 @@ _WITH_BLAS = (
     "sys.argv[2:]; "
     "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 )
-_FIND_BLAS = "from holdfast.machine.platform import prepare_blas; print(prepare_blas().file)"
+# without its kernels, Holdfast uses the BLAS of the system, which any program can load
+_FIND_BLAS = (
+    "import os; os.environ['HOLDFAST_KERNELS'] = '0'; "
+    "from holdfast.machine.platform import prepare_blas; print(prepare_blas().file)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,14 +89,14 @@ def mlx_lm() -> Contender:
 
 
 def mlx_lm_with_blas() -> Contender:
-    """mlx_lm.server with the BLAS that Holdfast puts in front of MLX's own.
+    """mlx_lm.server with the OpenBLAS or MKL of the system in front of MLX's own.
 
     Raises HoldfastError when there is none.
     """
     blas = _blas_file()
     if not blas:
         raise HoldfastError(
-            "no OpenBLAS or MKL was found that could be put in front of mlx_lm.server's own"
+            "the system has no OpenBLAS or MKL that could be put in front of mlx_lm.server's own"
         )
     command = (sys.executable, "-c", _WITH_BLAS, blas, *_MLX_LM)
     return Contender(label="mlx_lm+BLAS", command=command, model_id="default_model")

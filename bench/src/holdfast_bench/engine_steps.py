@@ -11,13 +11,13 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
+from holdfast.kernels import decode_attention
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine, PendingStep
 from holdfast.worker.engine.layouts import own_caches
 from holdfast.worker.engine.plan import Span, StepPlan
 from holdfast.worker.engine.sequence import Prefix
-from holdfast.worker.kernels import decode_attention
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.live import LiveBase, LiveState
 from holdfast_bench.results import CaseResult, ContenderResult, Sample

@@ -331,6 +331,9 @@ def _mlx_rows(found: Diagnosis) -> dict[str, str]:
     else:
         replaces = ", replaces the built-in one" if report.blas.in_front else ""
         rows["BLAS"] = f"{report.blas}{replaces}"
+        rows["few rows"] = f"BLAS, no kernel: {report.blas.no_kernel}"
+        if report.blas.few_rows:
+            rows["few rows"] = f"products of up to {report.blas.few_rows} rows by a C kernel"
         rows["g++"] = "found" if report.compiler else "missing: fused operations are not compiled"
     if speed is not None:
         rows["float32"] = f"{speed.as_installed_gflops:,.1f} GFLOP/s as installed"

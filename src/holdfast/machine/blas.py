@@ -1,14 +1,19 @@
 """Loads a fast BLAS before MLX's own on Linux CPUs, and counts the cores that this process may use.
 
 MLX's CPU wheel for Linux is linked with the reference BLAS. The symbols of a globally loaded
-library take precedence over those of libraries loaded later. So OpenBLAS or MKL must be loaded
-before the first import of `mlx.core`; this module does not import MLX. Measured: float32 matrix
-products become 13 times faster.
+library take precedence over those of libraries loaded later. So a faster BLAS must be loaded before
+the first import of `mlx.core`; this module does not import MLX. Measured: float32 matrix products
+become 13 times faster.
+
+With a C compiler, the front of `kernels/products.py` is loaded, which passes MLX's calls on to the
+OpenBLAS in numpy's wheel: nothing else has to be installed, and only one BLAS with its threads is
+in the process. Without a compiler, an OpenBLAS or MKL of the system is loaded if there is one.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import itertools
 import math
 import os
@@ -17,10 +22,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _CPUS = Path("/sys/devices/system/cpu")
 _CGROUP = Path("/sys/fs/cgroup")
+_CPU_INFO = Path("/proc/cpuinfo")
+AVX512_CORES = frozenset({"SkylakeX", "Cooperlake", "SapphireRapids"})  # names of OpenBLAS
+_OLDER_CORES = frozenset(
+    {"Prescott", "Core2", "Penryn", "Dunnington", "Nehalem", "Sandybridge"}
+    | {"Opteron", "Barcelona", "Bobcat", "Bulldozer", "Piledriver", "Steamroller"}
+)  # names of OpenBLAS for x86 without AVX2
+_CORE_VARIABLE = "OPENBLAS_CORETYPE"
 _SYMBOLS = ("cblas_sgemm", "cblas_dgemm", "sgemm_", "sgemv_", "strsm_")
+_PREFIXES = ("", "scipy_")  # of the names of functions; OpenBLAS in wheels has one
+_SUFFIXES = ("", "64_", "_64")
 _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
 
@@ -29,7 +44,9 @@ class BlasReport:
     """Which BLAS library MLX uses.
 
     in_front: whether a faster library was loaded before MLX's own. If not, MLX uses its own, and
-    `reason` says why.
+    `reason` says why. few_rows: linear layers of up to this many rows are computed by a C kernel;
+    if 0, `no_kernel` says why. core: the processor type for which OpenBLAS has chosen its kernels;
+    empty if unknown.
     """
 
     in_front: bool
@@ -37,20 +54,24 @@ class BlasReport:
     version: str = ""
     threads: int = 0  # for matrix products; MLX's own BLAS always uses one
     file: str = ""
+    core: str = ""
     reason: str = ""
+    few_rows: int = 0
+    no_kernel: str = ""
 
     def __str__(self) -> str:
         if not self.in_front:
             return f"built in ({self.reason})" if self.reason else "built in"
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
-        return f"{self.name} {self.version}, {threads}".replace(" ,", ",")
+        core = f" for {self.core}" if self.core else ""
+        return f"{self.name} {self.version}{core}, {threads}".replace(" ,", ",")
 
 
 _current = BlasReport(in_front=False, reason="no other BLAS was loaded")
 
 
 def prepare_blas(threads: int | None = None) -> BlasReport:
-    """Load OpenBLAS or MKL, so that MLX uses it. Call this before anything imports MLX.
+    """Load a fast BLAS, so that MLX uses it. Call this before anything imports MLX.
 
     threads: None means one per usable core. If the system is not Linux, MLX was already imported,
     or no library is usable, nothing is loaded, and the result says why. A second call returns the
@@ -112,20 +133,72 @@ def blas_of_numpy() -> tuple[BlasThreads, ...]:
 
 def _threads_of(file: str) -> BlasThreads | None:
     try:
-        library = ctypes.CDLL(file)
+        library = _Library.opened(file)
     except OSError:
         return None
-    for prefix, suffix in itertools.product(("", "scipy_"), ("", "64_", "_64")):
-        get, put = (f"{prefix}openblas_{verb}_num_threads{suffix}" for verb in ("get", "set"))
-        if hasattr(library, put):
-            return BlasThreads(
-                getattr(library, get),
-                getattr(library, put),
-                _core(library, f"{prefix}openblas_get_corename{suffix}"),
-            )
-    if hasattr(library, "MKL_Set_Num_Threads"):
-        return BlasThreads(library.MKL_Get_Max_Threads, library.MKL_Set_Num_Threads)
+    if library.has("openblas_set_num_threads"):
+        get, put = (library.function(f"openblas_{verb}_num_threads") for verb in ("get", "set"))
+        return BlasThreads(get, put, library.text("openblas_get_corename"))
+    if hasattr(library.handle, "MKL_Set_Num_Threads"):
+        return BlasThreads(library.handle.MKL_Get_Max_Threads, library.handle.MKL_Set_Num_Threads)
     return None
+
+
+def unused_instructions(core: str) -> str:
+    """The instructions that this CPU has and that OpenBLAS does not use because of its environment.
+
+    core: the processor type that OpenBLAS names. Empty if there are none.
+    """
+    if _CORE_VARIABLE not in os.environ or not core:
+        return ""
+    try:
+        flags = set(_CPU_INFO.read_text().split())
+    except OSError:
+        return ""
+    if {"avx512f", "avx512bw", "avx512vl"} <= flags and core not in AVX512_CORES:
+        return "AVX-512"
+    return "AVX2" if "avx2" in flags and core in _OLDER_CORES else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Library:
+    """A loaded library and how the names of its functions begin and end."""
+
+    handle: ctypes.CDLL
+    prefix: str
+    suffix: str
+
+    @classmethod
+    def opened(cls, file: str) -> _Library:
+        """Load a library, without making its symbols global. Raises OSError."""
+        handle = ctypes.CDLL(file, mode=ctypes.RTLD_LOCAL)
+        for prefix, suffix in itertools.product(_PREFIXES, _SUFFIXES):
+            if hasattr(handle, f"{prefix}cblas_sgemm{suffix}"):
+                return cls(handle, prefix, suffix)
+        return cls(handle, "", "")
+
+    def has(self, name: str) -> bool:
+        return hasattr(self.handle, f"{self.prefix}{name}{self.suffix}")
+
+    def function(self, name: str) -> Any:
+        return getattr(self.handle, f"{self.prefix}{name}{self.suffix}")
+
+    def text(self, name: str) -> str:
+        """What the function, which has no arguments, returns; empty if there is no such function."""
+        if not self.has(name):
+            return ""
+        question = self.function(name)
+        question.restype = ctypes.c_char_p
+        answer: bytes | None = question()
+        return (answer or b"").decode(errors="replace")
+
+    @property
+    def config(self) -> str:
+        return self.text("openblas_get_config")
+
+    @property
+    def takes_64_bits(self) -> bool:
+        return "64" in self.suffix or "USE64BITINT" in self.config
 
 
 def _wanted_threads() -> int:
@@ -139,10 +212,7 @@ def _wanted_threads() -> int:
 
 
 def _candidates() -> list[str]:
-    """Return the files and library names to try.
-
-    The BLAS inside a wheel (such as that of numpy) cannot be used: its symbols have a prefix.
-    """
+    """Return the files and library names to try: first the BLAS in numpy's wheel."""
     prefixes = [os.environ.get("CONDA_PREFIX", ""), sys.prefix, sys.base_prefix]
     folders = [Path(prefix) / "lib" for prefix in dict.fromkeys(prefixes) if prefix]
     files = [
@@ -151,74 +221,98 @@ def _candidates() -> list[str]:
         for folder in folders
         if (folder / name).exists()
     ]
-    return [*files, "libopenblas.so.0", "libmkl_rt.so.2"]
+    return [*_in_numpys_wheel(), *files, "libopenblas.so.0", "libmkl_rt.so.2"]
+
+
+def _in_numpys_wheel() -> list[str]:
+    numpy = importlib.util.find_spec("numpy")
+    folders = numpy.submodule_search_locations if numpy else None
+    return [
+        str(file)
+        for folder in folders or ()
+        for file in Path(folder).with_name("numpy.libs").glob("*openblas*.so*")
+    ]
 
 
 def _load_first(candidates: list[str], *, threads: int) -> BlasReport:
+    from holdfast.kernels import products  # imports numpy, which the front does without
+
+    no_front = products.unavailable()
     refusals = []
     for candidate in candidates:
         try:
             # the library starts its threads while it is loaded, by default one per core of the
             # machine
             with _thread_variables(threads):
-                library = ctypes.CDLL(candidate, mode=ctypes.RTLD_LOCAL)
+                library = _Library.opened(candidate)
         except OSError:
             continue
+        functions = [f"cblas_{kind}gemm" for kind in "sdc"]
+        if not no_front and all(library.has(each) for each in functions):
+            sgemm, dgemm, cgemm = map(library.function, functions)
+            blas = products.Blas(sgemm, dgemm, cgemm, library.takes_64_bits)
+            front = products.put_in_front(blas, threads=threads)
+            if front:
+                return _described(
+                    library,
+                    front,
+                    threads,
+                    few_rows=products.few_rows(),
+                    no_kernel="" if products.few_rows() else "HOLDFAST_KERNELS turns it off",
+                )
+            no_front = "it disagrees with numpy on this machine"
         refusal = _refusal(library)
         if refusal:
             refusals.append(f"{candidate}: {refusal}")
             continue
         # load the same library globally, so that it comes before all that are loaded later
         ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL)
-        return _described(library, candidate, threads)
+        file = _file_of_symbol("cblas_sgemm", library.handle)
+        return _described(library, file, threads, no_kernel=no_front)
     return BlasReport(
         in_front=False,
         threads=threads,
         reason="; ".join(refusals) or "neither OpenBLAS nor MKL was found",
+        no_kernel=no_front,
     )
 
 
-def _refusal(library: ctypes.CDLL) -> str:
-    missing = [symbol for symbol in _SYMBOLS if not hasattr(library, symbol)]
+def _refusal(library: _Library) -> str:
+    """Why MLX cannot use the library without the front; empty if it can."""
+    missing = [symbol for symbol in _SYMBOLS if not hasattr(library.handle, symbol)]
     if missing:
         return f"lacks {missing[0]}"
-    return "takes 64-bit integers" if "USE64BITINT" in _openblas_config(library) else ""
+    return "takes 64-bit integers" if library.takes_64_bits else ""
 
 
-def _described(library: ctypes.CDLL, candidate: str, threads: int) -> BlasReport:
-    file = _file_of_symbol("cblas_sgemm")
-    if file != _file_of_symbol("cblas_sgemm", library):
+def _described(
+    library: _Library, in_front: str, threads: int, *, few_rows: int = 0, no_kernel: str = ""
+) -> BlasReport:
+    """Set the number of threads of the BLAS, and report. in_front: the file that MLX calls."""
+    first = _file_of_symbol("cblas_sgemm")
+    if first != os.path.realpath(in_front):
         return BlasReport(
-            in_front=False, threads=threads, reason=f"{file} comes before {candidate}"
+            in_front=False, threads=threads, reason=f"{first} comes before {in_front}"
         )
-    config = _openblas_config(library)
-    if config:
-        library.openblas_set_num_threads(threads)
-        version = config.split()[1] if config.startswith("OpenBLAS ") else ""
-        return BlasReport(
-            in_front=True, name="OpenBLAS", version=version, threads=threads, file=file
-        )
-    if hasattr(library, "MKL_Set_Num_Threads"):
-        library.MKL_Set_Num_Threads(threads)
-        return BlasReport(in_front=True, name="MKL", threads=threads, file=file)
-    return BlasReport(in_front=True, name=Path(file).name, threads=threads, file=file)
-
-
-def _core(library: ctypes.CDLL, name: str) -> str:
-    if not hasattr(library, name):
-        return ""
-    question = getattr(library, name)
-    question.restype = ctypes.c_char_p
-    core: bytes | None = question()
-    return (core or b"").decode(errors="replace")
-
-
-def _openblas_config(library: ctypes.CDLL) -> str:
-    if not hasattr(library, "openblas_get_config"):
-        return ""
-    library.openblas_get_config.restype = ctypes.c_char_p
-    config: bytes | None = library.openblas_get_config()
-    return (config or b"").decode(errors="replace")
+    file = _file_of_symbol(f"{library.prefix}cblas_sgemm{library.suffix}", library.handle)
+    name, version = Path(file).name, ""
+    if library.config:
+        library.function("openblas_set_num_threads")(threads)
+        name = "OpenBLAS"
+        version = library.config.split()[1] if library.config.startswith("OpenBLAS ") else ""
+    elif hasattr(library.handle, "MKL_Set_Num_Threads"):
+        library.handle.MKL_Set_Num_Threads(threads)
+        name = "MKL"
+    return BlasReport(
+        in_front=True,
+        name=name,
+        version=version,
+        threads=threads,
+        file=file,
+        core=library.text("openblas_get_corename"),
+        few_rows=few_rows,
+        no_kernel=no_kernel,
+    )
 
 
 def _file_of_symbol(symbol: str, library: ctypes.CDLL | None = None) -> str:

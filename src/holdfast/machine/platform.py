@@ -20,7 +20,7 @@ import msgspec
 
 from holdfast.config import DeviceChoice
 from holdfast.errors import HoldfastError, ModelLoadError
-from holdfast.machine.blas import BlasReport, current_blas, prepare_blas
+from holdfast.machine.blas import BlasReport, current_blas, prepare_blas, unused_instructions
 from holdfast.machine.device_memory import DeviceMemory, memory_report
 
 __all__ = [
@@ -82,7 +82,7 @@ def measure_gflops(*, blas: bool, threads: int | None = None, size: int = 0) -> 
     """Measure the speed of matrix products in another process, in billions of float32 operations
     per second.
 
-    blas: whether to load OpenBLAS or MKL before MLX. size: rows and columns of the matrices; 0
+    blas: whether to load a faster BLAS before MLX. size: rows and columns of the matrices; 0
     means 1,024 on a CPU and 4,096 on a GPU. Takes about two seconds. Raises HoldfastError.
     """
     return _child("gflops", str(int(blas)), str(threads or 0), str(size), kind=float)
@@ -175,15 +175,35 @@ def _version(package: str) -> str:
 
 def _recommendations(backend: str, blas: BlasReport, compiler: bool) -> list[str]:
     found = []
-    if backend == "cpu" and sys.platform == "linux" and not blas.in_front:
-        found.append(
-            "install OpenBLAS (Debian: apt install libopenblas0-pthread): matrix products become "
-            "about ten times faster"
-        )
+    if backend == "cpu" and sys.platform == "linux":
+        found += _recommendations_about(blas)
     if not compiler:
         found.append("install g++: MLX compiles fused operations with it")
     if backend == "cuda" and shutil.which("nvcc") is None:
         found.append("install the CUDA toolkit: MLX compiles fused operations with it")
+    return found
+
+
+def _recommendations_about(blas: BlasReport) -> list[str]:
+    """blas: of a Linux CPU."""
+    found = []
+    if not blas.in_front:
+        found.append(
+            "install a C compiler (Debian: apt install g++), with which Holdfast uses numpy's "
+            "OpenBLAS, or OpenBLAS (Debian: apt install libopenblas0-pthread): matrix products "
+            "become about ten times faster"
+        )
+    elif not blas.few_rows:
+        found.append(
+            f"let Holdfast use its kernel for few rows ({blas.no_kernel}): decoding becomes up to "
+            "twice as fast"
+        )
+    unused = unused_instructions(blas.core)
+    if unused:
+        found.append(
+            f"unset OPENBLAS_CORETYPE: it makes OpenBLAS use its kernels for {blas.core}, without "
+            f"this CPU's {unused}"
+        )
     return found
 
 

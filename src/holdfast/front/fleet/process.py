@@ -299,7 +299,7 @@ def _environment(model: ModelSettings) -> dict[str, str]:
     """The worker's environment: that of this process, and the number of BLAS threads if it is set.
 
     Idle OpenBLAS threads sleep after 2^16 cycles (25 µs) instead of 2^26. Otherwise they would spin
-    between two steps on cores that the front and the other BLAS need (docs/lab-log.md).
+    between two steps on cores that the front and the kernels need (docs/lab-log.md).
     """
     environment = {"OPENBLAS_THREAD_TIMEOUT": "16"} | os.environ
     if model.threads is not None:

@@ -48,8 +48,8 @@ _OWN_CODE = (
     "worker/engine/sequence.py",
     "worker/engine/layouts.py",
     "worker/engine/views.py",
-    "worker/kernels/*.py",
-    "worker/kernels/*.c",
+    "kernels/*.py",
+    "kernels/*.c",
     "worker/kv/*.py",
 )
 

@@ -23,7 +23,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.machine.blas import blas_of_numpy, current_blas, usable_cores
+from holdfast.machine.blas import AVX512_CORES, blas_of_numpy, current_blas, usable_cores
 
 _BLOCK_SCORES = 1 << 18  # 1 MiB of float32: a core's share of the cache
 _MIN_ROWS = 64  # rows of a block, if there are enough: the keys are read once for all rows
@@ -259,9 +259,7 @@ _libraries = cache(blas_of_numpy)
 
 @cache
 def _has_small_products() -> bool:
-    return any(
-        library.core in ("SkylakeX", "Cooperlake", "SapphireRapids") for library in _libraries()
-    )
+    return any(library.core in AVX512_CORES for library in _libraries())
 
 
 # With two models in one process, each would otherwise restore the thread limit that the other set.

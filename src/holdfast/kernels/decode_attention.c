@@ -14,10 +14,8 @@
  *
  *     q . k = scale (q . codes) + bias sum(q),   p v = (p scale) codes + p bias
  */
-#include <pthread.h>
-#include <sched.h>
-#include <stdatomic.h>
-#include <stdint.h>
+#include "threads.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -65,7 +63,6 @@ typedef struct {
     int task_count;
     float *o;     /* [partials, value_d] */
     float *m, *l; /* [partials] */
-    atomic_int next, done;
 } Job;
 
 static inline vec load(const float *at) { return *(const vec *)at; }
@@ -423,72 +420,7 @@ static void run_task(const Job *job, const Task *task) {
     }
 }
 
-static void work(Job *job) {
-    for (;;) {
-        int index = atomic_fetch_add(&job->next, 1);
-        if (index >= job->task_count) return;
-        run_task(job, &job->tasks[index]);
-        atomic_fetch_add(&job->done, 1);
-    }
-}
-
-/* Threads that sleep between calls. If several calls run at once, they join the latest one. */
-static struct {
-    pthread_mutex_t lock;
-    pthread_cond_t wake;
-    Job *job;
-    unsigned generation;
-    int threads, inside;
-} pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
-
-static void *helper(void *unused) {
-    (void)unused;
-    unsigned seen = 0;
-    pthread_mutex_lock(&pool.lock);
-    for (;;) {
-        while (pool.generation == seen || !pool.job) {
-            seen = pool.generation;
-            pthread_cond_wait(&pool.wake, &pool.lock);
-        }
-        seen = pool.generation;
-        Job *job = pool.job;
-        pool.inside++;
-        pthread_mutex_unlock(&pool.lock);
-        work(job);
-        pthread_mutex_lock(&pool.lock);
-        pool.inside--;
-    }
-    return NULL;
-}
-
-static void run_all(Job *job, int threads) {
-    if (threads > job->task_count) threads = job->task_count;
-    if (threads < 2) {
-        work(job);
-        return;
-    }
-    pthread_mutex_lock(&pool.lock);
-    while (pool.threads < threads - 1) {
-        pthread_t thread;
-        if (pthread_create(&thread, NULL, helper, NULL)) break;
-        pthread_detach(thread);
-        pool.threads++;
-    }
-    pool.job = job;
-    pool.generation++;
-    pthread_cond_broadcast(&pool.wake);
-    pthread_mutex_unlock(&pool.lock);
-    work(job);
-    while (atomic_load(&job->done) < job->task_count) sched_yield();
-    pthread_mutex_lock(&pool.lock);
-    pool.job = NULL;
-    while (pool.inside) { /* a helper may still look at the counter of this job */
-        pthread_mutex_unlock(&pool.lock);
-        sched_yield();
-        pthread_mutex_lock(&pool.lock);
-    }
-    pthread_mutex_unlock(&pool.lock);
-}
+static void run_part(void *job, int task) { run_task(job, &((Job *)job)->tasks[task]); }
 
 /* top, total: room for [rows, heads] each. */
 static void merge(const Job *job, float *top, float *total) {
@@ -634,7 +566,7 @@ int decode_attention(const Call *call) {
     job.m = job.o + partials * call->value_d;
     job.l = job.m + partials;
     plan(call, job.tasks, &partials);
-    run_all(&job, call->threads);
+    share_out(run_part, &job, count, call->threads);
     merge(&job, job.l + partials, job.l + partials + places);
     free(job.tasks);
     free(job.o);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -12,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.worker.kernels import build
-from holdfast.worker.kernels.build import Kernel
+from holdfast.kernels import build
+from holdfast.kernels.build import Kernel
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="only used on Linux"),
@@ -94,12 +95,39 @@ def test_a_variable_turns_kernels_off(folder: Path, monkeypatch: pytest.MonkeyPa
     assert not folder.exists()
 
 
-def test_the_source_compiles_without_warnings(tmp_path: Path) -> None:
-    source = Path(build.__file__).with_name(f"{NAME}.c")
+@pytest.mark.parametrize("names", ["decode_attention", "few_rows,decode_attention", "1", ""])
+def test_kernels_can_be_chosen_by_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, names: str
+) -> None:
+    monkeypatch.setenv(build.SWITCH, names)
+    assert build.is_on(NAME)
+    assert build.is_on("products") == (names in ("", "1"))
+
+
+SOURCES = sorted(Path(build.__file__).parent.glob("*.c"))
+# as on CPUs without AVX-512, and without AVX
+LESS = ((), ("-mno-avx512f",), ("-mno-avx",)) if platform.machine() == "x86_64" else ((),)
+
+
+@pytest.mark.parametrize("less", LESS)
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+def test_sources_compile_without_warnings(
+    tmp_path: Path, source: Path, less: tuple[str, ...]
+) -> None:
     compiler = shutil.which("gcc") or shutil.which("cc")
     assert compiler
     done = subprocess.run(
-        [compiler, *build._FLAGS, "-Wall", "-Wextra", "-o", str(tmp_path / "out.so"), str(source)],
+        [
+            compiler,
+            *build._FLAGS,
+            *less,
+            "-Wall",
+            "-Wextra",
+            "-Wno-psabi",  # the functions with vectors are static
+            "-o",
+            str(tmp_path / "out.so"),
+            str(source),
+        ],
         capture_output=True,
         text=True,
         check=True,

@@ -1,7 +1,8 @@
 """Compiles the C kernels on first use, for the CPU of this machine, and caches the compiled files.
 
-A kernel is optional: without a compiler, or if HOLDFAST_KERNELS is 0, its callers compute the same
-result with MLX or numpy. Compiled files are kept in the user's caches folder, in a folder that only
+A kernel is optional: without a compiler, or if HOLDFAST_KERNELS turns it off, its callers compute
+the same result with MLX or numpy. HOLDFAST_KERNELS is 0 to turn all kernels off, or the names of
+those to use, separated by commas. Compiled files are kept in the user's caches folder, in a folder that only
 the user can write to.
 """
 
@@ -40,11 +41,17 @@ class Kernel:
     reason: str = ""
 
 
+def is_on(name: str) -> bool:
+    """Whether HOLDFAST_KERNELS lets the kernel `name` be used."""
+    names = os.environ.get(SWITCH, "")
+    return names in ("", "1") or name in names.split(",")
+
+
 @cache
 def kernel(name: str) -> Kernel:
     """Load the kernel `name`, and compile it if this version was not compiled here before."""
-    if os.environ.get(SWITCH) == "0":
-        return Kernel(None, f"{SWITCH} is 0")
+    if not is_on(name):
+        return Kernel(None, f"{SWITCH} is {os.environ[SWITCH]}")
     if sys.platform != "linux":
         return Kernel(None, "only used on Linux")
     source = Path(__file__).with_name(f"{name}.c")
@@ -67,7 +74,13 @@ def _compiled(source: Path) -> Path:
     version = subprocess.run(
         [compiler, "--version"], check=True, capture_output=True, timeout=_BUILD_SECONDS
     ).stdout
-    identity = [source.read_bytes(), version, " ".join(_FLAGS).encode(), _cpu().encode()]
+    sources = [source, *sorted(source.parent.glob("*.h"))]
+    identity = [
+        *(file.read_bytes() for file in sources),
+        version,
+        " ".join(_FLAGS).encode(),
+        _cpu().encode(),
+    ]
     digest = hashlib.sha256(b"\0".join(identity)).hexdigest()[:32]
     target = folder / f"{source.stem}-{digest}.so"
     if not target.exists():

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.worker.kernels import decode_attention
-from holdfast.worker.kernels.decode_attention import (
+from holdfast.kernels import decode_attention
+from holdfast.kernels.decode_attention import (
     Bits,
     Buffer,
     Floats,

@@ -1,0 +1,128 @@
+"""MLX's float32 matrix products on Linux CPUs: a front for a BLAS, with a kernel for few rows.
+
+The front (products.c) has the functions that MLX calls. It is loaded before MLX and passes the
+calls on, so that any BLAS can compute them, also one whose functions have other names. It computes
+linear layers of few rows itself, which is what decode steps consist of.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.kernels.build import Kernel, is_on, kernel
+
+FEW_ROWS = "few_rows"  # the name that turns the kernel off, without the front
+_ROW_MAJOR, _AS_IT_IS, _TRANSPOSED = 101, 111, 112  # of CBLAS
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Blas:
+    """Functions of a BLAS with the interface of CBLAS.
+
+    takes_64_bits: whether sizes and strides are 64-bit integers.
+    """
+
+    sgemm: Any
+    dgemm: Any
+    cgemm: Any
+    takes_64_bits: bool
+
+
+def unavailable() -> str:
+    """Why there is no front; empty if there is one."""
+    return _front().reason
+
+
+@cache
+def _front() -> Kernel:
+    return kernel("products")  # one for all time: what MLX calls cannot be exchanged
+
+
+def few_rows() -> int:
+    """Linear layers of up to this many rows are computed by the kernel; 0: it is turned off.
+
+    Depends on the CPU. Requires that `unavailable` is empty.
+    """
+    library = _front().library
+    assert library is not None
+    return int(library.holdfast_most_rows()) if is_on(FEW_ROWS) else 0
+
+
+def put_in_front(blas: Blas, *, threads: int) -> str:
+    """Let MLX, which must not have been imported yet, call `blas` through the front.
+
+    Returns the file of the front; empty if its results differ from numpy's on this machine, in
+    which case nothing is changed. Requires that `unavailable` is empty.
+    """
+    library = _front().library
+    assert library is not None
+    use(blas, threads=threads, most_rows=few_rows())
+    if not _agrees_with_numpy():
+        return ""
+    ctypes.CDLL(library._name, mode=ctypes.RTLD_GLOBAL)  # before all that are loaded later
+    return library._name
+
+
+def use(blas: Blas, *, threads: int, most_rows: int) -> None:
+    """Pass products on to `blas`, except linear layers of up to `most_rows` rows."""
+    library = _front().library
+    assert library is not None
+    library.holdfast_use_blas(
+        *(ctypes.cast(each, ctypes.c_void_p) for each in (blas.sgemm, blas.dgemm, blas.cgemm)),
+        ctypes.c_int(blas.takes_64_bits),
+        ctypes.c_int(threads),
+        ctypes.c_int(most_rows),
+    )
+
+
+def linear(inputs: Floats, weights: Floats, bias: Floats | None = None) -> Floats:
+    """A linear layer, as MLX asks the front for it.
+
+    inputs: [rows, n], weights: [outputs, n], both with adjoining columns. bias: [rows, outputs].
+    Returns [rows, outputs].
+    """
+    library = _front().library
+    assert library is not None
+    (rows, inner), outputs = inputs.shape, len(weights)
+    # what is there before must not be read if there is no bias
+    result = np.full((rows, outputs), np.nan, np.float32) if bias is None else bias.copy()
+    integers = [ctypes.c_int(each) for each in (rows, outputs, inner)]
+    library.cblas_sgemm(
+        *map(ctypes.c_int, (_ROW_MAJOR, _AS_IT_IS, _TRANSPOSED)),
+        *integers,
+        ctypes.c_float(1),
+        ctypes.c_void_p(inputs.ctypes.data),
+        ctypes.c_int(inputs.strides[0] // inputs.itemsize),
+        ctypes.c_void_p(weights.ctypes.data),
+        ctypes.c_int(weights.strides[0] // weights.itemsize),
+        ctypes.c_float(bias is not None),
+        ctypes.c_void_p(result.ctypes.data),
+        ctypes.c_int(outputs),
+    )
+    return result
+
+
+def linear_in_numpy(inputs: Floats, weights: Floats, bias: Floats | None = None) -> Floats:
+    """As `linear`, but in numpy."""
+    product: Floats = inputs @ weights.T
+    return product if bias is None else product + bias
+
+
+def _agrees_with_numpy() -> bool:
+    """Compare the front with numpy on small random matrices: takes less than a millisecond."""
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal((77, 131), np.float32)
+    for rows in range(1, 40):
+        inputs = rng.standard_normal((rows, 131), np.float32)
+        wanted = linear_in_numpy(inputs, weights)
+        if not np.allclose(linear(inputs, weights), wanted, rtol=1e-4, atol=1e-4):
+            return False
+    return True
