@@ -211,7 +211,8 @@ class ModelSettings:
     )
     dequantize: DequantizeChoice = _setting(
         "auto",
-        "Whether to unpack quantized weights when the model is loaded; `auto`: only on a CPU.",
+        "Whether to unpack quantized weights when the model is loaded; `auto`: only on a CPU, and "
+        "only those that the C kernel does not support.",
     )
     layout: LayoutChoice = _setting(
         "auto",

@@ -21,6 +21,19 @@ def test_it_finds_the_layout_and_the_reason(tmp_path: Path) -> None:
     assert found.model_type == "qwen3_next"
     assert found.parameters > 0
     assert found.attention.startswith(("the C kernel", "MLX"))
+    assert found.kept_layers == 0
+
+
+@pytest.mark.parametrize("switch", ["1", "0"])
+def test_it_tells_whether_quantized_weights_stay_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, switch: str
+) -> None:
+    monkeypatch.setenv("HOLDFAST_KERNELS", switch)
+    write_tiny(tmp_path, "llama", {"group_size": 32, "bits": 4})
+    found = check_layout(ModelSettings(path=str(tmp_path)))
+    if switch == "0":
+        assert found.note == "quantized weights are unpacked: HOLDFAST_KERNELS is 0"
+    assert bool(found.kept_layers) == (not found.note)
 
 
 def test_a_module_in_the_current_folder_is_not_run(

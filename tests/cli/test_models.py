@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli.main import app
+from holdfast.kernels import packed_products
 from holdfast.models.download import DEMO_ID, demo_folder
 from tests.fakes.adapters import write_tiny_adapter
 from tests.fakes.echo_server import running_server
@@ -162,6 +163,20 @@ def test_info_shows_whether_a_model_of_the_hub_fits_without_fetching_it(
 def test_a_model_in_the_file_is_found_by_its_name(tmp_path: Path) -> None:
     file = written(tmp_path, f"[models.first]\npath = '{demo_folder()}'\n")
     assert f"model         {demo_folder()}" in run("info", "first", "--models", file).stdout
+
+
+@pytest.mark.parametrize(
+    ("bits", "reason", "stays_packed"),
+    [(4, "", True), (4, "there is no C compiler", False), (6, "", False)],
+)
+def test_info_knows_whether_quantized_weights_stay_packed_on_a_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int, reason: str, stays_packed: bool
+) -> None:
+    monkeypatch.setattr(packed_products, "unavailable", lambda: reason)
+    folder = write_tiny(tmp_path / "model", "llama", {"group_size": 32, "bits": bits})
+    found = json.loads(run("info", str(folder), "--json").stdout)
+    in_memory = found["this_machine"]["weight_bytes"]
+    assert in_memory == (found["weight_bytes"] if stays_packed else 4 * found["parameters"])
 
 
 @pytest.mark.parametrize("command", ["pull", "rm", "info"])

@@ -5,20 +5,28 @@ it would draw alone.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
+from holdfast.config import ModelSettings
+from holdfast.kernels import packed_products, products
 from holdfast.wire.requests import SamplingParams
 from holdfast.worker.engine import engine as engine_module
+from holdfast.worker.engine import packed_layers
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import SoloRunner
+from holdfast.worker.engine.load import load_model
+from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.engine.views import StepContext
 from tests.fakes.architectures import each_of, probed
 from tests.fakes.interleaving import Played, assert_as_alone, play, random_sequences
 from tests.fakes.live_state import open_sequences
 from tests.fakes.slow import slow
-from tests.fakes.tiny_models import TINY, VOCAB_SIZE, kept_tiny
+from tests.fakes.tiny_models import TINY, VOCAB_SIZE, kept_tiny, write_tiny
 
 FP32_TOLERANCE = 2e-3  # in log-probability; a wrong mask or position moves it by 0.1 and more
 EXPECTED_LAYOUT = {
@@ -72,6 +80,43 @@ def test_with_the_ways_of_a_gpu_each_sequence_draws_what_it_draws_alone(
     play(engine, sequences, rng, depth=1)
     for each in sequences:
         assert_as_alone(model, each, tolerance=FP32_TOLERANCE)
+    assert open_sequences(engine) == 0
+
+
+@pytest.fixture
+def blas_from_13_rows() -> Iterator[None]:
+    """Products with stored weights go to BLAS if they have more than 12 rows."""
+    products.library().holdfast_set_most_packed_rows(12)
+    yield
+    products.library().holdfast_set_most_packed_rows(packed_products.MOST_ROWS)
+
+
+_4_BITS, _8_BITS = ({"group_size": size, "bits": bits} for size, bits in ((64, 4), (32, 8)))
+
+
+@pytest.mark.skipif(bool(packed_layers.unavailable()), reason=packed_layers.unavailable())
+@pytest.mark.parametrize(
+    ("name", "quantization"),
+    [
+        ("llama", _4_BITS),
+        ("gemma3_text", None),
+        *slow(("llama", _8_BITS), ("qwen3_moe", _4_BITS), ("qwen3_next", _8_BITS)),
+    ],
+)
+@pytest.mark.usefixtures("blas_from_13_rows")
+def test_with_stored_weights_each_sequence_draws_what_it_draws_alone(
+    name: str, quantization: dict[str, int] | None, tmp_path: Path
+) -> None:
+    """The products of a step are computed by the C kernel or by BLAS, depending on its rows."""
+    write_tiny(tmp_path, name, quantization, dtype=mx.bfloat16)
+    loaded = load_model(tmp_path, ModelSettings(), progress=lambda *_: None)
+    assert loaded.kept_layers
+    rng = random.Random(f"{name} packed")
+    engine = Engine(choose_layout(loaded.model, vocab_size=VOCAB_SIZE), vocab_size=VOCAB_SIZE)
+    sequences = random_sequences(rng, vocab_size=VOCAB_SIZE, count=6, longest_prompt=40)
+    play(engine, sequences, rng, depth=0)
+    for each in sequences:
+        assert_as_alone(loaded.model, each, tolerance=FP32_TOLERANCE)
     assert open_sequences(engine) == 0
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.kernels.products import Floats, linear, linear_in_numpy
+from holdfast.kernels.products import Floats, linear, linear_in_numpy, product
 from holdfast.machine.blas import current_blas
 
 MOST_ROWS = current_blas().few_rows
@@ -31,11 +31,27 @@ def test_linear_layers_equal_numpys(rows: int) -> None:
             np.testing.assert_allclose(linear(inputs, weights, added), wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("rows", [*range(1, 9), MOST_ROWS, MOST_ROWS + 1])
+def test_products_with_matrices_that_are_not_transposed(rows: int) -> None:
+    for inner, columns in ((1, 1), (15, 3), (300, 64), (700, 130), (3, 77), (9, 8200)):
+        inputs, matrix, bias = normal(rows, inner), normal(inner, columns), normal(rows, columns)
+        for added in (None, bias):
+            got = product(inputs, matrix, added)
+            wanted = inputs @ matrix + (0 if added is None else added)
+            np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+            if rows <= MOST_ROWS:
+                for row in range(rows):
+                    alone = None if added is None else added[row : row + 1]
+                    assert (product(inputs[row : row + 1], matrix, alone) == got[row]).all()
+
+
 def test_rows_of_larger_matrices_are_read_in_place() -> None:
     inputs, weights = normal(8, 200)[::2, :50], normal(30, 90)[::3, 20:70]
     np.testing.assert_allclose(
         linear(inputs, weights), linear_in_numpy(inputs, weights), rtol=1e-4, atol=1e-4
     )
+    matrix = normal(90, 60)[10:60, 5:50]
+    np.testing.assert_allclose(product(inputs, matrix), inputs @ matrix, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("inner", "outputs"), [(64, 300), (131, 77), (768, 2304)])

@@ -108,6 +108,7 @@ class LayoutCheck(msgspec.Struct, frozen=True, kw_only=True):
     compute_dtype: str
     context_tokens: int  # longest prompt and answer together that fit the memory that is free now
     own_context_tokens: int  # the context that the model was trained for; 0: unknown
+    kept_layers: int  # layers that are computed in float32, but keep their stored weights
     attention: str  # what computes the attention of decode steps
     note: str
     seconds: float
@@ -356,10 +357,13 @@ def _model_rows(found: Diagnosis) -> dict[str, str]:
         return {**rows, "state": "cannot be run, see below"}
     note = f" ({model.note})" if model.note else ""
     size = f"{model.weight_bytes / (1 << 20):,.0f} MiB"
+    kept = ""
+    if model.kept_layers:
+        kept = f"; {count_text(model.kept_layers, 'layer')} with weights as they are stored"
     return {
         **rows,
         "architecture": f"{model.model_type}, {model.parameters / 1e6:,.1f} million parameters",
-        "weights": f"{size}, computed in {model.compute_dtype}{note}",
+        "weights": f"{size}, computed in {model.compute_dtype}{kept}{note}",
         "context": context_text(model.context_tokens, own_tokens=model.own_context_tokens),
         "layout": f"{model.layout} ({model.reason})",
         "attention": model.attention,
@@ -453,6 +457,7 @@ def _load_and_probe(settings: ModelSettings) -> LayoutCheck:
         compute_dtype=str(loaded.compute_dtype).removeprefix("mlx.core."),
         context_tokens=_fitting_context(loaded, result, settings),
         own_context_tokens=loaded.own_context_tokens,
+        kept_layers=loaded.kept_layers,
         attention=decoding.description(),
         note=loaded.note,
         seconds=time.perf_counter() - began,

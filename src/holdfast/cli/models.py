@@ -51,6 +51,7 @@ from holdfast.models.fit import (
     Need,
     StoredSize,
     choice_for,
+    quantization_of,
     size_of_folder,
     size_on_hub,
 )
@@ -421,7 +422,11 @@ def fit_of(source: ModelSource) -> ModelFit:
     usable = sequence.working_set_bytes or memory.available_bytes
     weight_bytes = stored.weight_bytes
     float32_bytes = 4 * stored.parameters
-    if sequence.is_on_cpu and float32_bytes <= usable * _MAX_FLOAT32_SHARE:
+    if (
+        sequence.is_on_cpu
+        and float32_bytes <= usable * _MAX_FLOAT32_SHARE
+        and not _keeps_weights(stored)
+    ):
         weight_bytes = float32_bytes
     here = Need(
         weight_bytes=weight_bytes,
@@ -448,6 +453,22 @@ def fit_of(source: ModelSource) -> ModelFit:
             choice_for(total, on_gpu, parameters=stored.parameters, context_tokens=context)
             for total in _MACHINES
         ),
+    )
+
+
+def _keeps_weights(stored: StoredSize) -> bool:
+    """Whether a CPU computes this model with its weights as they are stored."""
+    from holdfast.kernels import packed_products
+
+    if packed_products.unavailable():
+        return False
+    packing = quantization_of(stored.config)
+    if not packing:
+        return stored.weight_bytes < 3 * stored.parameters  # 16 bits
+    return (
+        packing.get("bits") in packed_products.BITS
+        and packing.get("group_size") in packed_products.GROUP_SIZES
+        and packing.get("mode", "affine") == "affine"
     )
 
 

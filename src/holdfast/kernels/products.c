@@ -31,11 +31,13 @@
 #define MOST_ROWS 16
 #endif
 #define PART_BYTES 131072 /* weights that a thread reads at a time, half of what is worth waking it */
+#define SCRATCH_NUMBERS (1 << 20) /* weights that are converted at a time for many rows: 4 MiB */
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16") /* tiles must stay in registers */
 
 typedef float vec __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 typedef float four __attribute__((vector_size(16)));
+typedef float unaligned_four __attribute__((vector_size(16), aligned(4), may_alias));
 
 enum { ROW_MAJOR = 101, AS_IT_IS = 111, TRANSPOSED = 112 }; /* of CBLAS */
 
@@ -52,7 +54,7 @@ typedef GEMM(Cgemm64, int64_t, const void *, void);
 
 static struct {
     void *sgemm, *dgemm, *cgemm;
-    int takes_64_bits, threads, most_rows;
+    int takes_64_bits, threads, most_rows, most_packed_rows;
 } blas;
 
 /* y = alpha x w^T + beta y. The strides are those from row to row. */
@@ -79,6 +81,8 @@ INLINE float sum(vec v) {
     return (total[0] + total[2]) + (total[1] + total[3]);
 }
 
+#include "packed_products.h"
+
 /* The product of the last numbers of a row, which do not fill a vector. */
 static __attribute__((noinline)) float rest_of_product(const float *x, const float *w, int count) {
     float product = 0;
@@ -99,6 +103,7 @@ INLINE void tile(const Product *p, int row, int column, const int rows, const in
         UNROLL for (int r = 0; r < rows; r++) inputs[r] = load(x + r * p->x_stride + at);
         UNROLL for (int c = 0; c < columns; c++) {
             vec weights = load(w + c * p->w_stride + at);
+            __builtin_prefetch(w + (columns + c) * p->w_stride + at);
             UNROLL for (int r = 0; r < rows; r++) total[c][r] += weights * inputs[r];
         }
     }
@@ -127,6 +132,59 @@ INLINE void columns_of(const Product *p, int column, const int columns) {
     }
 }
 
+/* Columns of y = x w with w in the form [inner, columns], a vector of WIDTH or 4 at a time. */
+#define TILE_ACROSS(name, vector)                                                                 \
+    INLINE void name(const Product *p, int row, int column, const int rows, const int vectors) {  \
+        const int width = sizeof(vector) / sizeof(float);                                         \
+        const float *x = p->x + row * p->x_stride, *w = p->w + column;                            \
+        vector total[TILE_ROWS][TILE_COLUMNS] = {};                                               \
+        for (int at = 0; at < p->inner; at++, w += p->w_stride) {                                 \
+            UNROLL for (int v = 0; v < vectors; v++) {                                            \
+                vector weights = *(const vector *)(w + v * width);                                \
+                UNROLL for (int r = 0; r < rows; r++) {                                           \
+                    total[r][v] += weights * x[r * p->x_stride + at];                             \
+                }                                                                                 \
+            }                                                                                     \
+        }                                                                                         \
+        UNROLL for (int r = 0; r < rows; r++) {                                                   \
+            float *y = p->y + (row + r) * p->y_stride + column;                                   \
+            for (int c = 0; c < vectors * width; c++) {                                           \
+                y[c] = scaled(p, total[r][c / width][c % width], y + c);                          \
+            }                                                                                     \
+        }                                                                                         \
+    }
+TILE_ACROSS(tile_across, vec)
+TILE_ACROSS(four_across, unaligned_four)
+
+INLINE void one_across(const Product *p, int row, int column) {
+    const float *x = p->x + row * p->x_stride, *w = p->w + column;
+    float product = 0, *y = p->y + row * p->y_stride + column;
+    for (int at = 0; at < p->inner; at++) product += x[at] * w[at * p->w_stride];
+    *y = scaled(p, product, y);
+}
+
+INLINE void rows_across(const Product *p, int row, const int rows, int start, int end) {
+    int column = start;
+    for (; column + 4 * WIDTH <= end; column += 4 * WIDTH) tile_across(p, row, column, rows, 4);
+    for (; column + WIDTH <= end; column += WIDTH) tile_across(p, row, column, rows, 1);
+    for (; column + 4 <= end; column += 4) four_across(p, row, column, rows, 1);
+    for (; column < end; column++) {
+        for (int r = 0; r < rows; r++) one_across(p, row + r, column);
+    }
+}
+
+static void part_across(void *work, int part) {
+    const Product *p = work;
+    int start = part * p->columns_per_part, end = start + p->columns_per_part, row = 0;
+    if (end > p->columns) end = p->columns;
+    for (; row + TILE_ROWS <= p->rows; row += TILE_ROWS) rows_across(p, row, TILE_ROWS, start, end);
+    switch (p->rows - row) {
+    case 1: rows_across(p, row, 1, start, end); break;
+    case 2: rows_across(p, row, 2, start, end); break;
+    case 3: rows_across(p, row, 3, start, end); break;
+    }
+}
+
 static void part_of_product(void *work, int part) {
     const Product *p = work;
     int column = part * p->columns_per_part, end = column + p->columns_per_part;
@@ -142,12 +200,35 @@ static void part_of_product(void *work, int part) {
     for (; column < end; column++) columns_of(p, column, 1);
 }
 
-static void few_rows(Product *p) {
+/* Runs `run` on parts of about PART_BYTES of weights, whose columns are a multiple of `multiple`. */
+static void share_out_columns(Product *p, Part *run, int multiple) {
     int64_t per_part = PART_BYTES / (int64_t)sizeof(float) / p->inner;
-    p->columns_per_part = (int)(per_part / (2 * TILE_COLUMNS) + 1) * 2 * TILE_COLUMNS;
+    p->columns_per_part = (int)(per_part / multiple + 1) * multiple;
     int parts = (p->columns + p->columns_per_part - 1) / p->columns_per_part;
     int worth_waking = parts / 2;
-    share_out(part_of_product, p, parts, blas.threads < worth_waking ? blas.threads : worth_waking);
+    share_out(run, p, parts, blas.threads < worth_waking ? blas.threads : worth_waking);
+}
+
+/* What the first bytes of a matrix are that stands for packed weights. MLX multiplies it as any
+ * other; its numbers are never read. The key is random, so no weights of a model begin with it. */
+typedef struct {
+    uint8_t key[16];
+    Packed weights;
+} StandIn;
+
+static struct {
+    uint8_t bytes[16];
+    int is_set;
+} key;
+
+static struct {
+    pthread_mutex_t busy;
+    float *numbers;
+} scratch = {.busy = PTHREAD_MUTEX_INITIALIZER};
+
+void holdfast_set_key(const uint8_t *bytes) {
+    memcpy(key.bytes, bytes, sizeof(key.bytes));
+    key.is_set = 1;
 }
 
 /* The functions are called from now on. takes_64_bits: whether their sizes and strides are 64-bit
@@ -164,6 +245,9 @@ void holdfast_use_blas(void *sgemm, void *dgemm, void *cgemm, int takes_64_bits,
 
 int holdfast_most_rows(void) { return MOST_ROWS; }
 
+/* Products with packed weights of more than this many rows of x are computed by the BLAS. */
+void holdfast_set_most_packed_rows(int rows) { blas.most_packed_rows = rows; }
+
 #define PASS_ON(function, type)                                                                   \
     if (blas.takes_64_bits) {                                                                     \
         ((type##64 *)function)(order, of_a, of_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);  \
@@ -171,14 +255,96 @@ int holdfast_most_rows(void) { return MOST_ROWS; }
         ((type *)function)(order, of_a, of_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);      \
     }
 
+static void blas_sgemm(int order, int of_a, int of_b, int m, int n, int k, float alpha,
+                       const float *a, int lda, const float *b, int ldb, float beta, float *c,
+                       int ldc) {
+    PASS_ON(blas.sgemm, Sgemm)
+}
+
+static void fill_with_nan(float *y, int rows, int columns, int64_t stride) {
+    for (int row = 0; row < rows; row++) {
+        for (int column = 0; column < columns; column++) y[row * stride + column] = __builtin_nanf("");
+    }
+}
+
+/* A copy of x, given as [inner, rows], as [rows, inner]. NULL if memory is short. */
+static float *transposed(const float *x, int rows, int inner, int64_t stride) {
+    float *copy = malloc(sizeof(float) * rows * inner);
+    for (int row = 0; copy && row < rows; row++) {
+        for (int at = 0; at < inner; at++) copy[(int64_t)row * inner + at] = x[at * stride + row];
+    }
+    return copy;
+}
+
+/* y = alpha x w^T + beta y for many rows: some weight rows at a time are converted, and multiplied
+ * by the BLAS. Returns 0 if memory is short. */
+static int many_rows(PackedCall *call) {
+    const Packed *w = call->w;
+    pthread_mutex_lock(&scratch.busy);
+    int64_t numbers = SCRATCH_NUMBERS > w->inputs ? SCRATCH_NUMBERS : w->inputs;
+    float *room = scratch.numbers;
+    if (!room || numbers > SCRATCH_NUMBERS) room = malloc(sizeof(float) * numbers);
+    if (!room) {
+        pthread_mutex_unlock(&scratch.busy);
+        return 0;
+    }
+    if (numbers == SCRATCH_NUMBERS) scratch.numbers = room;
+    int step = (int)(numbers / w->inputs);
+    for (int first = call->first; first < call->end; first += step) {
+        int end = call->end - first < step ? call->end : first + step;
+        convert_packed(w, first, end, room, blas.threads);
+        blas_sgemm(ROW_MAJOR, AS_IT_IS, TRANSPOSED, call->rows, end - first, w->inputs, call->alpha,
+                   call->x, (int)call->x_stride, room, w->inputs, call->beta,
+                   call->y + first - call->first, (int)call->y_stride);
+    }
+    if (room != scratch.numbers) free(room);
+    pthread_mutex_unlock(&scratch.busy);
+    return 1;
+}
+
+/* y = alpha x w^T + beta y for the weight rows from `first` to `end`. x: [rows, inputs], y: [rows,
+ * end - first]. Returns 0 if memory is short. */
+int holdfast_multiply_packed(const Packed *w, int first, int end, int rows, float alpha,
+                             const float *x, int64_t x_stride, float beta, float *y,
+                             int64_t y_stride) {
+    PackedCall call = {w, alpha, beta, x, y, x_stride, y_stride, rows, first, end, 0, NULL};
+    if (rows > blas.most_packed_rows && blas.sgemm) return many_rows(&call);
+    return packed_product(&call, blas.threads);
+}
+
 void cblas_sgemm(int order, int of_a, int of_b, int m, int n, int k, float alpha, const float *a,
                  int lda, const float *b, int ldb, float beta, float *c, int ldc) {
-    int is_linear_layer = order == ROW_MAJOR && of_a == AS_IT_IS && of_b == TRANSPOSED;
-    if (is_linear_layer && m <= blas.most_rows && m > 0 && n > 0 && k > 0) {
-        few_rows(&(Product){m, n, k, alpha, beta, a, b, c, lda, ldb, ldc, 0});
+    if (order != ROW_MAJOR || m <= 0 || n <= 0 || k <= 0) {
+        blas_sgemm(order, of_a, of_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
         return;
     }
-    PASS_ON(blas.sgemm, Sgemm)
+    if (key.is_set && (int64_t)n * k * sizeof(float) >= sizeof(StandIn) &&
+        !memcmp(b, key.bytes, sizeof(key.bytes))) {
+        const Packed *w = &((const StandIn *)b)->weights;
+        float *rows = of_a == TRANSPOSED ? transposed(a, m, k, lda) : NULL;
+        if (w->inputs != k || w->outputs != n || ldb != k || of_b != TRANSPOSED ||
+            (of_a == TRANSPOSED && !rows) ||
+            !holdfast_multiply_packed(w, 0, n, m, alpha, rows ? rows : a, rows ? k : lda, beta, c,
+                                      ldc)) {
+            fill_with_nan(c, m, n, ldc);
+        }
+        free(rows);
+        return;
+    }
+    if (of_a != AS_IT_IS) {
+        blas_sgemm(order, of_a, of_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+        return;
+    }
+    Product product = {m, n, k, alpha, beta, a, b, c, lda, ldb, ldc, 0};
+    if (m <= blas.most_rows && of_b == TRANSPOSED) {
+        share_out_columns(&product, part_of_product, 2 * TILE_COLUMNS);
+        return;
+    }
+    if (m <= blas.most_rows) {
+        share_out_columns(&product, part_across, 4 * WIDTH);
+        return;
+    }
+    blas_sgemm(order, of_a, of_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
 void cblas_dgemm(int order, int of_a, int of_b, int m, int n, int k, double alpha, const double *a,

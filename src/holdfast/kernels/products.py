@@ -41,6 +41,13 @@ def unavailable() -> str:
     return _front().reason
 
 
+def library() -> ctypes.CDLL:
+    """The compiled products.c. Requires that `unavailable` is empty."""
+    library = _front().library
+    assert library is not None
+    return library
+
+
 @cache
 def _front() -> Kernel:
     return kernel("products")  # one for all time: what MLX calls cannot be exchanged
@@ -51,9 +58,7 @@ def few_rows() -> int:
 
     Depends on the CPU. Requires that `unavailable` is empty.
     """
-    library = _front().library
-    assert library is not None
-    return int(library.holdfast_most_rows()) if is_on(FEW_ROWS) else 0
+    return int(library().holdfast_most_rows()) if is_on(FEW_ROWS) else 0
 
 
 def put_in_front(blas: Blas, *, threads: int) -> str:
@@ -62,20 +67,17 @@ def put_in_front(blas: Blas, *, threads: int) -> str:
     Returns the file of the front; empty if its results differ from numpy's on this machine, in
     which case nothing is changed. Requires that `unavailable` is empty.
     """
-    library = _front().library
-    assert library is not None
     use(blas, threads=threads, most_rows=few_rows())
     if not _agrees_with_numpy():
         return ""
-    ctypes.CDLL(library._name, mode=ctypes.RTLD_GLOBAL)  # before all that are loaded later
-    return library._name
+    file = library()._name
+    ctypes.CDLL(file, mode=ctypes.RTLD_GLOBAL)  # before all that are loaded later
+    return file
 
 
 def use(blas: Blas, *, threads: int, most_rows: int) -> None:
     """Pass products on to `blas`, except linear layers of up to `most_rows` rows."""
-    library = _front().library
-    assert library is not None
-    library.holdfast_use_blas(
+    library().holdfast_use_blas(
         *(ctypes.cast(each, ctypes.c_void_p) for each in (blas.sgemm, blas.dgemm, blas.cgemm)),
         ctypes.c_int(blas.takes_64_bits),
         ctypes.c_int(threads),
@@ -89,20 +91,25 @@ def linear(inputs: Floats, weights: Floats, bias: Floats | None = None) -> Float
     inputs: [rows, n], weights: [outputs, n], both with adjoining columns. bias: [rows, outputs].
     Returns [rows, outputs].
     """
-    library = _front().library
-    assert library is not None
-    (rows, inner), outputs = inputs.shape, len(weights)
+    return _asked(inputs, weights, len(weights), _TRANSPOSED, bias)
+
+
+def product(inputs: Floats, matrix: Floats, bias: Floats | None = None) -> Floats:
+    """As `linear`, but with a matrix [n, outputs], as in the attention of a step."""
+    return _asked(inputs, matrix, matrix.shape[1], _AS_IT_IS, bias)
+
+
+def _asked(inputs: Floats, matrix: Floats, outputs: int, form: int, bias: Floats | None) -> Floats:
+    rows, inner = inputs.shape
     # what is there before must not be read if there is no bias
     result = np.full((rows, outputs), np.nan, np.float32) if bias is None else bias.copy()
-    integers = [ctypes.c_int(each) for each in (rows, outputs, inner)]
-    library.cblas_sgemm(
-        *map(ctypes.c_int, (_ROW_MAJOR, _AS_IT_IS, _TRANSPOSED)),
-        *integers,
+    library().cblas_sgemm(
+        *map(ctypes.c_int, (_ROW_MAJOR, _AS_IT_IS, form, rows, outputs, inner)),
         ctypes.c_float(1),
         ctypes.c_void_p(inputs.ctypes.data),
         ctypes.c_int(inputs.strides[0] // inputs.itemsize),
-        ctypes.c_void_p(weights.ctypes.data),
-        ctypes.c_int(weights.strides[0] // weights.itemsize),
+        ctypes.c_void_p(matrix.ctypes.data),
+        ctypes.c_int(matrix.strides[0] // matrix.itemsize),
         ctypes.c_float(bias is not None),
         ctypes.c_void_p(result.ctypes.data),
         ctypes.c_int(outputs),
@@ -117,12 +124,13 @@ def linear_in_numpy(inputs: Floats, weights: Floats, bias: Floats | None = None)
 
 
 def _agrees_with_numpy() -> bool:
-    """Compare the front with numpy on small random matrices: takes less than a millisecond."""
+    """Compare the front with numpy on small random matrices: takes about a millisecond."""
     rng = np.random.default_rng(0)
     weights = rng.standard_normal((77, 131), np.float32)
     for rows in range(1, 40):
         inputs = rng.standard_normal((rows, 131), np.float32)
         wanted = linear_in_numpy(inputs, weights)
-        if not np.allclose(linear(inputs, weights), wanted, rtol=1e-4, atol=1e-4):
-            return False
+        for got in (linear(inputs, weights), product(inputs, np.ascontiguousarray(weights.T))):
+            if not np.allclose(got, wanted, rtol=1e-4, atol=1e-4):
+                return False
     return True

@@ -44,9 +44,10 @@ class BlasReport:
     """Which BLAS library MLX uses.
 
     in_front: whether a faster library was loaded before MLX's own. If not, MLX uses its own, and
-    `reason` says why. few_rows: linear layers of up to this many rows are computed by a C kernel;
-    if 0, `no_kernel` says why. core: the processor type for which OpenBLAS has chosen its kernels;
-    empty if unknown.
+    `reason` says why. no_front: why MLX's calls do not go through the front of
+    `kernels/products.py`; empty if they do. few_rows: linear layers of up to this many rows are
+    computed by a C kernel; if 0, `no_kernel` says why. core: the processor type for which OpenBLAS
+    has chosen its kernels; empty if unknown.
     """
 
     in_front: bool
@@ -56,8 +57,13 @@ class BlasReport:
     file: str = ""
     core: str = ""
     reason: str = ""
+    no_front: str = "MLX calls its own BLAS"
     few_rows: int = 0
-    no_kernel: str = ""
+
+    @property
+    def no_kernel(self) -> str:
+        """Why few rows are not computed by the kernel; empty if they are."""
+        return self.no_front or ("" if self.few_rows else "HOLDFAST_KERNELS turns it off")
 
     def __str__(self) -> str:
         if not self.in_front:
@@ -253,13 +259,7 @@ def _load_first(candidates: list[str], *, threads: int) -> BlasReport:
             blas = products.Blas(sgemm, dgemm, cgemm, library.takes_64_bits)
             front = products.put_in_front(blas, threads=threads)
             if front:
-                return _described(
-                    library,
-                    front,
-                    threads,
-                    few_rows=products.few_rows(),
-                    no_kernel="" if products.few_rows() else "HOLDFAST_KERNELS turns it off",
-                )
+                return _described(library, front, threads, few_rows=products.few_rows())
             no_front = "it disagrees with numpy on this machine"
         refusal = _refusal(library)
         if refusal:
@@ -268,12 +268,12 @@ def _load_first(candidates: list[str], *, threads: int) -> BlasReport:
         # load the same library globally, so that it comes before all that are loaded later
         ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL)
         file = _file_of_symbol("cblas_sgemm", library.handle)
-        return _described(library, file, threads, no_kernel=no_front)
+        return _described(library, file, threads, no_front=no_front)
     return BlasReport(
         in_front=False,
         threads=threads,
         reason="; ".join(refusals) or "neither OpenBLAS nor MKL was found",
-        no_kernel=no_front,
+        no_front=no_front,
     )
 
 
@@ -286,7 +286,7 @@ def _refusal(library: _Library) -> str:
 
 
 def _described(
-    library: _Library, in_front: str, threads: int, *, few_rows: int = 0, no_kernel: str = ""
+    library: _Library, in_front: str, threads: int, *, few_rows: int = 0, no_front: str = ""
 ) -> BlasReport:
     """Set the number of threads of the BLAS, and report. in_front: the file that MLX calls."""
     first = _file_of_symbol("cblas_sgemm")
@@ -310,8 +310,8 @@ def _described(
         threads=threads,
         file=file,
         core=library.text("openblas_get_corename"),
+        no_front=no_front,
         few_rows=few_rows,
-        no_kernel=no_kernel,
     )
 
 

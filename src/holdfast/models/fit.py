@@ -190,14 +190,17 @@ def _other(files: Iterable[str]) -> str:
     return ""
 
 
+def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """How the weights are quantized, as config.json tells it; empty if they are not."""
+    return next((config[key] for key in _QUANTIZATION if isinstance(config.get(key), Mapping)), {})
+
+
 def _parameters(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> int:
     """The number of parameters.
 
     A quantized weight has as many parameters as it has scales, times the group size.
     """
-    table: Mapping[str, Any] = next(
-        (config[key] for key in _QUANTIZATION if isinstance(config.get(key), Mapping)), {}
-    )
+    table = quantization_of(config)
     usual = table.get("group_size", _GROUP_SIZE)
     total = 0
     for name, shape in shapes.items():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -8,6 +9,7 @@ from mlx import nn
 from mlx.utils import tree_flatten
 
 from holdfast.errors import ModelLoadError
+from holdfast.worker.engine import packed_layers
 from holdfast.worker.engine.weight_format import (
     AS_IT_IS,
     WeightFormat,
@@ -117,11 +119,22 @@ def test_a_tensor_scale_per_expert_is_honoured() -> None:
     assert float(mx.abs(holder.experts.weight - plain.weight).max()) < 0.05
 
 
-def test_everything_is_float32_on_a_cpu() -> None:
+def test_everything_is_computed_in_float32_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_tiny("gemma3_text")
+    model.set_dtype(mx.bfloat16)
+    monkeypatch.setattr(packed_layers, "unavailable", lambda: "there is no C compiler")
+    convert(model, choice(model), read=lambda _: None)
+    assert {array.dtype for _, array in tree_flatten(model.parameters())} == {mx.float32}
+    assert compute_dtype(model) == mx.float32
+
+
+@pytest.mark.skipif(bool(packed_layers.unavailable()), reason=packed_layers.unavailable())
+def test_weights_of_16_bits_stay_as_they_are_if_the_kernel_computes_their_layers() -> None:
     model = make_tiny("gemma3_text")
     model.set_dtype(mx.bfloat16)
     convert(model, choice(model), read=lambda _: None)
-    assert {array.dtype for _, array in tree_flatten(model.parameters())} == {mx.float32}
+    for path, array in tree_flatten(model.parameters()):
+        assert array.dtype == (mx.float32 if "norm" in path else mx.bfloat16), path
     assert compute_dtype(model) == mx.float32
 
 
@@ -133,14 +146,17 @@ def test_a_gpu_leaves_the_weights_as_they_are_stored() -> None:
     assert choice(packed("llama", PACKINGS[2]), on_cpu=False, dequantize="always").unpack
 
 
-def test_less_is_unpacked_the_less_memory_there_is() -> None:
+def test_less_is_unpacked_the_less_memory_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_layers, "unavailable", lambda: "there is no C compiler")
     model = packed("qwen3_moe", PACKINGS[2])
     full = format_bytes(model, UNPACKED)
     without_experts = format_bytes(
         model, WeightFormat(dtype=mx.float32, unpack=True, unpack_experts=False)
     )
     stored = format_bytes(model, AS_IT_IS)
-    assert choice(model, available=2 * full) == UNPACKED
+    assert choice(model, available=2 * full) == replace(
+        UNPACKED, note="quantized weights are unpacked: there is no C compiler"
+    )
     some = choice(model, available=full)
     assert some.unpack
     assert not some.unpack_experts
@@ -151,6 +167,27 @@ def test_less_is_unpacked_the_less_memory_there_is() -> None:
     assert choice(model, available=stored).dtype is None
     with pytest.raises(ModelLoadError, match="GiB of memory"):
         choice(model, available=stored - 1)
+
+
+@pytest.mark.skipif(bool(packed_layers.unavailable()), reason=packed_layers.unavailable())
+def test_layers_that_the_kernel_knows_stay_packed_with_their_scales() -> None:
+    model = packed("qwen3_moe", PACKINGS[2])
+    wish = choice(model)
+    assert wish.keep_layers
+    assert wish.note == ""
+    predicted = format_bytes(model, wish)
+    convert(model, wish, read=lambda _: None)
+    arrays = dict(tree_flatten(model.parameters()))
+    assert sum(array.nbytes for array in arrays.values()) == predicted
+    assert predicted == format_bytes(model, AS_IT_IS)
+    kept = {path.removesuffix(".scales") for path in arrays if path.endswith(".scales")}
+    assert kept == {path for path, part in model.named_modules() if packed_layers.is_kept(part)}
+    assert any(path.endswith("q_proj") for path in kept)
+    for path, array in arrays.items():
+        is_scale = path.endswith((".scales", ".biases"))
+        expected = mx.bfloat16 if is_scale else mx.float32
+        assert array.dtype in (mx.uint32, expected), path
+    assert compute_dtype(model) == mx.float32
 
 
 def test_what_is_asked_for_is_done_or_refused() -> None:

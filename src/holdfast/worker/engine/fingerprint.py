@@ -41,6 +41,7 @@ _OWN_CODE = (
     "worker/engine/adapters.py",
     "worker/engine/code_attention.py",
     "worker/engine/lora.py",
+    "worker/engine/packed_layers.py",
     "worker/engine/seams.py",
     "worker/engine/weight_format.py",
     "worker/engine/host_attention.py",
@@ -50,6 +51,7 @@ _OWN_CODE = (
     "worker/engine/views.py",
     "kernels/*.py",
     "kernels/*.c",
+    "kernels/*.h",
     "worker/kv/*.py",
 )
 

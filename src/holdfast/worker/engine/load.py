@@ -28,7 +28,7 @@ from holdfast.models.model_folder import (
     parts_of,
     read_json,
 )
-from holdfast.worker.engine import seams, weight_format
+from holdfast.worker.engine import packed_layers, seams, weight_format
 from holdfast.worker.engine.fingerprint import model_fingerprint
 from holdfast.worker.engine.lora import Adapters, attach
 from holdfast.worker.engine.seams import HEAD_NAMES
@@ -86,6 +86,7 @@ class LoadedModel:
     vocab_size: int
     platform: platform.PlatformReport
     computed_as: str  # the format of the weights, as it counts for the model's fingerprint
+    kept_layers: int  # layers whose weights stay as they are stored (`packed_layers`)
     note: str = ""  # why the weights are not in the preferred format; empty if they are
     adapter_files: tuple[AdapterFiles, ...] = ()
     adapters: Adapters | None = None  # None if there are none
@@ -144,6 +145,7 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
     dtype = weight_format.compute_dtype(model)
     with _one_line_errors(folder):
         adapters = attach(model, adapter_files, compute_dtype=dtype)
+    kept_layers = packed_layers.count(model)
     adapter_bytes = 0 if adapters is None else adapters.nbytes
     return LoadedModel(
         model=model,
@@ -155,7 +157,9 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
         own_context_tokens=own_context_tokens(stored_config, tokenizer_limit=tokenizer_limit),
         vocab_size=vocabulary_size(model, config),
         platform=report,
-        computed_as=f"{dtype}, unpacked: {wish.unpack}, with experts: {wish.unpack_experts}",
+        computed_as=f"{dtype}, unpacked: {wish.unpack}, with experts: {wish.unpack_experts}, "
+        f"kept: {kept_layers > 0}",
+        kept_layers=kept_layers,
         note=wish.note,
         adapter_files=adapter_files,
         adapters=adapters,

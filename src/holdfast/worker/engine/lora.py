@@ -411,10 +411,15 @@ def _plain_weight(module: Any) -> mx.array:
     if not isinstance(module, QuantizedLinear):
         weight: mx.array = module.weight
         return weight
+    scales = module.scales
+    biases = module.get("biases")
+    if biases is not None:  # the affine mode; packed layers may have scales of 16 bits
+        scales = scales.astype(mx.float32)
+        biases = biases.astype(mx.float32)
     return mx.dequantize(
         module.weight,
-        module.scales,
-        module.get("biases"),
+        scales,
+        biases,
         group_size=module.group_size,
         bits=module.bits,
         mode=module.mode,

@@ -39,6 +39,7 @@ from mlx.nn.layers.base import Module
 
 from holdfast.errors import ModelLoadError
 from holdfast.wire.requests import RequestId
+from holdfast.worker.engine import packed_layers
 
 _NAME = "scaled_dot_product_attention"
 _MARK = "_holdfast_plain_attention"
@@ -212,7 +213,8 @@ class HeadSeam:
         self._instead = rows
         self.used = False
         try:
-            logits: mx.array = self._model(mx.zeros((1, 1), dtype=mx.int32))
+            with packed_layers.lazy():
+                logits: mx.array = self._model(mx.zeros((1, 1), dtype=mx.int32))
         finally:
             self._instead = None
         return logits.reshape(-1, logits.shape[-1])

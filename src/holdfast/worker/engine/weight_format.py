@@ -1,10 +1,11 @@
 """Chooses the number format of a model's weights, and whether quantized weights are dequantized
 when the model is loaded.
 
-On a CPU, only float32 matrix products are fast: bf16 products, and quantized products with many
-rows, are 20 times slower, and MLX cannot compute mixtures of experts in bf16. So on a CPU, as many
-weights as fit in memory are converted to float32. On other devices, a model keeps its stored
-format.
+In MLX on a CPU, only float32 matrix products are fast: bf16 products, and quantized products with
+many rows, are 20 times slower, and MLX cannot compute mixtures of experts in bf16. So on a CPU,
+layers keep their stored weights if Holdfast can compute their products itself (`packed_layers`),
+and as many other weights as fit in memory are converted to float32. On other devices, a model keeps
+its stored format.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
 from holdfast.errors import ModelLoadError
-from holdfast.worker.engine import seams
+from holdfast.worker.engine import packed_layers, seams
 
 # share of the available memory for dequantized weights; the rest is for KV and activations
 _FLOAT32_SHARE = 0.75
@@ -57,19 +58,32 @@ class WeightFormat:
 
     dtype: the type that floating-point weights are converted to; None: they keep their types.
     unpack: whether quantized weights are dequantized. unpack_experts: whether this includes the
-    weights of experts.
+    weights of experts. keep_layers: whether layers that `packed_layers` supports keep their weights
+    as they are stored, and are computed there.
     """
 
     dtype: mx.Dtype | None
     unpack: bool
     unpack_experts: bool
+    keep_layers: bool = False
     note: str = ""  # why this is not the preferred format; empty if it is
 
     def unpacks(self, module: Module) -> bool:
         """Whether this module's packed weight is unpacked."""
+        if self.keeps(module):
+            return False
         if not self.unpack or type(module) not in _plain_counterparts():
             return False
         return self.unpack_experts or type(module).__name__ != _PACKED_EXPERTS
+
+    def keeps(self, module: Module) -> bool:
+        """Whether this module keeps its stored weights and is computed by `packed_layers`."""
+        return self.keep_layers and packed_layers.supports(module)
+
+    def target(self, module: Module, name: str, array: mx.array) -> mx.Dtype:
+        """The format that an array of a module gets if it is not unpacked."""
+        stays = name in packed_layers.STORED and self.keeps(module)
+        return array.dtype if stays else _target(array, self.dtype)
 
 
 AS_IT_IS = WeightFormat(dtype=None, unpack=False, unpack_experts=False)
@@ -100,7 +114,7 @@ def choose_format(
         if need > available_bytes * share:
             continue
         if wish is wishes[0]:
-            return wish
+            return replace(wish, note=_why_unpacked(wish, on_cpu=on_cpu, packed=packed))
         kept = "the experts stay packed" if wish.unpack else "the weights keep their stored format"
         note = (
             f"{kept}: in the preferred format they would need {_gib(needs[0])}, but only "
@@ -113,13 +127,23 @@ def choose_format(
     )
 
 
+def _why_unpacked(wish: WeightFormat, *, on_cpu: bool, packed: bool) -> str:
+    """Why quantized layers do not stay packed on a CPU; empty if they do, or if that was not asked
+    for.
+    """
+    reason = packed_layers.unavailable() if on_cpu and packed and wish.unpack else ""
+    return f"quantized weights are unpacked: {reason}" if reason else ""
+
+
 def _wishes(*, packed: bool, dtype: str, dequantize: str, on_cpu: bool) -> list[WeightFormat]:
     """Allowed formats, the preferred one first."""
     target = _DTYPES.get(dtype, mx.float32 if on_cpu else None)
     stored = WeightFormat(dtype=target, unpack=False, unpack_experts=False)
-    unpacked = replace(stored, unpack=True, unpack_experts=True)
     if packed and dequantize == "always":
-        return [unpacked]
+        return [replace(stored, unpack=True, unpack_experts=True)]
+    if on_cpu and not packed_layers.unavailable():
+        stored = replace(stored, keep_layers=True)
+    unpacked = replace(stored, unpack=True, unpack_experts=True)
     wishes = [stored]
     if packed and dequantize == "auto" and on_cpu:
         wishes = [unpacked, replace(unpacked, unpack_experts=False), stored]
@@ -139,8 +163,8 @@ def _cpu_computes(wish: WeightFormat, kinds: set[str]) -> bool:
 def format_bytes(model: Module, wish: WeightFormat) -> int:
     """Bytes of the model's weights in this format. Nothing is evaluated."""
     total = 0
-    for module, array, numbers in _weights(model, wish.unpacks):
-        dtype = _target(array, wish.dtype)
+    for module, name, array, numbers in _weights(model, wish.unpacks):
+        dtype = wish.target(module, name, array)
         if numbers != array.size:  # the array is dequantized
             dtype = wish.dtype or module.scales.dtype
         total += numbers * dtype.size
@@ -150,11 +174,14 @@ def format_bytes(model: Module, wish: WeightFormat) -> int:
 def parameter_count(model: Module) -> int:
     """The number of weights. Each weight of a packed array counts; scales do not."""
     weights = _weights(model, lambda module: hasattr(module, "bits") and "scales" in module)
-    return sum(numbers for _, _, numbers in weights)
+    return sum(numbers for *_, numbers in weights)
 
 
-def _weights(model: Module, unpacks: Callable[[Any], bool]) -> Iterator[tuple[Any, mx.array, int]]:
-    """Yield (module, one of its arrays, how many numbers the array has after dequantization).
+def _weights(
+    model: Module, unpacks: Callable[[Any], bool]
+) -> Iterator[tuple[Any, str, mx.array, int]]:
+    """Yield (module, name of one of its arrays, the array, how many numbers it has after
+    dequantization).
 
     Modules for which `unpacks` returns False are not dequantized.
     """
@@ -162,9 +189,9 @@ def _weights(model: Module, unpacks: Callable[[Any], bool]) -> Iterator[tuple[An
         is_unpacked = unpacks(module)
         for name, array in _own_arrays(module):
             if is_unpacked and name == "weight":
-                yield module, array, array.size * 32 // module.bits
+                yield module, name, array, array.size * 32 // module.bits
             elif not (is_unpacked and name in ("scales", "biases", "global_scale")):
-                yield module, array, array.size
+                yield module, name, array, array.size
 
 
 def convert(model: Module, wish: WeightFormat, *, read: Callable[[int], None]) -> None:
@@ -184,21 +211,31 @@ def convert(model: Module, wish: WeightFormat, *, read: Callable[[int], None]) -
             _put(model, path, plain)
         else:
             for name, array in arrays.items():
-                arrays[name] = array.astype(_target(array, wish.dtype))
+                arrays[name] = array.astype(wish.target(module, name, array))
             mx.eval(list(arrays.values()))
             for name, array in arrays.items():
                 _put(module, name, array)
+            if wish.keeps(module):
+                packed_layers.keep_stored(module, wish.dtype or _stored_dtype(module))
         del module, arrays
         if stored_bytes:
             read(stored_bytes)
     give_back_freed_memory()
 
 
+def _stored_dtype(module: Any) -> mx.Dtype:
+    dtype: mx.Dtype = module.scales.dtype if hasattr(module, "bits") else module.weight.dtype
+    return dtype
+
+
 def compute_dtype(model: Module) -> mx.Dtype:
-    """The most frequent number format of the floating-point weights and scales."""
+    """The most frequent number format of the floating-point weights and scales, except for layers
+    that are computed by `packed_layers`.
+    """
     sizes: dict[mx.Dtype, int] = {}
-    for array in (array for module in _modules(model) for _, array in _own_arrays(module)):
-        if mx.issubdtype(array.dtype, mx.floating):
+    for module, name, array, _ in _weights(model, lambda _: False):
+        is_computed_elsewhere = name in packed_layers.STORED and packed_layers.is_kept(module)
+        if mx.issubdtype(array.dtype, mx.floating) and not is_computed_elsewhere:
             sizes[array.dtype] = sizes.get(array.dtype, 0) + array.size
     return max(sizes, key=lambda dtype: sizes[dtype]) if sizes else mx.float32
 

@@ -1,0 +1,591 @@
+/* Products with weights that stay as they are stored: y = x w^T, for few rows of x.
+ *
+ * The weights are 16-bit floats, or packed as `mx.quantize` packs them in its affine mode: codes of
+ * 8 or 4 bits, the first one in the lowest bits, and a scale and a bias for each group of 32, 64 or
+ * 128 codes. Such a weight is scale * code + bias.
+ *
+ * Some weight rows at a time are converted to float, a block of columns that fits the L1 cache, and
+ * multiplied by all rows of x. So each weight is read from memory and converted once. The sums of
+ * one result are added up in the same order however many rows there are: a row of x gets the same
+ * bits alone and together with others. One or two rows are multiplied as the weights are converted,
+ * without storing them.
+ *
+ * Included by products.c.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#if WIDTH == 16
+#include <immintrin.h>
+#endif
+#if defined __x86_64__ && WIDTH < 16
+#define TOGETHER 4 /* weight rows that are multiplied at once: their sums stay in registers */
+#define MOST_X 2   /* rows of x that are multiplied at once */
+#else
+#define TOGETHER 8
+#define MOST_X 3
+#endif
+#define COLUMNS 512 /* of a block */
+#define ROWS_AT_ONCE 32
+#define LEAST_PART_ROWS 64   /* weight rows of a part */
+#define PART_NUMBERS 131072  /* weights of a part, about */
+#define COLUMNS_MULTIPLE 32  /* of the inputs of a layer */
+
+typedef uint32_t uvec __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t ivec __attribute__((vector_size(4 * WIDTH)));
+
+typedef enum { FLOAT32, FLOAT16, BFLOAT16, CODES_OF_8, CODES_OF_4 } Format;
+
+typedef struct {
+    const uint8_t *weights;      /* [outputs, inputs] in `format` */
+    const void *scales, *biases; /* [outputs, inputs / group], of codes */
+    int32_t outputs, inputs, group;
+    int32_t format, scale_format;
+} Packed;
+
+typedef struct {
+    const Packed *w;
+    float alpha, beta;
+    const float *x;              /* [rows, inputs] */
+    float *y;                    /* products: [rows, end - first]; weights: [end - first, inputs] */
+    int64_t x_stride, y_stride;  /* from row to row */
+    int rows, first, end, part_rows;
+    const struct Integers *integers; /* x, if the products are computed in integers */
+} PackedCall;
+
+INLINE void store(float *at, vec value) { *(vec *)at = value; }
+
+/* A weight row's bytes; of 16 bits, 2 per number, and so on. format: a constant. */
+INLINE int64_t bytes_of(Format format, int64_t numbers) {
+    return format == CODES_OF_4 ? numbers / 2 : format == CODES_OF_8 ? numbers : 2 * numbers;
+}
+
+INLINE float half_as_float(uint16_t half) {
+    union { uint32_t bits; float number; } u = {(uint32_t)(half & 0x7fff) << 13};
+    if ((half & 0x7c00) == 0x7c00) u.bits |= 0x7f800000; /* infinite, or not a number */
+    else u.number *= 0x1p112f;
+    u.bits |= (uint32_t)(half & 0x8000) << 16;
+    return u.number;
+}
+
+static void widen(const void *from, Format format, int64_t at, int count, float *restrict to) {
+    const uint16_t *halves = (const uint16_t *)from + at;
+    if (format == FLOAT16) {
+        for (int i = 0; i < count; i++) to[i] = half_as_float(halves[i]);
+    } else if (format == BFLOAT16) {
+        uint32_t *bits = (uint32_t *)to;
+        for (int i = 0; i < count; i++) bits[i] = (uint32_t)halves[i] << 16;
+    } else {
+        memcpy(to, (const float *)from + at, sizeof(float) * count);
+    }
+}
+
+/* How the codes of a group become weights. */
+typedef struct {
+    vec scale, bias;
+#if WIDTH == 16
+    vec table; /* the weight of each code of 4 bits */
+#endif
+} Group;
+
+INLINE Group group_at(Format format, const float *scales, const float *biases, int g) {
+    Group group = {};
+    if (format < CODES_OF_8) return group;
+    group.scale = (vec){} + scales[g];
+    group.bias = (vec){} + biases[g];
+#if WIDTH == 16
+    const vec numbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    group.table = numbers * group.scale + group.bias;
+#endif
+    return group;
+}
+
+/* WIDTH weights, in the order of `mixed` for 4 bits. format: a constant. */
+INLINE vec weights_at(const uint8_t *at, Format format, const Group *group) {
+    ivec code;
+#if WIDTH == 16
+    if (format == CODES_OF_4) {
+        const __m512i shift =
+            _mm512_setr_epi32(0, 0, 4, 4, 8, 8, 12, 12, 16, 16, 20, 20, 24, 24, 28, 28);
+        int64_t both;
+        memcpy(&both, at, 8);
+        __m512i codes = _mm512_srlv_epi32(_mm512_set1_epi64(both), shift);
+        /* this looks only at the lowest 4 bits of each index */
+        return (vec)_mm512_permutexvar_ps(codes, (__m512)group->table);
+    }
+    if (format == FLOAT16) return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at));
+    if (format == BFLOAT16) {
+        __m512i halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)at));
+        return (vec)_mm512_slli_epi32(halves, 16);
+    }
+    code = (ivec)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)at));
+#else
+    if (format == CODES_OF_4) {
+        uint32_t word = 0;
+        uvec shift;
+        memcpy(&word, at, WIDTH / 2);
+        for (int i = 0; i < WIDTH; i++) shift[i] = 4 * i;
+        code = (ivec)(((uvec){} + word) >> shift & 15);
+    } else if (format == CODES_OF_8) {
+        for (int i = 0; i < WIDTH; i++) code[i] = at[i];
+    } else {
+        uint16_t halves[WIDTH];
+        memcpy(halves, at, sizeof(halves));
+        if (format == BFLOAT16) {
+            uvec bits;
+            for (int i = 0; i < WIDTH; i++) bits[i] = halves[i];
+            return (vec)(bits << 16);
+        }
+        vec result;
+        for (int i = 0; i < WIDTH; i++) result[i] = half_as_float(halves[i]);
+        return result;
+    }
+#endif
+    return __builtin_convertvector(code, vec) * group->scale + group->bias;
+}
+
+/* Converts `columns` weights of a row. scales, biases: of the first group. format: a constant. */
+INLINE void convert(const uint8_t *from, Format format, int group, int columns,
+                    const float *scales, const float *biases, float *to) {
+    for (int at = 0, g = 0; at < columns; g++) {
+        Group own = group_at(format, scales, biases, g);
+        int end = at + group < columns ? at + group : columns;
+        for (; at < end; at += 2 * WIDTH, to += 2 * WIDTH) {
+            store(to, weights_at(from, format, &own));
+            store(to + WIDTH, weights_at(from + bytes_of(format, WIDTH), format, &own));
+            from += bytes_of(format, 2 * WIDTH);
+        }
+    }
+}
+
+#if WIDTH == 16
+#define MIXES 1
+/* The order 0, 8, 1, 9, 2, 10, …: that of codes of 4 bits if each pair of lanes has both words. */
+INLINE vec mixed(vec v) {
+    const __m512i order = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+    return (vec)_mm512_permutexvar_ps(order, (__m512)v);
+}
+
+INLINE vec unmixed(vec v) {
+    const __m512i order = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    return (vec)_mm512_permutexvar_ps(order, (__m512)v);
+}
+#else
+#define MIXES 0
+INLINE vec mixed(vec v) { return v; }
+INLINE vec unmixed(vec v) { return v; }
+#endif
+
+/* sums[r, i] += weight row r . x row i over a block of columns. tile: [TOGETHER, COLUMNS]; sums:
+ * [TOGETHER, rows]. x_rows: a constant. */
+INLINE void multiply(const float *tile, int columns, const float *x, int64_t stride, int x_rows,
+                     vec *sums, int rows) {
+    vec own[TOGETHER][MOST_X];
+#pragma GCC unroll 8
+    for (int r = 0; r < TOGETHER; r++) {
+#pragma GCC unroll 3
+        for (int i = 0; i < x_rows; i++) own[r][i] = sums[r * rows + i];
+    }
+    for (int at = 0; at < columns; at += WIDTH) {
+        vec of_x[MOST_X];
+#pragma GCC unroll 3
+        for (int i = 0; i < x_rows; i++) of_x[i] = load(x + i * stride + at);
+#pragma GCC unroll 8
+        for (int r = 0; r < TOGETHER; r++) {
+            vec weights = load(tile + r * COLUMNS + at);
+#pragma GCC unroll 3
+            for (int i = 0; i < x_rows; i++) own[r][i] += weights * of_x[i];
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < TOGETHER; r++) {
+#pragma GCC unroll 3
+        for (int i = 0; i < x_rows; i++) sums[r * rows + i] = own[r][i];
+    }
+}
+
+/* A block of columns of TOGETHER weight rows. */
+typedef struct {
+    const uint8_t *weights; /* of the first row; those of the next row are `row_bytes` further */
+    int64_t row_bytes;
+    int group, columns;
+    int groups; /* scales and biases from one row to the next */
+    const float *scales, *biases;
+} Columns;
+
+/* As `convert` and `multiply`, but weights are multiplied as they are converted. sums: [TOGETHER,
+ * x_rows]. format, x_rows: constants. */
+INLINE void multiply_packed(const Columns *of, Format format, const float *x, int64_t stride,
+                            int x_rows, vec *sums) {
+    const uint8_t *weights = of->weights;
+    int64_t row_bytes = of->row_bytes;
+    int group_size = of->group, columns = of->columns, groups = of->groups;
+    vec own[TOGETHER][2];
+#pragma GCC unroll 8
+    for (int r = 0; r < TOGETHER; r++) {
+#pragma GCC unroll 2
+        for (int i = 0; i < x_rows; i++) own[r][i] = sums[r * x_rows + i];
+    }
+    for (int at = 0, g = 0; at < columns; g++) {
+        Group group[TOGETHER];
+#pragma GCC unroll 8
+        for (int r = 0; r < TOGETHER; r++) {
+            group[r] = group_at(format, of->scales + r * groups, of->biases + r * groups, g);
+        }
+        int end = at + group_size < columns ? at + group_size : columns;
+        for (; at < end; at += WIDTH, weights += bytes_of(format, WIDTH)) {
+            vec of_x[2];
+#pragma GCC unroll 2
+            for (int i = 0; i < x_rows; i++) of_x[i] = load(x + i * stride + at);
+#pragma GCC unroll 8
+            for (int r = 0; r < TOGETHER; r++) {
+                vec converted = weights_at(weights + r * row_bytes, format, &group[r]);
+                __builtin_prefetch(weights + (TOGETHER + r) * row_bytes);
+#pragma GCC unroll 2
+                for (int i = 0; i < x_rows; i++) own[r][i] += converted * of_x[i];
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < TOGETHER; r++) {
+#pragma GCC unroll 2
+        for (int i = 0; i < x_rows; i++) sums[r * x_rows + i] = own[r][i];
+    }
+}
+
+INLINE int groups_of(const Packed *w, Format format) {
+    return format < CODES_OF_8 ? 0 : w->inputs / w->group;
+}
+
+/* The products of `count` <= TOGETHER weight rows, from `first`, with up to ROWS_AT_ONCE rows of x.
+ * format: a constant. */
+INLINE void multiply_rows(const PackedCall *call, Format format, int first, int count, int row,
+                          int rows, const float *scales, const float *biases) {
+    const Packed *w = call->w;
+    const float *x = call->x + row * call->x_stride;
+    int groups = groups_of(w, format), group_size = groups ? w->group : COLUMNS;
+    int64_t row_bytes = bytes_of(format, w->inputs);
+    float tile[TOGETHER * COLUMNS] __attribute__((aligned(64)));
+    vec sums[TOGETHER * rows];
+    memset(sums, 0, sizeof(sums));
+    if (count < TOGETHER) memset(tile, 0, sizeof(tile));
+    for (int at = 0; at < w->inputs; at += COLUMNS) {
+        int columns = w->inputs - at < COLUMNS ? w->inputs - at : COLUMNS, g = at / group_size;
+        if (!groups) g = 0;
+        const uint8_t *weights = w->weights + first * row_bytes + bytes_of(format, at);
+        if (rows <= 2 && count == TOGETHER) { /* the tile would cost more than it saves */
+            Columns of = {weights, row_bytes, group_size, columns, groups, scales + g, biases + g};
+            if (rows == 1) multiply_packed(&of, format, x + at, 0, 1, sums);
+            else multiply_packed(&of, format, x + at, call->x_stride, 2, sums);
+            continue;
+        }
+        for (int r = 0; r < count; r++) {
+            convert(weights + r * row_bytes, format, group_size, columns, scales + r * groups + g,
+                    biases + r * groups + g, tile + r * COLUMNS);
+        }
+        for (int done = 0; done < rows;) {
+            int left = rows - done;
+            const float *from = x + done * call->x_stride + at;
+#if MOST_X == 3
+            if (left == 3 || left > 4) {
+                multiply(tile, columns, from, call->x_stride, 3, sums + done, rows);
+                done += 3;
+                continue;
+            }
+#endif
+            if (left > 1) {
+                multiply(tile, columns, from, call->x_stride, 2, sums + done, rows);
+                done += 2;
+            } else {
+                multiply(tile, columns, from, call->x_stride, 1, sums + done, rows);
+                done += 1;
+            }
+        }
+    }
+    for (int done = 0; done < rows; done++) {
+        float *y = call->y + (row + done) * call->y_stride + first - call->first;
+        for (int r = 0; r < count; r++) {
+            float product = call->alpha * sum(sums[r * rows + done]);
+            y[r] = call->beta ? product + call->beta * y[r] : product;
+        }
+    }
+}
+
+/* The weight rows of a part, [*start, the result). */
+INLINE int end_of_part(const PackedCall *call, int part, int *start) {
+    *start = call->first + part * call->part_rows;
+    return *start + call->part_rows < call->end ? *start + call->part_rows : call->end;
+}
+
+INLINE void multiply_part(const PackedCall *call, Format format, int part) {
+    const Packed *w = call->w;
+    int start, end = end_of_part(call, part, &start), groups = groups_of(w, format);
+    float scales[TOGETHER * groups + 1], biases[TOGETHER * groups + 1];
+    for (int first = start; first < end; first += TOGETHER) {
+        int count = end - first < TOGETHER ? end - first : TOGETHER;
+        widen(w->scales, w->scale_format, (int64_t)first * groups, count * groups, scales);
+        widen(w->biases, w->scale_format, (int64_t)first * groups, count * groups, biases);
+        for (int row = 0; row < call->rows; row += ROWS_AT_ONCE) {
+            int rows = call->rows - row < ROWS_AT_ONCE ? call->rows - row : ROWS_AT_ONCE;
+            multiply_rows(call, format, first, count, row, rows, scales, biases);
+        }
+    }
+}
+
+INLINE void convert_part(const PackedCall *call, Format format, int part) {
+    const Packed *w = call->w;
+    int start, end = end_of_part(call, part, &start), groups = groups_of(w, format);
+    float scales[groups + 1], biases[groups + 1];
+    for (int row = start; row < end; row++) {
+        float *to = call->y + (int64_t)(row - call->first) * w->inputs;
+        widen(w->scales, w->scale_format, (int64_t)row * groups, groups, scales);
+        widen(w->biases, w->scale_format, (int64_t)row * groups, groups, biases);
+        convert(w->weights + row * bytes_of(format, w->inputs), format,
+                groups ? w->group : w->inputs, w->inputs, scales, biases, to);
+        if (!MIXES || format != CODES_OF_4) continue;
+        for (int at = 0; at < w->inputs; at += WIDTH) store(to + at, unmixed(load(to + at)));
+    }
+}
+
+#define FOR_FORMAT(function)                                                                      \
+    const PackedCall *call = work;                                                                \
+    switch (call->w->format) {                                                                    \
+    case FLOAT16: function(call, FLOAT16, part); break;                                           \
+    case BFLOAT16: function(call, BFLOAT16, part); break;                                         \
+    case CODES_OF_8: function(call, CODES_OF_8, part); break;                                     \
+    case CODES_OF_4: function(call, CODES_OF_4, part); break;                                     \
+    }
+
+static void part_of_packed_product(void *work, int part) { FOR_FORMAT(multiply_part) }
+
+static void part_of_conversion(void *work, int part) { FOR_FORMAT(convert_part) }
+
+static void share_out_rows(PackedCall *call, Part *run, int threads) {
+    int64_t of_numbers = PART_NUMBERS / ((int64_t)call->w->inputs * (call->rows ? call->rows : 1));
+    int part_rows = of_numbers > LEAST_PART_ROWS ? (int)of_numbers : LEAST_PART_ROWS;
+    call->part_rows = (part_rows + TOGETHER - 1) / TOGETHER * TOGETHER;
+    share_out(run, call, (call->end - call->first + call->part_rows - 1) / call->part_rows, threads);
+}
+
+#if WIDTH == 16 && defined __AVX512VNNI__ && defined __AVX512BW__
+#define HAS_INTEGER_PRODUCTS 1
+#define UNIT 64 /* codes of a register */
+#define PLANES 3
+#define LEVELS 2080768.0f /* 127 * 128 * 128: x becomes integers from -LEVELS to LEVELS */
+#define SMALLEST 1e-30f /* groups of x below this count as zero */
+
+/* Rows of x as integers of 22 bits, which is nearly all of a float32, with one scale per group. An
+ * integer is the sum of its digits * 128^2, 128 and 1, each of 8 bits. The sums of 4 products with
+ * codes are exact integers of 32 bits, and for one digit 64 products are one instruction. */
+typedef struct Integers {
+    int8_t *digits[PLANES]; /* [rows, inputs]; for codes of 4 bits, a unit has its even places first */
+    float *scales, *sums; /* [rows, padded groups]: of a group, and the sum of its numbers */
+    int padded;           /* groups, rounded up to whole vectors */
+} Integers;
+
+static inline __m512i evens_first(__m512i v) {
+    __m256i even = _mm512_cvtepi16_epi8(v), odd = _mm512_cvtepi16_epi8(_mm512_srli_epi16(v, 8));
+    return _mm512_inserti64x4(_mm512_castsi256_si512(even), odd, 1);
+}
+
+static void group_to_integers(const float *x, int group, int is_mixed, int8_t *const *digits,
+                              int64_t to, float *scale, float *total) {
+    __m512 most = _mm512_setzero_ps(), check = most;
+    for (int at = 0; at < group; at += 16) {
+        __m512 v = _mm512_loadu_ps(x + at);
+        most = _mm512_max_ps(most, _mm512_abs_ps(v));
+        check = _mm512_fmadd_ps(v, _mm512_setzero_ps(), check); /* not a number if v is not finite */
+    }
+    float largest = _mm512_reduce_max_ps(most), finite = _mm512_reduce_add_ps(check);
+    float factor = largest > SMALLEST ? LEVELS / largest : 0;
+    int64_t sum = 0;
+    for (int at = 0; at < group; at += UNIT) {
+        int8_t unit[PLANES][UNIT];
+        for (int i = 0; i < UNIT; i += 16) {
+            __m512 v = _mm512_mul_ps(_mm512_loadu_ps(x + at + i), _mm512_set1_ps(factor));
+            __m512i number = _mm512_cvtps_epi32(v);
+            sum += _mm512_reduce_add_epi32(number);
+            for (int plane = PLANES - 1; plane >= 0; plane--) {
+                __m512i rest = _mm512_srai_epi32(_mm512_add_epi32(number, _mm512_set1_epi32(64)), 7);
+                __m512i digit = _mm512_sub_epi32(number, _mm512_slli_epi32(rest, 7));
+                _mm_storeu_si128((__m128i *)(unit[plane] + i),
+                                 _mm512_cvtepi32_epi8(plane ? digit : number));
+                number = rest;
+            }
+        }
+        for (int plane = 0; plane < PLANES; plane++) {
+            __m512i v = _mm512_loadu_si512(unit[plane]);
+            _mm512_storeu_si512(digits[plane] + to + at, is_mixed ? evens_first(v) : v);
+        }
+    }
+    *scale = (factor ? largest / LEVELS : 0) + finite;
+    *total = *scale * (float)sum;
+}
+
+INLINE __m512i unit_of_codes(const uint8_t *at, Format format) {
+    if (format == CODES_OF_8) return _mm512_loadu_si512(at);
+    __m256i codes = _mm256_loadu_si256((const __m256i *)at);
+    __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(codes), _mm256_srli_epi16(codes, 4), 1);
+    return _mm512_and_si512(both, _mm512_set1_epi8(15));
+}
+
+/* The products of `count` weight rows from `first` with `rows` rows of x from `row`. scales, biases:
+ * [count, padded]. format, count, rows: constants. */
+INLINE void multiply_integers(const PackedCall *call, const Integers *x, Format format, int first,
+                              const int count, int row, const int rows, const float *scales,
+                              const float *biases) {
+    const Packed *w = call->w;
+    int groups = w->inputs / w->group, padded = x->padded;
+    int64_t row_bytes = bytes_of(format, w->inputs);
+    const uint8_t *codes = w->weights + first * row_bytes;
+    float both[4][4][padded] __attribute__((aligned(64)));
+    vec total[4][4];
+    UNROLL for (int r = 0; r < rows; r++) {
+        const float *of_x = x->scales + (row + r) * padded, *sums = x->sums + (row + r) * padded;
+        UNROLL for (int c = 0; c < count; c++) {
+            total[c][r] = (vec){};
+            for (int g = 0; g < padded; g += WIDTH) {
+                total[c][r] += load(biases + c * padded + g) * load(sums + g);
+                store(both[c][r] + g, load(scales + c * padded + g) * load(of_x + g));
+            }
+        }
+    }
+    for (int g = 0, at = 0; g < groups; g++) {
+        for (int end = at + w->group; at < end; at += UNIT) {
+            __m512i unit[4];
+            UNROLL for (int c = 0; c < count; c++) {
+                const uint8_t *from = codes + c * row_bytes + bytes_of(format, at);
+                unit[c] = unit_of_codes(from, format);
+                __builtin_prefetch(from + count * row_bytes);
+            }
+            UNROLL for (int r = 0; r < rows; r++) {
+                __m512i digits[PLANES];
+                UNROLL for (int plane = 0; plane < PLANES; plane++) {
+                    int64_t from = (int64_t)(row + r) * w->inputs + at;
+                    digits[plane] = _mm512_loadu_si512(x->digits[plane] + from);
+                }
+                UNROLL for (int c = 0; c < count; c++) {
+                    __m512i sum = _mm512_setzero_si512();
+                    UNROLL for (int plane = 0; plane < PLANES; plane++) {
+                        sum = _mm512_slli_epi32(sum, plane ? 7 : 0);
+                        sum = _mm512_dpbusd_epi32(sum, unit[c], digits[plane]);
+                    }
+                    total[c][r] += (vec)_mm512_cvtepi32_ps(sum) * both[c][r][g];
+                }
+            }
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++) {
+        float *y = call->y + (row + r) * call->y_stride + first - call->first;
+        UNROLL for (int c = 0; c < count; c++) {
+            float product = call->alpha * sum(total[c][r]);
+            y[c] = call->beta ? product + call->beta * y[c] : product;
+        }
+    }
+}
+
+INLINE void multiply_part_in_integers(const PackedCall *call, Format format, int part) {
+    const Packed *w = call->w;
+    const Integers *x = call->integers;
+    int start, end = end_of_part(call, part, &start), groups = groups_of(w, format);
+    float scales[4 * x->padded], biases[4 * x->padded];
+    memset(scales, 0, sizeof(scales));
+    memset(biases, 0, sizeof(biases));
+    for (int first = start; first < end; first += 4) {
+        int count = end - first < 4 ? end - first : 4;
+        for (int c = 0; c < count; c++) {
+            int64_t from = (int64_t)(first + c) * groups;
+            widen(w->scales, w->scale_format, from, groups, scales + c * x->padded);
+            widen(w->biases, w->scale_format, from, groups, biases + c * x->padded);
+        }
+        for (int row = 0; row < call->rows;) {
+            int left = call->rows - row;
+            if (count < 4) {
+                for (int c = 0; c < count; c++) {
+                    multiply_integers(call, x, format, first + c, 1, row, 1,
+                                      scales + c * x->padded, biases + c * x->padded);
+                }
+                row += 1;
+            } else if (left >= 4) {
+                multiply_integers(call, x, format, first, 4, row, 4, scales, biases);
+                row += 4;
+            } else if (left >= 2) {
+                multiply_integers(call, x, format, first, 4, row, 2, scales, biases);
+                row += 2;
+            } else {
+                multiply_integers(call, x, format, first, 4, row, 1, scales, biases);
+                row += 1;
+            }
+        }
+    }
+}
+
+static void part_in_integers(void *work, int part) {
+    const PackedCall *call = work;
+    if (call->w->format == CODES_OF_4) multiply_part_in_integers(call, CODES_OF_4, part);
+    else multiply_part_in_integers(call, CODES_OF_8, part);
+}
+
+/* As `packed_product`, for codes in groups of at least UNIT. */
+static int integer_product(PackedCall *call, int threads) {
+    const Packed *w = call->w;
+    int groups = w->inputs / w->group, padded = (groups + WIDTH - 1) / WIDTH * WIDTH;
+    int64_t numbers = (int64_t)call->rows * w->inputs, of_groups = (int64_t)call->rows * padded;
+    char *memory = calloc(1, PLANES * numbers + 2 * of_groups * sizeof(float));
+    if (!memory) return 0;
+    Integers x = {.scales = (float *)memory, .padded = padded};
+    x.sums = x.scales + of_groups;
+    for (int plane = 0; plane < PLANES; plane++) {
+        x.digits[plane] = (int8_t *)(x.sums + of_groups) + plane * numbers;
+    }
+    for (int64_t row = 0; row < call->rows; row++) {
+        for (int64_t g = 0; g < groups; g++) {
+            int64_t to = row * w->inputs + g * w->group;
+            group_to_integers(call->x + row * call->x_stride + g * w->group, w->group,
+                              w->format == CODES_OF_4, x.digits, to,
+                              x.scales + row * padded + g, x.sums + row * padded + g);
+        }
+    }
+    call->integers = &x;
+    share_out_rows(call, part_in_integers, threads);
+    free(memory);
+    return 1;
+}
+#else
+#define HAS_INTEGER_PRODUCTS 0
+#define UNIT 64
+static int integer_product(PackedCall *call, int threads) {
+    (void)call, (void)threads;
+    return 0;
+}
+#endif
+
+/* y = alpha x w^T + beta y, for the weight rows from `call->first` to `call->end`. Returns 0 if
+ * memory is short. */
+static int packed_product(PackedCall *call, int threads) {
+    if (HAS_INTEGER_PRODUCTS && call->w->format >= CODES_OF_8 && call->w->group >= UNIT) {
+        return integer_product(call, threads);
+    }
+    int inputs = call->w->inputs;
+    float *mixed_x = NULL;
+    if (MIXES && call->w->format == CODES_OF_4) {
+        mixed_x = malloc(sizeof(float) * call->rows * inputs);
+        if (!mixed_x) return 0;
+        for (int64_t row = 0; row < call->rows; row++) {
+            const float *from = call->x + row * call->x_stride;
+            float *to = mixed_x + row * inputs;
+            for (int at = 0; at < inputs; at += WIDTH) store(to + at, mixed(load(from + at)));
+        }
+        call->x = mixed_x;
+        call->x_stride = inputs;
+    }
+    share_out_rows(call, part_of_packed_product, threads);
+    free(mixed_x);
+    return 1;
+}
+
+/* Converts the weight rows from `first` to `end` to float: to, [end - first, inputs]. */
+static void convert_packed(const Packed *w, int first, int end, float *to, int threads) {
+    PackedCall call = {.w = w, .y = to, .first = first, .end = end};
+    share_out_rows(&call, part_of_conversion, threads);
+}
