@@ -100,7 +100,7 @@ def run(
     from holdfast_bench.contenders import by_command, by_url, holdfast
     from holdfast_bench.registry import scenarios_of
     from holdfast_bench.run import RunPlan
-    from holdfast_bench.suite import item_for
+    from holdfast_bench.suite import item_for, models_of
 
     with plain_errors():
         subject = by_url(against, model_id=served_model, api_key=api_key) if against else holdfast()
@@ -111,9 +111,10 @@ def run(
         others += [by_url(each, api_key=api_key) for each in peer_url or ()]
         wanted = peer if peer is not None else (["none"] if against or others else None)
         items = [
-            item_for(scenario, subject, others=others, peers=wanted, model=model, case=case)
+            item_for(scenario, subject, others=others, peers=wanted, model=each, case=case)
             for scenario in scenarios_of(names)
             if not (against and scenario.needs_start)
+            for each in models_of(scenario, model, is_served=bool(against))
         ]
         plan = RunPlan(
             items=tuple(items),

@@ -103,12 +103,12 @@ def mlx_lm_with_blas() -> Contender:
 
 
 def llama_cpp() -> Contender:
-    """llama.cpp's server as the wheel `xllamacpp` brings it.
+    """llama.cpp's server as the wheel `xllamacpp` brings it, and `gguf`, which writes its models.
 
-    Raises HoldfastError when that is not installed.
+    Raises HoldfastError when one of them is not installed.
     """
     if not is_installed(LLAMA_CPP):
-        raise HoldfastError(f"the peer {LLAMA_CPP} needs a wheel: pip install xllamacpp")
+        raise HoldfastError(f"the peer {LLAMA_CPP} needs packages: pip install xllamacpp gguf")
     command = (
         sys.executable,
         "-m",
@@ -162,7 +162,7 @@ def peers_of(names: Sequence[str]) -> list[Contender]:
 
 def is_installed(name: str) -> bool:
     """Whether the peer of this name can be started here."""
-    return name != LLAMA_CPP or importlib.util.find_spec("xllamacpp") is not None
+    return name != LLAMA_CPP or all(map(importlib.util.find_spec, ("xllamacpp", "gguf")))
 
 
 def by_command(template: str, *, label: str = "peer") -> Contender:

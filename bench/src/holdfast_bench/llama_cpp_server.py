@@ -1,8 +1,7 @@
 """llama.cpp's server, as the wheel `xllamacpp` brings it: `python -m
 holdfast_bench.llama_cpp_server MODEL_FOLDER --port PORT`.
 
-It has its own defaults, but for one: a single slot, as for one user, which keeps its state from
-request to request.
+It has its own defaults, but for one: eight slots, which share the model's context.
 """
 
 from __future__ import annotations
@@ -15,12 +14,15 @@ from pathlib import Path
 
 from holdfast_bench.models import ensure_gguf
 
+_SLOTS = 8  # streams at once; more wait
+
 
 def _serve(model: Path, port: int) -> None:
     file = ensure_gguf(model)
     library = importlib.import_module("xllamacpp")
     settings = library.CommonParams()
-    settings.model.path, settings.port, settings.n_parallel = str(file), port, 1
+    settings.model.path, settings.port = str(file), port
+    settings.n_parallel, settings.kv_unified = _SLOTS, True
     if threads := os.environ.get("OMP_NUM_THREADS"):
         settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = int(threads)
     # it serves while this object is there, from threads of its own

@@ -12,6 +12,7 @@ from holdfast_bench.scenarios import (
     memory,
     next_turn,
     overhead,
+    peers,
     prefill,
     resident,
     reuse,
@@ -27,6 +28,7 @@ SCENARIOS: dict[str, Scenario] = {
     for module in (
         overhead,
         front,
+        peers,
         prefill,
         streams,
         stall,

@@ -34,6 +34,7 @@ class Item:
     contenders: tuple[Contender, ...]  # the first is the one that the others are compared with
     model: str = ""  # "" is the scenario's own
     only: str = ""  # a part of the names of the cases that are wanted
+    not_installed: tuple[str, ...] = ()  # peers that would be measured too
 
     def cases(self, scale: Scale) -> list[Case]:
         """Those that run at this scale."""
@@ -116,6 +117,7 @@ async def _run_item(
     for case in cases:
         done.append(await _run_case(item, case, plan, stage, clock, say))
         done[-1].model = model.name
+        done[-1].notes += [f"not measured: {peer} is not installed" for peer in item.not_installed]
         yield done[-1]
     part = Results(
         made_at=now(), version=holdfast_version(), commit=commit(), command=plan.command, cases=done

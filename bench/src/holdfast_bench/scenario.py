@@ -122,6 +122,7 @@ class Scenario:
     cases: Callable[[Scale], Sequence[Case]]
     measure: Callable[[Trial], Awaitable[Sample]]
     rounds: int = 5
+    more_models: tuple[str, ...] = ()  # that it is measured on as well, unless one is asked for
     peers: tuple[str, ...] = ("mlx_lm",)  # unless others are asked for
     # once for each server and case, before anything is measured
     prepare: Callable[[Trial], Awaitable[None]] | None = None
