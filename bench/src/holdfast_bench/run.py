@@ -11,7 +11,7 @@ from pathlib import Path
 
 from holdfast.errors import HoldfastError
 from holdfast_bench.alternation import Effort, measure_case
-from holdfast_bench.contenders import Contender
+from holdfast_bench.contenders import Contender, products_of
 from holdfast_bench.floor import client_floor
 from holdfast_bench.machine import commit, holdfast_version, machine, now
 from holdfast_bench.models import BenchModel, ensure_model
@@ -78,6 +78,8 @@ async def run_benchmarks(plan: RunPlan, *, say: Callable[[str], None]) -> Result
         command=plan.command,
         machine=machine(watched_seconds=10 * plan.settling_seconds),
     )
+    labels = {contender.label for item in plan.items for contender in item.contenders}
+    results.machine["matrix_products"] = products_of(labels)
     clock = _Budget(plan)
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         stages = _Stages(Path(folder), threads=plan.threads, request_seconds=plan.request_seconds)

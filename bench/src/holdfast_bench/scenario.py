@@ -135,6 +135,7 @@ class Scenario:
     uses_store: bool = False  # what is kept on disk is a part of the subject
     # of Holdfast's command, where it is to be measured with settings that are not usual
     options: tuple[str, ...] = ()
+    only_by_name: bool = False  # its cases are those of others, so it is not among all scenarios
     needs_start: bool = False  # of no use against a server that cannot be started from here
 
 

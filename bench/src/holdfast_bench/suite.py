@@ -26,7 +26,9 @@ def item_for(
     peers: None means the scenario's own as far as they are installed, and mlx_lm.server as
     installed too in scenarios that are short enough. Raises HoldfastError.
     """
-    missing = [] if peers is not None else [each for each in scenario.peers if not is_installed(each)]
+    missing = (
+        [] if peers is not None else [each for each in scenario.peers if not is_installed(each)]
+    )
     usual = [
         *filter(is_installed, scenario.peers),
         *([AS_INSTALLED] if scenario.as_installed_too else []),
