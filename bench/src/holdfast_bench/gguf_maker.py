@@ -56,7 +56,7 @@ def make_gguf(model: Path, file: Path) -> None:
     _add_tokens(writer, model, config)
     for name, weight in _float32_weights(model, how).items():
         if kind == "llama" and name.endswith((".self_attn.q_proj", ".self_attn.k_proj")):
-            weight = _with_neighbours_as_pairs(weight, head_dim=_head_dim(config))
+            weight = with_neighbours_as_pairs(weight, head_dim=_head_dim(config))
         if how and weight.ndim == 2:
             form = library.GGMLQuantizationType.Q4_0
             writer.add_tensor(_gguf_name(name), library.quantize(weight, form), raw_dtype=form)
@@ -66,6 +66,14 @@ def make_gguf(model: Path, file: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def with_neighbours_as_pairs(weight: np.ndarray, *, head_dim: int) -> np.ndarray:
+    """The rows of each head in another order: llama.cpp rotates neighbours in Llama models, not the
+    first half of a head with its second.
+    """
+    halves = weight.reshape(-1, 2, head_dim // 2, weight.shape[-1])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(weight.shape)
 
 
 def _float32_weights(model: Path, how: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -88,14 +96,6 @@ def _float32_weights(model: Path, how: dict[str, Any]) -> dict[str, np.ndarray]:
             )
         found[module] = np.array(value.astype(mx.float32))
     return found
-
-
-def _with_neighbours_as_pairs(weight: np.ndarray, *, head_dim: int) -> np.ndarray:
-    """The rows of each head in another order: llama.cpp rotates neighbours in Llama models, not the
-    first half of a head with its second.
-    """
-    halves = weight.reshape(-1, 2, head_dim // 2, weight.shape[-1])
-    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(weight.shape)
 
 
 def _gguf_name(module: str) -> str:
