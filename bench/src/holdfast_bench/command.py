@@ -44,7 +44,8 @@ def list_scenarios() -> None:
     from holdfast_bench.registry import SCENARIOS
 
     for scenario in SCENARIOS.values():
-        typer.echo(f"{scenario.name:10} {scenario.summary} (on {scenario.model})")
+        models = ", ".join((scenario.model, *scenario.more_models))
+        typer.echo(f"{scenario.name:10} {scenario.summary} (on {models})")
     typer.echo(
         f"\nmodels: {', '.join(MODEL_NAMES)}, or any model folder; with -endless behind it, "
         "answers do not end early"
