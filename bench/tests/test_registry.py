@@ -13,14 +13,14 @@ from holdfast.errors import HoldfastError
 from holdfast_bench.charts import charts_of
 from holdfast_bench.contenders import by_url
 from holdfast_bench.metrics import METRICS
-from holdfast_bench.models import BenchModel
+from holdfast_bench.models import SHAPES, BenchModel
 from holdfast_bench.null_server import NullServer
 from holdfast_bench.prompts import PromptMaker
 from holdfast_bench.registry import SCENARIOS, scenarios_of
 from holdfast_bench.report import markdown
 from holdfast_bench.results import CaseResult, ContenderResult, Results, Sample
 from holdfast_bench.scenario import Case, Stage, Trial
-from holdfast_bench.scenarios import agents, prefill, reuse, salvage, stall, streams
+from holdfast_bench.scenarios import agents, peers, prefill, reuse, salvage, stall, streams
 from holdfast_bench.servers import ServerStarter
 from tests.fakes.null_servers import serving
 
@@ -32,6 +32,7 @@ SMALL = {
     "reuse": {"context_tokens": 40, "push_out": False},
     "agents": {"agents": 3, "turns": 2, "system_tokens": 30},
     "next-turn": {"context_tokens": 40, "turns": 2, "is_chat": False},
+    "peers": {"as_in": "overhead", "max_tokens": 3, "requests": 2, "streamed": False},
     "salvage": {"prompt_tokens": 30, "how": "aborted"},
 }
 
@@ -143,8 +144,29 @@ def test_every_scenario_has_cases_at_every_scale_and_more_of_them_when_asked() -
     } <= SCENARIOS.keys()
 
 
+def test_what_is_measured_beside_peers_is_measured_as_in_the_other_scenarios() -> None:
+    for scenario in (peers.SCENARIO, peers.FOUR_BIT_SCENARIO):
+        cases = scenario.cases("normal")
+        assert [case.settings["as_in"] for case in cases] == [
+            "overhead",
+            "streams",
+            "streams",
+            "prefill",
+            "memory",
+        ]
+        assert cases[2].settings["prompt_tokens"] == streams.ragged_tokens(8)
+        assert all(
+            SHAPES[model.removesuffix("-4bit")].model_type == "llama"
+            for model in (scenario.model, *scenario.more_models)
+        )
+
+
 def test_scenarios_are_chosen_by_name() -> None:
     assert [scenario.name for scenario in scenarios_of(["stall", "start"])] == ["stall", "start"]
-    assert len(scenarios_of(["all"])) == len(SCENARIOS)
+    everything = scenarios_of(["all"])
+    assert [each for each in SCENARIOS if SCENARIOS[each] not in everything] == [
+        "peers",
+        "peers-4bit",
+    ]
     with pytest.raises(HoldfastError, match="unknown scenario 'nothing'"):
         scenarios_of(["nothing"])

@@ -49,6 +49,14 @@ async def test_a_run_is_saved_case_by_case_and_taken_up_again(tmp_path: Path) ->
     assert results.machine["cores"] >= 1
 
 
+async def test_a_peer_that_is_not_installed_is_named(tmp_path: Path) -> None:
+    async with serving(NullServer()) as url:
+        plan = plan_of(url, tmp_path)
+        item = replace(plan.items[0], not_installed=("llama.cpp",))
+        results = await run_benchmarks(replace(plan, items=(item,)), say=lambda line: None)
+    assert results.cases[0].notes == ["not measured: llama.cpp is not installed"]
+
+
 async def test_what_does_not_fit_the_time_is_left_out_and_said(tmp_path: Path) -> None:
     async with serving(NullServer()) as url:
         results = await run_benchmarks(plan_of(url, tmp_path, minutes=0.0), say=lambda line: None)

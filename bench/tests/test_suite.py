@@ -4,16 +4,17 @@ compared and ended.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from holdfast_bench.contenders import by_url, holdfast
+from holdfast_bench.contenders import by_url, holdfast, llama_cpp
 from holdfast_bench.publish import publish, summary
 from holdfast_bench.registry import SCENARIOS
 from holdfast_bench.run import RunPlan, run_benchmarks
-from holdfast_bench.suite import AS_INSTALLED, item_for
+from holdfast_bench.suite import AS_INSTALLED, item_for, models_of
 from tests.fakes.tiny_models import write_tiny
 
 
@@ -44,6 +45,13 @@ def test_the_unknown_model_of_a_url_is_not_made_here() -> None:
     )
 
 
+def test_a_scenario_is_measured_on_its_models_or_on_the_wanted_one() -> None:
+    scenario = SCENARIOS["peers"]
+    assert models_of(scenario, "") == ("llama-95m", "llama-6m")
+    assert models_of(scenario, "mine") == ("mine",)
+    assert models_of(scenario, "", is_served=True) == ("",)
+
+
 def test_what_is_kept_on_disk_is_kept_only_where_that_is_the_subject() -> None:
     speed, memory = (
         item_for(SCENARIOS[name], holdfast(), peers=["none"]).contenders[0]
@@ -51,6 +59,31 @@ def test_what_is_kept_on_disk_is_kept_only_where_that_is_the_subject() -> None:
     )
     assert "--store" not in speed.command
     assert memory.command[-2:] == ("--store", "{store}")
+
+
+@pytest.mark.slow
+async def test_llama_cpp_gives_the_same_answers_when_it_computes_in_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("xllamacpp", reason="needs the benchmarks' extra llama-cpp")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    exact = replace(llama_cpp(), command=(*llama_cpp().command, "--exact"))
+    item = item_for(
+        SCENARIOS["peers"],
+        holdfast(),
+        peers=["none"],
+        others=[exact],
+        model="llama-6m",
+        case="stream",
+    )
+    plan = RunPlan(items=(item,), out=tmp_path / "out", scale="quick", rounds=1, noise_rounds=0)
+    results = await run_benchmarks(plan, say=lambda line: None)
+    assert [len(case.contenders[1].rounds) for case in results.cases] == [1, 1]
+    for case in results.cases:
+        assert [error for each in case.contenders for error in each.errors()] == []
+        agreed = case.contenders[1].agreement
+        assert agreed is not None
+        assert agreed.equal_answers == agreed.answers > 0
 
 
 @pytest.mark.slow

@@ -44,7 +44,8 @@ def list_scenarios() -> None:
     from holdfast_bench.registry import SCENARIOS
 
     for scenario in SCENARIOS.values():
-        typer.echo(f"{scenario.name:10} {scenario.summary} (on {scenario.model})")
+        models = ", ".join((scenario.model, *scenario.more_models))
+        typer.echo(f"{scenario.name:10} {scenario.summary} (on {models})")
     typer.echo(
         f"\nmodels: {', '.join(MODEL_NAMES)}, or any model folder; with -endless behind it, "
         "answers do not end early"
@@ -100,7 +101,7 @@ def run(
     from holdfast_bench.contenders import by_command, by_url, holdfast
     from holdfast_bench.registry import scenarios_of
     from holdfast_bench.run import RunPlan
-    from holdfast_bench.suite import item_for
+    from holdfast_bench.suite import item_for, models_of
 
     with plain_errors():
         subject = by_url(against, model_id=served_model, api_key=api_key) if against else holdfast()
@@ -111,9 +112,10 @@ def run(
         others += [by_url(each, api_key=api_key) for each in peer_url or ()]
         wanted = peer if peer is not None else (["none"] if against or others else None)
         items = [
-            item_for(scenario, subject, others=others, peers=wanted, model=model, case=case)
+            item_for(scenario, subject, others=others, peers=wanted, model=each, case=case)
             for scenario in scenarios_of(names)
             if not (against and scenario.needs_start)
+            for each in models_of(scenario, model, is_served=bool(against))
         ]
         plan = RunPlan(
             items=tuple(items),

@@ -8,7 +8,7 @@ import importlib.util
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -22,11 +22,12 @@ _WITH_BLAS = (
     "sys.argv[2:]; "
     "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 )
-# without its kernels, Holdfast uses the BLAS of the system, which any program can load
 _FIND_BLAS = (
-    "import os; os.environ['HOLDFAST_KERNELS'] = '0'; "
-    "from holdfast.machine.platform import prepare_blas; print(prepare_blas().file)"
+    "import os, sys; os.environ['HOLDFAST_KERNELS'] = sys.argv[1]; "
+    "from holdfast.machine.platform import prepare_blas; found = prepare_blas(); "
+    "print(found.file, found, sep='\\n')"
 )
+_FIND_INSTRUCTIONS = "import xllamacpp; print(xllamacpp.get_system_info().strip(' |\\n'))"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,7 @@ def holdfast() -> Contender:
         "--port",
         "{port}",
     )
-    return Contender(label="holdfast", command=serve, store_options=("--store", "{store}"))
+    return Contender(label=HOLDFAST, command=serve, store_options=("--store", "{store}"))
 
 
 def mlx_lm() -> Contender:
@@ -99,16 +100,16 @@ def mlx_lm_with_blas() -> Contender:
             "the system has no OpenBLAS or MKL that could be put in front of mlx_lm.server's own"
         )
     command = (sys.executable, "-c", _WITH_BLAS, blas, *_MLX_LM)
-    return Contender(label="mlx_lm+BLAS", command=command, model_id="default_model")
+    return Contender(label=MLX_LM_WITH_BLAS, command=command, model_id="default_model")
 
 
 def llama_cpp() -> Contender:
-    """llama.cpp's server as the wheel `xllamacpp` brings it.
+    """llama.cpp's server as the wheel `xllamacpp` brings it, and `gguf`, which writes its models.
 
-    Raises HoldfastError when that is not installed.
+    Raises HoldfastError when one of them is not installed.
     """
     if not is_installed(LLAMA_CPP):
-        raise HoldfastError(f"the peer {LLAMA_CPP} needs a wheel: pip install xllamacpp")
+        raise HoldfastError(f"the peer {LLAMA_CPP} needs packages: pip install xllamacpp gguf")
     command = (
         sys.executable,
         "-m",
@@ -120,7 +121,7 @@ def llama_cpp() -> Contender:
     return Contender(label=LLAMA_CPP, command=command)
 
 
-LLAMA_CPP = "llama.cpp"
+HOLDFAST, MLX_LM_WITH_BLAS, LLAMA_CPP = "holdfast", "mlx_lm+BLAS", "llama.cpp"
 _MLX_LM = (
     "mlx_lm",
     "server",
@@ -162,7 +163,7 @@ def peers_of(names: Sequence[str]) -> list[Contender]:
 
 def is_installed(name: str) -> bool:
     """Whether the peer of this name can be started here."""
-    return name != LLAMA_CPP or importlib.util.find_spec("xllamacpp") is not None
+    return name != LLAMA_CPP or all(map(importlib.util.find_spec, ("xllamacpp", "gguf")))
 
 
 def by_command(template: str, *, label: str = "peer") -> Contender:
@@ -183,10 +184,39 @@ def by_url(url: str, *, label: str = "", model_id: str = "", api_key: str = "") 
     )
 
 
-@cache
+def products_of(labels: Collection[str]) -> dict[str, str]:
+    """What multiplies matrices in these contenders, and for which processor, as far as it is known."""
+    found = {}
+    if HOLDFAST in labels:
+        found[HOLDFAST] = _blas(of_the_system=False)[1]
+    if MLX_LM_WITH_BLAS in labels:
+        found[MLX_LM_WITH_BLAS] = _blas(of_the_system=True)[1]
+    if LLAMA_CPP in labels:
+        found[LLAMA_CPP] = _told_by(_FIND_INSTRUCTIONS)
+    return found
+
+
 def _blas_file() -> str:
-    """Found in another process: here, looking for it would load it."""
+    return _blas(of_the_system=True)[0]
+
+
+@cache
+def _blas(*, of_the_system: bool) -> tuple[str, str]:
+    """File and description of the BLAS that Holdfast finds.
+
+    of_the_system: without its kernels, it is one that any program can load.
+    """
+    lines = _told_by(_FIND_BLAS, "0" if of_the_system else "").split("\n")
+    return lines[0], lines[-1]
+
+
+def _told_by(script: str, *arguments: str) -> str:
+    """By another process: here, looking for a library would load it."""
     done = subprocess.run(
-        [sys.executable, "-c", _FIND_BLAS], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
-    return done.stdout.strip()
+    return done.stdout.strip("\n")

@@ -1,19 +1,22 @@
-"""Writes a model of Qwen3's kind as GGUF, for llama.cpp: `python -m holdfast_bench.gguf_maker
-MODEL_FOLDER FILE`. Imports MLX.
+"""Writes a model of Llama's or Qwen3's kind as GGUF, for llama.cpp: `python -m
+holdfast_bench.gguf_maker MODEL_FOLDER FILE`. Imports MLX; needs the package `gguf`.
 
-The weights are written in float32, which is what the other servers compute in on a CPU; the
+The weights are written in float32, which is what the other servers compute in on a CPU; those of a
+4-bit model in Q4_0, which takes as many bits (4.5 for each weight) but rounds to other values. The
 tokenizer and the chat template are the model's own. What this cannot say exactly in GGUF is
 refused: a peer that reads other tokens would be measured at something else.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from holdfast.errors import HoldfastError
 
@@ -34,55 +37,96 @@ _OF_A_LAYER = {
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # types of tokens in GGUF
 
 
+_KINDS = ("llama", "qwen3")
+_BITS = 4  # of quantized models; the only ones that take as many bits in GGUF
+
+
 def make_gguf(model: Path, file: Path) -> None:
     """Write the model folder as one file. Raises HoldfastError for models of other kinds."""
     config = json.loads((model / "config.json").read_text())
-    if config["model_type"] != "qwen3" or "quantization" in config:
+    kind, how = config["model_type"], config.get("quantization", {})
+    if kind not in _KINDS or how.get("bits", _BITS) != _BITS or config.get("rope_scaling"):
         raise HoldfastError(
-            f"{model.name} cannot be written as GGUF here: only Qwen3 models that are not "
-            "quantized can"
+            f"{model.name} cannot be written as GGUF here: only Llama and Qwen3 models in float32 "
+            "or 4 bits can"
         )
-    weights: dict[str, mx.array] = {}
+    library = importlib.import_module("gguf")
+    writer = library.GGUFWriter(file, kind)
+    _add_shape(writer, config)
+    _add_tokens(writer, model, config)
+    for name, weight in _float32_weights(model, how).items():
+        if kind == "llama" and name.endswith((".self_attn.q_proj", ".self_attn.k_proj")):
+            weight = with_neighbours_as_pairs(weight, head_dim=_head_dim(config))
+        if how and weight.ndim == 2:
+            form = library.GGMLQuantizationType.Q4_0
+            writer.add_tensor(_gguf_name(name), library.quantize(weight, form), raw_dtype=form)
+        else:
+            writer.add_tensor(_gguf_name(name), weight)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def with_neighbours_as_pairs(weight: np.ndarray, *, head_dim: int) -> np.ndarray:
+    """The rows of each head in another order: llama.cpp rotates neighbours in Llama models, not the
+    first half of a head with its second.
+    """
+    halves = weight.reshape(-1, 2, head_dim // 2, weight.shape[-1])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(weight.shape)
+
+
+def _float32_weights(model: Path, how: dict[str, Any]) -> dict[str, np.ndarray]:
+    """By the names of their modules. how: they are quantized, if they have scales."""
+    loaded: dict[str, mx.array] = {}
     for part in model.glob("*.safetensors"):
-        loaded: dict[str, mx.array] = mx.load(str(part))  # type: ignore[assignment]
-        weights |= {_gguf_name(name): value.astype(mx.float32) for name, value in loaded.items()}
-    mx.save_gguf(str(file), weights, {**_shape(config), **_tokens(model, config)})
+        loaded |= mx.load(str(part))  # type: ignore[arg-type]
+    found = {}
+    for name, value in loaded.items():
+        module, _, kind = name.rpartition(".")
+        if kind != "weight":
+            continue
+        if f"{module}.scales" in loaded:
+            value = mx.dequantize(
+                value,
+                loaded[f"{module}.scales"],
+                loaded[f"{module}.biases"],
+                group_size=how["group_size"],
+                bits=_BITS,
+            )
+        found[module] = np.array(value.astype(mx.float32))
+    return found
 
 
-def _gguf_name(name: str) -> str:
-    module = name.removesuffix(".weight")
+def _gguf_name(module: str) -> str:
     if module in _WHOLE:
         return f"{_WHOLE[module]}.weight"
     _, _, layer, part = module.split(".", 3)
     return f"blk.{layer}.{_OF_A_LAYER[part]}.weight"
 
 
-def _shape(config: dict[str, Any]) -> dict[str, Any]:
-    counts = {
-        "block_count": "num_hidden_layers",
-        "context_length": "max_position_embeddings",
-        "embedding_length": "hidden_size",
-        "feed_forward_length": "intermediate_size",
-        "attention.head_count": "num_attention_heads",
-        "attention.head_count_kv": "num_key_value_heads",
-        "attention.key_length": "head_dim",
-        "attention.value_length": "head_dim",
-    }
-    fractions = {"attention.layer_norm_rms_epsilon": "rms_norm_eps", "rope.freq_base": "rope_theta"}
-    return {
-        "general.architecture": "qwen3",
-        **{
-            f"qwen3.{name}": mx.array(config[field], dtype=mx.uint32)
-            for name, field in counts.items()
-        },
-        **{
-            f"qwen3.{name}": mx.array(config[field], dtype=mx.float32)
-            for name, field in fractions.items()
-        },
-    }
+def _head_dim(config: dict[str, Any]) -> int:
+    size: int = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return size
 
 
-def _tokens(model: Path, config: dict[str, Any]) -> dict[str, Any]:
+def _add_shape(writer: Any, config: dict[str, Any]) -> None:
+    head_dim = _head_dim(config)
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_theta"])
+
+
+def _add_tokens(writer: Any, model: Path, config: dict[str, Any]) -> None:
     tokenizer = json.loads((model / "tokenizer.json").read_text())
     settings = json.loads((model / "tokenizer_config.json").read_text())
     template = model / "chat_template.jinja"
@@ -99,18 +143,16 @@ def _tokens(model: Path, config: dict[str, Any]) -> dict[str, Any]:
         merge if isinstance(merge, str) else " ".join(merge)
         for merge in tokenizer["model"]["merges"]
     ]
-    return {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": _splitting(tokenizer["pre_tokenizer"]),
-        "tokenizer.ggml.tokens": texts,
-        "tokenizer.ggml.token_type": mx.array(types, dtype=mx.int32),
-        "tokenizer.ggml.merges": merges,
-        "tokenizer.ggml.eos_token_id": mx.array(config["eos_token_id"], dtype=mx.uint32),
-        "tokenizer.ggml.add_bos_token": mx.array(False),
-        "tokenizer.chat_template": template.read_text()
-        if template.exists()
-        else settings["chat_template"],
-    }
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(_splitting(tokenizer["pre_tokenizer"]))
+    writer.add_token_list(texts)
+    writer.add_token_types(types)
+    writer.add_token_merges(merges)
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(
+        template.read_text() if template.exists() else settings["chat_template"]
+    )
 
 
 def _splitting(pre_tokenizer: dict[str, Any]) -> str:

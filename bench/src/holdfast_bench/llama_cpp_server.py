@@ -1,8 +1,9 @@
 """llama.cpp's server, as the wheel `xllamacpp` brings it: `python -m
 holdfast_bench.llama_cpp_server MODEL_FOLDER --port PORT`.
 
-It has its own defaults, but for one: a single slot, as for one user, which keeps its state from
-request to request.
+It has its own defaults, but for one: eight slots, which share the model's context. Its defaults keep
+keys and values in float16 and compute attention in it; with --exact, both are float32, so that its
+answers can be held against others.
 """
 
 from __future__ import annotations
@@ -15,12 +16,18 @@ from pathlib import Path
 
 from holdfast_bench.models import ensure_gguf
 
+_SLOTS = 8  # streams at once; more wait
 
-def _serve(model: Path, port: int) -> None:
+
+def _serve(model: Path, port: int, *, is_exact: bool) -> None:
     file = ensure_gguf(model)
     library = importlib.import_module("xllamacpp")
     settings = library.CommonParams()
-    settings.model.path, settings.port, settings.n_parallel = str(file), port, 1
+    settings.model.path, settings.port = str(file), port
+    settings.n_parallel, settings.kv_unified = _SLOTS, True
+    if is_exact:
+        settings.cache_type_k = settings.cache_type_v = library.ggml_type.GGML_TYPE_F32
+        settings.flash_attn_type = library.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     if threads := os.environ.get("OMP_NUM_THREADS"):
         settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = int(threads)
     # it serves while this object is there, from threads of its own
@@ -34,5 +41,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--exact", action="store_true")
     arguments = parser.parse_args()
-    _serve(arguments.model, arguments.port)
+    _serve(arguments.model, arguments.port, is_exact=arguments.exact)

@@ -14,7 +14,9 @@ import psutil
 
 # as in holdfast/__init__.py, which may not be imported here: it leads to the library
 DISTRIBUTION = "holdfast-mlx"
-_PACKAGES = ("mlx", "mlx-lm", DISTRIBUTION)
+_PACKAGES = ("mlx", "mlx-lm", "xllamacpp", DISTRIBUTION)
+# of variables that choose threads and instructions of what is measured
+_PREFIXES = ("BLIS_", "GGML_", "GOMP_", "KMP_", "MKL_", "MLX_", "OMP_", "OPENBLAS_", "VECLIB_")
 
 
 def machine(*, watched_seconds: float = 1.0) -> dict[str, Any]:
@@ -29,6 +31,9 @@ def machine(*, watched_seconds: float = 1.0) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
+        "environment": {
+            name: value for name, value in sorted(os.environ.items()) if name.startswith(_PREFIXES)
+        },
         "busy_before": psutil.cpu_percent(watched_seconds) / 100,  # share of all cores, by others
         "load_average": round(os.getloadavg()[0], 2),
     }

@@ -23,6 +23,7 @@ from holdfast.models.download import DEMO_ID, DEMO_IDS, demo_folder
 VERSION = 1  # of the recipe; another one makes the models anew
 CONTEXT_TOKENS = 32768
 LONG_CONTEXT_TOKENS = 131072
+PEERS_CONTEXT_TOKENS = 8192  # llama.cpp reserves KV for all of it
 FOUR_BIT = "-4bit"
 ENDLESS = "-endless"
 _LONGEST_MAKING_SECONDS = 600.0
@@ -123,6 +124,32 @@ SHAPES = {
         model_type="qwen3",
         vocabulary=16384,
         config=_plain(768, 14, heads=12, kv_heads=4, head=64, intermediate=2304),
+    ),
+    "llama-6m": Shape(
+        model_type="llama",
+        vocabulary=8192,
+        config=_plain(
+            256,
+            2,
+            heads=4,
+            kv_heads=2,
+            head=64,
+            intermediate=768,
+            context_tokens=PEERS_CONTEXT_TOKENS,
+        ),
+    ),
+    "llama-95m": Shape(
+        model_type="llama",
+        vocabulary=8192,
+        config=_plain(
+            768,
+            12,
+            heads=12,
+            kv_heads=4,
+            head=64,
+            intermediate=2304,
+            context_tokens=PEERS_CONTEXT_TOKENS,
+        ),
     ),
     "gemma3-60m": Shape(
         model_type="gemma3_text",

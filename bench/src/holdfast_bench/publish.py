@@ -12,7 +12,7 @@ from holdfast_bench.comparison import ratio_of
 from holdfast_bench.figures import spread
 from holdfast_bench.metrics import metric_of, shown
 from holdfast_bench.pictures import write_pictures
-from holdfast_bench.report import markdown
+from holdfast_bench.report import machine_lines, markdown
 from holdfast_bench.results import CaseResult, Results
 
 REPORT_FILE = "report.md"
@@ -27,7 +27,8 @@ def publish(results: Results, folder: Path) -> Path:
 
 
 def summary(results: Results) -> Iterator[str]:
-    """Lines for a terminal: each case, each metric, all contenders, ratios and verdicts."""
+    """Lines for a terminal: the machine; each case and metric, all contenders, ratios, verdicts."""
+    yield from machine_lines(results)
     for case in results.cases:
         yield ""
         yield f"{case.scenario}: {case.case} ({case.model}){_agreement(case)}"

@@ -12,6 +12,7 @@ from holdfast_bench.scenarios import (
     memory,
     next_turn,
     overhead,
+    peers,
     prefill,
     resident,
     reuse,
@@ -23,31 +24,33 @@ from holdfast_bench.scenarios import (
 )
 
 SCENARIOS: dict[str, Scenario] = {
-    module.SCENARIO.name: module.SCENARIO
-    for module in (
-        overhead,
-        front,
-        prefill,
-        streams,
-        stall,
-        start,
-        next_turn,
-        memory,
-        resident,
-        reuse,
-        agents,
-        salvage,
-        saving,
-        growth,
-        loop_lag,
+    scenario.name: scenario
+    for scenario in (
+        overhead.SCENARIO,
+        front.SCENARIO,
+        peers.SCENARIO,
+        peers.FOUR_BIT_SCENARIO,
+        prefill.SCENARIO,
+        streams.SCENARIO,
+        stall.SCENARIO,
+        start.SCENARIO,
+        next_turn.SCENARIO,
+        memory.SCENARIO,
+        resident.SCENARIO,
+        reuse.SCENARIO,
+        agents.SCENARIO,
+        salvage.SCENARIO,
+        saving.SCENARIO,
+        growth.SCENARIO,
+        loop_lag.SCENARIO,
     )
 }
 
 
 def scenarios_of(names: list[str]) -> list[Scenario]:
-    """The named scenarios; "all" is every one. Raises HoldfastError."""
+    """The named scenarios; "all" is every one that has cases of its own. Raises HoldfastError."""
     if names == ["all"]:
-        return list(SCENARIOS.values())
+        return [scenario for scenario in SCENARIOS.values() if not scenario.only_by_name]
     unknown = [name for name in names if name not in SCENARIOS]
     if unknown:
         raise HoldfastError(f"unknown scenario {unknown[0]!r}; there are: {', '.join(SCENARIOS)}")

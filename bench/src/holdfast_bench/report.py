@@ -47,29 +47,14 @@ def table(case: CaseResult) -> list[str]:
 
 
 def _head(results: Results) -> Iterator[str]:
-    machine, client = results.machine, results.client
-    packages = ", ".join(
-        f"{name} {version}" for name, version in machine.get("packages", {}).items() if version
-    )
     yield (
         f"Made {results.made_at} by Holdfast {results.version} at commit "
         f"{results.commit or 'unknown'}: `{results.command}`"
     )
     yield ""
-    if machine:
-        memory = shown(machine["memory_bytes"], "bytes")
-        yield (
-            f"- Machine: {machine['processor']}, {machine['cores']} cores, {memory}; "
-            f"{machine['system']}"
-        )
-        yield f"- Software: Python {machine['python']}, {packages}"
-        busy, load = machine["busy_before"], machine["load_average"]
-        yield (
-            f"- Load before the start: {busy:.0%} of all cores were busy with other things, load "
-            f"average {load}"
-        )
-    if client:
-        yield _client_line(client)
+    yield from machine_lines(results)
+    if results.client:
+        yield _client_line(results.client)
     yield (
         "- Figures are medians with [quartiles]; ratios are taken round by round. `A / A`: the "
         "first server against itself."
@@ -77,6 +62,32 @@ def _head(results: Results) -> Iterator[str]:
     yield (
         "- *Answers agree*: share of tokens of greedy answers before the first difference from the "
         "first server's."
+    )
+
+
+def machine_lines(results: Results) -> Iterator[str]:
+    """What it was measured on; nothing where that is not known."""
+    machine = results.machine
+    if not machine:
+        return
+    packages = ", ".join(
+        f"{name} {version}" for name, version in machine.get("packages", {}).items() if version
+    )
+    memory = shown(machine["memory_bytes"], "bytes")
+    yield (
+        f"- Machine: {machine['processor']}, {machine['cores']} cores, {memory}; "
+        f"{machine['system']}"
+    )
+    yield f"- Software: Python {machine['python']}, {packages}"
+    if products := machine.get("matrix_products"):
+        yield "- Matrix products: " + "; ".join(f"{who}: {how}" for who, how in products.items())
+    if "environment" in machine:
+        variables = [f"`{name}={value}`" for name, value in machine["environment"].items()]
+        yield f"- Variables for threads and BLAS: {', '.join(variables) or 'none'}"
+    busy, load = machine["busy_before"], machine["load_average"]
+    yield (
+        f"- Load before the start: {busy:.0%} of all cores were busy with other things, load "
+        f"average {load}"
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from holdfast.errors import HoldfastError
 from holdfast_bench.alternation import Effort, measure_case
-from holdfast_bench.contenders import Contender
+from holdfast_bench.contenders import Contender, products_of
 from holdfast_bench.floor import client_floor
 from holdfast_bench.machine import commit, holdfast_version, machine, now
 from holdfast_bench.models import BenchModel, ensure_model
@@ -34,6 +34,7 @@ class Item:
     contenders: tuple[Contender, ...]  # the first is the one that the others are compared with
     model: str = ""  # "" is the scenario's own
     only: str = ""  # a part of the names of the cases that are wanted
+    not_installed: tuple[str, ...] = ()  # peers that would be measured too
 
     def cases(self, scale: Scale) -> list[Case]:
         """Those that run at this scale."""
@@ -77,6 +78,8 @@ async def run_benchmarks(plan: RunPlan, *, say: Callable[[str], None]) -> Result
         command=plan.command,
         machine=machine(watched_seconds=10 * plan.settling_seconds),
     )
+    labels = {contender.label for item in plan.items for contender in item.contenders}
+    results.machine["matrix_products"] = products_of(labels)
     clock = _Budget(plan)
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         stages = _Stages(Path(folder), threads=plan.threads, request_seconds=plan.request_seconds)
@@ -116,6 +119,7 @@ async def _run_item(
     for case in cases:
         done.append(await _run_case(item, case, plan, stage, clock, say))
         done[-1].model = model.name
+        done[-1].notes += [f"not measured: {peer} is not installed" for peer in item.not_installed]
         yield done[-1]
     part = Results(
         made_at=now(), version=holdfast_version(), commit=commit(), command=plan.command, cases=done

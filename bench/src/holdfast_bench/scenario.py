@@ -122,6 +122,7 @@ class Scenario:
     cases: Callable[[Scale], Sequence[Case]]
     measure: Callable[[Trial], Awaitable[Sample]]
     rounds: int = 5
+    more_models: tuple[str, ...] = ()  # that it is measured on as well, unless one is asked for
     peers: tuple[str, ...] = ("mlx_lm",)  # unless others are asked for
     # once for each server and case, before anything is measured
     prepare: Callable[[Trial], Awaitable[None]] | None = None
@@ -134,6 +135,7 @@ class Scenario:
     uses_store: bool = False  # what is kept on disk is a part of the subject
     # of Holdfast's command, where it is to be measured with settings that are not usual
     options: tuple[str, ...] = ()
+    only_by_name: bool = False  # its cases are those of others, so it is not among all scenarios
     needs_start: bool = False  # of no use against a server that cannot be started from here
 
 

@@ -26,6 +26,9 @@ def item_for(
     peers: None means the scenario's own as far as they are installed, and mlx_lm.server as
     installed too in scenarios that are short enough. Raises HoldfastError.
     """
+    missing = (
+        [] if peers is not None else [each for each in scenario.peers if not is_installed(each)]
+    )
     usual = [
         *filter(is_installed, scenario.peers),
         *([AS_INSTALLED] if scenario.as_installed_too else []),
@@ -36,4 +39,18 @@ def item_for(
     contenders = {each.label: each for each in (subject, *peers_of(names), *others)}
     if scenario.uses_store:
         contenders = {label: each.storing() for label, each in contenders.items()}
-    return Item(scenario=scenario, contenders=tuple(contenders.values()), model=model, only=case)
+    return Item(
+        scenario=scenario,
+        contenders=tuple(contenders.values()),
+        model=model,
+        only=case,
+        not_installed=tuple(missing),
+    )
+
+
+def models_of(scenario: Scenario, wanted: str, *, is_served: bool = False) -> tuple[str, ...]:
+    """The models to measure it on, each in an item of its own: the wanted one, or the scenario's.
+
+    is_served: the server runs already, with a model of its own.
+    """
+    return (wanted,) if wanted or is_served else (scenario.model, *scenario.more_models)

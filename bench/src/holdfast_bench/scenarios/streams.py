@@ -22,7 +22,7 @@ def _cases(scale: Scale) -> Sequence[Case]:
     }[scale]
     tokens = 64 if scale != "full" else 128
     cases = [_case(count, "equal", [_EQUAL_TOKENS] * count, tokens) for count in equal]
-    return [*cases, *(_case(count, "ragged", _ragged(count), tokens) for count in ragged)]
+    return [*cases, *(_case(count, "ragged", ragged_tokens(count), tokens) for count in ragged)]
 
 
 def _case(count: int, kind: str, prompt_tokens: list[int], max_tokens: int) -> Case:
@@ -35,7 +35,8 @@ def _case(count: int, kind: str, prompt_tokens: list[int], max_tokens: int) -> C
     return Case(name=f"{count} {kind}", settings=settings)
 
 
-def _ragged(count: int) -> list[int]:
+def ragged_tokens(count: int) -> list[int]:
+    """Lengths of prompts, as unlike as those of several users."""
     return [_RAGGED_TOKENS[number % len(_RAGGED_TOKENS)] for number in range(count)]
 
 
