@@ -1,18 +1,20 @@
-"""Rotary embedding, RMS normalization and linear layers in fewer graph operations, for CPUs.
+"""Rotary embedding and linear layers in fewer graph operations, for CPUs.
 
-On a GPU, `mx.fast.rope` and `mx.fast.rms_norm` are one kernel each. On a CPU, MLX composes them of
-28 and 11 operations, and every rotation computes its cosines and sines anew. A decode step of a
-small model spends more time on handling these operations than on computing.
+On a GPU, `mx.fast.rope` is one kernel. On a CPU, MLX composes it of 28 operations, and every
+rotation computes its cosines and sines anew. A decode step of a small model spends more time on
+handling operations than on computing.
 
-Functions of this module take the place of MLX's. On a thread that is inside `step` they use fewer operations;
-everywhere else they call MLX's function, so nothing changes for other users of MLX in the process.
-The results are bit-equal to MLX's:
+Functions of this module take the place of MLX's. On a thread that is inside `step` they use fewer
+operations; everywhere else they call MLX's function, so nothing changes for other users of MLX in
+the process. The results are bit-equal to MLX's:
 
 - A step computes cosines and sines once, for the queries and keys of all layers. They come from
   MLX's own function: the rotation of (1, 0) is (cos, sin). What is left of a rotation is
   x * cosines + swapped * sines, where `swapped` exchanges the two numbers of each pair of x.
-- What remains is elementwise and compiled into one operation, in a normalization into two. MLX
-  traces it once, for all shapes. Without a C++ compiler it runs the parts one by one.
+- For one token per row, this is compiled into one operation, which MLX traces once for all shapes.
+  Longer chunks, whose operations take longer than their handling, run the parts one by one: each
+  further memory layout would cost a second or two of g++ when a model is first loaded on a
+  machine. Without g++, MLX always runs the parts one by one.
 - A linear layer of one sequence multiplies with a view of its transposed weight that is made once.
   The view has a dimension of size 1 for the batch, so that MLX reshapes neither input nor output.
 """
@@ -170,12 +172,11 @@ class _Here(threading.local):
 
 
 _here = _Here()
-_epsilons: dict[float, mx.array] = {}
 
 
 @contextmanager
 def step(rotations: Rotations, *, transposes_once: bool = False) -> Iterator[None]:
-    """Within the block, this thread rotates and normalizes in fewer operations. Only on a CPU.
+    """Within the block, this thread rotates in fewer operations. Only on a CPU.
 
     transposes_once: whether linear layers, too, take fewer. If an input's dimension of size 1 has an
         unusual stride, as in some recurrent layers, BLAS may then round in another way.
@@ -195,7 +196,6 @@ def _install() -> None:
     """Put the functions in the place of MLX's. Idempotent."""
     for owner, name, wrap in (
         (mx.fast, "rope", _rope),
-        (mx.fast, "rms_norm", _rms_norm),
         (Linear, "__call__", _linear),
     ):
         plain = getattr(owner, name)
@@ -244,32 +244,8 @@ def _turned(x: mx.array, factors: _Factors, *, traditional: bool) -> mx.array:
         swapped = mx.roll(pairs, 1, -1).reshape(x.shape)
     else:
         swapped = mx.roll(x, half, -1)
-    return _combined(x, swapped, factors.cosines, factors.sines)
-
-
-def _rms_norm(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    def rms_norm(
-        x: mx.array, weight: mx.array | None, eps: float, *, stream: Any = None
-    ) -> mx.array:
-        if (
-            _here.rotations is None
-            or stream is not None
-            or x.ndim == 0
-            or x.dtype not in _FLOATS
-            or (weight is not None and (weight.dtype != x.dtype or weight.shape != x.shape[-1:]))
-        ):
-            return plain(x, weight, eps, stream=stream)
-        epsilon = _epsilons.get(eps)
-        if epsilon is None:
-            epsilon = _epsilons[eps] = mx.array(eps, dtype=mx.float32)
-        # The mean is not compiled: MLX would leave it out for all shapes if the first row had one
-        # number. The factors are an operation of their own, which computes one root for each row.
-        squares = mx.square(x.astype(mx.float32))
-        factors = _reciprocal_root(squares.mean(axis=-1, keepdims=True), epsilon)
-        return _scaled(x, factors) if weight is None else _weighted(x, factors, weight)
-
-    setattr(rms_norm, _MARK, plain)
-    return rms_norm
+    combine = _combined_at_once if x.shape[2] == 1 else _combined
+    return combine(x, swapped, *factors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,21 +273,12 @@ def _linear(plain: Callable[[Linear, mx.array], mx.array]) -> Callable[..., mx.a
     return __call__
 
 
-@partial(mx.compile, shapeless=True)
 def _combined(x: mx.array, swapped: mx.array, cosines: mx.array, sines: mx.array) -> mx.array:
     return x * cosines + swapped * sines
 
 
 @partial(mx.compile, shapeless=True)
-def _reciprocal_root(mean: mx.array, epsilon: mx.array) -> mx.array:
-    return mx.rsqrt(mean + epsilon)
-
-
-@partial(mx.compile, shapeless=True)
-def _scaled(x: mx.array, factors: mx.array) -> mx.array:
-    return (x.astype(mx.float32) * factors).astype(x.dtype)
-
-
-@partial(mx.compile, shapeless=True)
-def _weighted(x: mx.array, factors: mx.array, weight: mx.array) -> mx.array:
-    return (x.astype(mx.float32) * factors).astype(x.dtype) * weight
+def _combined_at_once(
+    x: mx.array, swapped: mx.array, cosines: mx.array, sines: mx.array
+) -> mx.array:
+    return _combined(x, swapped, cosines, sines)
