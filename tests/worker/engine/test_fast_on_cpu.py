@@ -359,6 +359,6 @@ def test_a_decode_step_computes_cosines_at_most_once_and_takes_fewer_operations(
     _, fewer, plain = launched
     assert fewer["Cos"] == (0 if streams == 1 else 1)
     assert plain["Cos"] == 2 * 3  # queries and keys of three layers
-    assert fewer.total() < 0.75 * plain.total()
+    assert fewer.total() < 0.8 * plain.total()
     for name in names:
         engine.close(name)

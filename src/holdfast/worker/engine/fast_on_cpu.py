@@ -11,10 +11,9 @@ the process. The results are bit-equal to MLX's:
 - A step computes cosines and sines once, for the queries and keys of all layers. They come from
   MLX's own function: the rotation of (1, 0) is (cos, sin). What is left of a rotation is
   x * cosines + swapped * sines, where `swapped` exchanges the two numbers of each pair of x.
-- For one token per row, this is compiled into one operation, which MLX traces once for all shapes.
-  Longer chunks, whose operations take longer than their handling, run the parts one by one: each
-  further memory layout would cost a second or two of g++ when a model is first loaded on a
-  machine. Without g++, MLX always runs the parts one by one.
+- For a single token, this is compiled into one operation, which MLX traces once for all shapes.
+  Several tokens gain little from that, and each further memory layout would cost one or two seconds
+  of g++ when a model is first loaded on a machine. Without g++, MLX runs the parts one by one.
 - A linear layer of one sequence multiplies with a view of its transposed weight that is made once.
   The view has a dimension of size 1 for the batch, so that MLX reshapes neither input nor output.
 """
@@ -244,7 +243,8 @@ def _turned(x: mx.array, factors: _Factors, *, traditional: bool) -> mx.array:
         swapped = mx.roll(pairs, 1, -1).reshape(x.shape)
     else:
         swapped = mx.roll(x, half, -1)
-    combine = _combined_at_once if x.shape[2] == 1 else _combined
+    is_one_token = x.shape[0] == x.shape[2] == 1
+    combine = _combined_at_once if is_one_token else _combined
     return combine(x, swapped, *factors)
 
 
