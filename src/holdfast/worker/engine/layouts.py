@@ -17,6 +17,7 @@ from typing import Any
 import mlx.core as mx
 
 from holdfast.wire.requests import RequestId
+from holdfast.worker.engine import fast_on_cpu
 from holdfast.worker.engine.lora import Adapters
 from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.engine.seams import HeadSeam, LaterLogits, StepLogits
@@ -63,6 +64,7 @@ class Runner(ABC):
         self._model = model
         self._head = head
         self._pairs: tuple[tuple[HeadsForm, HeadsForm], ...] = ()
+        self._rotations = fast_on_cpu.Rotations()
 
     @property
     def model(self) -> Any:
@@ -129,6 +131,12 @@ class Runner(ABC):
 
     def forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
         """Run the model on these spans. Lazy."""
+        if not context.composes_attention or not fast_on_cpu.is_on():
+            return self._forward(spans, context)
+        with fast_on_cpu.step(self._rotations, transposes_once=self.mixes_chunks):
+            return self._forward(spans, context)
+
+    def _forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
         if self.adapters is None or self.mixes_adapters:
             return self._run(spans, context)
         by_adapter: dict[str, list[SequenceSpan]] = {}
@@ -181,13 +189,12 @@ class RowsRunner(Runner):
             )
             return self._pass(token_ids_of(spans)[None], caches, spans)
         tokens = [each.span.tokens for each in spans]
-        offset = mx.array(
-            [
-                position
-                for each in spans
-                for position in range(each.span.start, each.span.start + each.span.tokens)
-            ]
-        )
+        positions = [
+            position
+            for each in spans
+            for position in range(each.span.start, each.span.start + each.span.tokens)
+        ]
+        offset = self._rotations.share(mx.array(positions))
         caches = _views(
             spans,
             lambda layers: RowsView(layers, tokens=tokens, offset=offset, context=context),
@@ -233,10 +240,11 @@ class SplitRunner(Runner):
         return _in_order(spans, groups, logits)
 
     def _decode(self, spans: list[SequenceSpan], context: StepContext) -> StepLogits:
+        offset = self._rotations.share(mx.array([each.span.start for each in spans]))
+
         def view_of_kv(layers: Sequence[LayerKV]) -> RowsView | GatherView:
             if self._gather is not None:
                 return GatherView(layers, mask_dimensions=self._gather)
-            offset = mx.array([layer.tokens for layer in layers])
             return RowsView(layers, tokens=[1] * len(layers), offset=offset, context=context)
 
         caches = _views(spans, view_of_kv, StateView)

@@ -174,12 +174,13 @@ def keep_stored(module: Any, dtype: mx.Dtype) -> None:
 
 
 def _transposed_stand_in(packed: PackedWeights, *, room: int = 0) -> mx.array:
-    """The array to multiply by, [inputs, outputs]. room: the numbers that it has memory for."""
+    """The array to multiply by, [1, inputs, outputs]. room: the numbers that it has memory for."""
     known = packed.stand_in()
     memory = np.zeros(max(len(known), room), np.uint32)
     memory[: len(known)] = known
-    shape = (packed.inputs, packed.outputs)
-    stand_in = mx.as_strided(mx.array(memory).view(mx.float32), shape, (1, packed.inputs))
+    shape = (1, packed.inputs, packed.outputs)
+    strides = (packed.inputs * packed.outputs, 1, packed.inputs)
+    stand_in = mx.as_strided(mx.array(memory).view(mx.float32), shape, strides)
     mx.eval(stand_in)
     return stand_in
 
@@ -197,7 +198,8 @@ def lazy(is_lazy: bool = True) -> Iterator[None]:
 
 def _product(module: Any, x: mx.array) -> mx.array:
     """x Wᵀ, plus the bias if there is one, in the format of x. Lazy."""
-    stand_in: mx.array = module._stand_in
+    # with a batch dimension for one sequence, MLX reshapes neither input nor result
+    stand_in: mx.array = module._stand_in if x.ndim == 3 and len(x) == 1 else module._stand_in[0]
     bias: mx.array | None = module.get("bias")
     if x.dtype == mx.float32:
         return x @ stand_in if bias is None else mx.addmm(bias, x, stand_in)

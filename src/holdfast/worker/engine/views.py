@@ -64,7 +64,8 @@ def attend_one(queries: mx.array, parts: Sequence[tuple[mx.array, mx.array]]) ->
 class StepContext:
     """Data that the layers of one step share: how attention is computed, and causal masks.
 
-    composes_attention: attention is composed of matrix products because there is no fused kernel.
+    composes_attention: attention is composed of matrix products because there is no fused kernel;
+        rotations have none either (`fast_on_cpu`).
     attends_to_parts: attention goes through the seam (`seams`), which takes keys and values in
         several parts.
     reads_codes: MLX computes decode steps over quantized keys and values without dequantizing them.
