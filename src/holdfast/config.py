@@ -364,7 +364,8 @@ class SchedulerSettings:
     )
     stall_seconds: float = _setting(
         0.25,
-        "By how much a prefill chunk may lengthen a step in which other sequences decode.",
+        "Prefill chunks lengthen a step in which other sequences decode by 80 ms, or nine times "
+        "the step if that is longer, but never by more than this.",
         limits=POSITIVE,
     )
     min_chunk_tokens: int = _setting(

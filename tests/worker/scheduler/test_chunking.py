@@ -5,7 +5,12 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.worker.scheduler.chunking import LEAST_ALONE_TOKENS, PATIENCE_STEPS, ChunkSharing
+from holdfast.worker.scheduler.chunking import (
+    GRAIN_TOKENS,
+    LEAST_ALONE_TOKENS,
+    PATIENCE_STEPS,
+    ChunkSharing,
+)
 from holdfast.worker.scheduler.cost_model import ChunkBounds, CostModel, StepLoad
 from holdfast.worker.scheduler.queue import ScheduledSequence, SequenceCosts
 
@@ -95,8 +100,9 @@ def test_a_size_that_the_device_failed_on_is_never_tried_again_in_any_step() -> 
     assert max(share([prompt(1, 9000), prompt(2, 9000)], costs=costs, seconds=60.0).values()) <= 500
 
 
-def test_beside_decoding_rows_a_prompt_takes_what_fits_the_stall_in_whole_quanta() -> None:
-    assert share([prompt(1, 9000)], seconds=0.25) == {"1": 224}  # 250 tokens fit
+def test_beside_decoding_rows_a_prompt_takes_what_fits_the_stall_in_whole_grains() -> None:
+    assert share([prompt(1, 9000)], seconds=0.25) == {"1": 248}  # 250 tokens fit
+    assert share([prompt(1, 9000), prompt(2, 8000)], seconds=0.03) == {"1": QUANTUM}
 
 
 def test_the_last_chunk_of_a_prompt_may_be_smaller_than_a_quantum() -> None:
@@ -109,7 +115,7 @@ def test_a_prompt_always_gets_a_quantum_however_slow_it_is() -> None:
 
 
 def test_a_short_prompt_is_read_whole_beside_a_long_one() -> None:
-    assert share([prompt(1, 90_000), prompt(2, 50)]) == {"1": 1024 + 960, "2": 50}
+    assert share([prompt(1, 90_000), prompt(2, 50)]) == {"1": 1024 + 968, "2": 50}
 
 
 def test_of_equal_prompts_the_older_is_read_first() -> None:
@@ -120,7 +126,7 @@ def test_tokens_that_the_oldest_leaves_go_to_the_shortest_of_the_rest() -> None:
     assert share([prompt(1, 10), prompt(2, 900), prompt(3, 300)], tokens=512) == {
         "1": 10,
         "3": 300,
-        "2": 192,
+        "2": 200,
     }
 
 
@@ -169,8 +175,8 @@ def test_now_and_then_a_step_does_without_chunks_so_that_decoding_is_measured() 
 def test_where_chunks_run_apart_their_passes_count_into_the_stall() -> None:
     # 0.02 s for the pass of each chunk, a little less than 0.001 s for a token
     costs = model(mixes_chunks=False)
-    assert share([prompt(1, 9000)], seconds=0.25, costs=costs) == {"1": 224}
-    assert share([prompt(1, 9000)], seconds=0.07, costs=costs) == {"1": 32}
+    assert share([prompt(1, 9000)], seconds=0.25, costs=costs) == {"1": 232}
+    assert share([prompt(1, 9000)], seconds=0.07, costs=costs) == {"1": 48}
 
 
 prompts_strategy = st.lists(
@@ -187,7 +193,7 @@ prompts_strategy = st.lists(
     mixes_chunks=st.booleans(),
     oldest_is_first=st.booleans(),
 )
-def test_chunks_keep_to_tokens_time_and_quanta(
+def test_chunks_keep_to_tokens_time_and_grains(
     shapes: list[tuple[int, int, int]],
     tokens: int,
     seconds: float,
@@ -208,7 +214,7 @@ def test_chunks_keep_to_tokens_time_and_quanta(
     assert sum(taken for _, taken in chunks) <= tokens
     for sequence, taken in chunks:
         alone = len(prompts) == 1 and math.isinf(seconds)
-        whole = taken % QUANTUM == 0 or taken == sequence.unread_tokens
+        whole = taken % GRAIN_TOKENS == 0 or taken == sequence.unread_tokens
         assert 0 < taken <= sequence.unread_tokens
         assert whole or alone or taken == tokens < QUANTUM
     if sum(taken for _, taken in chunks) > QUANTUM:

@@ -8,6 +8,7 @@ from holdfast.config import SchedulerSettings
 from holdfast.errors import ConfigError, InvalidRequest, PromptTooLong, QueueFull, TooLargeForMemory
 from holdfast.worker.engine.plan import Span, StepPlan
 from holdfast.worker.scheduler.admission import SequenceCosts
+from holdfast.worker.scheduler.chunking import GRAIN_TOKENS
 from holdfast.worker.scheduler.scheduler import Decision, Scheduler, StepOutcome
 from tests.fakes.step_worker import StepWorker, device_seconds
 
@@ -139,7 +140,7 @@ def test_decoding_streams_are_held_up_no_longer_than_allowed(depth: int) -> None
     """Once the machine is known, each step with a chunk takes at most stall_seconds more than one
     without.
     """
-    run = StepWorker(settings=SchedulerSettings(stall_seconds=0.2), depth=depth)
+    run = StepWorker(settings=SchedulerSettings(stall_seconds=0.1), depth=depth)
     run.submit("warm", prompt_tokens=4000, max_tokens=1)
     for name in "abcd":
         run.submit(name, prompt_tokens=64, max_tokens=4000)
@@ -150,10 +151,39 @@ def test_decoding_streams_are_held_up_no_longer_than_allowed(depth: int) -> None
         run.step()
     run.run_to_end()
     reading = range(before, before + long.steps_to_first_draw)
-    assert max(run.step_seconds[index] for index in reading) <= 0.014 + 0.2 * 1.1
-    # A token costs 0.0005 s at first and 0.0014 s in the end: chunks of 384 tokens fit in the
-    # beginning, of 128 in the end.
-    assert len(reading) <= 9_000 / 160
+    assert max(run.step_seconds[index] for index in reading) <= 0.014 + 0.1 * 1.1
+    # A token costs 0.0005 s at first and 0.0014 s in the end: chunks of 192 tokens fit in the
+    # beginning, of 72 in the end.
+    assert len(reading) <= 9_000 / 90
+
+
+@pytest.mark.parametrize(
+    ("rows", "row_seconds", "stalled_seconds"),
+    [
+        (1, 0.002, 0.08),  # a gap of less than 0.1 s, however fast the machine decodes
+        (1, 0.015, 9 * 0.015),  # decoding takes a tenth of the step, not more
+        (8, 0.002, 9 * 0.016),
+        (8, 0.01, 0.25),  # but no chunk takes longer than the setting allows
+    ],
+)
+def test_chunks_beside_streams_are_as_short_as_prefill_can_afford(
+    rows: int, row_seconds: float, stalled_seconds: float
+) -> None:
+    run = StepWorker()
+    run.seconds_of = lambda load: row_seconds * load.decode_rows + 0.0004 * load.chunk_tokens
+    for name in "abcdefgh"[:rows]:
+        run.submit(name, prompt_tokens=64, max_tokens=4000)
+    run.read_all_prompts()
+    for _ in range(8):
+        run.step()
+    before = len(run.plans)
+    long = run.submit("long", prompt_tokens=20_000, max_tokens=1)
+    while not long.planned_draws:
+        run.step()
+    steps = run.step_seconds[before + 8 : before + long.steps_to_first_draw - 1]
+    with_chunks = [seconds for seconds in steps if seconds > 2 * rows * row_seconds]
+    assert max(with_chunks) <= rows * row_seconds + stalled_seconds * 1.01
+    assert min(with_chunks) >= rows * row_seconds + stalled_seconds * 0.9
 
 
 @DEPTHS
@@ -182,7 +212,7 @@ def test_a_prompt_that_is_scored_holds_decoding_streams_up_no_longer_than_anothe
     )
 
 
-def test_prompts_wait_beside_decoding_rows_until_chunks_fit_in_whole_quanta() -> None:
+def test_prompts_are_read_beside_decoding_rows_in_chunks_of_a_quantum_or_more() -> None:
     run = StepWorker(settings=SchedulerSettings(stall_seconds=0.1))
     run.submit("a", prompt_tokens=500, max_tokens=2000)
     for _ in range(10):
@@ -195,7 +225,7 @@ def test_prompts_wait_beside_decoding_rows_until_chunks_fit_in_whole_quanta() ->
         if span.request_id == "long"
     ]
     assert len(chunks) == 20
-    assert all(tokens % 32 == 0 for tokens in chunks)
+    assert all(tokens >= 32 and tokens % GRAIN_TOKENS == 0 for tokens in chunks)
 
 
 def test_admission_is_first_come_first_served_even_if_a_later_one_fits() -> None:

@@ -147,7 +147,8 @@ def _pieces(
     kv_heads = len(heads.parts[0][0])
     shared = len(heads.queries) // kv_heads
     together = max(1, min(shared, _MIN_ROWS // tokens, len(heads.queries) // threads_to_use()))
-    rows = min(tokens, max(_MIN_ROWS, _BLOCK_SCORES // held))
+    # pieces of equal length: a short piece would take nearly as long, since BLAS packs all keys
+    rows = -(-tokens // max(1, tokens // max(_MIN_ROWS, _BLOCK_SCORES // held)))
     firsts = itertools.chain(
         *(range(head, head + shared, together) for head in range(0, len(heads.queries), shared))
     )

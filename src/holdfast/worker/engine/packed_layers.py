@@ -168,21 +168,26 @@ def keep_stored(module: Any, dtype: mx.Dtype) -> None:
         group_size=getattr(module, "group_size", 0),
     )
     module._packed = packed
-    module._stand_in = _transposed_stand_in(packed)
+    _put_stand_in(module)
     module._dtype = dtype
     module.__class__ = _packed_classes()[type(module)]
 
 
-def _transposed_stand_in(packed: PackedWeights, *, room: int = 0) -> mx.array:
-    """The array to multiply by, [1, inputs, outputs]. room: the numbers that it has memory for."""
+def _put_stand_in(module: Any, *, room: int = 0) -> None:
+    """Give a module the array to multiply by, [1, inputs, outputs], and a flat view of it.
+
+    room: the numbers that it has memory for.
+    """
+    packed: PackedWeights = module._packed
     known = packed.stand_in()
     memory = np.zeros(max(len(known), room), np.uint32)
     memory[: len(known)] = known
     shape = (1, packed.inputs, packed.outputs)
     strides = (packed.inputs * packed.outputs, 1, packed.inputs)
     stand_in = mx.as_strided(mx.array(memory).view(mx.float32), shape, strides)
-    mx.eval(stand_in)
-    return stand_in
+    flat = stand_in[0]
+    mx.eval(stand_in, flat)
+    module._stand_in, module._flat_stand_in = stand_in, flat
 
 
 @contextmanager
@@ -199,7 +204,8 @@ def lazy(is_lazy: bool = True) -> Iterator[None]:
 def _product(module: Any, x: mx.array) -> mx.array:
     """x Wᵀ, plus the bias if there is one, in the format of x. Lazy."""
     # with a batch dimension for one sequence, MLX reshapes neither input nor result
-    stand_in: mx.array = module._stand_in if x.ndim == 3 and len(x) == 1 else module._stand_in[0]
+    alone = x.ndim == 3 and len(x) == 1
+    stand_in: mx.array = module._stand_in if alone else module._flat_stand_in
     bias: mx.array | None = module.get("bias")
     if x.dtype == mx.float32:
         return x @ stand_in if bias is None else mx.addmm(bias, x, stand_in)
@@ -268,8 +274,9 @@ def _disagreement() -> str:
         mx.eval(layer.parameters(), wanted)
         keep_stored(layer, mx.float32)
         # with all its memory, so that nothing bad happens if MLX does not call the front
-        layer._stand_in = _transposed_stand_in(layer._packed, room=weight.size)
+        _put_stand_in(layer, room=weight.size)
         for rows in (1, 3, MOST_ROWS, len(x)):
-            if not mx.allclose(layer(x[:rows]), wanted[:rows], rtol=1e-4, atol=1e-4):
-                return "it disagrees with MLX on this machine"
+            for got in (layer(x[:rows]), layer(x[None, :rows])):
+                if not mx.allclose(got, wanted[:rows], rtol=1e-4, atol=1e-4):
+                    return "it disagrees with MLX on this machine"
     return ""

@@ -32,6 +32,9 @@ NO_ROWS: Mapping[str, int] = MappingProxyType({})
 PATIENCE_STEPS = 8  # a prompt that was passed over this often goes ahead of shorter ones
 # smallest chunk of a prompt that is alone, on any device: smaller chunks are 2 to 3 times slower
 LEAST_ALONE_TOKENS = 256
+# Chunks that end at no boundary are multiples of this: the time of a step is used almost up, and matrix
+# products have whole vectors.
+GRAIN_TOKENS = 8
 # After this many steps with chunks, one step only decodes: the cost of chunks is what they add to
 # the duration of such a step.
 MIXED_STEPS_IN_A_ROW = 32
@@ -145,8 +148,8 @@ class Allowance:
     ) -> int:
         """Take tokens for a prompt that already has `taken` tokens of the step; returns how many.
 
-        The number is a multiple of the quantum, unless the chunk reaches a boundary or the end of
-        the prompt. at_least_a_quantum: take a quantum whatever it costs, so that the prompt
+        The number is at least the quantum and a multiple of `GRAIN_TOKENS`, unless the chunk reaches
+        a boundary or the end of the prompt. at_least_a_quantum: take a quantum whatever it costs, so that the prompt
         progresses.
         """
         position = sequence.position + taken
@@ -158,7 +161,7 @@ class Allowance:
             left = self.seconds - self._held_seconds - entry
             tokens = min(tokens, costs.tokens_within(left, position, score_seconds=score_seconds))
         if tokens < wanted:
-            tokens -= tokens % self._quantum
+            tokens = _rounded(tokens, self._quantum)
         if at_least_a_quantum:
             tokens = max(tokens, min(self._quantum, wanted, self.tokens))
         if tokens > 0:
@@ -167,6 +170,12 @@ class Allowance:
                 position, tokens, score_seconds=score_seconds
             )
         return max(tokens, 0)
+
+
+def _rounded(tokens: int, quantum_tokens: int) -> int:
+    """The size of a chunk for which there is room for `tokens` tokens; 0 if a quantum is too much."""
+    grain = min(GRAIN_TOKENS, quantum_tokens)
+    return tokens - tokens % grain if tokens >= quantum_tokens else 0
 
 
 def longest_chunk(costs: CostModel, sequence: ScheduledSequence) -> int:

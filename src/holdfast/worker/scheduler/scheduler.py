@@ -130,6 +130,11 @@ class PlaceEstimate:
 
 
 _NOTHING_TO_DO = Decision()
+# A chunk lengthens a step of decoding rows by at most this, so that streams still look fluent (with
+# the step itself, less than 0.1 s); longer only where decoding would take more than a tenth of the
+# step, which would slow prefill down.
+_FLUENT_SECONDS = 0.08
+_DECODE_STEPS_PER_CHUNK = 9
 # for enlarging and restoring KV buffers; even a slow memory bus copies several times faster
 _COPIED_BYTES_PER_SECOND = 1e9
 
@@ -818,7 +823,7 @@ class Scheduler:
         self, spans: list[Span], number: int
     ) -> tuple[StepLoad, tuple[ScheduledSequence, ...]]:
         rows = len(spans)
-        seconds = self._settings.stall_seconds if rows else math.inf
+        seconds = self._stall_seconds(rows) if rows else math.inf
         chunk_tokens = 0
         scored_tokens = 0
         position_sum = 0.0
@@ -855,6 +860,11 @@ class Scheduler:
             position_sum += tokens * (start + tokens / 2)
         load = StepLoad(rows, len(chunks), chunk_tokens, position_sum, scored_tokens)
         return load, tuple(drawless)
+
+    def _stall_seconds(self, rows: int) -> float:
+        """By how much chunks may lengthen a step with this many decoding rows."""
+        worth_it = _DECODE_STEPS_PER_CHUNK * self._costs.decode_seconds(rows)
+        return min(self._settings.stall_seconds, max(_FLUENT_SECONDS, worth_it))
 
     def _idle_work_tokens(self, position: int) -> int:
         """The chunk size of idle work, so that a new request waits no longer for it than for an
