@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from holdfast.kernels import packed_products
 from holdfast.kernels.packed_products import BITS, GROUP_SIZES, MOST_ROWS, Floats, PackedWeights
 from holdfast.machine.blas import current_blas
+from tests.fakes.slow import slow
 
 pytestmark = pytest.mark.skipif(
     bool(packed_products.unavailable() or current_blas().no_front),
@@ -140,7 +141,7 @@ def test_a_row_gets_the_same_bits_alone_and_together(bits: int, group_size: int)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of x86-64")
-@pytest.mark.parametrize("less", ["-mno-avx512vnni", "-mno-avx512f", "-mno-avx"])
+@pytest.mark.parametrize("less", ["-mno-avx512f", *slow("-mno-avx512vnni", "-mno-avx")])
 def test_processors_with_fewer_instructions_get_the_same_results(less: str, tmp_path: Path) -> None:
     """All tests of this file, except this one, in another process."""
     code = (

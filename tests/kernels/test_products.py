@@ -13,6 +13,7 @@ import pytest
 
 from holdfast.kernels.products import Floats, linear, linear_in_numpy, product
 from holdfast.machine.blas import current_blas
+from tests.fakes.slow import slow
 
 MOST_ROWS = current_blas().few_rows
 pytestmark = pytest.mark.skipif(not MOST_ROWS, reason=f"no kernel: {current_blas().no_kernel}")
@@ -137,7 +138,7 @@ def test_a_front_that_disagrees_with_numpy_is_not_used() -> None:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of x86-64")
-@pytest.mark.parametrize("less", ["-mno-avx512f", "-mno-avx"])
+@pytest.mark.parametrize("less", ["-mno-avx512f", *slow("-mno-avx")])
 def test_it_is_right_with_shorter_vectors(less: str, tmp_path: Path) -> None:
     code = (
         "from holdfast.kernels import build\n"

@@ -180,12 +180,12 @@ def _put_stand_in(module: Any, *, room: int = 0) -> None:
     """
     packed: PackedWeights = module._packed
     known = packed.stand_in()
-    memory = np.zeros(max(len(known), room), np.uint32)
-    memory[: len(known)] = known
-    shape = (1, packed.inputs, packed.outputs)
-    strides = (packed.inputs * packed.outputs, 1, packed.inputs)
-    stand_in = mx.as_strided(mx.array(memory).view(mx.float32), shape, strides)
-    flat = stand_in[0]
+    numbers = np.zeros(max(len(known), room), np.uint32)
+    numbers[: len(known)] = known
+    memory = mx.array(numbers).view(mx.float32)
+    inputs, outputs = packed.inputs, packed.outputs
+    flat = mx.as_strided(memory, (inputs, outputs), (1, inputs))
+    stand_in = mx.as_strided(memory, (1, inputs, outputs), (inputs * outputs, 1, inputs))
     mx.eval(stand_in, flat)
     module._stand_in, module._flat_stand_in = stand_in, flat
 
