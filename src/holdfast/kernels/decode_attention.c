@@ -26,8 +26,8 @@
 #define MOST_QUERIES 64 /* queries that one task computes: bounds its memory on the stack */
 #define NO_SCORE -3.0e38f
 
-typedef float vec __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
-typedef int32_t ivec __attribute__((vector_size(4 * WIDTH)));
+#include "vectors.h"
+
 typedef _Float16 half_vec __attribute__((vector_size(2 * WIDTH), aligned(2), may_alias));
 
 /* Adjoining tokens of one layer, and the rows that hold them. */
@@ -65,18 +65,6 @@ typedef struct {
     float *m, *l; /* [partials] */
 } Job;
 
-static inline vec load(const float *at) { return *(const vec *)at; }
-
-static inline void store(float *at, vec value) { *(vec *)at = value; }
-
-static inline vec splat(float value) { return (vec){} + value; }
-
-static inline vec choose(ivec mask, vec yes, vec no) {
-    return (vec)(((ivec)yes & mask) | ((ivec)no & ~mask));
-}
-
-static inline vec larger(vec a, vec b) { return choose(a > b, a, b); }
-
 static inline float sum(vec v) {
     typedef float v8 __attribute__((vector_size(32)));
     typedef float v4 __attribute__((vector_size(16)));
@@ -84,23 +72,6 @@ static inline float sum(vec v) {
     union { v8 whole; v4 half[2]; } b = {a.half[0] + a.half[1]};
     v4 c = b.half[0] + b.half[1];
     return (c[0] + c[2]) + (c[1] + c[3]);
-}
-
-/* exp(x) for x <= 0, with a relative error below 3e-7. */
-static inline vec exponential(vec x) {
-    x = larger(x, splat(-87.0f));
-    vec y = x * 1.44269504f;
-    vec n = (y + 12582912.0f) - 12582912.0f; /* rounds to the nearest integer */
-    vec f = y - n;
-    vec p = splat(1.5469124e-4f);
-    p = p * f + 1.3400427e-3f;
-    p = p * f + 9.6180400e-3f;
-    p = p * f + 5.5503324e-2f;
-    p = p * f + 2.4022648e-1f;
-    p = p * f + 6.9314718e-1f;
-    p = p * f + 1.0f;
-    ivec bits = (__builtin_convertvector(n, ivec) + 127) << 23;
-    return p * (vec)bits;
 }
 
 /* How many dimensions share a scale and a bias; as `group_of` in kv/quantized.py. */

@@ -32,7 +32,6 @@
 #define COLUMNS_MULTIPLE 32  /* of the inputs of a layer */
 
 typedef uint32_t uvec __attribute__((vector_size(4 * WIDTH)));
-typedef int32_t ivec __attribute__((vector_size(4 * WIDTH)));
 
 typedef enum { FLOAT32, FLOAT16, BFLOAT16, CODES_OF_8, CODES_OF_4 } Format;
 
@@ -52,8 +51,6 @@ typedef struct {
     int rows, first, end, part_rows;
     const struct Integers *integers; /* x, if the products are computed in integers */
 } PackedCall;
-
-INLINE void store(float *at, vec value) { *(vec *)at = value; }
 
 /* A weight row's bytes; of 16 bits, 2 per number, and so on. format: a constant. */
 INLINE int64_t bytes_of(Format format, int64_t numbers) {

@@ -27,7 +27,9 @@ _KEY_BYTES = 16
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 
-class _Packed(ctypes.Structure):
+class PackedStruct(ctypes.Structure):
+    """`Packed` in packed_products.h."""
+
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("weights", "scales", "biases")),
         *(
@@ -38,7 +40,12 @@ class _Packed(ctypes.Structure):
 
 
 class _StandIn(ctypes.Structure):
-    _fields_ = [("key", ctypes.c_uint8 * _KEY_BYTES), ("weights", _Packed)]
+    _fields_ = [
+        ("key", ctypes.c_uint8 * _KEY_BYTES),
+        ("of", ctypes.c_int64),
+        ("weights", PackedStruct),
+        *((name, ctypes.c_void_p) for name in ("before", "after")),
+    ]
 
 
 def unavailable() -> str:
@@ -53,6 +60,20 @@ def _key() -> bytes:
     products.library().holdfast_set_key(key)
     products.library().holdfast_set_most_packed_rows(MOST_ROWS)
     return key
+
+
+def stand_in_for(
+    of: int, address: int, packed: PackedStruct | None = None
+) -> npt.NDArray[np.uint32]:
+    """The first numbers of a matrix that stands for something else, as products.c defines them.
+
+    address: of the structure that describes a part of a decoder layer; 0: the matrix stands for
+    packed weights.
+    """
+    key = (ctypes.c_uint8 * _KEY_BYTES)(*_key())
+    return np.frombuffer(
+        bytes(_StandIn(key, of, packed or PackedStruct(), *[address or None] * 2)), np.uint32
+    )
 
 
 class PackedWeights:
@@ -84,7 +105,7 @@ class PackedWeights:
             assert group_size in GROUP_SIZES
             assert scales.shape == biases.shape == (self.outputs, self.inputs // group_size)
         self._arrays = arrays  # keeps their memory
-        self._packed = _Packed(
+        self.struct = PackedStruct(
             *(None if array is None else array.ctypes.data for array in (weights, scales, biases)),
             self.outputs,
             self.inputs,
@@ -99,8 +120,7 @@ class PackedWeights:
 
         Shorter than the matrix, unless the matrix is small. The weights have to live as long.
         """
-        stand_in = _StandIn((ctypes.c_uint8 * _KEY_BYTES)(*_key()), self._packed)
-        return np.frombuffer(bytes(stand_in), np.uint32)
+        return stand_in_for(0, 0, self.struct)
 
     def multiply(self, x: Floats, *, start: int = 0, end: int | None = None) -> Floats:
         """x Wᵀ, for the outputs `start` to `end`. Returns [rows, end - start].
@@ -116,7 +136,7 @@ class PackedWeights:
         _key()
         result = np.empty((len(x), end - start), np.float32)
         if not products.library().holdfast_multiply_packed(
-            ctypes.byref(self._packed),
+            ctypes.byref(self.struct),
             *map(ctypes.c_int, (start, end, len(x))),
             ctypes.c_float(1),
             ctypes.c_void_p(x.ctypes.data),

@@ -35,7 +35,8 @@
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16") /* tiles must stay in registers */
 
-typedef float vec __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+#include "vectors.h"
+
 typedef float four __attribute__((vector_size(16)));
 typedef float unaligned_four __attribute__((vector_size(16), aligned(4), may_alias));
 
@@ -66,8 +67,6 @@ typedef struct {
     int64_t x_stride, w_stride, y_stride;
     int columns_per_part;
 } Product;
-
-INLINE vec load(const float *at) { return *(const vec *)at; }
 
 INLINE float sum(vec v) {
     union { vec whole; four parts[WIDTH / 4]; } u = {v};
@@ -209,13 +208,6 @@ static void share_out_columns(Product *p, Part *run, int multiple) {
     share_out(run, p, parts, blas.threads < worth_waking ? blas.threads : worth_waking);
 }
 
-/* What the first bytes of a matrix are that stands for packed weights. MLX multiplies it as any
- * other; its numbers are never read. The key is random, so no weights of a model begin with it. */
-typedef struct {
-    uint8_t key[16];
-    Packed weights;
-} StandIn;
-
 static struct {
     uint8_t bytes[16];
     int is_set;
@@ -312,6 +304,40 @@ int holdfast_multiply_packed(const Packed *w, int first, int end, int rows, floa
     return packed_product(&call, blas.threads);
 }
 
+#include "decoder_layer.h"
+
+/* What the first bytes of a matrix are that stands for something else. MLX multiplies by it as by
+ * any other; its numbers are never read. The key is random, so no weights of a model begin with it.
+ */
+typedef struct {
+    uint8_t key[16];
+    int64_t of;        /* which of these is meant: weights, before or after */
+    Packed weights;
+    const BeforeAttention *before;
+    const AfterAttention *after;
+} StandIn;
+
+enum { WEIGHTS, BEFORE_ATTENTION, AFTER_ATTENTION };
+
+/* y = what `b` stands for, of x, with y as beta y before. Returns 0 if that is impossible. */
+static int stand_in_product(const StandIn *b, int rows, int columns, int inner, const float *x,
+                            int64_t x_stride, float alpha, float beta, float *y,
+                            int64_t y_stride) {
+    switch (b->of) {
+    case WEIGHTS:
+        return b->weights.inputs == inner && b->weights.outputs == columns &&
+               holdfast_multiply_packed(&b->weights, 0, columns, rows, alpha, x, x_stride, beta, y,
+                                        y_stride);
+    case BEFORE_ATTENTION:
+        return b->before->hidden == inner && outputs_before(b->before) == columns && beta == 1 &&
+               before_attention(b->before, rows, x, x_stride, y, y_stride);
+    case AFTER_ATTENTION:
+        return b->after->output.inputs == inner && b->after->hidden == columns && beta == 1 &&
+               after_attention(b->after, rows, x, x_stride, y, y_stride);
+    }
+    return 0;
+}
+
 void cblas_sgemm(int order, int of_a, int of_b, int m, int n, int k, float alpha, const float *a,
                  int lda, const float *b, int ldb, float beta, float *c, int ldc) {
     if (order != ROW_MAJOR || m <= 0 || n <= 0 || k <= 0) {
@@ -320,31 +346,22 @@ void cblas_sgemm(int order, int of_a, int of_b, int m, int n, int k, float alpha
     }
     if (key.is_set && (int64_t)n * k * sizeof(float) >= sizeof(StandIn) &&
         !memcmp(b, key.bytes, sizeof(key.bytes))) {
-        const Packed *w = &((const StandIn *)b)->weights;
         float *rows = of_a == TRANSPOSED ? transposed(a, m, k, lda) : NULL;
-        if (w->inputs != k || w->outputs != n || ldb != k || of_b != TRANSPOSED ||
-            (of_a == TRANSPOSED && !rows) ||
-            !holdfast_multiply_packed(w, 0, n, m, alpha, rows ? rows : a, rows ? k : lda, beta, c,
-                                      ldc)) {
+        if (ldb != k || of_b != TRANSPOSED || (of_a == TRANSPOSED && !rows) ||
+            !stand_in_product((const StandIn *)b, m, n, k, rows ? rows : a, rows ? k : lda, alpha,
+                              beta, c, ldc)) {
             fill_with_nan(c, m, n, ldc);
         }
         free(rows);
         return;
     }
-    if (of_a != AS_IT_IS) {
+    if (of_a != AS_IT_IS || m > blas.most_rows) {
         blas_sgemm(order, of_a, of_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
         return;
     }
     Product product = {m, n, k, alpha, beta, a, b, c, lda, ldb, ldc, 0};
-    if (m <= blas.most_rows && of_b == TRANSPOSED) {
-        share_out_columns(&product, part_of_product, 2 * TILE_COLUMNS);
-        return;
-    }
-    if (m <= blas.most_rows) {
-        share_out_columns(&product, part_across, 4 * WIDTH);
-        return;
-    }
-    blas_sgemm(order, of_a, of_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+    if (of_b == TRANSPOSED) share_out_columns(&product, part_of_product, 2 * TILE_COLUMNS);
+    else share_out_columns(&product, part_across, 4 * WIDTH);
 }
 
 void cblas_dgemm(int order, int of_a, int of_b, int m, int n, int k, double alpha, const double *a,

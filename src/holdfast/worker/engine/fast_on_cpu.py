@@ -45,7 +45,7 @@ def is_on() -> bool:
     return build.is_on("fewer_operations")
 
 
-class _Turn(NamedTuple):
+class Turn(NamedTuple):
     """How a rotation turns: the arguments of `mx.fast.rope`, except array, positions and stream."""
 
     dims: int
@@ -74,6 +74,7 @@ class Rotations:
 
     def __init__(self) -> None:
         self._of_step: dict[tuple[Any, ...], _Factors] = {}
+        self._rows_of_step: dict[tuple[Any, ...], mx.array] = {}
         self._shared: mx.array | None = None
         # kept over steps; with the array whose id is part of the key
         self._tables: dict[tuple[Any, ...], tuple[_Factors, mx.array | None]] = {}
@@ -83,6 +84,7 @@ class Rotations:
         of those at the positions shared before. The array must not change. Returns it.
         """
         self._of_step.clear()
+        self._rows_of_step.clear()
         self._shared = offset
         return offset
 
@@ -94,12 +96,13 @@ class Rotations:
 
     def forget_step(self) -> None:
         self._of_step.clear()
+        self._rows_of_step.clear()
         self._shared = None
 
     def factors(
         self,
         rotate: Callable[..., mx.array],
-        turn: _Turn,
+        turn: Turn,
         offset: int | mx.array,
         *,
         tokens: int,
@@ -119,10 +122,24 @@ class Rotations:
         self._of_step[place] = found
         return found
 
+    def rows(self, turn: Turn, offset: int | mx.array, *, width: int) -> mx.array:
+        """Cosines and sines of one token per row, one behind the other and padded with zeros:
+        float32 [1, rows, width]. Requires `shares(offset)`.
+        """
+        place = (offset if isinstance(offset, int) else None, width, *turn.key(mx.float32))
+        known = self._rows_of_step.get(place)
+        if known is None:
+            rotate = getattr(mx.fast.rope, _MARK)
+            factors = self.factors(rotate, turn, offset, tokens=1, dtype=mx.float32)
+            both = mx.concatenate(list(factors), axis=-1).reshape(1, -1, 2 * turn.dims)
+            known = mx.pad(both, [(0, 0), (0, 0), (0, width - 2 * turn.dims)])
+            self._rows_of_step[place] = known
+        return known
+
     def _table(
         self,
         rotate: Callable[..., mx.array],
-        turn: _Turn,
+        turn: Turn,
         start: int,
         kind: tuple[Any, ...],
         dtype: mx.Dtype,
@@ -140,7 +157,7 @@ class Rotations:
 
 def _factors(
     rotate: Callable[..., mx.array],
-    turn: _Turn,
+    turn: Turn,
     offset: int | mx.array,
     *,
     tokens: int,
@@ -171,6 +188,11 @@ class _Here(threading.local):
 
 
 _here = _Here()
+
+
+def rotations_of_step() -> Rotations | None:
+    """The shared cosines and sines of the step that this thread is in; None outside steps."""
+    return _here.rotations
 
 
 @contextmanager
@@ -214,7 +236,7 @@ def _rope(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
         freqs: mx.array | None = None,
         stream: Any = None,
     ) -> mx.array:
-        turn = _Turn(dims, traditional, base, scale, freqs)
+        turn = Turn(dims, traditional, base, scale, freqs)
         rotations = _here.rotations
         if (
             rotations is None

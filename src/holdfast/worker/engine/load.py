@@ -30,6 +30,7 @@ from holdfast.models.model_folder import (
 )
 from holdfast.worker.engine import packed_layers, seams, weight_format
 from holdfast.worker.engine.fingerprint import model_fingerprint
+from holdfast.worker.engine.fused_layers import fuse
 from holdfast.worker.engine.lora import Adapters, attach
 from holdfast.worker.engine.seams import HEAD_NAMES
 
@@ -146,6 +147,8 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
     with _one_line_errors(folder):
         adapters = attach(model, adapter_files, compute_dtype=dtype)
     kept_layers = packed_layers.count(model)
+    if adapters is None:
+        fuse(model, dtype)
     adapter_bytes = 0 if adapters is None else adapters.nbytes
     return LoadedModel(
         model=model,

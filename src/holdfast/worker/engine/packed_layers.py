@@ -23,6 +23,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
@@ -182,12 +183,20 @@ def _put_stand_in(module: Any, *, room: int = 0) -> None:
     known = packed.stand_in()
     numbers = np.zeros(max(len(known), room), np.uint32)
     numbers[: len(known)] = known
-    memory = mx.array(numbers).view(mx.float32)
-    inputs, outputs = packed.inputs, packed.outputs
-    flat = mx.as_strided(memory, (inputs, outputs), (1, inputs))
-    stand_in = mx.as_strided(memory, (1, inputs, outputs), (inputs * outputs, 1, inputs))
-    mx.eval(stand_in, flat)
-    module._stand_in, module._flat_stand_in = stand_in, flat
+    module._flat_stand_in, module._stand_in = matrices(numbers, (packed.outputs, packed.inputs))
+
+
+def matrices(memory: npt.NDArray[np.uint32], shape: tuple[int, int]) -> tuple[mx.array, mx.array]:
+    """A stand-in's matrix, transposed: [inputs, outputs], and with a batch dimension of 1.
+
+    memory: the first numbers of the matrix. shape: outputs and inputs.
+    """
+    outputs, inputs = shape
+    first = mx.array(memory).view(mx.float32)
+    flat = mx.as_strided(first, (inputs, outputs), (1, inputs))
+    batch = mx.as_strided(first, (1, inputs, outputs), (inputs * outputs, 1, inputs))
+    mx.eval(flat, batch)
+    return flat, batch
 
 
 @contextmanager

@@ -301,6 +301,14 @@ class RowsView(KVView):
             layer.append(new_keys, new_values)
         return self, self
 
+    def append_both(self, both: mx.array) -> None:
+        """Append one token to each sequence: its keys and values, [rows, 2 * kv_heads, 1,
+        head_dim], the heads of the keys first.
+        """
+        self._kv_heads, self._head_dimension = both.shape[1] // 2, both.shape[3]
+        for layer, new in zip(self._layers, self._split(both), strict=True):
+            layer.append_arrays((new,))
+
     def keys_and_values(self) -> tuple[RowsView, RowsView]:
         """The view twice, so that another layer attends to the same keys and values."""
         return self, self
@@ -310,7 +318,7 @@ class RowsView(KVView):
     ) -> mx.array:
         """Compute attention. queries: [rows, heads, 1, head_dim]; returns the same shape."""
         asked = mask.window if isinstance(mask, WindowMask) else None
-        if self._context.composes_attention:
+        if self._context.composes_attention and scale != 1.0:
             queries = queries * scale  # once for all rows
             scale = 1.0
         if queries.shape[0] == len(self._layers):
@@ -457,6 +465,11 @@ class SpanView(KVView):
         self.shape = (1, keys.shape[1], self._layer.tokens, keys.shape[3])
         return self, self
 
+    def append_both(self, both: mx.array) -> None:
+        """As in `RowsView`. Requires that attention is composed."""
+        self._layer.append_arrays((both,))
+        self.shape = (1, both.shape[1] // 2, self._layer.tokens, both.shape[3])
+
     def keys_and_values(self) -> tuple[Any, Any]:
         if self._attends:
             return self, self  # not kept as attributes: a cycle would keep the state alive
@@ -476,7 +489,7 @@ class SpanView(KVView):
     ) -> mx.array:
         """Compute attention. queries: [1, heads, tokens, head_dim]; returns the same shape."""
         asked = mask.window if isinstance(mask, WindowMask) else None
-        queries = queries * scale
+        queries = queries if scale == 1.0 else queries * scale
         if queries.shape[2] == 1:
             decoded = _decoded(
                 [self._layer], queries, asked=asked, sinks=sinks, context=self._context
