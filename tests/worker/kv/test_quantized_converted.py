@@ -179,3 +179,23 @@ def test_a_conversion_counts_shared_tokens_once_and_what_others_keep() -> None:
     first.quantize([QuantizedKV("8", form=form_of((KEYS, VALUES[64])), block_tokens=BLOCK)])
     rest = Conversion.of([second, third], "8")
     assert rest == Conversion(sequences=2, tokens=130, shared_tokens=0, converted_tokens=110)
+
+
+def test_a_converted_part_that_was_shrunk_is_converted_again_for_a_longer_holder() -> None:
+    first = LiveState([FullKV()])
+    read(first, 10)
+    second = start_from(
+        LiveBase(state=first, tokens=10, use="shared"), [FullKV()], is_restored=False
+    )
+    form = form_of((KEYS, VALUES[64]))
+    first.quantize([QuantizedKV("8", form=form, block_tokens=BLOCK)])  # the first block only
+    first.freeze()
+    read(second, 7)
+    second.quantize([QuantizedKV("8", form=form, block_tokens=BLOCK)])
+    (layer,) = second.leaves
+    assert isinstance(layer, QuantizedKV)
+    found = mx.concatenate([keys for keys, _ in layer.parts(17)], axis=2)
+    codes = dequantized(quantized(KEYS[:, :, :16], 8), bits=8, dtype=mx.float32)
+    wanted = mx.concatenate([codes, KEYS[:, :, 16:17]], axis=2)
+    assert found.shape == wanted.shape
+    assert mx.allclose(found, wanted, rtol=1e-6, atol=1e-6)

@@ -57,13 +57,13 @@ class FrozenPart:
         self._first: tuple[mx.array, mx.array] | None = None
         self._converted: WeakValueDictionary[str, FrozenPart] = WeakValueDictionary()
 
-    def converted(self, form: str, convert: Convert) -> FrozenPart:
-        """The part, converted to another form. As long as a holder uses the converted part, further
-        calls return the same one, so that sequences still share it. form: the name of that form.
-        Lazy.
+    def converted(self, form: str, convert: Convert, *, tokens: int) -> FrozenPart:
+        """The part, converted to another form: at least its first `tokens` tokens. As long as a
+        holder uses the converted part, further calls return the same one, so that sequences still
+        share it. form: the name of that form. Lazy.
         """
         part = self._converted.get(form)
-        if part is None:
+        if part is None or part.capacity < tokens:  # its holders may use less, and `shrink` it
             used = self._used
             part = FrozenPart(convert([array[:, :, :used] for array in self.arrays]))
             self._converted[form] = part
@@ -186,7 +186,7 @@ class FullKV(LayerKV):
             if part is None:
                 tail = convert([array[:, :, low:high] for array in self._buffers])
             else:
-                parts.append((part.converted(form, convert), high))
+                parts.append((part.converted(form, convert, tokens=high), high))
         state = FullKV()
         state.can_share = self.can_share
         state._hold(parts)
