@@ -419,6 +419,25 @@ static void group_to_integers(const float *x, int group, int is_mixed, int8_t *c
     *total = *scale * (float)sum;
 }
 
+/* Scales or biases of a weight row as float, padded with zeros. */
+INLINE void widen_padded(const void *from, Format format, int64_t at, int count, float *to) {
+    for (int done = 0; done < count; done += 16) {
+        int left = count - done;
+        __mmask16 mask = left < 16 ? (__mmask16)((1u << left) - 1) : (__mmask16)0xffff;
+        __m512 wide;
+        if (format == FLOAT32) {
+            wide = _mm512_maskz_loadu_ps(mask, (const float *)from + at + done);
+        } else {
+            const uint16_t *halves = (const uint16_t *)from + at + done;
+            __m256i bits = _mm512_castsi512_si256(_mm512_maskz_loadu_epi16(mask, halves));
+            wide = format == FLOAT16
+                       ? _mm512_cvtph_ps(bits)
+                       : (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16);
+        }
+        _mm512_storeu_ps(to + done, wide);
+    }
+}
+
 INLINE __m512i unit_of_codes(const uint8_t *at, Format format) {
     if (format == CODES_OF_8) return _mm512_loadu_si512(at);
     __m256i codes = _mm256_loadu_si256((const __m256i *)at);
@@ -432,6 +451,7 @@ INLINE void multiply_integers(const PackedCall *call, const Integers *x, Format 
                               const int count, int row, const int rows, const float *scales,
                               const float *biases) {
     const Packed *w = call->w;
+    const int8_t *const planes[PLANES] = {x->digits[0], x->digits[1], x->digits[2]};
     int groups = w->inputs / w->group, padded = x->padded;
     int64_t row_bytes = bytes_of(format, w->inputs);
     const uint8_t *codes = w->weights + first * row_bytes;
@@ -459,7 +479,7 @@ INLINE void multiply_integers(const PackedCall *call, const Integers *x, Format 
                 __m512i digits[PLANES];
                 UNROLL for (int plane = 0; plane < PLANES; plane++) {
                     int64_t from = (int64_t)(row + r) * w->inputs + at;
-                    digits[plane] = _mm512_loadu_si512(x->digits[plane] + from);
+                    digits[plane] = _mm512_loadu_si512(planes[plane] + from);
                 }
                 UNROLL for (int c = 0; c < count; c++) {
                     __m512i sum = _mm512_setzero_si512();
@@ -486,14 +506,12 @@ INLINE void multiply_part_in_integers(const PackedCall *call, Format format, int
     const Integers *x = call->integers;
     int start, end = end_of_part(call, part, &start), groups = groups_of(w, format);
     float scales[4 * x->padded], biases[4 * x->padded];
-    memset(scales, 0, sizeof(scales));
-    memset(biases, 0, sizeof(biases));
     for (int first = start; first < end; first += 4) {
         int count = end - first < 4 ? end - first : 4;
         for (int c = 0; c < count; c++) {
             int64_t from = (int64_t)(first + c) * groups;
-            widen(w->scales, w->scale_format, from, groups, scales + c * x->padded);
-            widen(w->biases, w->scale_format, from, groups, biases + c * x->padded);
+            widen_padded(w->scales, w->scale_format, from, groups, scales + c * x->padded);
+            widen_padded(w->biases, w->scale_format, from, groups, biases + c * x->padded);
         }
         for (int row = 0; row < call->rows;) {
             int left = call->rows - row;
