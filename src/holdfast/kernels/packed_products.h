@@ -375,9 +375,9 @@ static void share_out_rows(PackedCall *call, Part *run, int threads) {
  * integer is the sum of its digits * 128^2, 128 and 1, each of 8 bits. The sums of 4 products with
  * codes are exact integers of 32 bits, and for one digit 64 products are one instruction. */
 typedef struct Integers {
-    int8_t *digits[PLANES]; /* [rows, inputs]; for codes of 4 bits, a unit has its even places first */
-    float *scales, *sums; /* [rows, padded groups]: of a group, and the sum of its numbers */
-    int padded;           /* groups, rounded up to whole vectors */
+    int8_t *digits; /* [rows, units, PLANES, UNIT]; codes of 4 bits: even places of a unit first */
+    /* [blocks of 4 rows, groups, 4]: the scale of a row's group, and the sum of its numbers */
+    float *scales, *sums;
 } Integers;
 
 static inline __m512i evens_first(__m512i v) {
@@ -385,8 +385,8 @@ static inline __m512i evens_first(__m512i v) {
     return _mm512_inserti64x4(_mm512_castsi256_si512(even), odd, 1);
 }
 
-static void group_to_integers(const float *x, int group, int is_mixed, int8_t *const *digits,
-                              int64_t to, float *scale, float *total) {
+static void group_to_integers(const float *x, int group, int is_mixed, int8_t *digits, float *scale,
+                              float *total) {
     __m512 most = _mm512_setzero_ps(), check = most;
     for (int at = 0; at < group; at += 16) {
         __m512 v = _mm512_loadu_ps(x + at);
@@ -412,29 +412,45 @@ static void group_to_integers(const float *x, int group, int is_mixed, int8_t *c
         }
         for (int plane = 0; plane < PLANES; plane++) {
             __m512i v = _mm512_loadu_si512(unit[plane]);
-            _mm512_storeu_si512(digits[plane] + to + at, is_mixed ? evens_first(v) : v);
+            int8_t *to = digits + PLANES * at + plane * UNIT;
+            _mm512_storeu_si512(to, is_mixed ? evens_first(v) : v);
         }
     }
     *scale = (factor ? largest / LEVELS : 0) + finite;
     *total = *scale * (float)sum;
 }
 
-/* Scales or biases of a weight row as float, padded with zeros. */
-INLINE void widen_padded(const void *from, Format format, int64_t at, int count, float *to) {
-    for (int done = 0; done < count; done += 16) {
-        int left = count - done;
-        __mmask16 mask = left < 16 ? (__mmask16)((1u << left) - 1) : (__mmask16)0xffff;
-        __m512 wide;
-        if (format == FLOAT32) {
-            wide = _mm512_maskz_loadu_ps(mask, (const float *)from + at + done);
-        } else {
-            const uint16_t *halves = (const uint16_t *)from + at + done;
-            __m256i bits = _mm512_castsi512_si256(_mm512_maskz_loadu_epi16(mask, halves));
-            wide = format == FLOAT16
-                       ? _mm512_cvtph_ps(bits)
-                       : (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16);
+/* 16 scales or biases of a weight row as float; zeros if there are fewer. */
+INLINE __m512 widened(const void *from, Format format, int64_t at, int count) {
+    __mmask16 mask = count < 16 ? (__mmask16)((1u << count) - 1) : (__mmask16)0xffff;
+    if (format == FLOAT32) return _mm512_maskz_loadu_ps(mask, (const float *)from + at);
+    const uint16_t *halves = (const uint16_t *)from + at;
+    __m256i bits = _mm512_castsi512_si256(_mm512_maskz_loadu_epi16(mask, halves));
+    if (format == FLOAT16) return _mm512_cvtph_ps(bits);
+    return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16);
+}
+
+/* Scales or biases of 4 weight rows as float: to, [groups rounded up to 16, 4]. */
+INLINE void widen_four(const void *from, Format format, const int64_t *rows, int groups,
+                       float *to) {
+    for (int g = 0; g < groups; g += 16, to += 64) {
+        __m512 row[4];
+        UNROLL for (int i = 0; i < 4; i++) row[i] = widened(from, format, rows[i] + g, groups - g);
+        __m512d low = (__m512d)_mm512_unpacklo_ps(row[0], row[1]);
+        __m512d low2 = (__m512d)_mm512_unpacklo_ps(row[2], row[3]);
+        __m512d high = (__m512d)_mm512_unpackhi_ps(row[0], row[1]);
+        __m512d high2 = (__m512d)_mm512_unpackhi_ps(row[2], row[3]);
+        /* part i has the groups i, i + 4, i + 8 and i + 12 */
+        __m512 part[4] = {(__m512)_mm512_unpacklo_pd(low, low2),
+                          (__m512)_mm512_unpackhi_pd(low, low2),
+                          (__m512)_mm512_unpacklo_pd(high, high2),
+                          (__m512)_mm512_unpackhi_pd(high, high2)};
+        UNROLL for (int i = 0; i < 4; i++) {
+            _mm_storeu_ps(to + 4 * i, _mm512_extractf32x4_ps(part[i], 0));
+            _mm_storeu_ps(to + 4 * i + 16, _mm512_extractf32x4_ps(part[i], 1));
+            _mm_storeu_ps(to + 4 * i + 32, _mm512_extractf32x4_ps(part[i], 2));
+            _mm_storeu_ps(to + 4 * i + 48, _mm512_extractf32x4_ps(part[i], 3));
         }
-        _mm512_storeu_ps(to + done, wide);
     }
 }
 
@@ -445,91 +461,86 @@ INLINE __m512i unit_of_codes(const uint8_t *at, Format format) {
     return _mm512_and_si512(both, _mm512_set1_epi8(15));
 }
 
-/* The products of `count` weight rows from `first` with `rows` rows of x from `row`. scales, biases:
- * [count, padded]. format, count, rows: constants. */
-INLINE void multiply_integers(const PackedCall *call, const Integers *x, Format format, int first,
-                              const int count, int row, const int rows, const float *scales,
-                              const float *biases) {
+/* The products of 4 weight rows with `rows` rows of x from `row`, [4, 4]. codes: of each weight row.
+ * scales, biases: [groups, 4]. format, rows: constants. */
+INLINE void multiply_integers(const PackedCall *call, Format format, const uint8_t *const *codes,
+                              int row, const int rows, const float *scales, const float *biases,
+                              float *products) {
     const Packed *w = call->w;
-    const int8_t *const planes[PLANES] = {x->digits[0], x->digits[1], x->digits[2]};
-    int groups = w->inputs / w->group, padded = x->padded;
-    int64_t row_bytes = bytes_of(format, w->inputs);
-    const uint8_t *codes = w->weights + first * row_bytes;
-    float both[4][4][padded] __attribute__((aligned(64)));
-    vec total[4][4];
-    UNROLL for (int r = 0; r < rows; r++) {
-        const float *of_x = x->scales + (row + r) * padded, *sums = x->sums + (row + r) * padded;
-        UNROLL for (int c = 0; c < count; c++) {
-            total[c][r] = (vec){};
-            for (int g = 0; g < padded; g += WIDTH) {
-                total[c][r] += load(biases + c * padded + g) * load(sums + g);
-                store(both[c][r] + g, load(scales + c * padded + g) * load(of_x + g));
-            }
-        }
-    }
+    const Integers *x = call->integers;
+    int groups = w->inputs / w->group, units = w->group / UNIT;
+    const __m512i each_four_times = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    int64_t block = (int64_t)(row / 4) * groups * 4 + row % 4, x_bytes = (int64_t)w->inputs * PLANES;
+    const float *x_scales = x->scales + block, *x_sums = x->sums + block;
+    const int8_t *digits = x->digits + row * x_bytes;
+    __m512 offset = _mm512_setzero_ps();
+    vec total[4][4] = {};
     for (int g = 0, at = 0; g < groups; g++) {
-        for (int end = at + w->group; at < end; at += UNIT) {
+        float both[16] __attribute__((aligned(64)));
+        __m512 of_w = _mm512_permutexvar_ps(
+            each_four_times, _mm512_castps128_ps512(_mm_loadu_ps(scales + 4 * g)));
+        __m512 bias = _mm512_permutexvar_ps(
+            each_four_times, _mm512_castps128_ps512(_mm_loadu_ps(biases + 4 * g)));
+        __m512 of_x = _mm512_broadcast_f32x4(_mm_loadu_ps(x_scales + 4 * g));
+        __m512 sums = _mm512_broadcast_f32x4(_mm_loadu_ps(x_sums + 4 * g));
+        _mm512_store_ps(both, _mm512_mul_ps(of_w, of_x));
+        offset = _mm512_fmadd_ps(bias, sums, offset);
+        for (int u = 0; u < units; u++, at += bytes_of(format, UNIT), digits += PLANES * UNIT) {
             __m512i unit[4];
-            UNROLL for (int c = 0; c < count; c++) {
-                const uint8_t *from = codes + c * row_bytes + bytes_of(format, at);
-                unit[c] = unit_of_codes(from, format);
-                __builtin_prefetch(from + count * row_bytes);
+            UNROLL for (int c = 0; c < 4; c++) {
+                unit[c] = unit_of_codes(codes[c] + at, format);
+                __builtin_prefetch(codes[c] + at + 4 * bytes_of(format, w->inputs));
             }
             UNROLL for (int r = 0; r < rows; r++) {
-                __m512i digits[PLANES];
-                UNROLL for (int plane = 0; plane < PLANES; plane++) {
-                    int64_t from = (int64_t)(row + r) * w->inputs + at;
-                    digits[plane] = _mm512_loadu_si512(planes[plane] + from);
-                }
-                UNROLL for (int c = 0; c < count; c++) {
+                UNROLL for (int c = 0; c < 4; c++) {
                     __m512i sum = _mm512_setzero_si512();
                     UNROLL for (int plane = 0; plane < PLANES; plane++) {
+                        const int8_t *digit = digits + r * x_bytes + plane * UNIT;
                         sum = _mm512_slli_epi32(sum, plane ? 7 : 0);
-                        sum = _mm512_dpbusd_epi32(sum, unit[c], digits[plane]);
+                        sum = _mm512_dpbusd_epi32(sum, unit[c], _mm512_loadu_si512(digit));
                     }
-                    total[c][r] += (vec)_mm512_cvtepi32_ps(sum) * both[c][r][g];
+                    total[c][r] += (vec)_mm512_cvtepi32_ps(sum) * both[4 * c + r];
                 }
             }
         }
     }
-    UNROLL for (int r = 0; r < rows; r++) {
-        float *y = call->y + (row + r) * call->y_stride + first - call->first;
-        UNROLL for (int c = 0; c < count; c++) {
-            float product = call->alpha * sum(total[c][r]);
-            y[c] = call->beta ? product + call->beta * y[c] : product;
-        }
+    _mm512_storeu_ps(products, offset);
+    UNROLL for (int c = 0; c < 4; c++) {
+        UNROLL for (int r = 0; r < rows; r++) products[4 * c + r] += sum(total[c][r]);
     }
 }
 
 INLINE void multiply_part_in_integers(const PackedCall *call, Format format, int part) {
     const Packed *w = call->w;
-    const Integers *x = call->integers;
     int start, end = end_of_part(call, part, &start), groups = groups_of(w, format);
-    float scales[4 * x->padded], biases[4 * x->padded];
+    int padded = (groups + 15) / 16 * 16;
+    float scales[4 * padded], biases[4 * padded];
     for (int first = start; first < end; first += 4) {
+        const uint8_t *codes[4];
+        int64_t places[4];
         int count = end - first < 4 ? end - first : 4;
-        for (int c = 0; c < count; c++) {
-            int64_t from = (int64_t)(first + c) * groups;
-            widen_padded(w->scales, w->scale_format, from, groups, scales + c * x->padded);
-            widen_padded(w->biases, w->scale_format, from, groups, biases + c * x->padded);
+        for (int c = 0; c < 4; c++) { /* the last row stands for those that are missing */
+            int64_t from = first + (c < count ? c : count - 1);
+            codes[c] = w->weights + from * bytes_of(format, w->inputs);
+            places[c] = from * groups;
         }
-        for (int row = 0; row < call->rows;) {
+        widen_four(w->scales, w->scale_format, places, groups, scales);
+        widen_four(w->biases, w->scale_format, places, groups, biases);
+        for (int row = 0, rows; row < call->rows; row += rows) {
+            float products[16];
             int left = call->rows - row;
-            if (count < 4) {
+            rows = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+            switch (rows) {
+            case 4: multiply_integers(call, format, codes, row, 4, scales, biases, products); break;
+            case 2: multiply_integers(call, format, codes, row, 2, scales, biases, products); break;
+            default: multiply_integers(call, format, codes, row, 1, scales, biases, products);
+            }
+            for (int r = 0; r < rows; r++) {
+                float *y = call->y + (row + r) * call->y_stride + first - call->first;
                 for (int c = 0; c < count; c++) {
-                    multiply_integers(call, x, format, first + c, 1, row, 1,
-                                      scales + c * x->padded, biases + c * x->padded);
+                    float product = call->alpha * products[4 * c + r];
+                    y[c] = call->beta ? product + call->beta * y[c] : product;
                 }
-                row += 1;
-            } else if (left >= 4) {
-                multiply_integers(call, x, format, first, 4, row, 4, scales, biases);
-                row += 4;
-            } else if (left >= 2) {
-                multiply_integers(call, x, format, first, 4, row, 2, scales, biases);
-                row += 2;
-            } else {
-                multiply_integers(call, x, format, first, 4, row, 1, scales, biases);
-                row += 1;
             }
         }
     }
@@ -544,21 +555,21 @@ static void part_in_integers(void *work, int part) {
 /* As `packed_product`, for codes in groups of at least UNIT. */
 static int integer_product(PackedCall *call, int threads) {
     const Packed *w = call->w;
-    int groups = w->inputs / w->group, padded = (groups + WIDTH - 1) / WIDTH * WIDTH;
-    int64_t numbers = (int64_t)call->rows * w->inputs, of_groups = (int64_t)call->rows * padded;
-    char *memory = calloc(1, PLANES * numbers + 2 * of_groups * sizeof(float));
+    int groups = w->inputs / w->group;
+    int64_t blocks = (call->rows + 3) / 4, of_groups = blocks * groups * 4 + 4;
+    int64_t digits = (int64_t)call->rows * w->inputs * PLANES;
+    char *memory = calloc(1, 2 * of_groups * sizeof(float) + digits);
     if (!memory) return 0;
-    Integers x = {.scales = (float *)memory, .padded = padded};
+    Integers x = {.scales = (float *)memory};
     x.sums = x.scales + of_groups;
-    for (int plane = 0; plane < PLANES; plane++) {
-        x.digits[plane] = (int8_t *)(x.sums + of_groups) + plane * numbers;
-    }
+    x.digits = (int8_t *)(x.sums + of_groups);
     for (int64_t row = 0; row < call->rows; row++) {
         for (int64_t g = 0; g < groups; g++) {
-            int64_t to = row * w->inputs + g * w->group;
+            int64_t place = (row / 4 * groups + g) * 4 + row % 4;
             group_to_integers(call->x + row * call->x_stride + g * w->group, w->group,
-                              w->format == CODES_OF_4, x.digits, to,
-                              x.scales + row * padded + g, x.sums + row * padded + g);
+                              w->format == CODES_OF_4,
+                              x.digits + (row * w->inputs + g * w->group) * PLANES,
+                              x.scales + place, x.sums + place);
         }
     }
     call->integers = &x;
