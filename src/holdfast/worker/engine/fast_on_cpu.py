@@ -45,7 +45,7 @@ def is_on() -> bool:
     return build.is_on("fewer_operations")
 
 
-class Turn(NamedTuple):
+class RopeForm(NamedTuple):
     """How a rotation turns: the arguments of `mx.fast.rope`, except array, positions and stream."""
 
     dims: int
@@ -102,7 +102,7 @@ class Rotations:
     def factors(
         self,
         rotate: Callable[..., mx.array],
-        turn: Turn,
+        turn: RopeForm,
         offset: int | mx.array,
         *,
         tokens: int,
@@ -122,7 +122,7 @@ class Rotations:
         self._of_step[place] = found
         return found
 
-    def rows(self, turn: Turn, offset: int | mx.array, *, width: int) -> mx.array:
+    def rows(self, turn: RopeForm, offset: int | mx.array, *, width: int) -> mx.array:
         """Cosines and sines of one token per row, one behind the other and padded with zeros:
         float32 [1, rows, width]. Requires `shares(offset)`.
         """
@@ -139,7 +139,7 @@ class Rotations:
     def _table(
         self,
         rotate: Callable[..., mx.array],
-        turn: Turn,
+        turn: RopeForm,
         start: int,
         kind: tuple[Any, ...],
         dtype: mx.Dtype,
@@ -157,7 +157,7 @@ class Rotations:
 
 def _factors(
     rotate: Callable[..., mx.array],
-    turn: Turn,
+    turn: RopeForm,
     offset: int | mx.array,
     *,
     tokens: int,
@@ -236,7 +236,7 @@ def _rope(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
         freqs: mx.array | None = None,
         stream: Any = None,
     ) -> mx.array:
-        turn = Turn(dims, traditional, base, scale, freqs)
+        turn = RopeForm(dims, traditional, base, scale, freqs)
         rotations = _here.rotations
         if (
             rotations is None

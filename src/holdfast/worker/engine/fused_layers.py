@@ -22,7 +22,7 @@ from holdfast.kernels import decoder_layer
 from holdfast.kernels.packed_products import MOST_ROWS
 from holdfast.machine.blas import current_blas
 from holdfast.worker.engine import fast_on_cpu, packed_layers
-from holdfast.worker.engine.fast_on_cpu import Rotations, Turn
+from holdfast.worker.engine.fast_on_cpu import Rotations, RopeForm
 from holdfast.worker.engine.views import RowsView, SpanView, StepContext
 from holdfast.worker.kv.full import FullKV
 
@@ -38,7 +38,7 @@ def unavailable() -> str:
 class _Parts:
     """The parts of one decoder layer, as matrices to multiply with."""
 
-    def __init__(self, block: Any, turn: Turn) -> None:
+    def __init__(self, block: Any, turn: RopeForm) -> None:
         attention, mlp = block.self_attn, block.mlp
         self.turn = turn
         self.heads: int = attention.n_heads
@@ -149,20 +149,20 @@ def _is_block(module: Any) -> bool:
     return all(type(each) is Linear or packed_layers.is_kept(each) for each in projections)
 
 
-def _turns(ropes: list[Any]) -> list[Turn] | None:
+def _turns(ropes: list[Any]) -> list[RopeForm] | None:
     """How each layer rotates; None if a kind of rotary embedding is not known here.
 
     Equal frequencies become one array, so that the layers share cosines and sines.
     """
-    turns: list[Turn] = []
+    turns: list[RopeForm] = []
     for rope in ropes:
         if type(rope) is RoPE:
-            turn = Turn(rope.dims, rope.traditional, rope.base, rope.scale, None)
+            turn = RopeForm(rope.dims, rope.traditional, rope.base, rope.scale, None)
         elif type(rope).__name__ == "Llama3RoPE":
             freqs = rope._freqs
             if turns and turns[0].freqs is not None and mx.array_equal(freqs, turns[0].freqs):
                 freqs = turns[0].freqs
-            turn = Turn(rope.dims, rope.traditional, None, 1.0, freqs)
+            turn = RopeForm(rope.dims, rope.traditional, None, 1.0, freqs)
         else:
             return None
         turns.append(turn)
