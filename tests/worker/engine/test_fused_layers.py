@@ -142,11 +142,11 @@ def test_models_that_are_built_otherwise_are_left_alone(monkeypatch: pytest.Monk
 
 def test_layers_that_disagree_with_mlx_lm_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     model: Any = make_tiny("llama")
-    plain = fused_layers._turns
+    plain = fused_layers._rope_forms
     monkeypatch.setattr(
         fused_layers,
-        "_turns",
-        lambda ropes: [turn._replace(base=turn.base * 2) for turn in plain(ropes) or ()],
+        "_rope_forms",
+        lambda ropes: [form._replace(base=form.base * 2) for form in plain(ropes) or ()],
     )
     assert fused_layers.fuse(model, mx.float32) == 0
     assert fused_count(model) == 0

@@ -102,44 +102,44 @@ class Rotations:
     def factors(
         self,
         rotate: Callable[..., mx.array],
-        turn: RopeForm,
+        form: RopeForm,
         offset: int | mx.array,
         *,
         tokens: int,
         dtype: mx.Dtype,
     ) -> _Factors:
         """Requires `shares(offset)`. rotate: MLX's function."""
-        kind = turn.key(dtype)
+        kind = form.key(dtype)
         place = (offset if isinstance(offset, int) else None, tokens, *kind)
         found = self._of_step.get(place)
         if found is not None:
             return found
         if tokens == 1 and isinstance(offset, int):
             index = offset % TABLE_POSITIONS
-            found = self._table(rotate, turn, offset - index, kind, dtype).at(index)
+            found = self._table(rotate, form, offset - index, kind, dtype).at(index)
         else:
-            found = _factors(rotate, turn, offset, tokens=tokens, dtype=dtype)
+            found = _factors(rotate, form, offset, tokens=tokens, dtype=dtype)
         self._of_step[place] = found
         return found
 
-    def rows(self, turn: RopeForm, offset: int | mx.array, *, width: int) -> mx.array:
+    def rows(self, form: RopeForm, offset: int | mx.array, *, width: int) -> mx.array:
         """Cosines and sines of one token per row, one behind the other and padded with zeros:
         float32 [1, rows, width]. Requires `shares(offset)`.
         """
-        place = (offset if isinstance(offset, int) else None, width, *turn.key(mx.float32))
+        place = (offset if isinstance(offset, int) else None, width, *form.key(mx.float32))
         known = self._rows_of_step.get(place)
         if known is None:
             rotate = getattr(mx.fast.rope, _MARK)
-            factors = self.factors(rotate, turn, offset, tokens=1, dtype=mx.float32)
-            both = mx.concatenate(list(factors), axis=-1).reshape(1, -1, 2 * turn.dims)
-            known = mx.pad(both, [(0, 0), (0, 0), (0, width - 2 * turn.dims)])
+            factors = self.factors(rotate, form, offset, tokens=1, dtype=mx.float32)
+            both = mx.concatenate(list(factors), axis=-1).reshape(1, -1, 2 * form.dims)
+            known = mx.pad(both, [(0, 0), (0, 0), (0, width - 2 * form.dims)])
             self._rows_of_step[place] = known
         return known
 
     def _table(
         self,
         rotate: Callable[..., mx.array],
-        turn: RopeForm,
+        form: RopeForm,
         start: int,
         kind: tuple[Any, ...],
         dtype: mx.Dtype,
@@ -147,8 +147,8 @@ class Rotations:
         key = (start, *kind)
         known = self._tables.pop(key, None)
         if known is None:
-            table = _factors(rotate, turn, start, tokens=TABLE_POSITIONS, dtype=dtype)
-            known = (table, turn.freqs)
+            table = _factors(rotate, form, start, tokens=TABLE_POSITIONS, dtype=dtype)
+            known = (table, form.freqs)
             if len(self._tables) == MOST_TABLES:
                 del self._tables[next(iter(self._tables))]
         self._tables[key] = known  # the last used comes last
@@ -157,22 +157,22 @@ class Rotations:
 
 def _factors(
     rotate: Callable[..., mx.array],
-    turn: RopeForm,
+    form: RopeForm,
     offset: int | mx.array,
     *,
     tokens: int,
     dtype: mx.Dtype,
 ) -> _Factors:
     rows = 1 if isinstance(offset, int) else offset.size
-    half = turn.dims // 2
+    half = form.dims // 2
     ones_and_zeros = mx.array([1.0] * half + [0.0] * half, dtype=dtype)
     turned = rotate(
-        mx.broadcast_to(ones_and_zeros, (rows, 1, tokens, turn.dims)),
-        **turn._replace(traditional=False)._asdict(),
+        mx.broadcast_to(ones_and_zeros, (rows, 1, tokens, form.dims)),
+        **form._replace(traditional=False)._asdict(),
         offset=offset,
     )
     cosines, sines = mx.split(turned, 2, axis=-1)
-    if not turn.traditional:
+    if not form.traditional:
         return _Factors(
             mx.concatenate([cosines, cosines], axis=-1), mx.concatenate([-sines, sines], axis=-1)
         )
@@ -236,7 +236,7 @@ def _rope(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
         freqs: mx.array | None = None,
         stream: Any = None,
     ) -> mx.array:
-        turn = RopeForm(dims, traditional, base, scale, freqs)
+        form = RopeForm(dims, traditional, base, scale, freqs)
         rotations = _here.rotations
         if (
             rotations is None
@@ -247,8 +247,8 @@ def _rope(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
             or dims % 2
             or not 0 < dims <= a.shape[-1]
         ):
-            return plain(a, **turn._asdict(), offset=offset, stream=stream)
-        factors = rotations.factors(plain, turn, offset, tokens=a.shape[2], dtype=a.dtype)
+            return plain(a, **form._asdict(), offset=offset, stream=stream)
+        factors = rotations.factors(plain, form, offset, tokens=a.shape[2], dtype=a.dtype)
         if dims == a.shape[-1]:
             return _turned(a, factors, traditional=traditional)
         turned = _turned(a[..., :dims], factors, traditional=traditional)

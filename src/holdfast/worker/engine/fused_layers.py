@@ -22,7 +22,7 @@ from holdfast.kernels import decoder_layer
 from holdfast.kernels.packed_products import MOST_ROWS
 from holdfast.machine.blas import current_blas
 from holdfast.worker.engine import fast_on_cpu, packed_layers
-from holdfast.worker.engine.fast_on_cpu import Rotations, RopeForm
+from holdfast.worker.engine.fast_on_cpu import RopeForm, Rotations
 from holdfast.worker.engine.views import RowsView, SpanView, StepContext
 from holdfast.worker.kv.full import FullKV
 
@@ -38,9 +38,9 @@ def unavailable() -> str:
 class _Parts:
     """The parts of one decoder layer, as matrices to multiply with."""
 
-    def __init__(self, block: Any, turn: RopeForm) -> None:
+    def __init__(self, block: Any, form: RopeForm) -> None:
         attention, mlp = block.self_attn, block.mlp
-        self.turn = turn
+        self.form = form
         self.heads: int = attention.n_heads
         norms = [attention.get(f"{name}_norm") for name in "qk"]
         head_dimension = attention.q_proj.weight.shape[0] // self.heads
@@ -58,8 +58,8 @@ class _Parts:
             heads=self.heads,
             kv_heads=attention.n_kv_heads,
             head_dimension=head_dimension,
-            rotated=turn.dims,
-            in_pairs=turn.traditional,
+            rotated=form.dims,
+            in_pairs=form.traditional,
         )
         after = decoder_layer.AfterAttention(
             output=_linear(attention.o_proj),
@@ -83,7 +83,7 @@ class _Parts:
         at_once = 1 if rows == 1 else 0  # with a batch dimension for one row, MLX reshapes nothing
         if not at_once:
             x = x.reshape(rows, hidden)
-        factors = rotations.rows(self.turn, cache.offset, width=self.width)
+        factors = rotations.rows(self.form, cache.offset, width=self.width)
         projected = mx.addmm(factors if at_once else factors[0], x, self.before[at_once])
         heads = projected.reshape(rows, self.all_heads, 1, -1)
         queries, both = mx.split(heads, [self.heads], axis=1)
@@ -125,10 +125,10 @@ def fuse(model: Any, dtype: mx.Dtype) -> int:
     blocks: list[Any] = [each for each in model.modules() if _is_block(each)]
     if dtype != mx.float32 or not blocks or unavailable():
         return 0
-    turns = _turns([block.self_attn.rope for block in blocks])
-    if turns is None:
+    forms = _rope_forms([block.self_attn.rope for block in blocks])
+    if forms is None:
         return 0
-    parts = [_Parts(block, turn) for block, turn in zip(blocks, turns, strict=True)]
+    parts = [_Parts(block, form) for block, form in zip(blocks, forms, strict=True)]
     if not _agrees(blocks[0], parts[0]):
         return 0
     for block, of_block in zip(blocks, parts, strict=True):
@@ -149,24 +149,24 @@ def _is_block(module: Any) -> bool:
     return all(type(each) is Linear or packed_layers.is_kept(each) for each in projections)
 
 
-def _turns(ropes: list[Any]) -> list[RopeForm] | None:
+def _rope_forms(ropes: list[Any]) -> list[RopeForm] | None:
     """How each layer rotates; None if a kind of rotary embedding is not known here.
 
     Equal frequencies become one array, so that the layers share cosines and sines.
     """
-    turns: list[RopeForm] = []
+    forms: list[RopeForm] = []
     for rope in ropes:
         if type(rope) is RoPE:
-            turn = RopeForm(rope.dims, rope.traditional, rope.base, rope.scale, None)
+            form = RopeForm(rope.dims, rope.traditional, rope.base, rope.scale, None)
         elif type(rope).__name__ == "Llama3RoPE":
             freqs = rope._freqs
-            if turns and turns[0].freqs is not None and mx.array_equal(freqs, turns[0].freqs):
-                freqs = turns[0].freqs
-            turn = RopeForm(rope.dims, rope.traditional, None, 1.0, freqs)
+            if forms and forms[0].freqs is not None and mx.array_equal(freqs, forms[0].freqs):
+                freqs = forms[0].freqs
+            form = RopeForm(rope.dims, rope.traditional, None, 1.0, freqs)
         else:
             return None
-        turns.append(turn)
-    return turns
+        forms.append(form)
+    return forms
 
 
 def _linear(module: Any) -> decoder_layer.Linear:
