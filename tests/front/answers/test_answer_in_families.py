@@ -61,6 +61,11 @@ def filled(text: str, dialect: ModelDialect) -> str:
     )
 
 
+def every_place(text: str, dialect: ModelDialect) -> list[list[int]]:
+    """The ways to cut a text in two; the first leaves it whole."""
+    return [[place] for place in range(len(dialect.markers.encode(text)) + 1)]
+
+
 def called(*calls: Call) -> list[Any]:
     return [(call.name, dict(call.arguments), ()) for call in calls]
 
@@ -181,6 +186,27 @@ def test_a_channel_of_visible_text_ends_a_thought() -> None:
     assert told(dialect, TOOLS, text) == [("thought", "Hm."), "Yes."]
 
 
+def test_a_call_behind_a_channel_that_ends_a_thought_is_made_even_if_the_answer_is_cut() -> None:
+    dialect = bundle_of("kimi_k3").dialect
+    text = filled(
+        "{start}Hm.<|open|>response<|sep|>Yes.<|close|>response<|sep|>{rome}<|open|>resp", dialect
+    )
+    for at in (*every_place(text, dialect), range(len(text))):
+        said = told(dialect, TOOLS, text, at=at, ends_cut=True)
+        assert said[:3] == [("thought", "Hm."), "Yes.", *called(ROME)], at
+
+
+def test_the_end_of_a_thought_counts_behind_a_channel_of_visible_text_too() -> None:
+    dialect = bundle_of("kimi_k3").dialect
+    inner = "Hm.<|open|>response<|sep|>Yes.<|close|>response<|sep|>"
+    start, end = marks_of(dialect)
+    text = f"{start}{inner}{end}<|open|>response<|sep|>No.<|close|>response<|sep|>"
+    for at in (*every_place(text, dialect), range(len(text))):
+        for ends_cut in (False, True):
+            said = told(dialect, TOOLS, text, at=at, ends_cut=ends_cut)
+            assert said == [("thought", inner), "No."], at
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -267,3 +293,17 @@ def test_what_stands_in_a_thought_that_ends_is_a_thought(
         kind, text = said.pop(0)
         assert (kind, text.strip()) == ("thought", inner.strip())
     assert said == told(dialect, TOOLS, outer, ends_cut=ends_cut)
+
+
+@pytest.mark.parametrize("ends_cut", [False, True])
+@pytest.mark.parametrize("thought", ["{rome}Hm.", "{rome}`{rome}"])
+@pytest.mark.parametrize("name", [name for name in GENERAL if FAMILIES[name].channel_openers])
+def test_the_end_of_a_thought_counts_whenever_it_comes(
+    name: str, thought: str, ends_cut: bool
+) -> None:
+    dialect = general(name)
+    inner = filled(thought, dialect)
+    text = f"{inner}</think>So"
+    for at in (*every_place(text, dialect), range(len(text))):
+        said = told(dialect, TOOLS, text, at=at, in_reasoning=True, ends_cut=ends_cut)
+        assert said == [("thought", inner), "So"], at

@@ -84,6 +84,7 @@ class AnswerReader:
         self._blank_line = True  # the current line contains only white space so far
         self._last = ""  # the last character that was emitted
         self._reading = False  # currently reading a call, or text that may be one
+        self._is_over = False  # no more text follows
         self._is_cut = False  # the answer reached its length limit
         self._any_text = False  # visible text was emitted
         self._in_frame = False  # the answer began with the marks of a frame
@@ -132,6 +133,9 @@ class AnswerReader:
         cut: whether the answer reached its length limit; if so, an open call stays open.
         """
         source = self._source
+        self._is_over = True
+        if self._thinking and self._reading:
+            next(self._steps, None)  # a thought that a channel ends: what follows it is not cut yet
         source.ended = True
         self._is_cut = cut
         if cut and self._marks.channel_openers:
@@ -297,7 +301,8 @@ class AnswerReader:
     def _ends_with_calls(self, ahead: Incoming) -> Waiting[bool]:
         """Whether the calls at this position are valid and end an answer that was not cut off.
 
-        A channel of visible text also ends a thought, whatever follows.
+        A channel of visible text also ends a thought, but only if no marker does: since one may
+        still follow, this waits until the answer is over.
         """
         is_called = False
         while True:
@@ -311,7 +316,10 @@ class AnswerReader:
             said = next((part for part in trial.done if isinstance(part, Segment)), None)
             if said is not None:
                 # a segment that starts at `begin` is the mark itself, as text
-                return not is_called and said.start > begin
+                is_channel = not is_called and said.start > begin
+                while is_channel and not self._is_over:
+                    yield
+                return is_channel
             is_called = is_called or trial.any_ended
             yield from ahead.skip_space()
             ahead.drop_read()
