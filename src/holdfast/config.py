@@ -364,8 +364,8 @@ class SchedulerSettings:
     )
     stall_seconds: float = _setting(
         0.25,
-        "Prefill chunks lengthen a step in which other sequences decode by 80 ms, or nine times "
-        "the step if that is longer, but never by more than this.",
+        "Longest time by which prefill chunks may lengthen a step in which other sequences decode. "
+        "The usual limit is lower: 80 ms, or nine decode steps if those take longer.",
         limits=POSITIVE,
     )
     min_chunk_tokens: int = _setting(

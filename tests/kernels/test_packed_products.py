@@ -23,8 +23,8 @@ from holdfast.machine.blas import current_blas
 from tests.fakes.slow import slow
 
 pytestmark = pytest.mark.skipif(
-    bool(packed_products.unavailable() or current_blas().no_front),
-    reason=packed_products.unavailable() or current_blas().no_front,
+    bool(packed_products.unavailable() or current_blas().no_shim),
+    reason=packed_products.unavailable() or current_blas().no_shim,
 )
 SCALES = (mx.float32, mx.float16, mx.bfloat16)
 HALVES = (mx.float16, mx.bfloat16)

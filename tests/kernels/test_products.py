@@ -126,7 +126,7 @@ def test_mlx_computes_with_it(kernels: str) -> None:
     assert run(code, HOLDFAST_KERNELS=kernels) == f"True True {few_rows}"
 
 
-def test_a_front_that_disagrees_with_numpy_is_not_used() -> None:
+def test_a_shim_that_disagrees_with_numpy_is_not_used() -> None:
     code = (
         "from holdfast.kernels import products\n"
         "products.linear_in_numpy = lambda inputs, weights: 2 * (inputs @ weights.T)\n"

@@ -20,7 +20,7 @@ needs_compiler = pytest.mark.skipif(
     sys.platform != "linux" or not any(map(shutil.which, ("cc", "gcc", "clang"))),
     reason="there is no C compiler",
 )
-BEHIND_A_FRONT = {"HOLDFAST_KERNELS": "1"}
+BEHIND_THE_SHIM = {"HOLDFAST_KERNELS": "1"}
 OF_THE_SYSTEM = {"HOLDFAST_KERNELS": "0"}
 
 
@@ -40,7 +40,7 @@ def run(code: str, **variables: str) -> str:
 @pytest.mark.parametrize(
     "variables",
     [
-        pytest.param(BEHIND_A_FRONT, marks=needs_compiler, id="behind the front"),
+        pytest.param(BEHIND_THE_SHIM, marks=needs_compiler, id="behind the shim"),
         pytest.param(OF_THE_SYSTEM, marks=needs_openblas, id="of the system"),
     ],
 )
@@ -62,7 +62,7 @@ def test_with_a_compiler_numpys_own_is_used_for_both() -> None:
         "print('numpy.libs' in r.file, r.few_rows > 0, r.no_kernel == '')\n"
         "(numpys,) = blas.blas_of_numpy()\n"
         "print(numpys.get(), numpys.core == r.core)",
-        **BEHIND_A_FRONT,
+        **BEHIND_THE_SHIM,
     )
     assert out == "True True True\n2 True"
 
@@ -80,7 +80,7 @@ def test_without_a_compiler_that_of_the_system_is_used() -> None:
 @pytest.mark.parametrize(
     ("variables", "file"),
     [
-        pytest.param(BEHIND_A_FRONT, "products", marks=needs_compiler),
+        pytest.param(BEHIND_THE_SHIM, "products", marks=needs_compiler),
         pytest.param(OF_THE_SYSTEM, "openblas", marks=needs_openblas),
     ],
 )

@@ -89,7 +89,7 @@ def test_a_blas_that_is_slower_than_it_could_be_gets_advice(
 ) -> None:
     from holdfast.machine.blas import BlasReport
 
-    without = BlasReport(in_front=True, no_front="there is no C compiler")
+    without = BlasReport(in_front=True, no_shim="there is no C compiler")
     (line,) = platform._recommendations("cpu", without, compiler=True)
     assert "there is no C compiler" in line
     monkeypatch.setattr(platform, "unused_instructions", lambda core: "AVX-512" if core else "")

@@ -332,9 +332,9 @@ def _mlx_rows(found: Diagnosis) -> dict[str, str]:
     else:
         replaces = ", replaces the built-in one" if report.blas.in_front else ""
         rows["BLAS"] = f"{report.blas}{replaces}"
-        rows["few rows"] = f"BLAS, no kernel: {report.blas.no_kernel}"
+        rows["decoding"] = f"BLAS (no C kernel: {report.blas.no_kernel})"
         if report.blas.few_rows:
-            rows["few rows"] = f"products of up to {report.blas.few_rows} rows by a C kernel"
+            rows["decoding"] = f"C kernel for products of up to {report.blas.few_rows} tokens"
         rows["g++"] = "found" if report.compiler else "missing: fused operations are not compiled"
     if speed is not None:
         rows["float32"] = f"{speed.as_installed_gflops:,.1f} GFLOP/s as installed"
@@ -359,7 +359,9 @@ def _model_rows(found: Diagnosis) -> dict[str, str]:
     size = f"{model.weight_bytes / (1 << 20):,.0f} MiB"
     kept = ""
     if model.kept_layers:
-        kept = f"; {count_text(model.kept_layers, 'layer')} with weights as they are stored"
+        kept = (
+            f"; {count_text(model.kept_layers, 'weight matrix', 'weight matrices')} kept as stored"
+        )
     return {
         **rows,
         "architecture": f"{model.model_type}, {model.parameters / 1e6:,.1f} million parameters",

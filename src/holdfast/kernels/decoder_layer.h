@@ -21,7 +21,7 @@ typedef struct {
     float epsilon, head_epsilon;
     float query_scale;
     int32_t hidden, heads, kv_heads, head_dimension;
-    int32_t rotated; /* how many numbers of a head are rotated, from the first on */
+    int32_t rotated; /* the first numbers of a head, which are rotated */
     int32_t in_pairs; /* whether neighbours are rotated together, not numbers of both halves */
 } BeforeAttention;
 
@@ -71,7 +71,7 @@ static void normalize(const float *from, const float *weights, float epsilon, in
     for (at = 0; at < count; at++) to[at] = from[at] * factor * weights[at];
 }
 
-/* Multiplies a head by its scale and rotates it. sines has the sign of the swapped number. */
+/* Multiplies a head by its scale and rotates it. The sines contain the sign of their term. */
 static void rotate(float *head, const BeforeAttention *p, const float *cosines, const float *sines,
                    float scale) {
     int half = p->rotated / 2;
@@ -85,8 +85,9 @@ static void rotate(float *head, const BeforeAttention *p, const float *cosines, 
     for (int at = 0; at < p->head_dimension; at++) head[at] *= scale;
 }
 
-/* x: [rows, hidden]. y: [rows, queries, keys and values of all heads]; before, each row begins with
- * the cosines and sines of its position, `rotated` of each. Returns 0 if memory is short. */
+/* x: [rows, hidden]. On entry, each row of y begins with the cosines and sines of its position,
+ * `rotated` of each; on return, it has queries, keys and values of all heads. Returns 0 if memory is
+ * short. */
 static int before_attention(const BeforeAttention *p, int rows, const float *x, int64_t x_stride,
                             float *y, int64_t y_stride) {
     int d = p->head_dimension, hidden = p->hidden;
@@ -127,8 +128,8 @@ static void gated(float *gate, const float *up, int64_t count) {
     for (; at < count; at++) gate[at] = gate[at] / (1 + expf(-gate[at])) * up[at];
 }
 
-/* attended: [rows, inputs of `output`]. y: [rows, hidden]; before, the layer's input. Returns 0 if
- * memory is short. */
+/* attended: [rows, inputs of `output`]. On entry, y is the layer's input, [rows, hidden]; on return,
+ * its result. Returns 0 if memory is short. */
 static int after_attention(const AfterAttention *p, int rows, const float *attended,
                            int64_t stride, float *y, int64_t y_stride) {
     int hidden = p->hidden, inner = p->gate.outputs;

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from holdfast.kernels.build import SWITCH, is_on
 from holdfast.kernels.packed_products import PackedStruct, PackedWeights, stand_in_for
-from holdfast.kernels.products import unavailable as no_front
+from holdfast.kernels.products import unavailable as no_shim
 
 NAME = "decoder_layers"  # the name that turns it off
 _BEFORE, _AFTER = 1, 2  # as in products.c
@@ -39,7 +39,7 @@ class BeforeAttention:
     """What comes before attention: RMS normalization, projections to queries, keys and values, the
     normalization of their heads (optional), and rotary embedding.
 
-    norm: [hidden]. query_norm, key_norm: [head_dimension]. query_scale: multiplied with the
+    norm: [hidden]. query_norm, key_norm: [head_dimension]. query_scale: a factor for the
     queries. rotated: how many numbers of a head are rotated. in_pairs: whether neighbours are
     rotated together, instead of numbers of both halves.
     """
@@ -110,13 +110,13 @@ class _After(ctypes.Structure):
 
 def unavailable() -> str:
     """Why there is no kernel; empty if there is one."""
-    return no_front() or ("" if is_on(NAME) else f"{SWITCH} turns it off")
+    return no_shim() or ("" if is_on(NAME) else f"{SWITCH} turns it off")
 
 
 class StandIn:
     """The memory of a matrix that stands for a part of a decoder layer.
 
-    If MLX computes c + x @ matrix.T, the front computes the part instead, of x. Before attention,
+    If MLX computes c + x @ matrix.T, the shim computes the part instead, of x. Before attention,
     each row of c begins with the cosines and sines of its position (`rotated` of each; sines have
     the sign of the number that is swapped), and the result has queries, keys and values. After
     attention, x is what attention returned, and c the layer's input.
@@ -137,13 +137,13 @@ class StandIn:
                 *(hidden, part.heads, part.kv_heads, part.head_dimension),
                 *(part.rotated, int(part.in_pairs)),
             )
-            of = _BEFORE
+            kind = _BEFORE
         else:
             self.shape = (hidden, part.output.shape[1])
             linears = map(_linear, (part.output, part.gate, part.up, part.down))
             self._struct = _After(*linears, _address(part.norm), part.epsilon, hidden)
-            of = _AFTER
-        self.memory = stand_in_for(of, ctypes.addressof(self._struct))
+            kind = _AFTER
+        self.memory = stand_in_for(kind, ctypes.addressof(self._struct))
 
 
 def _linear(layer: Linear) -> Any:

@@ -29,7 +29,6 @@
 #define ROWS_AT_ONCE 32
 #define LEAST_PART_ROWS 64   /* weight rows of a part */
 #define PART_NUMBERS 131072  /* weights of a part, about */
-#define COLUMNS_MULTIPLE 32  /* of the inputs of a layer */
 
 typedef uint32_t uvec __attribute__((vector_size(4 * WIDTH)));
 
@@ -371,7 +370,7 @@ static void share_out_rows(PackedCall *call, Part *run, int threads) {
 #define LEVELS 2080768.0f /* 127 * 128 * 128: x becomes integers from -LEVELS to LEVELS */
 #define SMALLEST 1e-30f /* groups of x below this count as zero */
 
-/* Rows of x as integers of 22 bits, which is nearly all of a float32, with one scale per group. An
+/* Rows of x as integers of 22 bits, nearly the precision of a float32, with one scale per group. An
  * integer is the sum of its digits * 128^2, 128 and 1, each of 8 bits. The sums of 4 products with
  * codes are exact integers of 32 bits, and for one digit 64 products are one instruction. */
 typedef struct Integers {
@@ -393,7 +392,7 @@ static void group_to_integers(const float *x, int group, int is_mixed, int8_t *d
         most = _mm512_max_ps(most, _mm512_abs_ps(v));
         check = _mm512_fmadd_ps(v, _mm512_setzero_ps(), check); /* not a number if v is not finite */
     }
-    float largest = _mm512_reduce_max_ps(most), finite = _mm512_reduce_add_ps(check);
+    float largest = _mm512_reduce_max_ps(most), zero_or_nan = _mm512_reduce_add_ps(check);
     float factor = largest > SMALLEST ? LEVELS / largest : 0;
     int64_t sum = 0;
     for (int at = 0; at < group; at += UNIT) {
@@ -416,7 +415,7 @@ static void group_to_integers(const float *x, int group, int is_mixed, int8_t *d
             _mm512_storeu_si512(to, is_mixed ? evens_first(v) : v);
         }
     }
-    *scale = (factor ? largest / LEVELS : 0) + finite;
+    *scale = (factor ? largest / LEVELS : 0) + zero_or_nan;
     *total = *scale * (float)sum;
 }
 

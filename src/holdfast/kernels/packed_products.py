@@ -42,7 +42,7 @@ class PackedStruct(ctypes.Structure):
 class _StandIn(ctypes.Structure):
     _fields_ = [
         ("key", ctypes.c_uint8 * _KEY_BYTES),
-        ("of", ctypes.c_int64),
+        ("kind", ctypes.c_int64),
         ("weights", PackedStruct),
         *((name, ctypes.c_void_p) for name in ("before", "after")),
     ]
@@ -55,7 +55,7 @@ def unavailable() -> str:
 
 @cache
 def _key() -> bytes:
-    """What the first bytes of all stand-ins are. Random, so that no model's weights begin so."""
+    """The first bytes of every stand-in. They are random, so that no model's weights begin with them."""
     key = os.urandom(_KEY_BYTES)
     products.library().holdfast_set_key(key)
     products.library().holdfast_set_most_packed_rows(MOST_ROWS)
@@ -63,7 +63,7 @@ def _key() -> bytes:
 
 
 def stand_in_for(
-    of: int, address: int, packed: PackedStruct | None = None
+    kind: int, address: int, packed: PackedStruct | None = None
 ) -> npt.NDArray[np.uint32]:
     """The first numbers of a matrix that stands for something else, as products.c defines them.
 
@@ -72,7 +72,7 @@ def stand_in_for(
     """
     key = (ctypes.c_uint8 * _KEY_BYTES)(*_key())
     return np.frombuffer(
-        bytes(_StandIn(key, of, packed or PackedStruct(), *[address or None] * 2)), np.uint32
+        bytes(_StandIn(key, kind, packed or PackedStruct(), *[address or None] * 2)), np.uint32
     )
 
 
@@ -115,10 +115,9 @@ class PackedWeights:
         )
 
     def stand_in(self) -> npt.NDArray[np.uint32]:
-        """The memory at whose address a float32 matrix [outputs, inputs] would begin: if MLX
-        multiplies by that matrix, transposed, the front multiplies by these weights.
-
-        Shorter than the matrix, unless the matrix is small. The weights have to live as long.
+        """The first numbers of a stand-in for these weights: if MLX multiplies by the transposed
+        matrix [outputs, inputs] that begins with them, the shim multiplies by these weights. Keep
+        this object alive as long as the matrix.
         """
         return stand_in_for(0, 0, self.struct)
 

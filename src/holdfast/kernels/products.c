@@ -1,13 +1,13 @@
-/* The matrix products of MLX: a front for a BLAS, and products of few rows.
+/* The matrix products of MLX: a shim before a BLAS, and products of few rows.
  *
  * MLX calls cblas_sgemm, cblas_dgemm and cblas_cgemm. If this library is loaded before MLX, it gets
  * these calls and passes them on to the BLAS given to `holdfast_use_blas`, whose functions may have
- * other names and take 64-bit integers, as those of the OpenBLAS in numpy's wheel.
+ * other names and take 64-bit integers, like those of the OpenBLAS in numpy's wheel.
  *
  * A BLAS copies both matrices into a packed form before it multiplies them. For the few rows of a
- * decode step, copying the weights takes longer than the product itself. So linear layers of few
- * rows, y = x w^T with w in the form [outputs, inputs], are computed here, and each weight is read
- * once for all rows. Each number of the result is added up in the same order whatever the number
+ * decode step, copying the weights takes longer than the product itself. So products of few rows
+ * are computed here: y = x w^T (linear layers) and y = x w (attention). Each weight is read once for
+ * all rows. Each number of the result is added up in the same order whatever the number
  * of rows, so a row has the same result alone and among others.
  *
  * Plain C with the vector extensions of GCC and Clang.
@@ -30,7 +30,7 @@
 #define TILE_COLUMNS 6
 #define MOST_ROWS 16
 #endif
-#define PART_BYTES 131072 /* weights that a thread reads at a time, half of what is worth waking it */
+#define PART_BYTES 131072 /* weights of a part; a thread is woken for two parts or more */
 #define SCRATCH_NUMBERS (1 << 20) /* weights that are converted at a time for many rows: 4 MiB */
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16") /* tiles must stay in registers */
@@ -223,8 +223,8 @@ void holdfast_set_key(const uint8_t *bytes) {
     key.is_set = 1;
 }
 
-/* The functions are called from now on. takes_64_bits: whether their sizes and strides are 64-bit
- * integers. Linear layers of up to `most_rows` rows are computed here. */
+/* Sets the BLAS functions that products are passed on to. takes_64_bits: whether their sizes and strides are 64-bit
+ * integers. Products of up to `most_rows` rows are computed here. */
 void holdfast_use_blas(void *sgemm, void *dgemm, void *cgemm, int takes_64_bits, int threads,
                        int most_rows) {
     blas.sgemm = sgemm;
@@ -306,12 +306,12 @@ int holdfast_multiply_packed(const Packed *w, int first, int end, int rows, floa
 
 #include "decoder_layer.h"
 
-/* What the first bytes of a matrix are that stands for something else. MLX multiplies by it as by
- * any other; its numbers are never read. The key is random, so no weights of a model begin with it.
- */
+/* The first bytes of a stand-in: a matrix that MLX multiplies by as by any other, but whose product
+ * is computed from something else. Its other numbers are never read. The key is random, so that no
+ * model's weights begin with it. */
 typedef struct {
     uint8_t key[16];
-    int64_t of;        /* which of these is meant: weights, before or after */
+    int64_t kind;
     Packed weights;
     const BeforeAttention *before;
     const AfterAttention *after;
@@ -319,11 +319,12 @@ typedef struct {
 
 enum { WEIGHTS, BEFORE_ATTENTION, AFTER_ATTENTION };
 
-/* y = what `b` stands for, of x, with y as beta y before. Returns 0 if that is impossible. */
+/* Computes what the stand-in stands for, with x as input. On entry, y is what MLX wants to add
+ * (times beta). Returns 0 if the shapes do not match or memory is short. */
 static int stand_in_product(const StandIn *b, int rows, int columns, int inner, const float *x,
                             int64_t x_stride, float alpha, float beta, float *y,
                             int64_t y_stride) {
-    switch (b->of) {
+    switch (b->kind) {
     case WEIGHTS:
         return b->weights.inputs == inner && b->weights.outputs == columns &&
                holdfast_multiply_packed(&b->weights, 0, columns, rows, alpha, x, x_stride, beta, y,
@@ -350,7 +351,7 @@ void cblas_sgemm(int order, int of_a, int of_b, int m, int n, int k, float alpha
         if (ldb != k || of_b != TRANSPOSED || (of_a == TRANSPOSED && !rows) ||
             !stand_in_product((const StandIn *)b, m, n, k, rows ? rows : a, rows ? k : lda, alpha,
                               beta, c, ldc)) {
-            fill_with_nan(c, m, n, ldc);
+            fill_with_nan(c, m, n, ldc); /* CBLAS cannot report errors */
         }
         free(rows);
         return;

@@ -1,8 +1,8 @@
-"""MLX's float32 matrix products on Linux CPUs: a front for a BLAS, with a kernel for few rows.
+"""MLX's float32 matrix products on Linux CPUs: a shim before a BLAS, with a kernel for few rows.
 
-The front (products.c) has the functions that MLX calls. It is loaded before MLX and passes the
+The shim (products.c) has the functions that MLX calls. It is loaded before MLX and passes the
 calls on, so that any BLAS can compute them, also one whose functions have other names. It computes
-linear layers of few rows itself, which is what decode steps consist of.
+products of few rows itself, which is what decode steps consist of.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from holdfast.kernels.build import Kernel, is_on, kernel
 
-FEW_ROWS = "few_rows"  # the name that turns the kernel off, without the front
+FEW_ROWS = "few_rows"  # the name that turns the kernel off, without the shim
 _ROW_MAJOR, _AS_IT_IS, _TRANSPOSED = 101, 111, 112  # of CBLAS
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -37,34 +37,34 @@ class Blas:
 
 
 def unavailable() -> str:
-    """Why there is no front; empty if there is one."""
-    return _front().reason
+    """Why there is no shim; empty if there is one."""
+    return _shim().reason
 
 
 def library() -> ctypes.CDLL:
     """The compiled products.c. Requires that `unavailable` is empty."""
-    library = _front().library
+    library = _shim().library
     assert library is not None
     return library
 
 
 @cache
-def _front() -> Kernel:
+def _shim() -> Kernel:
     return kernel("products")  # one for all time: what MLX calls cannot be exchanged
 
 
 def few_rows() -> int:
-    """Linear layers of up to this many rows are computed by the kernel; 0: it is turned off.
+    """Products of up to this many rows are computed by the kernel; 0: it is turned off.
 
     Depends on the CPU. Requires that `unavailable` is empty.
     """
     return int(library().holdfast_most_rows()) if is_on(FEW_ROWS) else 0
 
 
-def put_in_front(blas: Blas, *, threads: int) -> str:
-    """Let MLX, which must not have been imported yet, call `blas` through the front.
+def put_before_mlx(blas: Blas, *, threads: int) -> str:
+    """Let MLX, which must not have been imported yet, call `blas` through the shim.
 
-    Returns the file of the front; empty if its results differ from numpy's on this machine, in
+    Returns the file of the shim; empty if its results differ from numpy's on this machine, in
     which case nothing is changed. Requires that `unavailable` is empty.
     """
     use(blas, threads=threads, most_rows=few_rows())
@@ -76,7 +76,7 @@ def put_in_front(blas: Blas, *, threads: int) -> str:
 
 
 def use(blas: Blas, *, threads: int, most_rows: int) -> None:
-    """Pass products on to `blas`, except linear layers of up to `most_rows` rows."""
+    """Pass products on to `blas`, except those of up to `most_rows` rows."""
     library().holdfast_use_blas(
         *(ctypes.cast(each, ctypes.c_void_p) for each in (blas.sgemm, blas.dgemm, blas.cgemm)),
         ctypes.c_int(blas.takes_64_bits),
@@ -86,7 +86,7 @@ def use(blas: Blas, *, threads: int, most_rows: int) -> None:
 
 
 def linear(inputs: Floats, weights: Floats, bias: Floats | None = None) -> Floats:
-    """A linear layer, as MLX asks the front for it.
+    """A linear layer, as MLX asks the shim for it.
 
     inputs: [rows, n], weights: [outputs, n], both with adjoining columns. bias: [rows, outputs].
     Returns [rows, outputs].
@@ -124,7 +124,7 @@ def linear_in_numpy(inputs: Floats, weights: Floats, bias: Floats | None = None)
 
 
 def _agrees_with_numpy() -> bool:
-    """Compare the front with numpy on small random matrices: takes about a millisecond."""
+    """Compare the shim with numpy on small random matrices: takes about a millisecond."""
     rng = np.random.default_rng(0)
     weights = rng.standard_normal((77, 131), np.float32)
     for rows in range(1, 40):

@@ -1,4 +1,4 @@
-/* A pool of threads that share out the parts of a short piece of work.
+/* A pool of threads that share the parts of a short piece of work.
  *
  * The calling thread works too, and a part is claimed only by a thread that is running. So the
  * caller never waits for a thread to wake up, only for parts that another thread has begun. Idle
@@ -71,7 +71,7 @@ static void *helping_thread(void *unused) {
 }
 
 /* Runs the parts 0 to parts - 1, on up to `threads` threads. Any thread may call it; while another
- * call shares out its work, a call runs alone. */
+ * call uses the pool, the caller does all parts itself. */
 static void share_out(Part *run, void *work, int parts, int threads) {
     if (threads > MOST_THREADS) threads = MOST_THREADS;
     if (threads > parts) threads = parts;

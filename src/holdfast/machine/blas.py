@@ -5,7 +5,7 @@ library take precedence over those of libraries loaded later. So a faster BLAS m
 the first import of `mlx.core`; this module does not import MLX. Measured: float32 matrix products
 become 13 times faster.
 
-With a C compiler, the front of `kernels/products.py` is loaded, which passes MLX's calls on to the
+With a C compiler, the shim of `kernels/products.py` is loaded, which passes MLX's calls on to the
 OpenBLAS in numpy's wheel: nothing else has to be installed, and only one BLAS with its threads is
 in the process. Without a compiler, an OpenBLAS or MKL of the system is loaded if there is one.
 """
@@ -44,8 +44,8 @@ class BlasReport:
     """Which BLAS library MLX uses.
 
     in_front: whether a faster library was loaded before MLX's own. If not, MLX uses its own, and
-    `reason` says why. no_front: why MLX's calls do not go through the front of
-    `kernels/products.py`; empty if they do. few_rows: linear layers of up to this many rows are
+    `reason` says why. no_shim: why MLX's calls do not go through the shim of
+    `kernels/products.py`; empty if they do. few_rows: products of up to this many rows are
     computed by a C kernel; if 0, `no_kernel` says why. core: the processor type for which OpenBLAS
     has chosen its kernels; empty if unknown.
     """
@@ -57,13 +57,13 @@ class BlasReport:
     file: str = ""
     core: str = ""
     reason: str = ""
-    no_front: str = "MLX calls its own BLAS"
+    no_shim: str = "MLX calls its own BLAS"
     few_rows: int = 0
 
     @property
     def no_kernel(self) -> str:
         """Why few rows are not computed by the kernel; empty if they are."""
-        return self.no_front or ("" if self.few_rows else "HOLDFAST_KERNELS turns it off")
+        return self.no_shim or ("" if self.few_rows else "HOLDFAST_KERNELS turns it off")
 
     def __str__(self) -> str:
         if not self.in_front:
@@ -151,7 +151,7 @@ def _threads_of(file: str) -> BlasThreads | None:
 
 
 def unused_instructions(core: str) -> str:
-    """The instructions that this CPU has and that OpenBLAS does not use because of its environment.
+    """Instructions that this CPU has, but OpenBLAS does not use because OPENBLAS_CORETYPE is set.
 
     core: the processor type that OpenBLAS names. Empty if there are none.
     """
@@ -241,9 +241,9 @@ def _in_numpys_wheel() -> list[str]:
 
 
 def _load_first(candidates: list[str], *, threads: int) -> BlasReport:
-    from holdfast.kernels import products  # imports numpy, which the front does without
+    from holdfast.kernels import products  # imports numpy, which the front process does not have
 
-    no_front = products.unavailable()
+    no_shim = products.unavailable()
     refusals = []
     for candidate in candidates:
         try:
@@ -254,13 +254,13 @@ def _load_first(candidates: list[str], *, threads: int) -> BlasReport:
         except OSError:
             continue
         functions = [f"cblas_{kind}gemm" for kind in "sdc"]
-        if not no_front and all(library.has(each) for each in functions):
+        if not no_shim and all(library.has(each) for each in functions):
             sgemm, dgemm, cgemm = map(library.function, functions)
             blas = products.Blas(sgemm, dgemm, cgemm, library.takes_64_bits)
-            front = products.put_in_front(blas, threads=threads)
-            if front:
-                return _described(library, front, threads, few_rows=products.few_rows())
-            no_front = "it disagrees with numpy on this machine"
+            file = products.put_before_mlx(blas, threads=threads)
+            if file:
+                return _described(library, file, threads, few_rows=products.few_rows())
+            no_shim = "it disagrees with numpy on this machine"
         refusal = _refusal(library)
         if refusal:
             refusals.append(f"{candidate}: {refusal}")
@@ -268,17 +268,17 @@ def _load_first(candidates: list[str], *, threads: int) -> BlasReport:
         # load the same library globally, so that it comes before all that are loaded later
         ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL)
         file = _file_of_symbol("cblas_sgemm", library.handle)
-        return _described(library, file, threads, no_front=no_front)
+        return _described(library, file, threads, no_shim=no_shim)
     return BlasReport(
         in_front=False,
         threads=threads,
         reason="; ".join(refusals) or "neither OpenBLAS nor MKL was found",
-        no_front=no_front,
+        no_shim=no_shim,
     )
 
 
 def _refusal(library: _Library) -> str:
-    """Why MLX cannot use the library without the front; empty if it can."""
+    """Why MLX cannot use the library without the shim; empty if it can."""
     missing = [symbol for symbol in _SYMBOLS if not hasattr(library.handle, symbol)]
     if missing:
         return f"lacks {missing[0]}"
@@ -286,7 +286,7 @@ def _refusal(library: _Library) -> str:
 
 
 def _described(
-    library: _Library, in_front: str, threads: int, *, few_rows: int = 0, no_front: str = ""
+    library: _Library, in_front: str, threads: int, *, few_rows: int = 0, no_shim: str = ""
 ) -> BlasReport:
     """Set the number of threads of the BLAS, and report. in_front: the file that MLX calls."""
     first = _file_of_symbol("cblas_sgemm")
@@ -310,7 +310,7 @@ def _described(
         threads=threads,
         file=file,
         core=library.text("openblas_get_corename"),
-        no_front=no_front,
+        no_shim=no_shim,
         few_rows=few_rows,
     )
 

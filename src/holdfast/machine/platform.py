@@ -195,8 +195,8 @@ def _recommendations_about(blas: BlasReport) -> list[str]:
         )
     elif not blas.few_rows:
         found.append(
-            f"let Holdfast use its kernel for few rows ({blas.no_kernel}): decoding becomes up to "
-            "twice as fast"
+            f"let Holdfast use its C kernels ({blas.no_kernel}): decoding becomes several times as "
+            "fast"
         )
     unused = unused_instructions(blas.core)
     if unused:

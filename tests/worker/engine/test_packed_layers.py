@@ -238,7 +238,7 @@ def test_without_the_kernel_weights_are_unpacked(
 
 def test_products_that_disagree_with_mlx_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not packed_layers._disagreement()
-    # as if MLX did not call the front: the stand-in is multiplied as the matrix that it seems to be
+    # as if MLX did not call the shim: the stand-in is multiplied as the matrix that it seems to be
     monkeypatch.setattr(PackedWeights, "stand_in", lambda _: np.zeros(1, np.uint32))
     assert packed_layers._disagreement() == "it disagrees with MLX on this machine"
 

@@ -123,8 +123,8 @@ class Rotations:
         return found
 
     def rows(self, form: RopeForm, offset: int | mx.array, *, width: int) -> mx.array:
-        """Cosines and sines of one token per row, one behind the other and padded with zeros:
-        float32 [1, rows, width]. Requires `shares(offset)`.
+        """For each row: the cosines of its token, then the sines, then zeros up to `width`; float32
+        [1, rows, width]. Requires `shares(offset)`.
         """
         place = (offset if isinstance(offset, int) else None, width, *form.key(mx.float32))
         known = self._rows_of_step.get(place)

@@ -26,13 +26,13 @@ from holdfast.worker.engine.fast_on_cpu import RopeForm, Rotations
 from holdfast.worker.engine.views import RowsView, SpanView, StepContext
 from holdfast.worker.kv.full import FullKV
 
-_MODULES = ("llama", "qwen2", "qwen3")  # of mlx-lm; other models that are built so use these
+_MODULES = ("llama", "qwen2", "qwen3")  # mlx-lm runs other models of this design with these modules
 _CHECKED_OFFSETS = (0, 77, 5000)
 
 
 def unavailable() -> str:
     """Why no layer can be fused; empty if layers can."""
-    return decoder_layer.unavailable() or current_blas().no_front
+    return decoder_layer.unavailable() or current_blas().no_shim
 
 
 class _Parts:
@@ -71,7 +71,7 @@ class _Parts:
         )
         self._stand_ins = [decoder_layer.StandIn(part) for part in (before, after)]
         self.before, self.after = (
-            packed_layers.matrices(each.memory, each.shape) for each in self._stand_ins
+            packed_layers.stand_in_views(each.memory, each.shape) for each in self._stand_ins
         )
         self.width = before.outputs
 
@@ -80,18 +80,18 @@ class _Parts:
     ) -> mx.array:
         """The layer's result for one token per row, [rows, 1, hidden]."""
         rows, _, hidden = x.shape
-        at_once = 1 if rows == 1 else 0  # with a batch dimension for one row, MLX reshapes nothing
-        if not at_once:
+        is_batch = rows == 1  # with a batch dimension for one row, MLX reshapes nothing
+        if not is_batch:
             x = x.reshape(rows, hidden)
         factors = rotations.rows(self.form, cache.offset, width=self.width)
-        projected = mx.addmm(factors if at_once else factors[0], x, self.before[at_once])
+        projected = mx.addmm(factors if is_batch else factors[0], x, self.before[is_batch])
         heads = projected.reshape(rows, self.all_heads, 1, -1)
         queries, both = mx.split(heads, [self.heads], axis=1)
         cache.append_both(both)
         attended = cache.attend(queries, scale=1.0, mask=mask, sinks=None)
-        attended = attended.reshape((1, 1, -1) if at_once else (rows, -1))
-        result = mx.addmm(x, attended, self.after[at_once])
-        return result if at_once else result[:, None]
+        attended = attended.reshape((1, 1, -1) if is_batch else (rows, -1))
+        result = mx.addmm(x, attended, self.after[is_batch])
+        return result if is_batch else result[:, None]
 
 
 @cache
@@ -183,7 +183,7 @@ def _view(array: mx.array) -> Any:
 
 
 def _agrees(block: Any, parts: _Parts) -> bool:
-    """Whether the parts compute what mlx-lm's layer does, on random inputs: alone, and together."""
+    """Whether the parts compute what mlx-lm's layer does, on random inputs: for one row and for several."""
     hidden = len(block.input_layernorm.weight)
     rotations = Rotations()
     for rows in (1, len(_CHECKED_OFFSETS)):

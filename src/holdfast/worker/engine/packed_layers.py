@@ -1,14 +1,14 @@
 """Layers on a CPU whose weights stay as they are stored: quantized, or in 16 bits.
 
-In MLX on CPUs, only float32 products are fast, but float32 weights take two to eight times the
+In MLX on CPUs, only float32 products are fast, but float32 weights take two to seven times the
 memory. So the layers get subclasses that multiply by a stand-in for the float32 weights: an array
-that has their shape, but not their memory. MLX passes its products to the front (`kernels/products`),
+that has their shape, but not their memory. MLX passes its products to the shim (`kernels/products`),
 which recognizes the stand-in and multiplies by the stored weights.
 
 - Few rows (decoding): a C kernel reads each stored weight once for all rows.
 - Many rows (prefill): some weights at a time are converted to float32 and multiplied by BLAS.
 
-Experts of a mixture call the kernel themselves: a product waits for its input. Parameters, their
+Experts of a mixture call the kernel themselves: each of their products waits for its input. Parameters, their
 names and formats do not change. Device thread only.
 """
 
@@ -66,7 +66,7 @@ class HalfLinear(Linear):
 
 
 class PackedEmbedding(QuantizedEmbedding):
-    """A quantized embedding, which can be the output head, too."""
+    """A quantized embedding, which can also be the output head."""
 
     def __call__(self, x: mx.array) -> mx.array:
         return mx.dequantize(
@@ -82,7 +82,7 @@ class PackedEmbedding(QuantizedEmbedding):
 
 
 class HalfEmbedding(Embedding):
-    """An embedding with weights of 16 bits, which can be the output head, too."""
+    """An embedding with weights of 16 bits, which can also be the output head."""
 
     def __call__(self, x: mx.array) -> mx.array:
         embedded: mx.array = self["weight"][x]
@@ -127,7 +127,7 @@ def _packed_classes() -> dict[type[Module], type[Module]]:
 @cache
 def unavailable() -> str:
     """Why no layer can keep its weights; empty if layers can."""
-    return packed_products.unavailable() or current_blas().no_front or _disagreement()
+    return packed_products.unavailable() or current_blas().no_shim or _disagreement()
 
 
 def supports(module: Any) -> bool:
@@ -177,16 +177,20 @@ def keep_stored(module: Any, dtype: mx.Dtype) -> None:
 def _put_stand_in(module: Any, *, room: int = 0) -> None:
     """Give a module the array to multiply by, [1, inputs, outputs], and a flat view of it.
 
-    room: the numbers that it has memory for.
+    room: how many numbers to allocate.
     """
     packed: PackedWeights = module._packed
     known = packed.stand_in()
     numbers = np.zeros(max(len(known), room), np.uint32)
     numbers[: len(known)] = known
-    module._flat_stand_in, module._stand_in = matrices(numbers, (packed.outputs, packed.inputs))
+    module._flat_stand_in, module._stand_in = stand_in_views(
+        numbers, (packed.outputs, packed.inputs)
+    )
 
 
-def matrices(memory: npt.NDArray[np.uint32], shape: tuple[int, int]) -> tuple[mx.array, mx.array]:
+def stand_in_views(
+    memory: npt.NDArray[np.uint32], shape: tuple[int, int]
+) -> tuple[mx.array, mx.array]:
     """A stand-in's matrix, transposed: [inputs, outputs], and with a batch dimension of 1.
 
     memory: the first numbers of the matrix. shape: outputs and inputs.
@@ -201,7 +205,7 @@ def matrices(memory: npt.NDArray[np.uint32], shape: tuple[int, int]) -> tuple[mx
 
 @contextmanager
 def lazy(is_lazy: bool = True) -> Iterator[None]:
-    """Within the block, experts only add to MLX's graph, because it is not to be computed."""
+    """Within the block, experts only add to MLX's graph, because the graph is never evaluated."""
     before = _local.is_lazy
     _local.is_lazy = is_lazy
     try:
@@ -282,7 +286,7 @@ def _disagreement() -> str:
         wanted = x @ plain.astype(mx.float32).T
         mx.eval(layer.parameters(), wanted)
         keep_stored(layer, mx.float32)
-        # with all its memory, so that nothing bad happens if MLX does not call the front
+        # with all its memory: MLX reads only that if it does not call the shim
         _put_stand_in(layer, room=weight.size)
         for rows in (1, 3, MOST_ROWS, len(x)):
             for got in (layer(x[:rows]), layer(x[None, :rows])):

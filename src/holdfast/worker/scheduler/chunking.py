@@ -32,8 +32,8 @@ NO_ROWS: Mapping[str, int] = MappingProxyType({})
 PATIENCE_STEPS = 8  # a prompt that was passed over this often goes ahead of shorter ones
 # smallest chunk of a prompt that is alone, on any device: smaller chunks are 2 to 3 times slower
 LEAST_ALONE_TOKENS = 256
-# Chunks that end at no boundary are multiples of this: the time of a step is used almost up, and matrix
-# products have whole vectors.
+# Chunks that do not end at a boundary are multiples of this: fine enough to use most of a step's
+# time, and coarse enough for whole vectors in matrix products.
 GRAIN_TOKENS = 8
 # After this many steps with chunks, one step only decodes: the cost of chunks is what they add to
 # the duration of such a step.
@@ -148,9 +148,9 @@ class Allowance:
     ) -> int:
         """Take tokens for a prompt that already has `taken` tokens of the step; returns how many.
 
-        The number is at least the quantum and a multiple of `GRAIN_TOKENS`, unless the chunk reaches
-        a boundary or the end of the prompt. at_least_a_quantum: take a quantum whatever it costs, so that the prompt
-        progresses.
+        The number is at least the quantum and a multiple of `GRAIN_TOKENS`, unless the chunk
+        reaches a boundary or the end of the prompt. at_least_a_quantum: take a quantum whatever it
+        costs, so that the prompt progresses.
         """
         position = sequence.position + taken
         wanted = longest_chunk(costs, sequence) - taken
