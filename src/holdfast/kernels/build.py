@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -100,9 +101,10 @@ def _compiled(source: Path) -> Path:
 
 def _delete_unused(folder: Path, name: str) -> None:
     """Delete the compiled versions of a kernel, except the most recently loaded ones."""
-    versions = sorted(folder.glob(f"{name}-*.so"), key=lambda file: file.stat().st_mtime_ns)
-    for file in versions[:-MOST_VERSIONS]:
-        file.unlink(missing_ok=True)
+    with suppress(FileNotFoundError):  # another process deletes them at the same time
+        versions = sorted(folder.glob(f"{name}-*.so"), key=lambda file: file.stat().st_mtime_ns)
+        for file in versions[:-MOST_VERSIONS]:
+            file.unlink(missing_ok=True)
 
 
 def _private_folder(folder: Path) -> Path:

@@ -118,8 +118,8 @@ static int before_attention(const BeforeAttention *p, int rows, const float *x, 
 }
 
 /* gate = gate * sigmoid(gate) * up */
-static void gated(float *gate, const float *up, int64_t count) {
-    int64_t at = 0;
+static void gated(float *gate, const float *up, int count) {
+    int at = 0;
     for (; at + WIDTH <= count; at += WIDTH) {
         vec x = load(gate + at), smaller = exponential(-larger(x, -x));
         vec sigmoid = choose(x > 0, splat(1), smaller) / (smaller + 1);
@@ -143,8 +143,10 @@ static int after_attention(const AfterAttention *p, int rows, const float *atten
     }
     done = done && linear(&p->gate, rows, normal, hidden, 0, gate, inner) &&
            linear(&p->up, rows, normal, hidden, 0, up, inner);
+    for (int64_t row = 0; done && row < rows; row++) {
+        gated(gate + row * inner, up + row * inner, inner);
+    }
     if (done) {
-        gated(gate, up, (int64_t)rows * inner);
         done = linear(&p->down, rows, gate, inner, 1, y, y_stride);
     }
     free(memory);

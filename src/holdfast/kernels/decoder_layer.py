@@ -121,8 +121,8 @@ class StandIn:
     the sign of the number that is swapped), and the result has queries, keys and values. After
     attention, x is what attention returned, and c the layer's input.
 
-    shape: of the matrix. memory: its first numbers; the others are never read. Must live as long as
-    the matrix.
+    shape: of the matrix. memory: its first numbers; the others are never read. Keep this object
+    alive as long as the matrix.
     """
 
     def __init__(self, part: BeforeAttention | AfterAttention) -> None:

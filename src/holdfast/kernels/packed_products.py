@@ -55,7 +55,7 @@ def unavailable() -> str:
 
 @cache
 def _key() -> bytes:
-    """The first bytes of every stand-in. They are random, so that no model's weights begin with them."""
+    """The first bytes of every stand-in: random, so that no model's weights begin with them."""
     key = os.urandom(_KEY_BYTES)
     products.library().holdfast_set_key(key)
     products.library().holdfast_set_most_packed_rows(MOST_ROWS)

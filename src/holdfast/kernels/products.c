@@ -223,8 +223,8 @@ void holdfast_set_key(const uint8_t *bytes) {
     key.is_set = 1;
 }
 
-/* Sets the BLAS functions that products are passed on to. takes_64_bits: whether their sizes and strides are 64-bit
- * integers. Products of up to `most_rows` rows are computed here. */
+/* Sets the BLAS functions that products are passed on to. takes_64_bits: whether their sizes and
+ * strides are 64-bit integers. Products of up to `most_rows` rows are computed here. */
 void holdfast_use_blas(void *sgemm, void *dgemm, void *cgemm, int takes_64_bits, int threads,
                        int most_rows) {
     blas.sgemm = sgemm;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from holdfast.config import ModelSettings
 from holdfast.kernels.build import SWITCH
 from holdfast.kernels.packed_products import MOST_ROWS
+from holdfast.machine import platform
 from holdfast.worker.engine import fused_layers
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.fast_on_cpu import Rotations, step
@@ -138,6 +140,17 @@ def test_models_that_are_built_otherwise_are_left_alone(monkeypatch: pytest.Monk
     assert fused_layers.fuse(model, mx.float32) == 0
     monkeypatch.delenv(SWITCH)
     assert fused_layers.fuse(model, mx.float32) == len(model.layers)
+
+
+def test_on_a_gpu_no_layer_is_fused_or_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There, products do not go through the shim: a stand-in would be read as a matrix."""
+    write_tiny(tmp_path, "llama")
+    plain = platform.report()
+    monkeypatch.setattr(platform, "report", lambda: replace(plain, device="gpu"))
+    loaded = load_model(tmp_path, ModelSettings(), progress=lambda *_: None)
+    assert fused_count(loaded.model) == loaded.kept_layers == 0
 
 
 def test_layers_that_disagree_with_mlx_lm_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from mlx_lm.models.switch_layers import SwitchLinear
 from holdfast.config import ModelSettings
 from holdfast.kernels import packed_products
 from holdfast.kernels.packed_products import MOST_ROWS, PackedWeights
-from holdfast.worker.engine import packed_layers, probe
+from holdfast.worker.engine import packed_layers, probe, weight_format
 from holdfast.worker.engine.load import LoadedModel, load_model
 from holdfast.worker.engine.packed_layers import keep_stored, lazy, supports
 from holdfast.worker.engine.seams import HeadSeam
+from holdfast.worker.engine.weight_format import choose_format, convert
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny, write_tiny
 
 pytestmark = pytest.mark.skipif(
@@ -234,6 +236,38 @@ def test_without_the_kernel_weights_are_unpacked(
     assert not any(hasattr(module, "bits") for module in loaded.model.modules())
     assert loaded.note == "quantized weights are unpacked: there is no C compiler"
     assert loaded.kept_layers == 0
+
+
+def test_weights_in_another_memory_order_are_put_in_order(tmp_path: Path) -> None:
+    model: Any = make_tiny("llama")
+    projection = model.layers[0].mlp.down_proj
+    turned = mx.contiguous(projection.weight.astype(mx.bfloat16).T)
+    model.set_dtype(mx.bfloat16)
+    projection.weight = turned.T  # as a model that transposes what it loads
+    tokens = mx.array([[3, 7, 9]])
+    wanted = model(tokens)
+    wish = choose_format(
+        model, dtype="auto", dequantize="auto", on_cpu=True, available_bytes=1 << 34
+    )
+    convert(model, wish, read=lambda _: None)
+    assert packed_layers.is_kept(model.layers[0].mlp.down_proj)
+    assert_close(model(tokens), wanted.astype(mx.float32), tolerance=5e-2)
+
+
+@pytest.mark.parametrize(("name", "uses"), [("llama", False), ("minicpm", True)])
+def test_models_that_multiply_by_weights_themselves_are_known(name: str, uses: bool) -> None:
+    """Their weights of 16 bits are converted, because MLX's products with them are slow."""
+    importlib.import_module(f"mlx_lm.models.{name}")
+    assert weight_format._uses_weights_itself(f"mlx_lm.models.{name}") == uses
+
+
+def test_if_mlx_refuses_stand_ins_weights_are_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(*_: Any) -> Any:
+        raise ValueError("the view is too large")
+
+    monkeypatch.setattr(packed_layers, "stand_in_views", refusing)
+    reason = packed_layers.no_stand_ins.__wrapped__()
+    assert reason == "MLX refuses it: the view is too large"
 
 
 def test_products_that_disagree_with_mlx_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,8 @@
 A decode step of a small model on a CPU spends more time on MLX's operations, 10 to 20 µs each, than
 on computing. So in models that are built like Llama, C functions (`kernels/decoder_layer`) compute
 what comes before and after the attention of a layer: two operations instead of about forty. MLX
-takes them for products with a matrix, as in `packed_layers`. Everything else, such as prefill,
-calls the layer as mlx-lm defines it. Device thread only.
+takes them for products with a matrix, as in `packed_layers`. Longer spans, such as prefill,
+call the layer as mlx-lm defines it; both round differently. Device thread only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from mlx.nn.layers.positional_encoding import RoPE
 
 from holdfast.kernels import decoder_layer
 from holdfast.kernels.packed_products import MOST_ROWS
-from holdfast.machine.blas import current_blas
 from holdfast.worker.engine import fast_on_cpu, packed_layers
 from holdfast.worker.engine.fast_on_cpu import RopeForm, Rotations
 from holdfast.worker.engine.views import RowsView, SpanView, StepContext
@@ -32,7 +31,7 @@ _CHECKED_OFFSETS = (0, 77, 5000)
 
 def unavailable() -> str:
     """Why no layer can be fused; empty if layers can."""
-    return decoder_layer.unavailable() or current_blas().no_shim
+    return decoder_layer.unavailable() or packed_layers.no_stand_ins()
 
 
 class _Parts:
@@ -118,7 +117,7 @@ def _fused_class(plain: type[Module]) -> type[Module]:
 
 
 def fuse(model: Any, dtype: mx.Dtype) -> int:
-    """Fuse the decoder layers of a loaded model if that is possible, and return their number.
+    """Fuse the decoder layers of a model on a CPU if that is possible, and return their number.
 
     dtype: the format in which the model computes. Compares the first layer with mlx-lm's.
     """

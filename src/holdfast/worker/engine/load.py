@@ -147,7 +147,7 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
     with _one_line_errors(folder):
         adapters = attach(model, adapter_files, compute_dtype=dtype)
     kept_layers = packed_layers.count(model)
-    if adapters is None:
+    if adapters is None and report.device == "cpu":
         fuse(model, dtype)
     adapter_bytes = 0 if adapters is None else adapters.nbytes
     return LoadedModel(

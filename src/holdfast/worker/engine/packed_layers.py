@@ -29,7 +29,7 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
-from holdfast.kernels import packed_products
+from holdfast.kernels import packed_products, products
 from holdfast.kernels.packed_products import (
     BITS,
     GROUP_SIZES,
@@ -127,7 +127,19 @@ def _packed_classes() -> dict[type[Module], type[Module]]:
 @cache
 def unavailable() -> str:
     """Why no layer can keep its weights; empty if layers can."""
-    return packed_products.unavailable() or current_blas().no_shim or _disagreement()
+    return packed_products.unavailable() or no_stand_ins()
+
+
+@cache
+def no_stand_ins() -> str:
+    """Why no product with a stand-in can be computed; empty if such products are right."""
+    reason = products.unavailable() or current_blas().no_shim
+    if reason:
+        return reason
+    try:
+        return _disagreement()
+    except ValueError as error:  # in case MLX refuses views that are larger than their array
+        return f"MLX refuses it: {error}"
 
 
 def supports(module: Any) -> bool:

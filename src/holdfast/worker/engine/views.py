@@ -302,7 +302,7 @@ class RowsView(KVView):
         return self, self
 
     def append_both(self, both: mx.array) -> None:
-        """Append one token to each sequence: its keys and values, [rows, 2 * kv_heads, 1,
+        """As `update_and_fetch`, but with keys and values in one array, [rows, 2 * kv_heads, 1,
         head_dim], the heads of the keys first.
         """
         self._kv_heads, self._head_dimension = both.shape[1] // 2, both.shape[3]
@@ -466,7 +466,7 @@ class SpanView(KVView):
         return self, self
 
     def append_both(self, both: mx.array) -> None:
-        """As in `RowsView`. Requires that attention is composed."""
+        """As in `RowsView`, for a span of one token."""
         self._layer.append_arrays((both,))
         self.shape = (1, both.shape[1] // 2, self._layer.tokens, both.shape[3])
 

@@ -11,6 +11,8 @@ its stored format.
 from __future__ import annotations
 
 import ctypes
+import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -32,6 +34,7 @@ _GIB = 1 << 30
 _DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 _PACKED_EXPERTS = "QuantizedSwitchLinear"
 _PLAIN_EXPERTS = "SwitchLinear"
+_USE_OF_WEIGHTS = re.compile(r"(?<!\bself)\.weight\.(T|dtype|transpose|swapaxes)\b")
 
 
 @cache
@@ -59,13 +62,15 @@ class WeightFormat:
     dtype: the type that floating-point weights are converted to; None: they keep their types.
     unpack: whether quantized weights are dequantized. unpack_experts: whether this includes the
     weights of experts. keep_layers: whether layers that `packed_layers` supports keep their weights
-    as they are stored, and are computed there.
+    as they are stored, and are computed there. keep_halves: whether this includes weights of 16
+    bits.
     """
 
     dtype: mx.Dtype | None
     unpack: bool
     unpack_experts: bool
     keep_layers: bool = False
+    keep_halves: bool = True
     note: str = ""  # why this is not the preferred format; empty if it is
 
     def unpacks(self, module: Module) -> bool:
@@ -78,7 +83,8 @@ class WeightFormat:
 
     def keeps(self, module: Module) -> bool:
         """Whether this module keeps its stored weights and is computed by `packed_layers`."""
-        return self.keep_layers and packed_layers.supports(module)
+        may_keep = self.keep_layers and (self.keep_halves or hasattr(module, "bits"))
+        return may_keep and packed_layers.supports(module)
 
     def target(self, module: Module, name: str, array: mx.array) -> mx.Dtype:
         """The format that an array of a module gets if it is not unpacked."""
@@ -99,7 +105,17 @@ def choose_format(
     """
     kinds = {type(module) for module in _modules(model)}
     packed = not kinds.isdisjoint(_plain_counterparts())
-    wishes = _wishes(packed=packed, dtype=dtype, dequantize=dequantize, on_cpu=on_cpu)
+    wishes = _wishes(
+        packed=packed,
+        dtype=dtype,
+        dequantize=dequantize,
+        on_cpu=on_cpu,
+        keep_halves=not any(
+            _uses_weights_itself(kind.__module__)
+            for kind in kinds
+            if not kind.__module__.startswith("mlx.nn")
+        ),
+    )
     if on_cpu:
         wishes = [wish for wish in wishes if _cpu_computes(wish, {kind.__name__ for kind in kinds})]
         if not wishes:
@@ -135,14 +151,25 @@ def _why_unpacked(wish: WeightFormat, *, on_cpu: bool, packed: bool) -> str:
     return f"quantized weights are unpacked: {reason}" if reason else ""
 
 
-def _wishes(*, packed: bool, dtype: str, dequantize: str, on_cpu: bool) -> list[WeightFormat]:
+@cache
+def _uses_weights_itself(module_name: str) -> bool:
+    """Whether the code of a model multiplies by weights without calling their layer, or asks for
+    their format, so that both depend on how the weights are stored.
+    """
+    module = sys.modules.get(module_name)
+    return module is not None and bool(_USE_OF_WEIGHTS.search(inspect.getsource(module)))
+
+
+def _wishes(
+    *, packed: bool, dtype: str, dequantize: str, on_cpu: bool, keep_halves: bool
+) -> list[WeightFormat]:
     """Allowed formats, the preferred one first."""
     target = _DTYPES.get(dtype, mx.float32 if on_cpu else None)
     stored = WeightFormat(dtype=target, unpack=False, unpack_experts=False)
     if packed and dequantize == "always":
         return [replace(stored, unpack=True, unpack_experts=True)]
     if on_cpu and not packed_layers.unavailable():
-        stored = replace(stored, keep_layers=True)
+        stored = replace(stored, keep_layers=True, keep_halves=keep_halves)
     unpacked = replace(stored, unpack=True, unpack_experts=True)
     wishes = [stored]
     if packed and dequantize == "auto" and on_cpu:
@@ -212,6 +239,8 @@ def convert(model: Module, wish: WeightFormat, *, read: Callable[[int], None]) -
         else:
             for name, array in arrays.items():
                 arrays[name] = array.astype(wish.target(module, name, array))
+                if wish.keeps(module):  # the kernels read rows
+                    arrays[name] = mx.contiguous(arrays[name])
             mx.eval(list(arrays.values()))
             for name, array in arrays.items():
                 _put(module, name, array)

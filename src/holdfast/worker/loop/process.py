@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 
 import msgspec
 
@@ -92,9 +91,17 @@ def serve_model(inbox: Inbox, settings: WorkerSettings, pulse: Pulse | None = No
     platform.prepare_blas(settings.model.threads)  # must precede the first import of mlx.core
     from holdfast.worker.loop import serving
 
+    built: list[tuple[WorkerLoop, ModelInfo]] = []
+
+    def build(inbox: Inbox, progress: Progress) -> tuple[WorkerLoop, ModelInfo]:
+        built.append(serving.build_loop(inbox, progress, settings=settings, pulse=pulse or Pulse()))
+        return built[0]
+
     try:
-        return live(inbox, partial(serving.build_loop, settings=settings, pulse=pulse or Pulse()))
+        return live(inbox, build)
     finally:
+        serving.finish_steps()  # a step may use memory that belongs to the model
+        built.clear()
         # free arrays in reference cycles while this thread still can
         gc.collect()
         serving.let_go_of_device()

@@ -5,6 +5,7 @@ Importing this module imports MLX: device thread only.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import time
@@ -415,6 +416,12 @@ def _give_back_memory() -> None:
     """
     gc.collect()
     give_back_freed_memory()
+
+
+def finish_steps() -> None:
+    """Wait until the device has nothing to do. Device thread only."""
+    with contextlib.suppress(RuntimeError):  # of a step that failed, which was reported
+        mx.synchronize()
 
 
 def let_go_of_device() -> None:
