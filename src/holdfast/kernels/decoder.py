@@ -122,7 +122,7 @@ class _Decoder(ctypes.Structure):
     ]
 
 
-class _Call(ctypes.Structure):
+class _DecoderCall(ctypes.Structure):
     _fields_ = [
         ("decoder", ctypes.POINTER(_Decoder)),
         *((name, ctypes.c_void_p) for name in ("token_ids", "factors", "places", "capacities")),
@@ -187,7 +187,7 @@ class Decoder:
         """
         logits = np.empty((len(tokens.wanted), self.vocabulary), np.float32)
         seen = int(runs["tokens"][0].sum())
-        call = _Call(
+        call = _DecoderCall(
             ctypes.pointer(self._struct),
             *map(_address, (tokens.token_ids, tokens.factors, tokens.places, tokens.capacities)),
             *map(_address, (runs, row_ids, tokens.wanted, logits)),

@@ -28,6 +28,7 @@ from holdfast.worker.engine import fast_on_cpu, packed_layers
 from holdfast.worker.engine.fast_on_cpu import RopeForm
 from holdfast.worker.engine.host_attention import threads_to_use
 from holdfast.worker.engine.host_decoding import bits_of
+from holdfast.worker.engine.seams import StepLogits
 from holdfast.worker.engine.sequence import SequenceSpan, token_ids_of
 from holdfast.worker.engine.views import RowsView, StepContext
 from holdfast.worker.kv.full import FullKV
@@ -60,10 +61,8 @@ class HostDecoder:
         self._like = mx.zeros((1, 2 * shape.kv_heads, 0, shape.head_dimension))
         self._tables: dict[int, npt.NDArray[np.float32]] = {}
 
-    def logits(self, spans: Sequence[SequenceSpan]) -> mx.array | None:
-        """Run a step: the logits of all rows to sample from, [rows, vocabulary]; None if this step
-        has to be run by MLX.
-        """
+    def forward(self, spans: Sequence[SequenceSpan]) -> StepLogits | None:
+        """Run a step; None if this step has to be run by MLX."""
         if sum(each.span.tokens for each in spans) > MOST_TOKENS:
             return None
         if any(each.scored_rows or each.pooled_rows for each in spans):
@@ -77,12 +76,15 @@ class HostDecoder:
             for start, each in zip(starts, spans, strict=False)
             for row in each.wanted_rows
         ]
-        return self.compute(
+        logits = self.compute(
             token_ids_of(spans),
             [(each.sequence.live.leaves, each.span.tokens) for each in spans],
             positions=[each.span.start + at for each in spans for at in range(each.span.tokens)],
             wanted=wanted,
         )
+        if logits is None:
+            return None
+        return StepLogits(drawn=logits if wanted else None)
 
     def compute(
         self,

@@ -188,9 +188,9 @@ class RowsRunner(Runner):
 
     def _run(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
         if self._decoder is not None and context.runs_in_c:
-            logits = self._decoder.logits(spans)
+            logits = self._decoder.forward(spans)
             if logits is not None:
-                return StepLogits(drawn=logits)
+                return logits
         if len(spans) == 1:
             caches = _views(
                 spans, lambda layers: SpanView(layers[0], context=context), _no_recurrent
