@@ -65,6 +65,7 @@ class PendingStep:
     pooled: dict[RequestId, mx.array]  # embeddings of prompts that end in this step: fp32 [hidden]
     kept: list[Kept]  # snapshots that the step makes
     outputs: list[mx.array]  # arrays to compute, including live state; emptied at launch
+    is_computed: bool  # by the forward pass itself: there is nothing to wait for
 
     def launch(self) -> None:
         """Start computing the step; does not wait."""
@@ -238,7 +239,8 @@ class Engine:
         self._pool(pending, logits.hidden)
         for each in spans:
             self._keep_due(each, pending)
-            pending.outputs.extend(each.sequence.live.arrays())
+            if not pending.is_computed:
+                pending.outputs.extend(each.sequence.live.arrays())
         self._trim_the_others(pending)
         self._under_way.append(pending)
         if len(self._under_way) == 1:
@@ -346,6 +348,7 @@ class Engine:
             pooled={},
             kept=[],
             outputs=[scored.source for scored in logits.scored.values()],
+            is_computed=logits.is_computed,
         )
         if logits.drawn is None:
             return pending
@@ -368,7 +371,7 @@ class Engine:
         states = [each.sequence.sampler for each in pending.drawing]
         constraints = [each.sequence.constraint for each in pending.drawing]
         limits = limits_of(constraints, words_per_row=self._constraints.words_per_row)
-        drawn = sample(logits, states, limits)
+        drawn = sample(logits, states, limits, is_computed=pending.is_computed)
         pending.drawn = drawn
         advance(states, drawn.tokens)
         for row, each in enumerate(pending.drawing):
@@ -395,6 +398,7 @@ class Engine:
         if kept is not None:
             pending.kept.append(kept)
             pending.outputs.extend(kept.arrays())
+            pending.is_computed = False
 
     def _trim_the_others(self, pending: PendingStep) -> None:
         """Trim paused sequences: their states may be rows of a stack that the others no
@@ -405,6 +409,7 @@ class Engine:
             if not sequence.is_trimmed and id(sequence) not in busy:
                 sequence.trim()
                 pending.outputs.extend(sequence.live.arrays())
+                pending.is_computed = False
 
     def _wait(self, pending: PendingStep) -> dict[RequestId, tuple[TokenLogprob, ...]]:
         """Wait for a step. Returns the log-probabilities of scored prompts, by request.
@@ -415,7 +420,8 @@ class Engine:
             pending.launch()
         if pending.drawn is not None:
             mx.eval(pending.drawn.tokens)
-        mx.synchronize()
+        if not pending.is_computed:
+            mx.synchronize()
         scored = pending.scored
         pending.scored = {}
         return {

@@ -34,7 +34,7 @@ from holdfast.worker.engine.views import RowsView, StepContext
 from holdfast.worker.kv.full import FullKV
 from holdfast.worker.kv.layer import LayerKV
 
-MOST_TOKENS = 32  # with more, MLX and BLAS are faster
+MOST_TOKENS = 64  # with more, MLX and BLAS are faster
 _MODULES = ("llama", "qwen2", "qwen3")  # mlx-lm runs other models of this design with these modules
 _TABLE_POSITIONS = 64  # positions whose cosines and sines are computed together
 _MOST_TABLES = 64
@@ -84,7 +84,7 @@ class HostDecoder:
         )
         if logits is None:
             return None
-        return StepLogits(drawn=logits if wanted else None)
+        return StepLogits(drawn=logits if wanted else None, is_computed=True)
 
     def compute(
         self,
@@ -100,7 +100,7 @@ class HostDecoder:
         the state of each sequence, layer by layer, and how many tokens it gets. Returns None, and adds nothing, if a
         state or a token is of another kind.
         """
-        ids = np.array(token_ids.astype(mx.int32))
+        ids = np.array(token_ids).astype(np.int32)
         if not self._make_room(spans) or ids.min() < 0 or ids.max() >= self._decoder.vocabulary:
             return None
         for layers, tokens in spans:
