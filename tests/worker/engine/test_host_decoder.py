@@ -83,7 +83,9 @@ def in_c(
         for at in range(count)
     ]
     spans = list(zip(states, tokens, strict=True))
-    logits = decoder.compute(ids, spans, positions=positions, wanted=range(len(positions)))
+    logits = decoder.compute(
+        np.array(ids), spans, positions=positions, wanted=range(len(positions))
+    )
     assert logits is not None
     return logits
 
@@ -115,13 +117,13 @@ def test_steps_compute_what_mlx_lm_defines(name: str, changes: dict[str, Any]) -
 
 def test_only_the_wanted_rows_are_projected() -> None:
     model, decoder = attached("qwen3")
-    ids = mx.array([5, 6, 7, 8])
+    ids = np.array([5, 6, 7, 8])
     both = [(fresh(model), 3), (fresh(model), 1)]
     others = [(fresh(model), 3), (fresh(model), 1)]
     positions = [0, 1, 2, 0]
     every = decoder.compute(ids, both, positions=positions, wanted=range(4))
     some = decoder.compute(ids, others, positions=positions, wanted=[2, 3])
-    none = decoder.compute(mx.array([9]), [(fresh(model), 1)], positions=[0], wanted=[])
+    none = decoder.compute(np.array([9]), [(fresh(model), 1)], positions=[0], wanted=[])
     assert every is not None and some is not None and none is not None
     assert mx.array_equal(every[2:], some)
     assert none.shape == (0, VOCAB_SIZE)
@@ -173,9 +175,9 @@ def test_states_of_other_kinds_and_unknown_tokens_are_left_to_mlx() -> None:
     in_c(decoder, [state], mx.arange(4), [4])
     for ids in ([-1], [VOCAB_SIZE]):
         spans = [(state, 1)]
-        assert decoder.compute(mx.array(ids), spans, positions=[4], wanted=[0]) is None
+        assert decoder.compute(np.array(ids), spans, positions=[4], wanted=[0]) is None
     window = [WindowKV(8) for _ in model.layers]
-    assert decoder.compute(mx.array([1]), [(window, 1)], positions=[0], wanted=[0]) is None
+    assert decoder.compute(np.array([1]), [(window, 1)], positions=[0], wanted=[0]) is None
     assert [layer.tokens for layer in state] == [4] * len(state)
 
 

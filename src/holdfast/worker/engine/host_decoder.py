@@ -29,7 +29,7 @@ from holdfast.worker.engine.fast_on_cpu import RopeForm
 from holdfast.worker.engine.host_attention import threads_to_use
 from holdfast.worker.engine.host_decoding import bits_of
 from holdfast.worker.engine.seams import StepLogits
-from holdfast.worker.engine.sequence import SequenceSpan, token_ids_of
+from holdfast.worker.engine.sequence import SequenceSpan
 from holdfast.worker.engine.views import RowsView, StepContext
 from holdfast.worker.kv.full import FullKV
 from holdfast.worker.kv.layer import LayerKV
@@ -77,7 +77,7 @@ class HostDecoder:
             for row in each.wanted_rows
         ]
         logits = self.compute(
-            token_ids_of(spans),
+            np.concatenate([_token_ids(each) for each in spans]),
             [(each.sequence.live.leaves, each.span.tokens) for each in spans],
             positions=[each.span.start + at for each in spans for at in range(each.span.tokens)],
             wanted=wanted,
@@ -88,7 +88,7 @@ class HostDecoder:
 
     def compute(
         self,
-        token_ids: mx.array,
+        token_ids: npt.NDArray[np.integer],
         spans: Sequence[_Span],
         *,
         positions: Sequence[int],
@@ -96,11 +96,11 @@ class HostDecoder:
     ) -> mx.array | None:
         """Add tokens to sequences, and return the logits of the wanted rows.
 
-        token_ids: int [rows], those of all spans, one behind the other; positions: theirs. spans:
+        token_ids: [rows], those of all spans, one behind the other; positions: theirs. spans:
         the state of each sequence, layer by layer, and how many tokens it gets. Returns None, and adds nothing, if a
         state or a token is of another kind.
         """
-        ids = np.array(token_ids).astype(np.int32)
+        ids = token_ids.astype(np.int32)
         if not self._make_room(spans) or ids.min() < 0 or ids.max() >= self._decoder.vocabulary:
             return None
         for layers, tokens in spans:
@@ -194,6 +194,14 @@ class HostDecoder:
         self._tables[start] = table  # the last used comes last
         row: npt.NDArray[np.float32] = table[index]
         return row
+
+
+def _token_ids(each: SequenceSpan) -> npt.NDArray[np.integer]:
+    sequence = each.sequence
+    if each.is_decoding:
+        assert sequence.drawn is not None, "a decoding span has no sampled token"
+        return np.array(sequence.drawn, copy=False)[sequence.drawn_row :][:1]
+    return np.array(sequence.known, copy=False)[each.span.start :][: each.span.tokens]
 
 
 def _cuts(
@@ -380,12 +388,12 @@ def _agrees(model: Any, first: HostDecoder) -> bool:
     for rows in (1, len(_CHECKED_STARTS)):
         states = [[FullKV() for _ in range(rows)] for _ in range(2)]
         for step in range(3):
-            ids = mx.arange(rows) * 7 + step
+            ids = np.arange(rows) * 7 + step
             positions = [start + step for start in _CHECKED_STARTS[:rows]]
             view = RowsView(
                 states[0], tokens=[1] * rows, offset=mx.array(positions), context=StepContext()
             )
-            x = inner.layers[0](inner.embed_tokens(ids[:, None]), None, view)
+            x = inner.layers[0](inner.embed_tokens(mx.array(ids)[:, None]), None, view)
             wanted = head(inner.norm(x))[:, 0]
             spans = [([state], 1) for state in states[1]]
             found = first.compute(ids, spans, positions=positions, wanted=range(rows))
