@@ -41,10 +41,11 @@ typedef struct {
     const float *factors;     /* [rows, 2 * rotated]: cosines and sines of each token's position */
     float *const *places;     /* [layers, rows]: where the first key head of the token goes */
     const int64_t *capacities; /* [rows] */
-    const Run *runs;          /* [layers, run_count]: what attention sees, with the new tokens */
-    const int32_t *row_ids;   /* of the runs */
     const int32_t *wanted;    /* [wanted_count]: the rows whose logits are computed */
     float *logits;            /* [wanted_count, vocabulary] */
+    /* for holdfast_decode only */
+    const Run *runs;          /* [layers, run_count]: what attention sees, with the new tokens */
+    const int32_t *row_ids;   /* of the runs */
     int (*attend)(const AttentionCall *);
     int32_t rows, run_count, wanted_count, chunk_tokens, attention_threads;
 } DecoderCall;
@@ -148,50 +149,47 @@ static void put_away(const Decoder *p, const DecoderCall *call, float *const *pl
     }
 }
 
-/* x: [rows, hidden], the input of the layer, and then its result. room: for `room_of` numbers. */
-static int compute_layer(const Decoder *p, int number, const DecoderCall *call, float *x,
-                         float *room) {
+/* Computes the queries of all rows from the layer's input x, [rows, hidden], and adds the keys and
+ * values to the buffers. queries: [rows, heads, head_dimension]. Returns 0 if memory is short. */
+int holdfast_before_attention(const DecoderCall *call, int number, const float *x, float *queries) {
+    const Decoder *p = call->decoder;
     const Layer *layer = &p->layers[number];
-    int rows = call->rows, hidden = p->hidden, of_row = p->heads * p->head_dimension;
-    int inner = layer->gate.outputs;
-    float *normal = room, *heads = normal + (int64_t)rows * hidden;
-    float *queries = heads + (int64_t)rows * (p->heads + 2 * p->kv_heads) * p->head_dimension;
-    float *attended = queries + (int64_t)rows * of_row;
-    float *gate = heads, *up = gate + (int64_t)rows * inner;
-    AttentionCall attention = {
-        .queries = queries, .out = attended, .runs = call->runs + (int64_t)number * call->run_count,
-        .row_ids = call->row_ids, .rows = rows, .heads = p->heads, .kv_heads = p->kv_heads,
-        .key_d = p->head_dimension, .value_d = p->head_dimension, .run_count = call->run_count,
-        .chunk_tokens = call->chunk_tokens, .threads = call->attention_threads,
-        .share_out = share_out};
+    int64_t rows = call->rows, hidden = p->hidden;
+    int64_t of_heads = (int64_t)(p->heads + 2 * p->kv_heads) * p->head_dimension;
+    float *normal = malloc(sizeof(float) * rows * (hidden + of_heads));
+    if (!normal) return 0;
+    float *heads = normal + rows * hidden;
     for (int64_t row = 0; row < rows; row++) {
         normalize(x + row * hidden, layer->norm, p->epsilon, hidden, normal + row * hidden);
     }
-    if (!project(p, layer, call, normal, heads)) return 0;
-    put_away(p, call, call->places + (int64_t)number * rows, heads, queries);
-    if (call->attend(&attention) ||
-        !linear(&layer->output, rows, attended, of_row, 1, x, hidden)) {
-        return 0;
-    }
-    for (int64_t row = 0; row < rows; row++) {
-        normalize(x + row * hidden, layer->mlp_norm, p->epsilon, hidden, normal + row * hidden);
-    }
-    if (!linear(&layer->gate, rows, normal, hidden, 0, gate, inner) ||
-        !linear(&layer->up, rows, normal, hidden, 0, up, inner)) {
-        return 0;
-    }
-    for (int64_t row = 0; row < rows; row++) gated(gate + row * inner, up + row * inner, inner);
-    return linear(&layer->down, rows, gate, inner, 1, x, hidden);
+    int done = project(p, layer, call, normal, heads);
+    if (done) put_away(p, call, call->places + number * rows, heads, queries);
+    free(normal);
+    return done;
 }
 
-static int64_t room_of(const Decoder *p) {
-    int64_t of_heads = (int64_t)(3 * p->heads + 2 * p->kv_heads) * p->head_dimension;
-    int64_t most = of_heads;
-    for (int at = 0; at < p->layer_count; at++) {
-        int64_t of_mlp = 2 * (int64_t)p->layers[at].gate.outputs;
-        if (of_mlp > most) most = of_mlp;
+/* x: [rows, hidden], the input of the layer, and then its result. attended: [rows, heads,
+ * head_dimension]. Returns 0 if memory is short. */
+int holdfast_after_attention(const DecoderCall *call, int number, const float *attended, float *x) {
+    const Decoder *p = call->decoder;
+    const Layer *layer = &p->layers[number];
+    int64_t rows = call->rows, hidden = p->hidden, inner = layer->gate.outputs;
+    float *normal = malloc(sizeof(float) * rows * (hidden + 2 * inner));
+    if (!normal) return 0;
+    float *gate = normal + rows * hidden, *up = gate + rows * inner;
+    int done = linear(&layer->output, rows, attended, (int64_t)p->heads * p->head_dimension, 1, x,
+                      hidden);
+    for (int64_t row = 0; done && row < rows; row++) {
+        normalize(x + row * hidden, layer->mlp_norm, p->epsilon, hidden, normal + row * hidden);
     }
-    return p->hidden + most;
+    done = done && linear(&layer->gate, rows, normal, hidden, 0, gate, inner) &&
+           linear(&layer->up, rows, normal, hidden, 0, up, inner);
+    for (int64_t row = 0; done && row < rows; row++) {
+        gated(gate + row * inner, up + row * inner, inner);
+    }
+    done = done && linear(&layer->down, rows, gate, inner, 1, x, hidden);
+    free(normal);
+    return done;
 }
 
 static void embed(const Linear *embedding, int32_t token_id, float *x) {
@@ -203,25 +201,51 @@ static void embed(const Linear *embedding, int32_t token_id, float *x) {
     }
 }
 
-/* Computes logits, and adds the keys and values of all rows to the buffers. Returns 0 if memory is
- * short. */
+/* x: [rows, hidden], the input of the first layer. */
+void holdfast_embed(const DecoderCall *call, float *x) {
+    const Linear *embedding = &call->decoder->embedding;
+    for (int64_t row = 0; row < call->rows; row++) {
+        embed(embedding, call->token_ids[row], x + row * embedding->inputs);
+    }
+}
+
+/* Computes the logits of the wanted rows. x: [rows, hidden], the result of the last layer. Returns 0
+ * if memory is short. */
+int holdfast_project(const DecoderCall *call, const float *x) {
+    const Decoder *p = call->decoder;
+    int64_t hidden = p->hidden;
+    if (!call->wanted_count) return 1;
+    float *normal = malloc(sizeof(float) * call->wanted_count * hidden);
+    if (!normal) return 0;
+    for (int64_t at = 0; at < call->wanted_count; at++) {
+        normalize(x + call->wanted[at] * hidden, p->norm, p->epsilon, hidden, normal + at * hidden);
+    }
+    int done = linear(&p->head, call->wanted_count, normal, hidden, 0, call->logits,
+                      p->head.outputs);
+    free(normal);
+    return done;
+}
+
+/* All of the above, with attention by `call->attend`. Returns 0 if memory is short. */
 int holdfast_decode(const DecoderCall *call) {
     const Decoder *p = call->decoder;
-    int rows = call->rows, hidden = p->hidden;
-    float *x = malloc(sizeof(float) * rows * (hidden + room_of(p)));
+    int64_t of_heads = (int64_t)call->rows * p->heads * p->head_dimension;
+    float *x = malloc(sizeof(float) * ((int64_t)call->rows * p->hidden + 2 * of_heads));
     if (!x) return 0;
-    float *room = x + (int64_t)rows * hidden;
+    float *queries = x + (int64_t)call->rows * p->hidden, *attended = queries + of_heads;
+    holdfast_embed(call, x);
     int done = 1;
-    for (int64_t row = 0; row < rows; row++) {
-        embed(&p->embedding, call->token_ids[row], x + row * hidden);
+    for (int at = 0; done && at < p->layer_count; at++) {
+        AttentionCall attention = {
+            .queries = queries, .out = attended, .runs = call->runs + (int64_t)at * call->run_count,
+            .row_ids = call->row_ids, .rows = call->rows, .heads = p->heads,
+            .kv_heads = p->kv_heads, .key_d = p->head_dimension, .value_d = p->head_dimension,
+            .run_count = call->run_count, .chunk_tokens = call->chunk_tokens,
+            .threads = call->attention_threads, .share_out = share_out};
+        done = holdfast_before_attention(call, at, x, queries) && !call->attend(&attention) &&
+               holdfast_after_attention(call, at, attended, x);
     }
-    for (int at = 0; done && at < p->layer_count; at++) done = compute_layer(p, at, call, x, room);
-    for (int64_t at = 0; at < call->wanted_count; at++) {
-        normalize(x + (int64_t)call->wanted[at] * hidden, p->norm, p->epsilon, hidden,
-                  room + at * hidden);
-    }
-    done = done && (!call->wanted_count || linear(&p->head, call->wanted_count, room, hidden, 0,
-                                                  call->logits, p->head.outputs));
+    done = done && holdfast_project(call, x);
     free(x);
     return done;
 }

@@ -1,4 +1,4 @@
-"""A forward pass of few tokens through a decoder like Llama's, in one call: decoder.h."""
+"""Forward passes through decoders like Llama's: decoder.h."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class _DecoderCall(ctypes.Structure):
     _fields_ = [
         ("decoder", ctypes.POINTER(_Decoder)),
         *((name, ctypes.c_void_p) for name in ("token_ids", "factors", "places", "capacities")),
-        *((name, ctypes.c_void_p) for name in ("runs", "row_ids", "wanted", "logits", "attend")),
+        *((name, ctypes.c_void_p) for name in ("wanted", "logits", "runs", "row_ids", "attend")),
         *((name, ctypes.c_int32) for name in ("rows", "run_count", "wanted_count")),
         *((name, ctypes.c_int32) for name in ("chunk_tokens", "attention_threads")),
     ]
@@ -138,7 +138,7 @@ def unavailable() -> str:
 
 
 class Decoder:
-    """A decoder for forward passes of few tokens. Requires that `unavailable` is empty."""
+    """The weights of a decoder. Requires that `unavailable` is empty."""
 
     def __init__(
         self,
@@ -164,40 +164,82 @@ class Decoder:
             *(len(layers), len(norm), shape.heads, shape.kv_heads),
             *(shape.head_dimension, shape.rotated, int(shape.in_pairs)),
         )
-        self._attend = ctypes.cast(
-            kernel("decode_attention").library.decode_attention,  # type: ignore[union-attr]
-            ctypes.c_void_p,
-        )
         self.vocabulary = head.shape[0]
 
+    def begin(self, tokens: NewTokens) -> ForwardPass:
+        """Prepare a forward pass of these tokens."""
+        return ForwardPass(self, self._struct, tokens)
+
+
+class ForwardPass:
+    """A forward pass of new tokens: as one call (`compute`), or part by part, with attention by the
+    caller. All calls release the interpreter lock, and raise MemoryError if there is not enough
+    memory.
+    """
+
+    def __init__(self, decoder: Decoder, struct: _Decoder, tokens: NewTokens) -> None:
+        self._shape = decoder.shape
+        self._logits = np.empty((len(tokens.wanted), decoder.vocabulary), np.float32)
+        self._rows = len(tokens.token_ids)
+        self._arrays = (decoder, tokens)  # keeps their memory
+        arrays = (tokens.token_ids, tokens.factors, tokens.places, tokens.capacities, tokens.wanted)
+        self._call = _DecoderCall(ctypes.pointer(struct), *map(_address, (*arrays, self._logits)))
+        self._call.rows = self._rows
+        self._call.wanted_count = len(tokens.wanted)
+
     def compute(
-        self,
-        tokens: NewTokens,
-        runs: npt.NDArray[np.void],
-        row_ids: npt.NDArray[np.int32],
-        *,
-        threads: int,
+        self, runs: npt.NDArray[np.void], row_ids: npt.NDArray[np.int32], *, threads: int
     ) -> Floats:
         """Add the keys and values of the tokens to their buffers, and return the logits of the
         wanted rows, [wanted, vocabulary].
 
         runs, row_ids: for each layer, the runs of keys and values that the rows attend to,
-        including the new tokens (`decode_attention.table`), [layers, runs]. Releases the interpreter
-        lock.
+        including the new tokens (`decode_attention.RUN`), [layers, runs].
         """
-        logits = np.empty((len(tokens.wanted), self.vocabulary), np.float32)
-        seen = int(runs["tokens"][0].sum())
-        call = _DecoderCall(
-            ctypes.pointer(self._struct),
-            *map(_address, (tokens.token_ids, tokens.factors, tokens.places, tokens.capacities)),
-            *map(_address, (runs, row_ids, tokens.wanted, logits)),
-            self._attend,
-            *(len(tokens.token_ids), runs.shape[1], len(tokens.wanted)),
-            *(CHUNK_TOKENS, min(threads, max(1, self.shape.kv_heads * seen // _TOKENS_PER_THREAD))),
+        seen = self._shape.kv_heads * int(runs["tokens"][0].sum())
+        attention = kernel("decode_attention").library
+        assert attention is not None
+        call = self._call
+        call.runs, call.row_ids = _address(runs), _address(row_ids)
+        call.attend = ctypes.cast(attention.decode_attention, ctypes.c_void_p)
+        call.run_count, call.chunk_tokens = runs.shape[1], CHUNK_TOKENS
+        call.attention_threads = min(threads, max(1, seen // _TOKENS_PER_THREAD))
+        self._check(products.library().holdfast_decode(ctypes.byref(call)))
+        return self._logits
+
+    def embed(self) -> Floats:
+        """The input of the first layer, [rows, hidden]."""
+        x = np.empty((self._rows, self._call.decoder.contents.hidden), np.float32)
+        products.library().holdfast_embed(ctypes.byref(self._call), ctypes.c_void_p(_address(x)))
+        return x
+
+    def before_attention(self, layer: int, x: Floats) -> Floats:
+        """Add the keys and values of a layer to the buffers. Returns the queries, scaled, [rows,
+        heads, head_dimension]. x: the input of the layer, [rows, hidden].
+        """
+        queries = np.empty((self._rows, self._shape.heads, self._shape.head_dimension), np.float32)
+        self._half(products.library().holdfast_before_attention, layer, x, queries)
+        return queries
+
+    def after_attention(self, layer: int, attended: Floats, x: Floats) -> None:
+        """Replace the input of a layer by its result. attended: [rows, heads, head_dimension]."""
+        self._half(products.library().holdfast_after_attention, layer, attended, x)
+
+    def project(self, x: Floats) -> Floats:
+        """The logits of the wanted rows, [wanted, vocabulary]. x: the last layer's result."""
+        library = products.library()
+        self._check(
+            library.holdfast_project(ctypes.byref(self._call), ctypes.c_void_p(_address(x)))
         )
-        if not products.library().holdfast_decode(ctypes.byref(call)):
+        return self._logits
+
+    def _half(self, function: Any, layer: int, *arrays: Floats) -> None:
+        addresses = (ctypes.c_void_p(_address(array)) for array in arrays)
+        self._check(function(ctypes.byref(self._call), ctypes.c_int(layer), *addresses))
+
+    def _check(self, is_done: int) -> None:
+        if not is_done:
             raise MemoryError("there is not enough memory for a forward pass")
-        return logits
 
 
 def _layer_struct(layer: DecoderLayer) -> _Layer:

@@ -16,7 +16,7 @@ from holdfast.kernels.build import SWITCH
 from holdfast.machine import platform
 from holdfast.worker.engine import host_decoder
 from holdfast.worker.engine.engine import Engine
-from holdfast.worker.engine.host_decoder import HostDecoder
+from holdfast.worker.engine.host_decoder import MOST_TOKENS, HostDecoder
 from holdfast.worker.engine.load import load_model
 from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.engine.views import RowsView, StepContext
@@ -90,14 +90,18 @@ def in_c(
     return logits
 
 
+@pytest.mark.parametrize("most_tokens", [MOST_TOKENS, 0])
 @pytest.mark.parametrize(("name", "changes"), MODELS)
-def test_steps_compute_what_mlx_lm_defines(name: str, changes: dict[str, Any]) -> None:
+def test_steps_compute_what_mlx_lm_defines(
+    name: str, changes: dict[str, Any], most_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_decoder, "MOST_TOKENS", most_tokens)
     model, decoder = attached(name, **changes)
     rng = random.Random(f"{name} {sorted(changes)}")
     for sequences in (1, 3, 8):
         ways = [[fresh(model) for _ in range(sequences)] for _ in range(2)]
         for number in range(6):
-            tokens = [rng.choice([1, 1, 1, 3, 16 // sequences]) for _ in range(sequences)]
+            tokens = [rng.choice([1, 1, 1, 3, 16, 70]) for _ in range(sequences)]
             ids = mx.array([rng.randrange(VOCAB_SIZE) for _ in range(sum(tokens))])
             wanted = as_mlx_lm(model, ways[0], ids, tokens)
             found = in_c(decoder, ways[1], ids, tokens)

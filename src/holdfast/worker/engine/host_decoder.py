@@ -1,10 +1,10 @@
-"""Forward passes of few tokens through decoders like Llama's, on a CPU, as one call of C.
+"""Forward passes through decoders like Llama's on a CPU, without MLX.
 
 A decode step of a small model on a CPU spends more time on MLX's operations, 10 to 20 µs each, than
-on computing. So for models of these architectures, C functions (`kernels/decoder`) compute steps of
-few tokens from the token ids to the logits, and write keys and values into the buffers of the
-sequences in place. Steps with more tokens, such as prefill, call the model as mlx-lm defines it;
-both round differently. Device thread only.
+on computing, and in prefill, MLX computes norms, rotations and SiLU on one core. So for models of
+these architectures, C functions (`kernels/decoder`) compute everything but attention, which is that
+of the C kernel or of numpy, and write keys and values into the buffers of the sequences in place.
+A step of few tokens is one call. Rounds differently than MLX. Device thread only.
 """
 
 from __future__ import annotations
@@ -23,18 +23,24 @@ from mlx.nn.layers.positional_encoding import RoPE
 
 from holdfast.kernels import decoder
 from holdfast.kernels.decode_attention import NATIVE_BITS, RUN, held, supports
-from holdfast.kernels.decoder import Decoder, DecoderLayer, DecoderShape, NewTokens
+from holdfast.kernels.decoder import (
+    Decoder,
+    DecoderLayer,
+    DecoderShape,
+    ForwardPass,
+    NewTokens,
+)
 from holdfast.worker.engine import fast_on_cpu, packed_layers
 from holdfast.worker.engine.fast_on_cpu import RopeForm
-from holdfast.worker.engine.host_attention import threads_to_use
-from holdfast.worker.engine.host_decoding import bits_of
+from holdfast.worker.engine.host_attention import HostSpan, attend_in_numpy, threads_to_use
+from holdfast.worker.engine.host_decoding import attend_in_place, bits_of
 from holdfast.worker.engine.seams import StepLogits
 from holdfast.worker.engine.sequence import SequenceSpan
 from holdfast.worker.engine.views import RowsView, StepContext
 from holdfast.worker.kv.full import FullKV
 from holdfast.worker.kv.layer import LayerKV
 
-MOST_TOKENS = 64  # with more, MLX and BLAS are faster
+MOST_TOKENS = 64  # of a step in one call; with more, attention is faster in numpy
 _MODULES = ("llama", "qwen2", "qwen3")  # mlx-lm runs other models of this design with these modules
 _TABLE_POSITIONS = 64  # positions whose cosines and sines are computed together
 _MOST_TABLES = 64
@@ -62,9 +68,7 @@ class HostDecoder:
         self._tables: dict[int, npt.NDArray[np.float32]] = {}
 
     def forward(self, spans: Sequence[SequenceSpan]) -> StepLogits | None:
-        """Run a step; None if this step has to be run by MLX."""
-        if sum(each.span.tokens for each in spans) > MOST_TOKENS:
-            return None
+        """Run a step; None if MLX has to run it."""
         if any(each.scored_rows or each.pooled_rows for each in spans):
             return None
         if not all(each.is_decoding for each in spans):
@@ -84,7 +88,14 @@ class HostDecoder:
         )
         if logits is None:
             return None
-        return StepLogits(drawn=logits if wanted else None, is_computed=True)
+        for each in spans:
+            each.sequence.is_trimmed = False
+            if each.span.tokens > 1:
+                each.sequence.trim()
+        return StepLogits(
+            drawn=logits if wanted else None,
+            is_computed=all(each.sequence.live.kv_bits == "native" for each in spans),
+        )
 
     def compute(
         self,
@@ -96,23 +107,29 @@ class HostDecoder:
     ) -> mx.array | None:
         """Add tokens to sequences, and return the logits of the wanted rows.
 
-        token_ids: [rows], those of all spans, one behind the other; positions: theirs. spans:
-        the state of each sequence, layer by layer, and how many tokens it gets. Returns None, and adds nothing, if a
-        state or a token is of another kind.
+        token_ids: [rows], those of all spans, one behind the other; positions: theirs. spans: the
+        state of each sequence, layer by layer, and how many tokens it gets. Returns None, and adds
+        nothing, if a state or a token is of another kind.
         """
         ids = token_ids.astype(np.int32)
         if not self._make_room(spans) or ids.min() < 0 or ids.max() >= self._decoder.vocabulary:
             return None
-        for layers, tokens in spans:
-            for layer in layers:
-                layer.add_written(tokens)
-        try:
-            return self._compute(ids, spans, positions, wanted)
-        except BaseException:
-            for layers, tokens in spans:
-                for layer in layers:
-                    layer.rewind(tokens)
-            raise
+        is_short = len(ids) <= MOST_TOKENS and all(
+            layer.sees_alike(tokens) for layers, tokens in spans for layer in layers
+        )
+        places, capacities = self._places(spans)
+        forward = self._decoder.begin(
+            NewTokens(
+                token_ids=ids,
+                factors=np.stack([self._factors(position) for position in positions]),
+                wanted=np.array(wanted, np.int32),
+                places=places,
+                capacities=capacities,
+            )
+        )
+        return mx.array(
+            self._at_once(forward, spans) if is_short else self._by_layers(forward, spans)
+        )
 
     def _make_room(self, spans: Sequence[_Span]) -> bool:
         """Prepare the states for new tokens, unless one of them cannot have any written in place."""
@@ -125,22 +142,37 @@ class HostDecoder:
         mx.eval([list(layer.arrays()) for layers, _ in spans for layer in layers])
         return True
 
-    def _compute(
-        self,
-        ids: npt.NDArray[np.int32],
-        spans: Sequence[_Span],
-        positions: Sequence[int],
-        wanted: Sequence[int],
-    ) -> mx.array:
+    def _places(
+        self, spans: Sequence[_Span]
+    ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+        """Where the new tokens of all spans go in each layer, [layers, rows], and the capacities of
+        these buffers, [rows].
+        """
+        places = []
+        for at in range(len(spans[0][0])):
+            for layers, tokens in spans:
+                buffer, end = layers[at].tail()
+                row_bytes = _row_bytes(buffer)
+                first = _address(buffer) + end * row_bytes
+                places.append(first + row_bytes * np.arange(tokens, dtype=np.uint64))
+        capacities = [layers[0].tail()[0].shape[2] for layers, _ in spans]
+        tokens_of_spans = [tokens for _, tokens in spans]
+        return (
+            np.concatenate(places),
+            np.repeat(np.array(capacities, np.int64), tokens_of_spans),
+        )
+
+    def _at_once(self, forward: ForwardPass, spans: Sequence[_Span]) -> npt.NDArray[np.float32]:
+        """Compute the logits in one call."""
+        for layers, tokens in spans:
+            for layer in layers:
+                layer.add_written(tokens)
         stored = [
             [list(layers[at].stored(layers[at].tokens)) for layers, _ in spans]
             for at in range(len(spans[0][0]))
         ]
-        new = [tokens for _, tokens in spans]
-        cuts, row_ids = _cuts(stored[0], new)
+        cuts, row_ids = _cuts(stored[0], [tokens for _, tokens in spans])
         entries = []
-        places: list[int] = []
-        capacities: list[int] = []
         for at, of_layer in enumerate(stored):
             for sequence, index, start, end, first_row, rows in cuts:
                 arrays = of_layer[sequence][index][0]
@@ -148,25 +180,19 @@ class HostDecoder:
                 entries.append(
                     (*self._addresses(arrays, start), end - start, *bits, first_row, rows)
                 )
-            for runs, tokens in zip(of_layer, new, strict=True):
-                arrays, _, end = runs[-1]
-                row_bytes = _row_bytes(arrays[0])
-                first = _address(arrays[0]) + (end - tokens) * row_bytes
-                places.extend(first + token * row_bytes for token in range(tokens))
-                capacities.extend([arrays[0].shape[2]] * tokens)
-        logits = self._decoder.compute(
-            NewTokens(
-                token_ids=ids,
-                factors=np.stack([self._factors(position) for position in positions]),
-                wanted=np.array(wanted, np.int32),
-                places=np.array(places, np.uint64),
-                capacities=np.array(capacities, np.int64),
-            ),
-            np.array(entries, RUN).reshape(len(stored), len(cuts)),
-            row_ids,
-            threads=threads_to_use(),
-        )
-        return mx.array(logits)
+        runs = np.array(entries, RUN).reshape(len(stored), len(cuts))
+        return forward.compute(runs, row_ids, threads=threads_to_use())
+
+    def _by_layers(self, forward: ForwardPass, spans: Sequence[_Span]) -> npt.NDArray[np.float32]:
+        """Compute the logits layer by layer, with attention over long spans in numpy."""
+        x = forward.embed()
+        for at in range(len(spans[0][0])):
+            queries = forward.before_attention(at, x)
+            for layers, tokens in spans:
+                layers[at].add_written(tokens)
+            attended = _attend([(layers[at], tokens) for layers, tokens in spans], queries)
+            forward.after_attention(at, attended, x)
+        return forward.project(x)
 
     def _addresses(self, arrays: Sequence[mx.array], start: int) -> tuple[int, ...]:
         """Where token `start` of keys and values is, their scales and biases, and the capacity."""
@@ -194,6 +220,42 @@ class HostDecoder:
         self._tables[start] = table  # the last used comes last
         row: npt.NDArray[np.float32] = table[index]
         return row
+
+
+def _attend(
+    spans: Sequence[tuple[LayerKV, int]], queries: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32]:
+    """Attention of the last tokens of several sequences, each over its own. queries: [rows, heads,
+    head_dimension]; returns the same shape.
+    """
+    attended = np.empty_like(queries)
+    starts = list(itertools.accumulate((tokens for _, tokens in spans), initial=0))
+    single = [at for at, (_, tokens) in enumerate(spans) if tokens == 1]
+    if single:
+        rows = [starts[at] for at in single]
+        layers = [spans[at][0] for at in single]
+        attended[rows] = attend_in_place(layers, [each.tokens for each in layers], queries[rows])
+    several: list[tuple[slice, tuple[tuple[mx.array, mx.array], ...]]] = []
+    for start, (layer, tokens) in zip(starts, spans, strict=False):
+        if tokens > 1:
+            for rows_seen, parts in layer.sights(tokens, None):
+                place = slice(start + rows_seen.start, start + rows_seen.stop)
+                several.append((place, parts))
+    mx.eval([parts for _, parts in several])
+    work = [
+        HostSpan(
+            queries[place].swapaxes(0, 1),
+            [
+                (np.array(keys, copy=False)[0], np.array(values, copy=False)[0])
+                for keys, values in parts
+            ],
+            None,
+        )
+        for place, parts in several
+    ]
+    for (place, _), result in zip(several, attend_in_numpy(work, sinks=None), strict=True):
+        attended[place] = result.swapaxes(0, 1)
+    return attended
 
 
 def _token_ids(each: SequenceSpan) -> npt.NDArray[np.integer]:

@@ -73,7 +73,7 @@ class StepContext:
         scores (products of a query and a key).
     decode_scores: if attention is composed, the C kernel computes decode steps with at least this
         many attention scores.
-    runs_in_c: steps of few tokens may be computed by `HostDecoder`.
+    runs_in_c: forward passes may be computed by `HostDecoder`.
     """
 
     composes_attention: bool = field(

@@ -397,12 +397,19 @@ class LayerKV(LayerState):
         """
         return False
 
+    def tail(self) -> tuple[mx.array, int]:
+        """The buffer for the next tokens, and where they go. Requires `make_room`."""
+        (buffer,) = self._buffers
+        return buffer, self._end
+
     def add_written(self, tokens: int) -> None:
-        """Count tokens that are written at the end of the last run of `stored`, which includes
-        them from now on.
-        """
+        """Count tokens that are written at the end of the buffer."""
         self.tokens += tokens
         self._end += tokens
+
+    def sees_alike(self, tokens: int) -> bool:
+        """Whether the next tokens see all earlier tokens in the same form."""
+        return True
 
     def held(self) -> int:
         """The number of tokens that are held and can be attended to: always the last ones."""

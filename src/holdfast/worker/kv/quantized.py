@@ -172,14 +172,18 @@ class QuantizedKV(LayerKV):
     def append_arrays(self, arrays: Sequence[mx.array]) -> None:
         self._make_room(arrays, arrays[0].shape[2])
         self._write(arrays)
-        self._quantize(self._own(self.tokens - 1))
 
     def make_room(self, like: mx.array, tokens: int) -> bool:
-        if self._own(self.tokens) != self._own(self.tokens + tokens - 1):
-            return False  # they would see different tokens quantized
         self._make_room((like,), tokens)
         self._quantize(self._own(self.tokens))
         return True
+
+    def add_written(self, tokens: int) -> None:
+        super().add_written(tokens)
+        self._quantize(self._own(self.tokens - 1))
+
+    def sees_alike(self, tokens: int) -> bool:
+        return self._own(self.tokens) == self._own(self.tokens + tokens - 1)
 
     def _make_room(self, like: Sequence[mx.array], tokens: int) -> None:
         if not self._buffers or self._end + tokens > self._buffers[0].shape[2]:
