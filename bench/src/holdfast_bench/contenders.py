@@ -219,4 +219,4 @@ def _told_by(script: str, *arguments: str) -> str:
         timeout=60,
         check=False,
     )
-    return done.stdout.strip("\n")
+    return done.stdout.rstrip("\n")
