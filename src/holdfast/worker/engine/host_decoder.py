@@ -33,7 +33,7 @@ from holdfast.kernels.decoder import (
 from holdfast.worker.engine import fast_on_cpu, packed_layers
 from holdfast.worker.engine.fast_on_cpu import RopeForm
 from holdfast.worker.engine.host_attention import HostSpan, attend_in_numpy, threads_to_use
-from holdfast.worker.engine.host_decoding import attend_in_place, bits_of
+from holdfast.worker.engine.host_decoding import attend_in_place, bits_of, description
 from holdfast.worker.engine.seams import StepLogits
 from holdfast.worker.engine.sequence import SequenceSpan
 from holdfast.worker.engine.views import RowsView, StepContext
@@ -323,6 +323,13 @@ def of(model: Any) -> HostDecoder | None:
     """The decoder that `attach` gave to a model; None if it gave none."""
     found: HostDecoder | None = vars(model).get("_host_decoder")
     return found
+
+
+def attention_of(model: Any) -> str:
+    """What computes the attention of a model's decode steps on this device, and why."""
+    if of(model) is None:
+        return description()
+    return "the C kernel (forward passes need no MLX operations; prefill: numpy)"
 
 
 def _is_known(model: Any) -> bool:
