@@ -28,7 +28,11 @@ logger = logging.getLogger(__name__)
 
 SWITCH = "HOLDFAST_KERNELS"
 _COMPILERS = ("cc", "gcc", "clang")
-_FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC", "-pthread")
+# Tuned for its CPU, GCC avoids fused multiply-add in some loops (for AMD Zen, for example) and not
+# in others. A row would then round differently alone and among others. Measured on Zen 3: with the
+# tuning for Haswell, products of 8 rows are also 1.5 to 2 times as fast.
+_TUNING = ("-mtune=haswell",) if platform.machine() == "x86_64" else ()
+_FLAGS = ("-O3", "-march=native", *_TUNING, "-ffp-contract=fast", "-shared", "-fPIC", "-pthread")
 _BUILD_SECONDS = 60
 _PRIVATE = 0o700
 MOST_VERSIONS = 4  # compiled files to keep of each kernel, for several environments; each 40 KB
@@ -48,11 +52,16 @@ def is_on(name: str) -> bool:
     return names in ("", "1") or name in names.split(",")
 
 
+def turned_off(name: str) -> str:
+    """Why HOLDFAST_KERNELS does not let the kernel `name` be used; empty if it does."""
+    return "" if is_on(name) else f"{SWITCH} is {os.environ[SWITCH]}"
+
+
 @cache
 def kernel(name: str) -> Kernel:
     """Load the kernel `name`, and compile it if this version was not compiled here before."""
-    if not is_on(name):
-        return Kernel(None, f"{SWITCH} is {os.environ[SWITCH]}")
+    if reason := turned_off(name):
+        return Kernel(None, reason)
     if sys.platform != "linux":
         return Kernel(None, "only used on Linux")
     source = Path(__file__).with_name(f"{name}.c")

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.kernels.build import SWITCH, is_on
+from holdfast.kernels.build import turned_off
 from holdfast.kernels.packed_products import PackedStruct, PackedWeights, stand_in_for
 from holdfast.kernels.products import unavailable as no_shim
 
@@ -110,7 +110,7 @@ class _After(ctypes.Structure):
 
 def unavailable() -> str:
     """Why there is no kernel; empty if there is one."""
-    return no_shim() or ("" if is_on(NAME) else f"{SWITCH} turns it off")
+    return no_shim() or turned_off(NAME)
 
 
 class StandIn:

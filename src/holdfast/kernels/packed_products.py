@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.kernels import products
-from holdfast.kernels.build import SWITCH, is_on
+from holdfast.kernels.build import turned_off
 
 NAME = "packed_products"  # the name that turns it off
 BITS = (8, 4)
@@ -50,12 +50,14 @@ class _StandIn(ctypes.Structure):
 
 def unavailable() -> str:
     """Why there is no kernel; empty if there is one."""
-    return products.unavailable() or ("" if is_on(NAME) else f"{SWITCH} is {os.environ[SWITCH]}")
+    return products.unavailable() or turned_off(NAME)
 
 
 @cache
-def _key() -> bytes:
-    """The first bytes of every stand-in: random, so that no model's weights begin with them."""
+def _set_up_library() -> bytes:
+    """Give products.c its key and MOST_ROWS, once. Returns the key, the first bytes of every
+    stand-in: random, so that no model's weights begin with them.
+    """
     key = os.urandom(_KEY_BYTES)
     products.library().holdfast_set_key(key)
     products.library().holdfast_set_most_packed_rows(MOST_ROWS)
@@ -70,7 +72,7 @@ def stand_in_for(
     address: of the structure that describes a part of a decoder layer; 0: the matrix stands for
     packed weights.
     """
-    key = (ctypes.c_uint8 * _KEY_BYTES)(*_key())
+    key = (ctypes.c_uint8 * _KEY_BYTES)(*_set_up_library())
     return np.frombuffer(
         bytes(_StandIn(key, kind, packed or PackedStruct(), *[address or None] * 2)), np.uint32
     )
@@ -132,7 +134,7 @@ class PackedWeights:
         assert x.shape[1] == self.inputs
         assert x.flags.c_contiguous
         assert x.dtype == np.float32
-        _key()
+        _set_up_library()
         result = np.empty((len(x), end - start), np.float32)
         if not products.library().holdfast_multiply_packed(
             ctypes.byref(self.struct),
