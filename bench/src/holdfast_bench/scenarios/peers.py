@@ -14,7 +14,7 @@ from functools import partial
 from holdfast_bench.memory_use import resident_bytes, sampled
 from holdfast_bench.models import FOUR_BIT
 from holdfast_bench.results import Sample
-from holdfast_bench.scenario import Case, Scale, Scenario, Trial
+from holdfast_bench.scenario import NOT_STARTED_HERE, Case, Scale, Scenario, Trial
 from holdfast_bench.scenarios import overhead, prefill, streams
 
 _STREAMS = 8
@@ -54,7 +54,7 @@ async def _memory(trial: Trial) -> Sample:
     """Memory of a fresh server: before, and while it answers eight streams."""
     server = await trial.stage.restart(trial.contender)
     if server is None:
-        return Sample(errors=["memory can only be measured of servers that the benchmark starts"])
+        return Sample(errors=[NOT_STARTED_HERE])
     async with sampled(partial(resident_bytes, server)) as seen:
         sample = await streams.SCENARIO.measure(trial)
     sample.metrics = {"idle_bytes": [float(seen[0])], "peak_bytes": [float(max(seen))]}
