@@ -1,5 +1,5 @@
-/* Attention of decoding sequences over keys and values in float32, or quantized to 8, 5 or 4 bits in
- * groups of 64 or 32 dimensions. Plain C with the vector extensions of GCC and Clang.
+/* Attention of decoding sequences over keys and values in float32, or quantized to 8, 5 or 4 bits
+ * in groups of 64 or 32 dimensions. Plain C with the vector extensions of GCC and Clang.
  *
  * One call computes one layer of a step. Its keys and values come in runs of adjoining tokens. A
  * run is read once for all rows (sequences) that hold it, so a prefix that many sequences share
@@ -132,8 +132,8 @@ static inline void widen(const _Float16 *from, float *out, int count) {
 #endif
 
 #ifdef SUMS_TOGETHER
-/* Lane i of the result is the sum of the lanes i and i ^ step: of a if bit `step` of i is 0, of b if
- * it is 1. */
+/* Lane i of the result is the sum of the lanes i and i ^ step: of a if bit `step` of i is 0, of b
+ * if it is 1. */
 #define LANE(i, step) ((i) & (step) ? WIDTH + (i) : (i))
 #define OTHER(i, step) ((i) & (step) ? WIDTH + ((i) ^ (step)) : (i) ^ (step))
 #define ALL(of, step) \
@@ -206,8 +206,8 @@ static void score(int queries, const float *const *q, const float *keys, int64_t
     }
 }
 
-/* a += sum over t of w0[t] * value[t], b += the same with w1, over `count` dimensions, which must be
- * a constant for the sums to stay in registers. */
+/* a += sum over t of w0[t] * value[t], b += the same with w1, over `count` dimensions, which must
+ * be a constant for the sums to stay in registers. */
 static inline __attribute__((always_inline)) void weigh(const float *w0, const float *w1,
                                                         const float *value, int64_t stride,
                                                         int tokens, int count, vec *a, vec *b) {
@@ -262,7 +262,7 @@ static void to_weights(float *scores, int tokens, float *top, float *total, floa
         vec x = load(scores + t);
         vec weight = choose(x < splat(-1.0e38f), (vec){}, exponential(x - best));
         store(scores + t, weight);
-        added += weight + x * 0.0f; /* NaN if a score is NaN or infinite: it must reach the logits */
+        added += weight + x * 0.0f; /* NaN if a score is NaN or infinite: the logits must show it */
     }
     *total += sum(added);
 }

@@ -6,9 +6,9 @@
  *
  * A BLAS copies both matrices into a packed form before it multiplies them. For the few rows of a
  * decode step, copying the weights takes longer than the product itself. So products of few rows
- * are computed here: y = x w^T (linear layers) and y = x w (attention). Each weight is read once for
- * all rows. Each number of the result is added up in the same order whatever the number
- * of rows, so a row has the same result alone and among others.
+ * are computed here: y = x w^T (linear layers) and y = x w (attention). Each weight is read once
+ * for all rows. Each number of the result is added up in the same order whatever the number of
+ * rows, so a row has the same result alone and among others.
  *
  * Plain C with the vector extensions of GCC and Clang.
  */
@@ -200,7 +200,7 @@ static void part_of_product(void *work, int part) {
     for (; column < end; column++) columns_of(p, column, 1);
 }
 
-/* Runs `run` on parts of about PART_BYTES of weights, whose columns are a multiple of `multiple`. */
+/* Runs `run` on parts of about PART_BYTES of weights. Their columns are a multiple of `multiple`. */
 static void share_out_columns(Product *p, Part *run, int multiple) {
     int64_t per_part = PART_BYTES / (int64_t)sizeof(float) / p->inner;
     p->columns_per_part = (int)(per_part / multiple + 1) * multiple;
@@ -256,7 +256,8 @@ static void blas_sgemm(int order, int of_a, int of_b, int m, int n, int k, float
 
 static void fill_with_nan(float *y, int rows, int columns, int64_t stride) {
     for (int row = 0; row < rows; row++) {
-        for (int column = 0; column < columns; column++) y[row * stride + column] = __builtin_nanf("");
+        float *of_row = y + row * stride;
+        for (int column = 0; column < columns; column++) of_row[column] = __builtin_nanf("");
     }
 }
 
