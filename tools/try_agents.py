@@ -27,8 +27,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-from holdfast.cli.launch import AGENTS as LAUNCHED  # noqa: E402
-from holdfast.cli.launch import AgentTarget  # noqa: E402
+from holdfast.agents import AGENTS as LAUNCHED  # noqa: E402
+from holdfast.agents import AgentTarget  # noqa: E402
 from tests.fakes.scripted_model import CONTEXT, write_scripted  # noqa: E402
 from tests.fakes.server_process import ServerProcess, until  # noqa: E402
 from tools.agent_trials import AGENTS, Agent, LaunchedAgent, TerminalAgent  # noqa: E402

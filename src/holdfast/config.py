@@ -128,6 +128,11 @@ class ServerSettings:
     tls_key: str = _setting(
         "", "PEM file with the private key of the certificate.", flag="--tls-key"
     )
+    page: bool = _setting(
+        True,
+        "Whether browsers get the page at `/`; without it, they get a description in text.",
+        flag="--no-page",
+    )
     shutdown_seconds: float = _setting(
         10.0,
         "How long running answers may continue when the server stops.",

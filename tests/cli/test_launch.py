@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from holdfast.cli.launch import AGENTS
+from holdfast.agents import AGENTS
 from holdfast.cli.main import app
 from holdfast.config import ServerSettings
 from holdfast.front.server.http_server import ServerCertificate

@@ -41,9 +41,12 @@ def test_every_setting_with_a_flag_is_an_option(key: str) -> None:
         "switch": "",
     }
     text = texts[spec.kind]
-    expected = {"number": 77, "size": 7 << 10, "list": ("a", "b"), "switch": True}.get(
-        spec.kind, text
-    )
+    expected = {
+        "number": 77,
+        "size": 7 << 10,
+        "list": ("a", "b"),
+        "switch": not spec.default,
+    }.get(spec.kind, text)
     given = [spec.flag] * spec.flag.startswith("--") + [text] * bool(text)
     # both or none
     given += {"server.tls_cert": ["--tls-key", "k"], "server.tls_key": ["--tls-cert", "c"]}.get(

@@ -1,13 +1,11 @@
 """`holdfast launch`: starts a coding agent that is configured for a running server.
 
-An agent is a function from the server to an AgentSetup, plus an entry in AGENTS. Agents are
-configured with variables, options, and files in a temporary folder. Their own configuration is
-never changed.
+Agents are configured with variables, options, and files in a temporary folder
+(`holdfast/agents.py`). Their own configuration is never changed.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -15,16 +13,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 from urllib.parse import urlsplit
 
 import typer
 
+from holdfast.agents import AGENTS, AgentSetup, AgentTarget, CodingAgent, shell_text
 from holdfast.cli.output import FAILED, complain, plain_errors
 from holdfast.cli.server_client import (
     ApiKey,
@@ -36,16 +34,7 @@ from holdfast.cli.server_client import (
 )
 from holdfast.errors import HoldfastError
 from holdfast.models.download import is_demo
-from holdfast.models.model_folder import LONGEST_ANSWER_TOKENS, planned_answer_tokens
 
-NO_KEY = "none"  # some agents do not start without a key
-_PROVIDER = "holdfast"
-# Claude Code keeps this many tokens free besides the longest answer, whatever the size of the
-# context
-_CLAUDE_SPARE_TOKENS = 13_000
-# share of the context; Qwen Code's default of 0.7 is less than its first prompt if the context has
-# 32,768 tokens
-_QWEN_COMPACTS_AT = 0.9
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
 _IGNORED = (signal.SIGINT, signal.SIGQUIT)  # the terminal sends these signals to the agent, too
 _TASK_TOKENS = 4_000  # room for a task, besides the agent's own prompt
@@ -55,259 +44,6 @@ _NOT_FOUND = 127  # exit code if the program does not exist
 _REAL_MODEL = "mlx-community/Qwen3-4B-4bit"  # a small model with 40,960 tokens of context
 # options that only `launch` has; an agent may have options named like the other ones
 _OPTIONS_OF_NO_AGENT = ("--allow-demo", "--small-model")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AgentTarget:
-    """The server and the models that an agent will use."""
-
-    url: str
-    api_key: str  # empty if the server needs no key
-    model: str
-    small_model: str
-    context_tokens: int | None  # None: unknown, because the model has not been loaded yet
-    folder: Path  # for temporary files
-
-    @property
-    def key(self) -> str:
-        """The API key, or a placeholder if there is none."""
-        return self.api_key or NO_KEY
-
-    @property
-    def answer_tokens(self) -> int:
-        """How many tokens to reserve for an answer. context_tokens must be known."""
-        assert self.context_tokens is not None
-        return planned_answer_tokens(self.context_tokens)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AgentSetup:
-    """How an agent is configured.
-
-    This takes options that are put before the user's own, environment variables, and files (name →
-    text) in the target's folder.
-    """
-
-    options: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CodingAgent:
-    """One agent: its program, how to install it, and how to configure it."""
-
-    title: str
-    program: str
-    # size of the agent's prompt and tools, as measured (docs/reference/tested-agents.md)
-    own_tokens: int
-    usable_share: float  # part of the context after which the agent compacts, with the setup below
-    install: str
-    # arguments that continue a conversation; the first ones continue the latest conversation
-    resume: tuple[str, ...]
-    setup: Callable[[AgentTarget], AgentSetup]
-
-
-def _claude(target: AgentTarget) -> AgentSetup:
-    """Configures Claude Code with a settings file, because `env` in the user's settings would
-    override variables.
-    """
-    environment = {
-        "ANTHROPIC_BASE_URL": target.url,
-        "ANTHROPIC_AUTH_TOKEN": target.key,
-        "ANTHROPIC_API_KEY": "",
-        "ANTHROPIC_MODEL": target.model,
-        "ANTHROPIC_DEFAULT_OPUS_MODEL": target.model,
-        "ANTHROPIC_DEFAULT_SONNET_MODEL": target.model,
-        "ANTHROPIC_DEFAULT_HAIKU_MODEL": target.small_model,
-        "ANTHROPIC_SMALL_FAST_MODEL": target.small_model,
-        "CLAUDE_CODE_USE_BEDROCK": "0",
-        "CLAUDE_CODE_USE_VERTEX": "0",
-        # this would put a changing line at the top of the prompt
-        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        "ENABLE_TOOL_SEARCH": "true",  # off by default for servers other than Anthropic's
-    }
-    if target.context_tokens is not None:
-        environment |= _claude_limits(target.context_tokens)
-    settings = target.folder / "settings.json"
-    return AgentSetup(
-        options=("--settings", str(settings)),
-        environment=environment,
-        files={settings.name: _document({"env": environment})},
-    )
-
-
-def _claude_limits(context_tokens: int) -> dict[str, str]:
-    """Make Claude Code compact when three quarters of a small context are used.
-
-    Claude Code assumes a million tokens for an unknown model, and compacts at: context - longest
-    answer (at most 20,000) - 13,000. If it knew the real size of a context of 32,768 tokens, it
-    would compact before every turn, because its own prompt is longer than this limit. So it is told
-    a larger size. With this, an eighth of the real context stays free for the answer, and another
-    eighth in reserve.
-    """
-    eighth = context_tokens // 8
-    named = context_tokens + max(0, _CLAUDE_SPARE_TOKENS - eighth)
-    return {
-        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(named),
-        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(min(LONGEST_ANSWER_TOKENS, eighth)),
-    }
-
-
-def _codex(target: AgentTarget) -> AgentSetup:
-    provider = {"name": "Holdfast", "base_url": f"{target.url}/v1", "wire_api": "responses"}
-    if target.api_key:
-        provider["env_key"] = "HOLDFAST_SERVER_API_KEY"
-    values: dict[str, Any] = {"model": target.model, "model_provider": _PROVIDER}
-    values |= {f"model_providers.{_PROVIDER}.{name}": value for name, value in provider.items()}
-    if target.context_tokens is not None:
-        values["model_context_window"] = target.context_tokens
-    # JSON strings and numbers are valid TOML
-    options = tuple(
-        part
-        for name, value in values.items()
-        for part in ("-c", f"{name}={json.dumps(value, ensure_ascii=False)}")
-    )
-    return AgentSetup(
-        options=options,
-        environment={"HOLDFAST_SERVER_API_KEY": target.api_key} if target.api_key else {},
-    )
-
-
-def _opencode(target: AgentTarget) -> AgentSetup:
-    models: dict[str, Any] = {
-        name: {"name": name, "tool_call": True} for name in (target.model, target.small_model)
-    }
-    if target.context_tokens is not None:
-        models[target.model]["limit"] = {
-            "context": target.context_tokens,
-            "output": target.answer_tokens,
-        }
-    provider = {
-        "npm": "@ai-sdk/openai-compatible",
-        "name": "Holdfast",
-        "options": {"baseURL": f"{target.url}/v1", "apiKey": target.key},
-        "models": models,
-    }
-    config = {
-        "provider": {_PROVIDER: provider},
-        "model": f"{_PROVIDER}/{target.model}",
-        "small_model": f"{_PROVIDER}/{target.small_model}",
-    }
-    return AgentSetup(environment={"OPENCODE_CONFIG_CONTENT": json.dumps(config)})
-
-
-def _aider(target: AgentTarget) -> AgentSetup:
-    """Configure aider with an env file of its own (`--env-file`).
-
-    Environment variables would not do: the .env files of the project and the user override them.
-    """
-    model, small = f"openai/{target.model}", f"openai/{target.small_model}"
-    variables, limits = target.folder / "aider.env", target.folder / "models.json"
-    named = {"OPENAI_API_KEY": target.key, "AIDER_OPENAI_API_KEY": target.key}
-    options = [
-        "--env-file",
-        str(variables),
-        "--openai-api-base",
-        f"{target.url}/v1",
-        "--model",
-        model,
-        "--weak-model",
-        small,
-    ]
-    files = {variables.name: "".join(f"{name}={value}\n" for name, value in named.items())}
-    if target.context_tokens is None:
-        options.append("--no-show-model-warnings")
-    else:
-        options += ["--model-metadata-file", str(limits)]
-        known = {
-            "litellm_provider": "openai",
-            "mode": "chat",
-            "max_input_tokens": target.context_tokens,
-            "max_output_tokens": target.answer_tokens,
-            "input_cost_per_token": 0,
-            "output_cost_per_token": 0,
-        }
-        files[limits.name] = _document({model: known, small: known})
-    return AgentSetup(options=tuple(options), files=files)
-
-
-def _qwen(target: AgentTarget) -> AgentSetup:
-    """Configures Qwen Code's context length in a file of defaults; there is no option for it."""
-    options = (
-        "--auth-type",
-        "openai",
-        "--openai-base-url",
-        f"{target.url}/v1",
-        "--model",
-        target.model,
-    )
-    environment = {"OPENAI_API_KEY": target.key}
-    if target.context_tokens is None:
-        return AgentSetup(options=options, environment=environment)
-    defaults = target.folder / "qwen-defaults.json"
-    environment["QWEN_CODE_SYSTEM_DEFAULTS_PATH"] = str(defaults)
-    model = {
-        "generationConfig": {"contextWindowSize": target.context_tokens},
-        "chatCompression": {"contextPercentageThreshold": _QWEN_COMPACTS_AT},
-    }
-    return AgentSetup(
-        options=options, environment=environment, files={defaults.name: _document({"model": model})}
-    )
-
-
-def _document(content: Mapping[str, Any]) -> str:
-    return json.dumps(content, indent=2) + "\n"
-
-
-AGENTS: Mapping[str, CodingAgent] = {
-    "claude": CodingAgent(
-        title="Claude Code",
-        program="claude",
-        own_tokens=19_500,
-        usable_share=0.75,
-        install="npm install -g @anthropic-ai/claude-code",
-        resume=("--continue", "--resume ID"),
-        setup=_claude,
-    ),
-    "codex": CodingAgent(
-        title="Codex",
-        program="codex",
-        own_tokens=17_000,
-        usable_share=0.9,
-        install="npm install -g @openai/codex",
-        resume=("resume --last", "resume ID"),
-        setup=_codex,
-    ),
-    "opencode": CodingAgent(
-        title="opencode",
-        program="opencode",
-        own_tokens=11_000,
-        usable_share=0.75,
-        install="npm install -g opencode-ai",
-        resume=("--continue", "--session ID"),
-        setup=_opencode,
-    ),
-    "aider": CodingAgent(
-        title="aider",
-        program="aider",
-        own_tokens=4_000,
-        usable_share=1.0,
-        install="uv tool install --python 3.12 aider-chat",
-        resume=("--restore-chat-history",),
-        setup=_aider,
-    ),
-    "qwen": CodingAgent(
-        title="Qwen Code",
-        program="qwen",
-        own_tokens=27_000,
-        usable_share=_QWEN_COMPACTS_AT,
-        install="npm install -g @qwen-code/qwen-code",
-        resume=("--continue", "--resume ID"),
-        setup=_qwen,
-    ),
-}
 
 
 Agent: TypeAlias = Annotated[
@@ -382,7 +118,7 @@ def launch(
             setup = chosen.setup(target)
             command = [program, *setup.options, *_passed_on(arguments or [])]
             if print_only:
-                typer.echo(_shell_text(command, setup, secret=target.api_key))
+                typer.echo(shell_text(command, setup, secret=target.api_key))
                 return
             complain(_server_line(target, server.pid))
             _check_demo(target, is_allowed=allow_demo)
@@ -609,13 +345,3 @@ def _run(
         for number, handler in before.items():
             signal.signal(number, handler)
     return code if code >= 0 else 128 - code
-
-
-def _shell_text(command: Sequence[str], setup: AgentSetup, *, secret: str) -> str:
-    """Return the command as text for a shell, without the API key."""
-    lines = [f"{name}={shlex.quote(value)} \\" for name, value in setup.environment.items()]
-    lines.append(shlex.join(command))
-    for name, text in setup.files.items():
-        lines += ["", f"# {name} (temporary, deleted when the agent exits):", *text.splitlines()]
-    shown = "\n".join(lines)
-    return shown.replace(secret, "KEY") if secret else shown

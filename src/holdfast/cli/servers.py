@@ -84,6 +84,9 @@ class LogUnavailable(HoldfastError):
 @settings_command
 def serve(
     effective: EffectiveSettings,
+    opens_page: Annotated[
+        bool, typer.Option("--open", help="Open the page in the browser as soon as it is ready.")
+    ] = False,
     until_stdin_closes: Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)] = False,
 ) -> None:
     """Serve models over HTTP.
@@ -97,10 +100,23 @@ def serve(
         threading.Thread(target=_stop_when_stdin_closes, name="stdin-watch", daemon=True).start()
     try:
         with load_progress(effective.settings.log) as progress:
-            code = front.run(effective, progress=progress)
+            on_ready = _open_page if opens_page else _no_more
+            code = front.run(effective, progress=progress, on_ready=on_ready)
     except AddressInUse as error:
         raise ConfigError(port_in_use(error)) from None
     raise typer.Exit(code)
+
+
+def _open_page(url: str) -> None:
+    """Open the server's page in the user's browser. May block while a browser starts."""
+    import webbrowser
+
+    if not webbrowser.open(url):
+        complain(f"no browser could be started; the page is at {url}")
+
+
+def _no_more(url: str) -> None:
+    """Do nothing when the server is ready."""
 
 
 def _stop_when_stdin_closes() -> None:

@@ -136,7 +136,8 @@ def _parameter(spec: SettingSpec, *, is_shown: bool) -> inspect.Parameter:
     section, _, name = spec.key.partition(".")
     panel = _PANELS.get(section, _PANEL)
     if spec.kind == "switch":
-        switch = typer.Option(spec.flag, help=spec.doc, rich_help_panel=panel, hidden=not is_shown)
+        name = f" /{spec.flag}" if spec.default else spec.flag  # Typer: the flag means false
+        switch = typer.Option(name, help=spec.doc, rich_help_panel=panel, hidden=not is_shown)
         return option(_name(spec), Annotated[bool | None, switch])
     default = describe(spec, spec.default)
     doc = f"{spec.doc} Can be repeated." if spec.kind == "list" else spec.doc

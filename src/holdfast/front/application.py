@@ -26,6 +26,7 @@ from holdfast.front.admin.control import ADMIN
 from holdfast.front.anthropic.messages import ANTHROPIC
 from holdfast.front.ollama.generation import OLLAMA
 from holdfast.front.openai.endpoints import OPENAI, OTHER_PARTS
+from holdfast.front.page import shell, start_page
 from holdfast.front.rerank import RERANK
 from holdfast.front.responses.create import RESPONSES
 from holdfast.front.server.dialect import (
@@ -95,9 +96,17 @@ MODELS = Dialect(  # without a prefix, so that errors have the format of the cli
     error_shape=OPENAI.error_shape,
     operations=_model_operations((OPENAI, ANTHROPIC, RESPONSES)),
 )
+PAGE = Dialect(
+    name="The page for browsers",
+    error=OPENAI.error,
+    error_shape=OPENAI.error_shape,
+    prefixes=("/page",),
+    operations=(*start_page.OPERATIONS, *shell.OPERATIONS),
+)
 DIALECTS = (
     OPENAI,
     MODELS,
+    PAGE,
     ADMIN,
     RESPONSES,
     RERANK,

@@ -38,7 +38,10 @@ UNKNOWN_ROUTE = "other"  # the route of unknown paths
 # the progress of a prefill is logged if its estimated duration is at least this long
 LONG_PREFILL_SECONDS = 5.0
 PROGRESS_LINE_SECONDS = 5.0  # between two log lines about a prefill
-QUIET_PATHS = frozenset({"/", "/health", "/metrics", "/admin/requests"})  # polled by programs
+QUIET_PATHS = frozenset(
+    {"/", "/health", "/metrics", "/admin/requests", "/admin/activity", "/admin/models"}
+)
+_QUIET_FOLDER = "/page/"  # the files of the page for browsers  # polled by programs
 _LONGEST_PATH = 200
 _LONGEST_ERROR = 160
 _LONGEST_CONTENT = 20_000  # characters of a prompt or an answer in the log
@@ -220,13 +223,19 @@ def waiting_for(reason: WaitReason) -> Iterator[None]:
         record.waited[reason] = record.waited.get(reason, 0.0) + record.clock() - began
 
 
+def is_quiet_path(path: str) -> bool:
+    """Whether requests to this path are no news, because programs poll it."""
+    return path in QUIET_PATHS or path.startswith(_QUIET_FOLDER)
+
+
 def write_line(record: RequestRecord) -> None:
     """Log the line of a finished request.
 
     The level is info, or debug for paths that programs poll.
     """
     record.ended = record.clock()
-    level = logging.DEBUG if record.path in QUIET_PATHS and record.has_status else logging.INFO
+    is_quiet = is_quiet_path(record.path) and record.has_status
+    level = logging.DEBUG if is_quiet else logging.INFO
     if _log.isEnabledFor(level):
         _log.log(level, record)
 
@@ -354,6 +363,13 @@ class AnswerRecord:
             end.cached_tokens for end, _ in self.ends if end.index % self._choices_per_prompt == 0
         ]
         return sum(cached) if cached else None
+
+    @property
+    def known_cached_tokens(self) -> int:
+        """`cached_tokens`; before the end, as last reported during a long prefill."""
+        if (cached := self.cached_tokens) is not None:
+            return cached
+        return sum(progress.cached_tokens for progress in self.progress.values())
 
     @property
     def finish_reason(self) -> str:

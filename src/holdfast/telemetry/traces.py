@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigError
-from holdfast.telemetry.request_log import QUIET_PATHS, UNKNOWN_ROUTE, RequestRecord
+from holdfast.telemetry.request_log import UNKNOWN_ROUTE, RequestRecord, is_quiet_path
 from holdfast.wire.events import FinishReason
 from holdfast.wire.output import ChoiceFinished
 from holdfast.wire.requests import ChatPrompt, GenerationRequest
@@ -54,7 +54,7 @@ class Traces:
 
         Requests to paths that programs poll get no spans.
         """
-        if record.path in QUIET_PATHS:
+        if is_quiet_path(record.path):
             return
         wall = _WallClock(latest=record.began + record.seconds)
         carrier = {

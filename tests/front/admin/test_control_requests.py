@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from holdfast.config import ServerSettings
+from holdfast.front.server.access import KeyRing, named_key, write_keys
 from holdfast.wire.events import WaitReason
 from holdfast.wire.output import PromptProgress
 from tests.fakes.http_clients import (
@@ -51,6 +53,8 @@ async def test_a_request_is_listed_while_it_runs_and_cancelled_with_a_clear_end(
                 continue
             (shown,) = await listed(client)
             assert shown.pop("age_seconds") > 0
+            assert shown.pop("answer_id").startswith("chatcmpl-")
+            del shown["tokens_per_second"]  # it depends on the machine
             assert shown == {
                 "id": "mine",
                 "model": MODEL,
@@ -62,6 +66,7 @@ async def test_a_request_is_listed_while_it_runs_and_cancelled_with_a_clear_end(
                 "session_id": "agent-1",
                 "prompt_tokens": 7,
                 "prefilled_tokens": 0,
+                "cached_tokens": 0,
                 "answer_tokens": 2,
             }
             assert (await client.delete(f"{REQUESTS}/mine")).json() == {
@@ -193,3 +198,31 @@ async def test_it_is_listed_how_far_a_long_prompt_is_read() -> None:
                 3,
                 7,
             )
+
+
+async def test_an_ordinary_key_sees_its_own_requests_only(tmp_path: Path) -> None:
+    named = [
+        named_key(name, name, is_admin=name == "root", priority="interactive", max_requests=None)
+        for name in ("alice", "bob", "root")
+    ]
+    write_keys(tmp_path / "keys.json", named)
+    keys = KeyRing(str(tmp_path / "keys.json"))
+    async with client_of(endless("Hel", "lo"), keys=keys) as client:
+
+        async def seen_by(name: str) -> list[str]:
+            answered = await client.get(REQUESTS, headers={"x-api-key": name})
+            return sorted(each["key"] for each in answered.json()["requests"] if each["model"])
+
+        asking = [
+            asyncio.create_task(client.post(CHAT, json=chat_body(), headers={"x-api-key": name}))
+            for name in ("alice", "bob")
+        ]
+        while len(await seen_by("root")) < 2:
+            await asyncio.sleep(0)
+        assert await seen_by("alice") == ["alice"]
+        assert await seen_by("root") == ["alice", "bob"]
+        (request,) = (await client.get(REQUESTS, headers={"x-api-key": "bob"})).json()["requests"]
+        refused = await client.delete(f"{REQUESTS}/{request['id']}", headers={"x-api-key": "alice"})
+        for task in asking:
+            task.cancel()
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "admin_only")

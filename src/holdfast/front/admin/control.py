@@ -15,11 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from holdfast.front.admin import sessions
+from holdfast.front.admin import overview, sessions
 from holdfast.front.admin.status import (
     ModelHealth,
-    front_page,
-    head_of_front_page,
     health,
     health_of,
     metrics,
@@ -30,6 +28,7 @@ from holdfast.front.admin.status import (
 from holdfast.front.fleet.memory_watch import level_name
 from holdfast.front.fleet.residency import ModelStatus
 from holdfast.front.openai.answers import ErrorBody, openai_error
+from holdfast.front.server.access import caller_of, check_admin
 from holdfast.front.server.answers import StreamFormat
 from holdfast.front.server.dialect import (
     ENDLESS_MARK,
@@ -263,9 +262,12 @@ class RunningRequest(Struct, frozen=True, kw_only=True):
 
     state: waiting (for its model, or to be accepted), reading (queued, or in prefill), writing, or
         abandoned (its client is gone, but may come back for the answer).
+    answer_id: the id that the client gets with its answer; empty until the request is checked.
     key: the name of the request's API key, or empty.
     client: the client's address.
-    prefilled_tokens: progress of a long prefill; 0 until progress is reported.
+    prefilled_tokens, cached_tokens: progress of a long prefill, and what of it was cached; 0 until
+        progress is reported.
+    tokens_per_second: speed of the answer; null until it can be measured.
     waits_for: as in /health; null if the request does not wait.
     """
 
@@ -273,6 +275,7 @@ class RunningRequest(Struct, frozen=True, kw_only=True):
     model: str
     state: RequestState
     waits_for: WaitReason | None
+    answer_id: str
     path: str
     key: str
     client: str
@@ -280,7 +283,9 @@ class RunningRequest(Struct, frozen=True, kw_only=True):
     age_seconds: float
     prompt_tokens: int
     prefilled_tokens: int
+    cached_tokens: int
     answer_tokens: int
+    tokens_per_second: float | None
 
 
 class RunningRequests(Struct, frozen=True, kw_only=True):
@@ -301,17 +306,21 @@ class CancelledRequest(Struct, frozen=True, kw_only=True):
     REQUESTS_PATH,
     answers_of(RunningRequests),
     summary="the requests in progress",
-    needs_admin=True,
 )
 async def list_requests(request: Request, services: Services) -> Response:
     """List the requests in progress.
 
-    Requires an admin key or, if no keys are set, a connection from this machine.
+    With an ordinary API key, lists only the requests of that key. If no keys are set, requires a
+    connection from this machine.
     """
+    caller = caller_of(request)
+    if not caller.has_key:
+        check_admin(request)
     models = {model.id: model for model in services.statuses()}
     shown = [
         _shown(active, models.get(without_adapter(services, active.record.model)))
         for active in services.active
+        if caller.is_admin or active.record.key == caller.key_name
     ]
     return json_response(RunningRequests(requests=shown))
 
@@ -340,6 +349,7 @@ def _shown(active: ActiveRequest, model: ModelStatus | None) -> RunningRequest:
         model=record.model,
         state=active.state,
         waits_for=wait_reason(record, model),
+        answer_id=record.asked.request_id if record.asked is not None else "",
         path=record.path,
         key=record.key,
         client=record.client,
@@ -347,7 +357,9 @@ def _shown(active: ActiveRequest, model: ModelStatus | None) -> RunningRequest:
         age_seconds=round(record.seconds, 3),
         prompt_tokens=0 if answer is None else answer.prompt_tokens,
         prefilled_tokens=0 if answer is None else answer.prefilled_tokens,
+        cached_tokens=0 if answer is None else answer.known_cached_tokens,
         answer_tokens=0 if answer is None else answer.tokens,
+        tokens_per_second=None if answer is None else answer.tokens_per_second,
     )
 
 
@@ -368,11 +380,10 @@ ADMIN = Dialect(
     prefixes=("/health", "/metrics", "/openapi.json", "/v1/sessions", "/admin"),
     operations=(
         *sessions.OPERATIONS,
-        front_page,
-        head_of_front_page,
         health,
         metrics,
         openapi_document,
         *OPERATIONS,
+        *overview.OPERATIONS,
     ),
 )

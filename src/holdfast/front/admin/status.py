@@ -1,13 +1,8 @@
-"""/health, /metrics, /openapi.json, /admin/store, and the start page."""
+"""/health, /metrics, /openapi.json and /admin/store."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
-import html
-import json
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,16 +18,14 @@ from holdfast.front.fleet.residency import ModelStatus
 from holdfast.front.prompt.dialects import DialectReport
 from holdfast.front.server.access import caller_of
 from holdfast.front.server.dialect import (
-    DialectTable,
     answers_of,
     description,
     operation,
     response_of,
 )
-from holdfast.front.server.guard import host_name
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.request import json_response
-from holdfast.front.server.services import Services, served_models, without_adapter
+from holdfast.front.server.services import Services, without_adapter
 from holdfast.store.block import StoreRefused
 from holdfast.store.folder import is_folder
 from holdfast.store.inspect import ModelHoldings, list_store, summarize_store
@@ -43,29 +36,6 @@ from holdfast.wire.events import ModelInfo, PressureFigures, WaitReason
 
 _STOPPING = "stopping"
 _TEXT = {"type": "string"}  # schema
-
-_STYLE = """
-:root { color-scheme: light dark; }
-body { margin: 3rem auto; max-width: 50rem; padding: 0 1rem; }
-pre { font: .9rem/1.6 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; }
-""".strip()
-_STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-_HEADERS = {
-    "content-security-policy": f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-store",
-    "vary": "accept, user-agent",
-}
-_PAGE = f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Holdfast</title><style>{_STYLE}</style></head><body><pre>%s</pre></body></html>
-"""
-_DOCUMENTS = "The documentation is in docs/ of the repository; start with README.md."
-_HIDDEN = "shown only to clients that send an API key"
-_OLLAMA = "Ollama is running"  # what Ollama's clients expect at this path
 
 
 class StoreOverview(Struct, frozen=True, kw_only=True):
@@ -344,81 +314,3 @@ def _kv(info: ModelInfo) -> KVHealth:
         forms=info.kv_bytes_by_bits,
         refused=info.kv_bits_refused,
     )
-
-
-@operation("HEAD", "/", response_of({"text/plain": _TEXT}), needs_key=False)
-async def head_of_front_page(request: Request, services: Services) -> Response:
-    """Confirm that a server runs here. Ollama's clients check in this way."""
-    return Response(media_type="text/plain", headers=_HEADERS)
-
-
-@operation("GET", "/", response_of({"text/html": _TEXT, "text/plain": _TEXT}), needs_key=False)
-async def front_page(request: Request, services: Services) -> Response:
-    """Describe this server: with a page for browsers, in plain text for other clients.
-
-    Requires no key, but lists models only to clients that send one.
-    """
-    if _is_ollamas(request):
-        return Response(_OLLAMA, media_type="text/plain", headers=_HEADERS)
-    address = _address(request)
-    table: DialectTable = request.app.state.dialects
-    parts = (
-        f"Holdfast {__version__} at {address}",
-        "",
-        "models",
-        *_models(request, services),
-        "",
-        "paths",
-        *(f"  {each.path:22}{each.summary}" for each in table.operations if each.summary),
-        "",
-        "try",
-        _example(address, needs_key=services.needs_key),
-        "",
-        _DOCUMENTS,
-        "",
-    )
-    text = "\n".join(parts)
-    if "text/html" in request.headers.get("accept", ""):
-        return Response(_PAGE % html.escape(text), media_type="text/html", headers=_HEADERS)
-    return Response(text, media_type="text/plain", headers=_HEADERS)
-
-
-def _models(request: Request, services: Services) -> list[str]:
-    if not caller_of(request).is_let_in:
-        return [f"  {_HIDDEN}"]
-    lines = []
-    for model in served_models(services):
-        tokens = model.context_tokens
-        context = "" if tokens is None else f", {tokens:,} tokens of context"
-        lines.append(f"  {model.id}: {model.state}{context}")
-    return lines or ["  none"]
-
-
-def _is_ollamas(request: Request) -> bool:
-    """Whether an Ollama client sent the request.
-
-    Ollama clients are programs with "ollama" in their User-Agent and scripts in browsers. Neither
-    accepts HTML.
-    """
-    agent, accepts = (request.headers.get(name, "").lower() for name in ("user-agent", "accept"))
-    return "text/html" not in accepts and ("ollama" in agent or "mozilla" in agent)
-
-
-def _example(address: str, *, needs_key: bool) -> str:
-    """An example command, which works once the environment variable contains the key."""
-    body = {"messages": [{"role": "user", "content": "Hello!"}]}
-    key = ' -H "Authorization: Bearer $HOLDFAST_SERVER_API_KEY"' if needs_key else ""
-    url = shlex.quote(f"{address}/v1/chat/completions")
-    return (
-        f"curl {url}{key} -H 'Content-Type: application/json' \\\n  -d "
-        f"{shlex.quote(json.dumps(body))}"
-    )
-
-
-def _address(request: Request) -> str:
-    """The address that the client used, so that the example works on the client's machine."""
-    host = request.headers.get("host", "")
-    if host_name(host) is None:
-        place, port = request.scope.get("server") or ("127.0.0.1", 80)
-        host = f"[{place}]:{port}" if ":" in place else f"{place}:{port}"
-    return f"{request.scope['scheme']}://{host}"

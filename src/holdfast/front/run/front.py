@@ -71,12 +71,18 @@ Reload: TypeAlias = Callable[[], None]
 logger = logging.getLogger("holdfast.front.run")
 
 
-def run(effective: EffectiveSettings, *, progress: Progress = lambda stage, fraction: None) -> int:
+def run(
+    effective: EffectiveSettings,
+    *,
+    progress: Progress = lambda stage, fraction: None,
+    on_ready: Callable[[str], None] = lambda url: None,
+) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit code.
 
     Raises ModelLoadError or ConfigError (exit code 2) if the model or the address cannot be used.
 
     progress: called with the stage of loading and the fraction done, in the end with "ready".
+    on_ready: called on a thread with the server's URL when it serves.
     """
     started_at = time.monotonic()
     settings = effective.settings
@@ -107,6 +113,7 @@ def run(effective: EffectiveSettings, *, progress: Progress = lambda stage, frac
                 settings,
                 catalog,
                 progress=progress,
+                on_ready=on_ready,
                 started_at=started_at,
                 certificate=certificate,
                 run_folder=private,
@@ -129,6 +136,7 @@ class Front:
         catalog: Catalog,
         *,
         progress: Progress,
+        on_ready: Callable[[str], None] = lambda url: None,
         started_at: float,
         certificate: ServerCertificate | None,
         run_folder: Path,
@@ -142,6 +150,7 @@ class Front:
         self._run_folder = run_folder
         self._log_path = log_path
         self._was_ready = False
+        self._on_ready = on_ready
         self._residency = Residency(
             catalog,
             settings.residency,
@@ -285,6 +294,7 @@ class Front:
         )
         self._was_ready = True
         announce(ready, self._settings.log)
+        await asyncio.to_thread(self._on_ready, url)
 
 
 class _EarlySignals:

@@ -141,7 +141,9 @@ class DialectTable:
     def __init__(self, dialects: Sequence[Dialect]) -> None:
         self.dialects = tuple(dialects)
         self.operations = tuple(each for dialect in dialects for each in dialect.operations)
-        self.open_paths = frozenset(each.path for each in self.operations if not each.needs_key)
+        without_key = [each.path for each in self.operations if not each.needs_key]
+        self._open_paths = frozenset(without_key)
+        self._open_folders = tuple(path.partition("{")[0] for path in without_key if "{" in path)
         self.serves = "; ".join(dialect.serves for dialect in dialects if dialect.serves)
         self._by_prefix = {prefix: dialect for dialect in dialects for prefix in dialect.prefixes}
         fixed = {each.path for each in self.operations if "{" not in each.path} - {"/"}
@@ -150,6 +152,10 @@ class DialectTable:
         self._without_version = {first for first, _ in known if first != _VERSION} | {_VERSION}
         endings = [path.removeprefix(f"/{_VERSION}") for path in fixed]
         self._endings = sorted(endings, key=len, reverse=True)
+
+    def is_open(self, path: str) -> bool:
+        """Whether a path needs no API key."""
+        return path in self._open_paths or path.startswith(self._open_folders)
 
     def dialect_of(self, path: str, headers: Mapping[str, str]) -> Dialect:
         """The protocol of a path; for a path of no protocol, the one that the client seems to use.

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.config import ServerSettings
@@ -86,6 +87,15 @@ def host_name(header: str) -> str | None:
     if header.startswith("[") and not (":" in found[1] and is_address(found[1])):
         return None
     return normal_name(found[1])
+
+
+def address_of(scope: Scope) -> str:
+    """The server's URL by which the client came, so that examples work on the client's machine."""
+    host = Headers(scope=scope).get("host", "")
+    if host_name(host) is None:
+        place, port = scope.get("server") or ("127.0.0.1", 80)
+        host = f"[{place}]:{port}" if ":" in place else f"{place}:{port}"
+    return f"{scope['scheme']}://{host}"
 
 
 def normal_name(name: str) -> str:
@@ -261,7 +271,7 @@ class Guard:
         if (misdirected := self._misdirected(headers)) is not None:
             return misdirected
         caller = caller_in(scope, headers, server_key=self._api_key, keys=self._keys)
-        if caller is None and path not in self._dialects.open_paths:
+        if caller is None and not self._dialects.is_open(path):
             return _locked_out(headers)
         caller = caller or Caller(is_let_in=False)
         if caller.is_admin and not caller.has_key and not self._is_at_the_machine(headers):

@@ -22,7 +22,7 @@ async def page(
     headers: dict[str, str], *, directory: ScriptedDirectory | None = None, **settings: Any
 ) -> httpx.Response:
     async with client_of(
-        ScriptedGateway(), directory=directory, server=ServerSettings(**settings)
+        ScriptedGateway(), directory=directory, server=ServerSettings(page=False, **settings)
     ) as client:
         return await client.get("/", headers=headers)
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.cli.launch import AGENTS, AgentTarget
+from holdfast.agents import AGENTS, AgentTarget
 
 TARGET = AgentTarget(
     url="http://127.0.0.1:8321",

@@ -1,0 +1,429 @@
+"""How coding agents and libraries are configured for a server.
+
+An agent is a function from the server to an AgentSetup, plus an entry in AGENTS. `holdfast launch`
+starts an agent with its setup. The page for browsers shows it as a command to copy, beside examples
+for libraries.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.models.model_folder import LONGEST_ANSWER_TOKENS, planned_answer_tokens
+
+NO_KEY = "none"  # some agents do not start without a key
+_PROVIDER = "holdfast"
+# Claude Code keeps this many tokens free besides the longest answer, whatever the size of the
+# context
+_CLAUDE_SPARE_TOKENS = 13_000
+# share of the context; Qwen Code's default of 0.7 is less than its first prompt if the context has
+# 32,768 tokens
+_QWEN_COMPACTS_AT = 0.9
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentTarget:
+    """The server and the models that an agent will use."""
+
+    url: str
+    api_key: str  # empty if the server needs no key
+    model: str
+    small_model: str
+    context_tokens: int | None  # None: unknown, because the model has not been loaded yet
+    folder: Path  # for temporary files
+
+    @property
+    def key(self) -> str:
+        """The API key, or a placeholder if there is none."""
+        return self.api_key or NO_KEY
+
+    @property
+    def answer_tokens(self) -> int:
+        """How many tokens to reserve for an answer. context_tokens must be known."""
+        assert self.context_tokens is not None
+        return planned_answer_tokens(self.context_tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentSetup:
+    """How an agent is configured.
+
+    This takes options that are put before the user's own, environment variables, and files (name →
+    text) in the target's folder.
+    """
+
+    options: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodingAgent:
+    """One agent: its program, how to install it, and how to configure it."""
+
+    title: str
+    program: str
+    # size of the agent's prompt and tools, as measured (docs/reference/tested-agents.md)
+    own_tokens: int
+    usable_share: float  # part of the context after which the agent compacts, with the setup below
+    install: str
+    # arguments that continue a conversation; the first ones continue the latest conversation
+    resume: tuple[str, ...]
+    setup: Callable[[AgentTarget], AgentSetup]
+
+
+def _claude(target: AgentTarget) -> AgentSetup:
+    """Configures Claude Code with a settings file, because `env` in the user's settings would
+    override variables.
+    """
+    environment = {
+        "ANTHROPIC_BASE_URL": target.url,
+        "ANTHROPIC_AUTH_TOKEN": target.key,
+        "ANTHROPIC_API_KEY": "",
+        "ANTHROPIC_MODEL": target.model,
+        "ANTHROPIC_DEFAULT_OPUS_MODEL": target.model,
+        "ANTHROPIC_DEFAULT_SONNET_MODEL": target.model,
+        "ANTHROPIC_DEFAULT_HAIKU_MODEL": target.small_model,
+        "ANTHROPIC_SMALL_FAST_MODEL": target.small_model,
+        "CLAUDE_CODE_USE_BEDROCK": "0",
+        "CLAUDE_CODE_USE_VERTEX": "0",
+        # this would put a changing line at the top of the prompt
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "ENABLE_TOOL_SEARCH": "true",  # off by default for servers other than Anthropic's
+    }
+    if target.context_tokens is not None:
+        environment |= _claude_limits(target.context_tokens)
+    settings = target.folder / "settings.json"
+    return AgentSetup(
+        options=("--settings", str(settings)),
+        environment=environment,
+        files={settings.name: _document({"env": environment})},
+    )
+
+
+def _claude_limits(context_tokens: int) -> dict[str, str]:
+    """Make Claude Code compact when three quarters of a small context are used.
+
+    Claude Code assumes a million tokens for an unknown model, and compacts at: context - longest
+    answer (at most 20,000) - 13,000. If it knew the real size of a context of 32,768 tokens, it
+    would compact before every turn, because its own prompt is longer than this limit. So it is told
+    a larger size. With this, an eighth of the real context stays free for the answer, and another
+    eighth in reserve.
+    """
+    eighth = context_tokens // 8
+    named = context_tokens + max(0, _CLAUDE_SPARE_TOKENS - eighth)
+    return {
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(named),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(min(LONGEST_ANSWER_TOKENS, eighth)),
+    }
+
+
+def _codex(target: AgentTarget) -> AgentSetup:
+    provider = {"name": "Holdfast", "base_url": f"{target.url}/v1", "wire_api": "responses"}
+    if target.api_key:
+        provider["env_key"] = "HOLDFAST_SERVER_API_KEY"
+    values: dict[str, Any] = {"model": target.model, "model_provider": _PROVIDER}
+    values |= {f"model_providers.{_PROVIDER}.{name}": value for name, value in provider.items()}
+    if target.context_tokens is not None:
+        values["model_context_window"] = target.context_tokens
+    # JSON strings and numbers are valid TOML
+    options = tuple(
+        part
+        for name, value in values.items()
+        for part in ("-c", f"{name}={json.dumps(value, ensure_ascii=False)}")
+    )
+    return AgentSetup(
+        options=options,
+        environment={"HOLDFAST_SERVER_API_KEY": target.api_key} if target.api_key else {},
+    )
+
+
+def _opencode(target: AgentTarget) -> AgentSetup:
+    models: dict[str, Any] = {
+        name: {"name": name, "tool_call": True} for name in (target.model, target.small_model)
+    }
+    if target.context_tokens is not None:
+        models[target.model]["limit"] = {
+            "context": target.context_tokens,
+            "output": target.answer_tokens,
+        }
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "Holdfast",
+        "options": {"baseURL": f"{target.url}/v1", "apiKey": target.key},
+        "models": models,
+    }
+    config = {
+        "provider": {_PROVIDER: provider},
+        "model": f"{_PROVIDER}/{target.model}",
+        "small_model": f"{_PROVIDER}/{target.small_model}",
+    }
+    return AgentSetup(environment={"OPENCODE_CONFIG_CONTENT": json.dumps(config)})
+
+
+def _aider(target: AgentTarget) -> AgentSetup:
+    """Configure aider with an env file of its own (`--env-file`).
+
+    Environment variables would not do: the .env files of the project and the user override them.
+    """
+    model, small = f"openai/{target.model}", f"openai/{target.small_model}"
+    variables, limits = target.folder / "aider.env", target.folder / "models.json"
+    named = {"OPENAI_API_KEY": target.key, "AIDER_OPENAI_API_KEY": target.key}
+    options = [
+        "--env-file",
+        str(variables),
+        "--openai-api-base",
+        f"{target.url}/v1",
+        "--model",
+        model,
+        "--weak-model",
+        small,
+    ]
+    files = {variables.name: "".join(f"{name}={value}\n" for name, value in named.items())}
+    if target.context_tokens is None:
+        options.append("--no-show-model-warnings")
+    else:
+        options += ["--model-metadata-file", str(limits)]
+        known = {
+            "litellm_provider": "openai",
+            "mode": "chat",
+            "max_input_tokens": target.context_tokens,
+            "max_output_tokens": target.answer_tokens,
+            "input_cost_per_token": 0,
+            "output_cost_per_token": 0,
+        }
+        files[limits.name] = _document({model: known, small: known})
+    return AgentSetup(options=tuple(options), files=files)
+
+
+def _qwen(target: AgentTarget) -> AgentSetup:
+    """Configures Qwen Code's context length in a file of defaults; there is no option for it."""
+    options = (
+        "--auth-type",
+        "openai",
+        "--openai-base-url",
+        f"{target.url}/v1",
+        "--model",
+        target.model,
+    )
+    environment = {"OPENAI_API_KEY": target.key}
+    if target.context_tokens is None:
+        return AgentSetup(options=options, environment=environment)
+    defaults = target.folder / "qwen-defaults.json"
+    environment["QWEN_CODE_SYSTEM_DEFAULTS_PATH"] = str(defaults)
+    model = {
+        "generationConfig": {"contextWindowSize": target.context_tokens},
+        "chatCompression": {"contextPercentageThreshold": _QWEN_COMPACTS_AT},
+    }
+    return AgentSetup(
+        options=options, environment=environment, files={defaults.name: _document({"model": model})}
+    )
+
+
+def _document(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=2) + "\n"
+
+
+AGENTS: Mapping[str, CodingAgent] = {
+    "claude": CodingAgent(
+        title="Claude Code",
+        program="claude",
+        own_tokens=19_500,
+        usable_share=0.75,
+        install="npm install -g @anthropic-ai/claude-code",
+        resume=("--continue", "--resume ID"),
+        setup=_claude,
+    ),
+    "codex": CodingAgent(
+        title="Codex",
+        program="codex",
+        own_tokens=17_000,
+        usable_share=0.9,
+        install="npm install -g @openai/codex",
+        resume=("resume --last", "resume ID"),
+        setup=_codex,
+    ),
+    "opencode": CodingAgent(
+        title="opencode",
+        program="opencode",
+        own_tokens=11_000,
+        usable_share=0.75,
+        install="npm install -g opencode-ai",
+        resume=("--continue", "--session ID"),
+        setup=_opencode,
+    ),
+    "aider": CodingAgent(
+        title="aider",
+        program="aider",
+        own_tokens=4_000,
+        usable_share=1.0,
+        install="uv tool install --python 3.12 aider-chat",
+        resume=("--restore-chat-history",),
+        setup=_aider,
+    ),
+    "qwen": CodingAgent(
+        title="Qwen Code",
+        program="qwen",
+        own_tokens=27_000,
+        usable_share=_QWEN_COMPACTS_AT,
+        install="npm install -g @qwen-code/qwen-code",
+        resume=("--continue", "--resume ID"),
+        setup=_qwen,
+    ),
+}
+
+
+def shell_text(command: Sequence[str], setup: AgentSetup, *, secret: str) -> str:
+    """Return the command as text for a shell, without the API key."""
+    lines = [f"{name}={shlex.quote(value)} \\" for name, value in setup.environment.items()]
+    lines.append(shlex.join(command))
+    for name, text in setup.files.items():
+        lines += ["", f"# {name} (temporary, deleted when the agent exits):", *text.splitlines()]
+    shown = "\n".join(lines)
+    return shown.replace(secret, "KEY") if secret else shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientLibrary:
+    """A library or program, with an example that works once the key, if needed, is in a variable.
+
+    text: the example for a server.
+    """
+
+    name: str
+    title: str
+    install: str
+    language: str
+    text: Callable[[AgentTarget], str]
+
+
+def _curl(target: AgentTarget) -> str:
+    body = {"model": target.model, "messages": [{"role": "user", "content": "Hello!"}]}
+    key = f' -H "Authorization: Bearer {target.api_key}"' if target.api_key else ""
+    url = shlex.quote(f"{target.url}/v1/chat/completions")
+    return (
+        f"curl {url}{key} -H 'Content-Type: application/json' \\\n  -d "
+        f"{shlex.quote(json.dumps(body))}"
+    )
+
+
+def _environment(target: AgentTarget) -> str:
+    key = f'"{target.api_key}"' if target.api_key else NO_KEY
+    variables = {
+        "OPENAI_BASE_URL": shlex.quote(f"{target.url}/v1"),
+        "OPENAI_API_KEY": key,
+        "ANTHROPIC_BASE_URL": shlex.quote(target.url),
+        "ANTHROPIC_AUTH_TOKEN": key,
+        "OLLAMA_HOST": shlex.quote(target.url),
+    }
+    return "\n".join(f"export {name}={value}" for name, value in variables.items())
+
+
+def _python_key(target: AgentTarget) -> str:
+    """The key as an expression of Python."""
+    if not target.api_key:
+        return json.dumps(NO_KEY)
+    return f'os.environ["{target.api_key.removeprefix("$")}"]'
+
+
+def _python(target: AgentTarget, *lines: str) -> str:
+    imports = ["import os", ""] if target.api_key else []
+    return "\n".join([*imports, *lines])
+
+
+def _openai(target: AgentTarget) -> str:
+    model, url = json.dumps(target.model), json.dumps(f"{target.url}/v1")
+    return _python(
+        target,
+        "from openai import OpenAI",
+        "",
+        f"client = OpenAI(base_url={url}, api_key={_python_key(target)})",
+        'hello = [{"role": "user", "content": "Hello!"}]',
+        f"answer = client.chat.completions.create(model={model}, messages=hello)",
+        "print(answer.choices[0].message.content)",
+    )
+
+
+def _anthropic(target: AgentTarget) -> str:
+    model, url = json.dumps(target.model), json.dumps(target.url)
+    return _python(
+        target,
+        "from anthropic import Anthropic",
+        "",
+        f"client = Anthropic(base_url={url}, api_key={_python_key(target)})",
+        'hello = [{"role": "user", "content": "Hello!"}]',
+        f"answer = client.messages.create(model={model}, max_tokens=1000, messages=hello)",
+        "print(answer.content[-1].text)",
+    )
+
+
+def _ollama(target: AgentTarget) -> str:
+    headers = f', headers={{"Authorization": "Bearer " + {_python_key(target)}}}'
+    return _python(
+        target,
+        "from ollama import Client",
+        "",
+        f"client = Client(host={json.dumps(target.url)}{headers if target.api_key else ''})",
+        'hello = [{"role": "user", "content": "Hello!"}]',
+        f"print(client.chat({json.dumps(target.model)}, hello).message.content)",
+    )
+
+
+def _langchain(target: AgentTarget) -> str:
+    return _python(
+        target,
+        "from langchain_openai import ChatOpenAI",
+        "",
+        "chat = ChatOpenAI(",
+        f"    base_url={json.dumps(f'{target.url}/v1')},",
+        f"    api_key={_python_key(target)},",
+        f"    model={json.dumps(target.model)},",
+        ")",
+        'print(chat.invoke("Hello!").content)',
+    )
+
+
+LIBRARIES = (
+    ClientLibrary(name="curl", title="curl", install="", language="sh", text=_curl),
+    ClientLibrary(
+        name="environment",
+        title="Variables that many clients read",
+        install="",
+        language="sh",
+        text=_environment,
+    ),
+    ClientLibrary(
+        name="openai",
+        title="OpenAI for Python",
+        install="pip install openai",
+        language="python",
+        text=_openai,
+    ),
+    ClientLibrary(
+        name="anthropic",
+        title="Anthropic for Python",
+        install="pip install anthropic",
+        language="python",
+        text=_anthropic,
+    ),
+    ClientLibrary(
+        name="ollama",
+        title="Ollama for Python",
+        install="pip install ollama",
+        language="python",
+        text=_ollama,
+    ),
+    ClientLibrary(
+        name="langchain",
+        title="LangChain",
+        install="pip install langchain-openai",
+        language="python",
+        text=_langchain,
+    ),
+)

@@ -1,0 +1,140 @@
+// Calls the server's HTTP API, with the key that the user has entered, and reads server-sent events.
+
+const KEY_ITEM = 'holdfast.key';
+
+/** An error that the server has answered. */
+export class ApiError extends Error {
+  /** @param {number} status @param {string} code @param {string} message */
+  constructor(status, code, message) {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+}
+
+/** The key of this browser tab, and what the server allows with it. Events: `change`, `locked`. */
+class Access extends EventTarget {
+  /** @type {{key: string, is_admin: boolean, needs_key: boolean, version: string} | null} */
+  caller = null;
+
+  get key() {
+    return sessionStorage.getItem(KEY_ITEM) ?? '';
+  }
+
+  get isAdmin() {
+    return this.caller?.is_admin ?? false;
+  }
+
+  /** Use a key from now on; an empty one is forgotten. @param {string} key */
+  async use(key) {
+    if (key) sessionStorage.setItem(KEY_ITEM, key);
+    else sessionStorage.removeItem(KEY_ITEM);
+    await this.refresh();
+  }
+
+  /** Ask the server who we are. If it wants a key, `locked` is dispatched. */
+  async refresh() {
+    this.caller = null;
+    try {
+      this.caller = await get('/admin/caller');
+    } catch (error) {
+      if (!(error instanceof ApiError && error.status === 401)) throw error;
+    } finally {
+      this.dispatchEvent(new Event('change'));
+    }
+  }
+}
+
+export const access = new Access();
+
+/**
+ * Send a request; returns the response if it is a success.
+ * @param {string} method
+ * @param {string} path
+ * @param {{body?: unknown, headers?: Record<string, string>, signal?: AbortSignal}} [options]
+ */
+async function send(method, path, { body, headers = {}, signal } = {}) {
+  const sent = { accept: 'application/json', ...headers };
+  if (body !== undefined) sent['content-type'] = 'application/json';
+  if (access.key) sent.authorization = `Bearer ${access.key}`;
+  const response = await fetch(path, {
+    method,
+    headers: sent,
+    body: body === undefined ? undefined : JSON.stringify(body),
+    signal,
+    credentials: 'omit',
+    cache: 'no-store',
+  });
+  if (response.ok) return response;
+  const failure = await failureOf(response);
+  if (failure.status === 401) access.dispatchEvent(new Event('locked'));
+  throw failure;
+}
+
+async function failureOf(response) {
+  let error = null;
+  try {
+    error = (await response.json()).error;
+  } catch {
+    // a proxy's error page is no JSON
+  }
+  // Ollama's API has the message in place of the object
+  const message = typeof error === 'string' ? error : error?.message;
+  return new ApiError(response.status, error?.code ?? '', message ?? `HTTP ${response.status}`);
+}
+
+/** The JSON that the server answers. */
+export async function get(path, options) {
+  return (await send('GET', path, options)).json();
+}
+
+export async function post(path, body, options) {
+  return (await send('POST', path, { ...options, body })).json();
+}
+
+export async function patch(path, body, options) {
+  return (await send('PATCH', path, { ...options, body })).json();
+}
+
+export async function remove(path, options) {
+  return (await send('DELETE', path, options)).json();
+}
+
+/**
+ * Yield the data of server-sent events, as parsed JSON. Ends when the stream ends; a lost connection
+ * raises a TypeError, as `fetch` does.
+ */
+export async function* eventsOf(method, path, options = {}) {
+  const headers = { ...options.headers, accept: 'text/event-stream' };
+  const response = await send(method, path, { ...options, headers });
+  for await (const block of piecesOf(response, '\n\n')) {
+    const lines = block.split('\n').filter((line) => line.startsWith('data:'));
+    const data = lines.map((line) => line.slice(5).trimStart()).join('\n');
+    if (data && data !== '[DONE]') yield JSON.parse(data);
+  }
+}
+
+/** Yield the lines of a stream of JSON lines, parsed. */
+export async function* linesOf(method, path, options) {
+  const response = await send(method, path, options);
+  for await (const line of piecesOf(response, '\n')) {
+    if (line.trim()) yield JSON.parse(line);
+  }
+}
+
+async function* piecesOf(response, separator) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = '';
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) break;
+      const pieces = (rest + value).split(separator);
+      rest = pieces.pop() ?? '';
+      yield* pieces;
+    }
+    if (rest.trim()) yield rest;
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}

@@ -1,0 +1,43 @@
+// Numbers as people read them.
+
+const UNITS = ['bytes', 'KiB', 'MiB', 'GiB', 'TiB'];
+
+/** @param {number} value */
+export function count(value) {
+  return Math.round(value).toLocaleString('en');
+}
+
+/** @param {number} value */
+export function bytes(value) {
+  let unit = 0;
+  while (value >= 1024 && unit < UNITS.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  return `${unit === 0 ? value : value.toFixed(1)} ${UNITS[unit]}`;
+}
+
+/** @param {number} value */
+export function seconds(value) {
+  if (value < 0.0995) return `${(value * 1000).toFixed(value < 0.00995 ? 1 : 0)} ms`;
+  if (value < 99.5) return `${value.toFixed(value < 9.95 ? 2 : 1)} s`;
+  const minutes = Math.floor(value / 60);
+  if (minutes < 100) return `${minutes} min ${Math.round(value % 60)} s`;
+  const hours = Math.floor(minutes / 60);
+  return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} days`;
+}
+
+/** @param {number} part @param {number} whole */
+export function percent(part, whole) {
+  return whole ? `${Math.round((100 * part) / whole)} %` : '';
+}
+
+/** How long ago a time is. @param {number} unixSeconds */
+export function ago(unixSeconds) {
+  return `${seconds(Math.max(0, Date.now() / 1000 - unixSeconds))} ago`;
+}
+
+/** @param {number} value @param {string} singular @param {string} plural */
+export function counted(value, singular, plural = `${singular}s`) {
+  return `${count(value)} ${value === 1 ? singular : plural}`;
+}

@@ -1,0 +1,154 @@
+"""The page in a browser, with a real server and a model that keeps to a script.
+
+All in one file: browser and server are started once.
+"""
+
+from __future__ import annotations
+
+from playwright.sync_api import expect
+
+from tests.fakes.browser import Visitor
+from tests.fakes.page_script import LONG
+
+
+def test_an_answer_survives_a_reload_in_its_middle(visitor: Visitor) -> None:
+    page = visitor.page
+    visitor.ask("Say many words.")
+    page.get_by_role("article").get_by_text("word20 ").wait_for()
+    page.reload()
+    assert page.get_by_role("article").count() <= 1
+    assert visitor.until_answered() == LONG
+    page.reload()
+    assert visitor.until_answered() == LONG
+    assert page.get_by_role("group", name="You").count() == 1
+
+
+def test_a_stopped_answer_keeps_what_it_has(visitor: Visitor) -> None:
+    page = visitor.page
+    visitor.ask("Say many words.")
+    page.get_by_role("article").get_by_text("word20 ").wait_for()
+    page.get_by_role("button", name="Stop").click()
+    text = visitor.until_answered()
+    assert LONG.startswith(text)
+    assert len(text) < len(LONG)
+    page.get_by_text("Stopped.").wait_for()
+    assert page.get_by_role("button", name="Send").is_enabled()
+
+
+def test_markup_is_shown_and_what_acts_is_not(visitor: Visitor) -> None:
+    page = visitor.page
+    for number, question in enumerate(("one", "two", "three", "four"), start=1):
+        visitor.ask(question)
+        visitor.until_answered(number)
+    plain, markdown, attack, thought = page.get_by_role("article").all()
+    assert "600 tokens" not in plain.inner_text()  # words are several tokens
+    assert "prompt tokens cached" in plain.inner_text()
+
+    assert markdown.get_by_role("heading", name="Ferry").count() == 1
+    assert markdown.get_by_role("cell", name="Monday").count() == 1
+    assert markdown.locator("img").count() == 0
+    assert markdown.get_by_role("link", name="a page").get_attribute("rel") == "noopener noreferrer"
+
+    assert '<script>document.title = "stolen"</script>' in attack.inner_text()
+    assert attack.locator("markdown-text :is(script, img, svg, iframe, form, style)").count() == 0
+    (link,) = attack.get_by_role("link").all()  # an address in the text
+    assert link.get_attribute("href") == "http://evil.example/"
+    assert page.title() == "Chat – Holdfast"
+
+    assert thought.locator("markdown-text").inner_text() == "It is pier 3."
+    reasoning = thought.get_by_text("The user wants to know")
+    assert not reasoning.is_visible()
+    thought.get_by_text("Reasoning").click()
+    assert reasoning.is_visible()
+
+
+def test_a_message_can_be_edited_and_an_answer_generated_again(visitor: Visitor) -> None:
+    page = visitor.page
+    visitor.ask("one")
+    page.get_by_role("button", name="Stop").click()
+    visitor.until_answered()
+    page.get_by_role("button", name="Edit").click()
+    page.get_by_label("Edited message").fill("another one")
+    page.get_by_role("button", name="Send again").click()
+    page.get_by_role("button", name="Stop").click()
+    visitor.until_answered()
+    question = page.get_by_role("group", name="You")
+    expect(question).to_contain_text("another one")
+    expect(question).to_contain_text("2 of 2")
+    page.get_by_role("button", name="Previous version").click()
+    expect(question).to_contain_text("1 of 2")
+    expect(question).not_to_contain_text("another one")
+    page.get_by_role("button", name="Regenerate").click()
+    page.get_by_role("button", name="Stop").click()
+    visitor.until_answered()
+    expect(page.get_by_role("article")).to_contain_text("2 of 2")
+
+
+def test_each_view_shows_what_the_server_does(visitor: Visitor) -> None:
+    page = visitor.page
+    visitor.ask("Say many words.")
+    page.get_by_role("article").get_by_text("word5 ").wait_for()
+    visitor.view("Now")
+    assert page.url.endswith("/page/now")
+    row = page.get_by_role("row").filter(has_text="/v1/responses")
+    row.get_by_role("button", name="Cancel the request").wait_for()
+    page.get_by_role("region", name="Steps of scripted").wait_for()
+
+    visitor.view("Memory")
+    row = page.get_by_role("row").filter(has_text="chat-").first
+    row.get_by_role("button", name="Pin").wait_for()
+
+    visitor.view("Models")
+    page.get_by_role("heading", name="scripted ready").wait_for()
+    assert page.get_by_role("button", name="Unload scripted").is_enabled()
+
+    visitor.view("Connect")
+    page.get_by_text(f"holdfast launch --url {visitor.url} claude").wait_for()
+
+    page.go_back()
+    page.get_by_role("heading", name="Models", level=1).wait_for()
+    visitor.view("Chat")
+    page.get_by_role("link", name="Say many words.").first.click()
+    assert visitor.until_answered() == LONG
+
+
+def test_a_request_can_be_cancelled(visitor: Visitor) -> None:
+    page = visitor.page
+    visitor.ask("Say many words.")
+    page.get_by_role("article").get_by_text("word5 ").wait_for()
+    visitor.view("Now")
+    row = page.get_by_role("row").filter(has_text="/v1/responses")
+    row.get_by_role("button", name="Cancel the request").click()
+    page.get_by_text("No request is under way.").wait_for()
+
+
+def test_a_session_is_pinned_renamed_and_forgotten(visitor: Visitor) -> None:
+    page = visitor.page
+    visitor.ask("Say many words.")
+    page.get_by_role("button", name="Stop").click()
+    visitor.until_answered()
+    session = f"chat-{page.url.partition('conversation=')[2]}"
+    visitor.view("Memory")
+    row = page.get_by_role("row").filter(has_text=session)
+    row.get_by_role("button", name="Pin").click()
+    row.get_by_role("button", name="Unpin").wait_for()
+    row.get_by_role("button", name="Rename").click()
+    row.get_by_label("Name").fill("<b>ferry</b>")
+    row.get_by_role("button", name="Save").click()
+    row.get_by_text("<b>ferry</b>").wait_for()
+    row.get_by_role("button", name="Forget").click()
+    row.get_by_role("button", name="Forget").click()
+    row.wait_for(state="detached")
+
+
+def test_a_model_is_pinned_unpinned_and_unloaded(visitor: Visitor) -> None:
+    page = visitor.page
+    visitor.view("Models")
+    page.get_by_role("button", name="Pin scripted").click()
+    page.get_by_text("pinned", exact=True).wait_for()
+    assert page.get_by_role("button", name="Unload scripted").is_disabled()
+    page.get_by_role("button", name="Unpin scripted").click()
+    page.get_by_role("button", name="Unload scripted").click()
+    page.get_by_role("heading", name="scripted unloaded").wait_for()
+    page.get_by_role("button", name="Load scripted", exact=True).click()
+    page.get_by_role("heading", name="scripted ready").wait_for()

@@ -1,0 +1,112 @@
+"""A browser for tests of the page, on a machine that it cannot leave.
+
+Chromium has to be installed (on Debian: `apt install chromium`); tests that need it are skipped
+where it is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, Route, sync_playwright
+
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+MISSING = "no Chromium is installed: `sudo apt install chromium`"
+WAIT_MILLISECONDS = 60_000
+
+
+@contextlib.contextmanager
+def running_browser() -> Iterator[Browser]:
+    """A headless Chromium; the test is skipped if none is installed."""
+    program = next(filter(None, map(shutil.which, PROGRAMS)), None)
+    if program is None:
+        pytest.skip(MISSING)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Visitor:
+    """A browser window with the page of one server, and everything in it that went wrong."""
+
+    url: str
+    context: BrowserContext
+    page: Page
+    allowed: Sequence[str] = ()
+    complaints: list[str] = field(default_factory=list)
+
+    def open(self, path: str = "/") -> Page:
+        self.page.goto(f"{self.url}{path}")
+        return self.page
+
+    def view(self, name: str) -> Page:
+        """Open a view by its link."""
+        navigation = self.page.get_by_role("navigation", name="Views")
+        navigation.get_by_role("link", name=name, exact=True).click()
+        self.page.get_by_role("heading", name=name, level=1).wait_for()
+        return self.page
+
+    def ask(self, text: str) -> None:
+        self.page.get_by_label("Message").fill(text)
+        self.page.get_by_role("button", name="Send").click()
+
+    def until_answered(self, answers: int = 1) -> str:
+        """Wait for the end of the last answer; returns its text as it is shown."""
+        article = self.page.get_by_role("article").nth(answers - 1)
+        article.get_by_role("button", name="Regenerate").wait_for()
+        return article.locator("markdown-text").inner_text()
+
+
+@contextlib.contextmanager
+def visiting(
+    browser: Browser, url: str, *, width: int = 1200, height: int = 800, is_dark: bool = False
+) -> Iterator[Visitor]:
+    """A new window. At its end, fails if a script or the policy complained, or if it asked another
+    host for something.
+    """
+    context = browser.new_context(
+        viewport={"width": width, "height": height},
+        color_scheme="dark" if is_dark else "light",
+        accept_downloads=True,
+    )
+    context.set_default_timeout(WAIT_MILLISECONDS)
+    page = context.new_page()
+    visitor = Visitor(url, context, page)
+
+    def guarded(route: Route) -> None:
+        if route.request.url.startswith((url, "blob:", "data:")):
+            route.continue_()
+        else:
+            visitor.complaints.append(f"asked for {route.request.url}")
+            route.abort()
+
+    context.route("**/*", guarded)
+    page.on("pageerror", lambda error: visitor.complaints.append(f"error: {error}"))
+    page.on(
+        "console",
+        lambda message: (
+            visitor.complaints.append(f"console: {message.text}")
+            if message.type == "error" and "Failed to load resource" not in message.text
+            else None
+        ),
+    )
+    try:
+        yield visitor
+        assert visitor.complaints == []
+    finally:
+        context.close()
