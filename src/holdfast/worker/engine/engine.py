@@ -32,7 +32,13 @@ from holdfast.worker.engine.constraints import Constraints, SequenceConstraint
 from holdfast.worker.engine.host_sampling import Scores
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.plan import BLOCK_TOKENS, KeepPolicy, Span, SpanResult, StepPlan
-from holdfast.worker.engine.sampling import DrawnRows, advance, limits_of, sample, score_tokens
+from holdfast.worker.engine.sampling import (
+    NO_LIMITS,
+    DrawnRows,
+    limits_of,
+    sample,
+    score_tokens,
+)
 from holdfast.worker.engine.seams import LaterLogits, StepLogits
 from holdfast.worker.engine.sequence import (
     EngineSequence,
@@ -58,13 +64,21 @@ class PendingStep:
     """A step that was laid out but is not collected yet."""
 
     spans: list[SequenceSpan]
-    drawing: list[SequenceSpan]  # the span of each row in `drawn`
+    drawing: list[SequenceSpan]  # the spans that sample, in the order of their rows in `drawn`
     undrawn: mx.array | None  # logits to sample from once the previous step's tokens are known
     drawn: DrawnRows | None
     scored: Mapping[RequestId, LaterLogits]  # logits that score prompts
     pooled: dict[RequestId, mx.array]  # embeddings of prompts that end in this step: fp32 [hidden]
     kept: list[Kept]  # snapshots that the step makes
     outputs: list[mx.array]  # arrays to compute, including live state; emptied at launch
+
+    def rows(self) -> Iterator[tuple[SequenceSpan, range]]:
+        """The spans that sample, each with its rows in `drawn`."""
+        start = 0
+        for each in self.drawing:
+            rows = range(start, start + len(each.wanted_rows))
+            start = rows.stop
+            yield each, rows
 
     def launch(self) -> None:
         """Start computing the step; does not wait."""
@@ -123,6 +137,24 @@ class Engine:
         if self.cuts_at_blocks(self._sequences[request_id].live.kv_bits):
             return BLOCK_TOKENS - start % BLOCK_TOKENS
         return sys.maxsize
+
+    def most_drafted(self, request_id: RequestId) -> int:
+        """How many drafted tokens the next span of a decoding sequence may have; 0 if its state
+        cannot drop tokens. No pending step may contain the sequence.
+        """
+        live = self._sequences[request_id].live
+        if not live.drops_last:
+            return 0
+        # the current block is not quantized yet, so only its tokens can be dropped
+        is_quantized = live.kv_bits != "native"
+        return BLOCK_TOKENS - 1 - live.tokens % BLOCK_TOKENS if is_quantized else sys.maxsize
+
+    def draft(self, request_id: RequestId, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """The tokens of a draft for a decoding sequence that its grammar allows, or those that its
+        grammar forces. No pending step may contain the sequence.
+        """
+        constraint = self._sequences[request_id].constraint
+        return tuple(token_ids) if constraint is None else constraint.draft(token_ids)
 
     def cuts_at_blocks(self, kv_bits: KVBits) -> bool:
         """Whether spans must not cross borders of quantized blocks; see `Runner.cuts_at_blocks`."""
@@ -256,6 +288,7 @@ class Engine:
             if self._under_way:
                 self._under_way[0].launch()
         results = tuple(_results_of(pending, prompt_logprobs))
+        _accept(pending, results)
         for each, result in zip(pending.spans, results, strict=True):
             if each.sequence.constraint is not None:
                 for token_id in result.token_ids:
@@ -339,7 +372,7 @@ class Engine:
     def _draw(self, spans: list[SequenceSpan], logits: StepLogits) -> PendingStep:
         pending = PendingStep(
             spans=spans,
-            drawing=[each for each in spans for _ in each.wanted_rows],
+            drawing=[each for each in spans if each.wanted_rows],
             undrawn=None,
             drawn=None,
             scored=logits.scored,
@@ -365,15 +398,23 @@ class Engine:
             pending.launch()
 
     def _draw_rows(self, pending: PendingStep, logits: mx.array) -> None:
-        states = [each.sequence.sampler for each in pending.drawing]
-        constraints = [each.sequence.constraint for each in pending.drawing]
-        limits = limits_of(constraints, words_per_row=self._constraints.words_per_row)
+        states = [
+            state
+            for each in pending.drawing
+            for state in each.sequence.sampler.ahead(each.span.drafted)
+        ]
+        limits = NO_LIMITS
+        if any(each.sequence.constraint for each in pending.drawing):
+            limits = limits_of(
+                _constraints_of_rows(pending.drawing),
+                rows=len(states),
+                words_per_row=self._constraints.words_per_row,
+            )
         drawn = sample(logits, states, limits)
         pending.drawn = drawn
-        advance(states, drawn.tokens)
-        for row, each in enumerate(pending.drawing):
-            each.sequence.drawn = drawn.tokens
-            each.sequence.drawn_row = row
+        for each, rows in pending.rows():
+            if not each.span.drafted:  # the others wait until it is known what is accepted
+                each.sequence.take(drawn.tokens, rows.start)
         pending.outputs.extend(drawn.arrays())
 
     def _pool(self, pending: PendingStep, hidden: Mapping[RequestId, mx.array]) -> None:
@@ -391,7 +432,10 @@ class Engine:
     def _keep_due(self, each: SequenceSpan, pending: PendingStep) -> None:
         sequence = each.sequence
         sequence.live.tokens = each.span.start + each.span.tokens
-        kept = None if sequence.keep is None else keep_due(sequence, sequence.keep)
+        kept = None
+        if sequence.keep is not None:
+            certain_tokens = each.span.start + each.span.certain_tokens
+            kept = keep_due(sequence, sequence.keep, certain_tokens=certain_tokens)
         if kept is not None:
             pending.kept.append(kept)
             pending.outputs.extend(kept.arrays())
@@ -473,25 +517,61 @@ def _draws(pending: PendingStep) -> dict[RequestId, SpanResult]:
         empty = drawn.empty.tolist()  # type: ignore[assignment]
     logprobs = [] if drawn.scores is None else _logprobs(drawn.scores, tokens)
     results = {}
-    for row, each in enumerate(pending.drawing):
+    for each, rows in pending.rows():
         request = each.sequence.request
         request_id = request.request_id
-        refusal = _refusal(each.sequence.constraint, is_empty=empty[row])
+        first = rows.start
+        refusal = _refusal(each.sequence.constraint, is_empty=empty[first])
         if refusal:
             results[request_id] = SpanResult(request_id=request_id, refusal=refusal)
             continue
-        if not healthy[row]:
+        if not healthy[first]:
             results[request_id] = SpanResult(request_id=request_id, failure=NOT_A_NUMBER)
             continue
+        # A drafted token is accepted if it was sampled, and if a token could be sampled after it.
+        # If none could, plain decoding finds that out in the next step.
+        end = first + 1
+        for token_id in each.span.drafted:
+            if tokens[end - 1] != token_id or not healthy[end]:
+                break
+            end += 1
         scored: tuple[TokenLogprob, ...] = ()
         if request.want_logprobs:
-            score = logprobs[row]
-            top = score.top[: request.top_logprobs]
-            scored = (TokenLogprob(score.token_id, score.logprob, top),)
+            scored = tuple(
+                TokenLogprob(score.token_id, score.logprob, score.top[: request.top_logprobs])
+                for score in logprobs[first:end]
+            )
         results[request_id] = SpanResult(
-            request_id=request_id, token_ids=(tokens[row],), logprobs=scored
+            request_id=request_id, token_ids=tuple(tokens[first:end]), logprobs=scored
         )
     return results
+
+
+def _accept(pending: PendingStep, results: Sequence[SpanResult]) -> None:
+    """Add the accepted tokens of drafts to their sequences, and drop the others from the state."""
+    by_id = {result.request_id: result for result in results}
+    for each, rows in pending.rows():
+        if each.span.drafted:
+            count = len(by_id[each.span.request_id].token_ids)
+            if count:
+                assert pending.drawn is not None, "nothing was sampled"
+                each.sequence.take(pending.drawn.tokens, rows.start, count=count)
+            each.sequence.live.rewind(len(rows) - max(count, 1))
+
+
+def _constraints_of_rows(drawing: Sequence[SequenceSpan]) -> Iterator[SequenceConstraint | None]:
+    """The constraint of each row. A row after drafted tokens has a copy that has taken them, which is
+    only valid until the next one is asked for.
+    """
+    for each in drawing:
+        constraint = each.sequence.constraint
+        yield constraint
+        if each.span.drafted and constraint is not None:
+            constraint = constraint.copy()
+        for token_id in each.span.drafted:
+            if constraint is not None:
+                constraint.take(token_id)
+            yield constraint
 
 
 def _refusal(constraint: SequenceConstraint | None, *, is_empty: bool) -> str:

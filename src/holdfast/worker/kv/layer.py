@@ -228,6 +228,8 @@ class LayerState(Layer):
     window: how many tokens a query sees, including its own; None: all, or no attention.
     chunk: the length of attention chunks, if a query sees only tokens of its chunk; None: no chunks.
     kv_bits: how the keys and values of earlier blocks are held.
+    drops_last: the tokens of the last append can always be dropped (`rewind`), but only tokens of the
+        current block if earlier blocks are quantized.
     can_share: several running sequences can hold the same frozen tokens (`fork`). A runner may set
         it to False; then only parked states share frozen tokens.
     """
@@ -238,6 +240,7 @@ class LayerState(Layer):
     window: int | None = None
     chunk: int | None = None
     kv_bits: KVBits = "native"
+    drops_last: bool = False
     can_share: bool = False
 
     def leaves(self) -> Iterator[LayerState]:
@@ -370,6 +373,8 @@ class LayerKV(LayerState):
     Updates happen in place as long as no other reference to the buffer exists: do not hold on to
     the arrays that `last` returns.
     """
+
+    drops_last = True
 
     def __init__(self) -> None:
         self.tokens = 0  # tokens appended so far
