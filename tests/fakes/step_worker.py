@@ -5,7 +5,7 @@ would choke on.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from holdfast.config import SchedulerSettings
@@ -45,6 +45,7 @@ class Served:
     is_ready: bool = True
     lives: int = 0  # how often it was begun again
     steps_to_first_draw: int = 0
+    is_verifying: bool = False  # a step under way has drafted tokens of it
     ends: list[str] = field(default_factory=list)
 
 
@@ -111,6 +112,9 @@ class StepWorker:
         self.growths = 0
         self.seconds_of: SecondsOf = device_seconds
         self.stops_at: StopsAt = lambda request_id, drawn: False
+        # what is offered for a request in each step, and how many of n drafted tokens are right
+        self.offer: Callable[[str], Sequence[float]] = lambda request_id: ()
+        self.right: Callable[[str, int], int] = lambda request_id, drafted: 0
         self._orders = 0
 
     def submit(
@@ -239,7 +243,8 @@ class StepWorker:
 
     def step(self) -> Decision:
         """One turn of the worker's loop."""
-        decision = self.scheduler.next_step()
+        offers = {name: offer for name in self.live if (offer := self.offer(name))}
+        decision = self.scheduler.next_step(offers)
         self._carry_out(decision)
         if not decision.plan.spans and not self.under_way:
             stuck = [
@@ -321,6 +326,7 @@ class StepWorker:
                 served.drawn,
                 0,
             )
+            served.is_verifying = False
         if decision.admitted:
             assert self.held_bytes <= budget_bytes, "admitted beyond the budget in force"
             unpaused = sum(served.runs and not served.is_paused for served in self.live.values())
@@ -348,6 +354,7 @@ class StepWorker:
             chunk_tokens=sum(span.tokens for span in chunks),
             position_sum=sum(span.tokens * (span.start + span.tokens / 2) for span in chunks),
             scored_tokens=sum(span.tokens for span in chunks if span.request_id in scoring),
+            drafted_rows=sum(span.tokens - 1 for span in plan.spans if span not in chunks),
         )
         self._check_stall(load, chunks)
         for span, each in zip(plan.spans, served, strict=True):
@@ -368,10 +375,15 @@ class StepWorker:
         if span.start < served.known:
             assert end <= served.known
             assert span.draws == (end == served.known and served.max_tokens > 0)
+            served.planned_draws += span.draws
         else:
-            assert span.tokens == 1
             assert span.draws
-        served.planned_draws += span.draws
+            assert not served.is_verifying, "what it begins with is not known"
+            assert span.tokens - 1 <= len(self.offer(span.request_id))
+            under_way = {span.request_id for each in self.under_way for span in each.plan.spans}
+            assert span.tokens == 1 or span.request_id not in under_way, "verifies too early"
+            served.is_verifying = span.tokens > 1
+            served.planned_draws += span.tokens
         assert served.planned_draws <= served.max_tokens
         served.touched_by = len(self.plans) - 1
 
@@ -410,10 +422,17 @@ class StepWorker:
         drawn: dict[str, int] = {}
         stopped: list[str] = []
         for span, served, life in zip(step.plan.spans, step.served, step.lives, strict=True):
+            tokens = 1
+            if span.start >= served.known and span.tokens > 1:
+                tokens += min(span.tokens - 1, self.right(span.request_id, span.tokens - 1))
             if span.draws:
-                drawn[span.request_id] = 1  # also for those that have ended meanwhile
+                drawn[span.request_id] = tokens  # also for those that have ended meanwhile
             if self.live.get(served.request_id) is served and served.lives == life and span.draws:
-                served.drawn += 1
+                served.drawn += tokens
+                if served.is_verifying and served.runs:
+                    served.is_verifying = False
+                    served.position -= span.tokens - tokens
+                    served.planned_draws -= span.tokens - tokens
                 if self.stops_at(served.request_id, served.drawn):
                     stopped.append(served.request_id)
         seconds = self.seconds_of(step.load)
