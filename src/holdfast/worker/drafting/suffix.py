@@ -101,15 +101,21 @@ class SuffixDrafter:
         the model.
         """
         self._rates = DraftRates(DraftRates() if rates is None else rates)
-        if expected is not None and expected.size:
+        has_expected = expected is not None and expected.size > 0
+        self._sequence_start = 0
+        if expected is not None and has_expected:
             token_ids = np.concatenate([expected, [_SEPARATOR], token_ids])
+            self._sequence_start = len(expected) + 1
         self._tokens = array("i", np.ascontiguousarray(token_ids, np.int32).tobytes())
         self._places = _Places(token_ids)
         # of pairs of tokens, the places after those that are not in `_places`, oldest first
         self._later: dict[tuple[int, int], list[int]] = {}
-        has_expected = expected is not None and expected.size > 0
         self._next: int | None = 0 if has_expected else None  # where the drafted tokens begin
         self._matched = _LONGEST_MATCH // 2 if has_expected else 0
+
+    def __len__(self) -> int:
+        """The number of tokens of the sequence."""
+        return len(self._tokens) - self._sequence_start
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Add the next tokens of the sequence."""

@@ -138,6 +138,13 @@ class Engine:
             return BLOCK_TOKENS - start % BLOCK_TOKENS
         return sys.maxsize
 
+    @property
+    def speculation_refused(self) -> str:
+        """Why drafted tokens cannot be verified with this model; empty if they can."""
+        if LiveState(self._runner.fresh_layers()).drops_last:
+            return ""
+        return "a state of this model cannot go back to an earlier token"
+
     def most_drafted(self, request_id: RequestId) -> int:
         """How many drafted tokens the next span of a decoding sequence may have; 0 if its state
         cannot drop tokens. No pending step may contain the sequence.

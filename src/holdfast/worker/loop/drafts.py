@@ -1,0 +1,102 @@
+"""Drafts for the sequences that decode, so that a step can verify several tokens at once.
+
+Device thread only. See docs/how-it-works/speculation.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from holdfast.wire.requests import TOKEN_BYTES, RequestId
+from holdfast.worker.drafting.suffix import MOST_DRAFTED, NO_DRAFT, Draft, DraftRates, SuffixDrafter
+from holdfast.worker.engine.plan import Span, SpanResult
+from holdfast.worker.loop.counters import Counters
+from holdfast.worker.loop.sequences import LiveSequence
+from holdfast.worker.scheduler.draft_gain import Offers
+
+if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run time
+    from holdfast.worker.engine.engine import Engine
+
+# of tokens that a grammar forces: it may allow to divide the same text into tokens differently
+_FORCED_CHANCE = 0.9
+
+
+class Drafts:
+    """The drafts of all sequences of a worker."""
+
+    def __init__(self, engine: Engine, *, counters: Counters) -> None:
+        self._engine = engine
+        self._counters = counters
+        self._rates = DraftRates()
+        self._offered: dict[RequestId, tuple[int, ...]] = {}
+
+    def offers(
+        self, sequences: Iterable[LiveSequence], *, under_way: Collection[LiveSequence]
+    ) -> Offers:
+        """The chances of a draft for each sequence that has one.
+
+        under_way: the sequences whose last token the step under way samples. Their drafts are not
+        used in the next step, and begin after that token.
+        """
+        self._offered.clear()
+        chances: dict[RequestId, tuple[float, ...]] = {}
+        for sequence in sequences:
+            # the first token of an answer is sampled with the prompt
+            if not sequence.is_open or not sequence.generated:
+                continue
+            if sequence in under_way:
+                draft = self._expected(sequence, MOST_DRAFTED + 1)
+                if len(draft.chances) > 1:
+                    chances[sequence.id] = draft.chances[1:]
+                continue
+            draft = self._draft(sequence)
+            if draft.token_ids:
+                self._offered[sequence.id] = draft.token_ids
+                chances[sequence.id] = draft.chances
+        return chances
+
+    def filled(self, span: Span, sequence: LiveSequence) -> Span:
+        """A planned span with the drafted tokens that it verifies, if it does."""
+        if span.tokens == 1 or span.start + span.tokens <= sequence.known_tokens:
+            return span
+        return replace(span, drafted=self._offered[sequence.id][: span.tokens - 1])
+
+    def count(self, span: Span, sequence: LiveSequence, result: SpanResult) -> None:
+        """Count the drafted tokens of a span, and those of them that were accepted."""
+        accepted = max(0, len(result.token_ids) - 1)
+        sequence.accepted_tokens += accepted
+        sequence.rejected_tokens += len(span.drafted) - accepted
+        self._counters.drafted_tokens += len(span.drafted)
+        self._counters.accepted_tokens += accepted
+
+    def _draft(self, sequence: LiveSequence) -> Draft:
+        most = min(MOST_DRAFTED, self._engine.most_drafted(sequence.id))
+        if not most:
+            return NO_DRAFT
+        draft = self._expected(sequence, most)
+        # a drafted token that ends the answer would save nothing
+        wanted = draft.token_ids
+        for index, token_id in enumerate(wanted):
+            if token_id in sequence.stop_token_ids:
+                wanted = wanted[:index]
+                break
+        allowed = self._engine.draft(sequence.id, wanted)[:most]
+        if allowed == wanted[: len(allowed)]:
+            return Draft(allowed, draft.chances[: len(allowed)])
+        chances = tuple(_FORCED_CHANCE ** (index + 1) for index in range(len(allowed)))
+        return Draft(allowed, chances)
+
+    def _expected(self, sequence: LiveSequence, most: int) -> Draft:
+        """The draft of the sequence's drafter, which first gets the sequence's new tokens."""
+        drafter = sequence.drafter
+        if drafter is None:
+            prompt = np.frombuffer(sequence.request.prompt_token_ids.packed, dtype="<i4")
+            drafter = sequence.drafter = SuffixDrafter(prompt, rates=self._rates)
+        known = len(drafter) * TOKEN_BYTES
+        if known < len(sequence.chain):
+            drafter.extend(np.frombuffer(bytes(sequence.chain[known:]), dtype="<i4").tolist())
+        return drafter.draft(most)
