@@ -20,6 +20,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
@@ -138,7 +139,7 @@ class Engine:
             return BLOCK_TOKENS - start % BLOCK_TOKENS
         return sys.maxsize
 
-    @property
+    @cached_property
     def speculation_refused(self) -> str:
         """Why drafted tokens cannot be verified with this model; empty if they can."""
         if LiveState(self._runner.fresh_layers()).drops_last:
@@ -146,12 +147,12 @@ class Engine:
         return "a state of this model cannot go back to an earlier token"
 
     def most_drafted(self, request_id: RequestId) -> int:
-        """How many drafted tokens the next span of a decoding sequence may have; 0 if its state
-        cannot drop tokens. No pending step may contain the sequence.
+        """How many drafted tokens the next span of a decoding sequence may have. No pending step may
+        contain the sequence.
         """
-        live = self._sequences[request_id].live
-        if not live.drops_last:
+        if self.speculation_refused:
             return 0
+        live = self._sequences[request_id].live
         # the current block is not quantized yet, so only its tokens can be dropped
         is_quantized = live.kv_bits != "native"
         return BLOCK_TOKENS - 1 - live.tokens % BLOCK_TOKENS if is_quantized else sys.maxsize

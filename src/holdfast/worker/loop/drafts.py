@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from holdfast.wire.requests import TOKEN_BYTES, RequestId
+from holdfast.wire.requests import RequestId
 from holdfast.worker.drafting.suffix import MOST_DRAFTED, NO_DRAFT, Draft, DraftRates, SuffixDrafter
 from holdfast.worker.engine.plan import Span, SpanResult
 from holdfast.worker.loop.counters import Counters
@@ -74,17 +74,18 @@ class Drafts:
         self._counters.accepted_tokens += accepted
 
     def _draft(self, sequence: LiveSequence) -> Draft:
-        most = min(MOST_DRAFTED, self._engine.most_drafted(sequence.id))
-        if not most:
+        draft = self._expected(sequence, MOST_DRAFTED)
+        if not draft.token_ids and not sequence.request.grammar:
             return NO_DRAFT
-        draft = self._expected(sequence, most)
         # a drafted token that ends the answer would save nothing
         wanted = draft.token_ids
         for index, token_id in enumerate(wanted):
             if token_id in sequence.stop_token_ids:
                 wanted = wanted[:index]
                 break
-        allowed = self._engine.draft(sequence.id, wanted)[:most]
+        allowed = self._engine.draft(sequence.id, wanted)
+        most = self._engine.most_drafted(sequence.id)
+        allowed = allowed[: min(most, MOST_DRAFTED)]
         if allowed == wanted[: len(allowed)]:
             return Draft(allowed, draft.chances[: len(allowed)])
         chances = tuple(_FORCED_CHANCE ** (index + 1) for index in range(len(allowed)))
@@ -96,7 +97,5 @@ class Drafts:
         if drafter is None:
             prompt = np.frombuffer(sequence.request.prompt_token_ids.packed, dtype="<i4")
             drafter = sequence.drafter = SuffixDrafter(prompt, rates=self._rates)
-        known = len(drafter) * TOKEN_BYTES
-        if known < len(sequence.chain):
-            drafter.extend(np.frombuffer(bytes(sequence.chain[known:]), dtype="<i4").tolist())
+        drafter.extend(sequence.generated[len(drafter) - sequence.prompt_tokens :])
         return drafter.draft(most)

@@ -43,6 +43,7 @@ class DraftGain:
         # weighted sums over steps: of 1, x, x², y, x y, where x is drafted rows per sequence, and y
         # the factor by which the step was longer
         self._sums = [0.0] * 5
+        self._line = (_FIRST_FIXED, _FIRST_PER_ROW)
         self._verifying_steps = 0  # since the last one without
         self._declined_steps = 0  # since the last verifying one
         self._retry_after = _FIRST_RETRY
@@ -51,10 +52,10 @@ class DraftGain:
         """How many times as long a step takes if it verifies this many drafted rows per sequence."""
         if not rows_per_sequence:
             return 1.0
-        fixed, per_row = self._line()
+        fixed, per_row = self._line
         return 1.0 + fixed + per_row * rows_per_sequence
 
-    def _line(self) -> tuple[float, float]:
+    def _fitted(self) -> tuple[float, float]:
         """The factors a and b."""
         count, x, xx, y, xy = self._sums
         # the first guess as two observations: without drafted rows, and with eight
@@ -82,6 +83,7 @@ class DraftGain:
             each * (1.0 - 1.0 / _MEMORY_STEPS) + new
             for each, new in zip(self._sums, (1.0, x, x * x, y, x * y), strict=True)
         ]
+        self._line = self._fitted()
 
     def choose(self, offers: Offers, *, rows: int, most: int) -> dict[RequestId, int]:
         """How many tokens of each draft to verify in a step with `rows` decoding sequences.
@@ -110,7 +112,7 @@ class DraftGain:
         best = 0
         best_gain = 0.0
         gain = 0.0
-        fixed, per_row = self._line()
+        fixed, per_row = self._line
         for count, (more, _) in enumerate(gains, start=1):
             gain += more
             net = gain - rows * math.log(1.0 + fixed + per_row * count / rows)
