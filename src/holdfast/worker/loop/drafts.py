@@ -9,8 +9,6 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from holdfast.wire.requests import RequestId
 from holdfast.worker.drafting.suffix import MOST_DRAFTED, NO_DRAFT, Draft, DraftRates, SuffixDrafter
 from holdfast.worker.engine.plan import Span, SpanResult
@@ -45,8 +43,10 @@ class Drafts:
         self._offered.clear()
         chances: dict[RequestId, tuple[float, ...]] = {}
         for sequence in sequences:
-            # the first token of an answer is sampled with the prompt
-            if not sequence.is_open or not sequence.generated:
+            if not sequence.is_open:
+                continue
+            if not sequence.generated:  # the first token of an answer is sampled with the prompt
+                self._drafter(sequence).extend(())
                 continue
             if sequence in under_way:
                 draft = self._expected(sequence, MOST_DRAFTED + 1)
@@ -93,9 +93,11 @@ class Drafts:
 
     def _expected(self, sequence: LiveSequence, most: int) -> Draft:
         """The draft of the sequence's drafter, which first gets the sequence's new tokens."""
-        drafter = sequence.drafter
-        if drafter is None:
-            prompt = np.frombuffer(sequence.request.prompt_token_ids.packed, dtype="<i4")
-            drafter = sequence.drafter = SuffixDrafter(prompt, rates=self._rates)
+        drafter = self._drafter(sequence)
         drafter.extend(sequence.generated[len(drafter) - sequence.prompt_tokens :])
         return drafter.draft(most)
+
+    def _drafter(self, sequence: LiveSequence) -> SuffixDrafter:
+        if sequence.drafter is None:
+            sequence.drafter = SuffixDrafter(sequence.request.prompt_token_ids, rates=self._rates)
+        return sequence.drafter

@@ -22,6 +22,7 @@ _FIRST_FIXED, _FIRST_PER_ROW = 0.1, 0.15  # a and b until they are measured
 _GUESS_WEIGHT = 0.5  # steps that the first guess counts for
 _LEAST_PER_ROW = 0.01
 _MEMORY_STEPS = 16.0
+_LEAST_GAIN = 0.03  # of the logarithm of a sequence's speed; less may be an error of measurement
 _HIGHEST = 3.0  # a measured step is clipped to this multiple of the estimate
 # After this many verifying steps in a row, one verifies nothing, so that the time of such steps is
 # still known.
@@ -110,7 +111,7 @@ class DraftGain:
     def _count(self, gains: Sequence[tuple[float, RequestId]], *, rows: int) -> int:
         """How many drafted rows to verify."""
         best = 0
-        best_gain = 0.0
+        best_gain = _LEAST_GAIN * rows
         gain = 0.0
         fixed, per_row = self._line
         for count, (more, _) in enumerate(gains, start=1):
