@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.files import LOCK, abandoned, claim, sweep
+from holdfast import files
+from holdfast.files import LOCK, abandoned, claim, lock_file, sweep, try_lock
 
 PREFIX = "ours."
 HOLDS = """
@@ -87,6 +88,31 @@ def test_an_abandoned_folder_cannot_be_taken_by_others_meanwhile(tmp_path: Path)
     ):
         assert (first, second) == ([tmp_path / "a"], [])
     assert (tmp_path / "a" / LOCK).is_file()
+
+
+def test_a_lock_file_that_its_owner_has_created_anew_is_not_mistaken_for_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / f"{PREFIX}1"
+    folder.mkdir(mode=0o700)
+    (folder / LOCK).touch()
+    owners: list[int] = []
+
+    def locked_late(file: int) -> bool:
+        if not owners:  # the file is open, but not locked yet
+            (folder / LOCK).unlink()
+            file_of_owner = lock_file(folder)
+            assert file_of_owner is not None
+            owners.append(file_of_owner)
+            assert try_lock(file_of_owner)
+        return try_lock(file)
+
+    monkeypatch.setattr(files, "try_lock", locked_late)
+    sweep(tmp_path, prefix=PREFIX)
+    assert (folder / LOCK).is_file()
+    os.close(owners[0])
+    sweep(tmp_path, prefix=PREFIX)
+    assert not folder.exists()
 
 
 def test_no_living_claim_is_swept_during_concurrent_claims(tmp_path: Path) -> None:

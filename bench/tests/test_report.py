@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from holdfast_bench.machine import machine
+import os
+
+import pytest
+
+from holdfast_bench.machine import _PREFIXES, machine
 from holdfast_bench.publish import summary
 from holdfast_bench.report import markdown
 from holdfast_bench.results import Agreement, CaseResult, ContenderResult, Results, Sample
@@ -37,16 +41,23 @@ def test_medians_ratios_noise_and_agreement_stand_side_by_side() -> None:
     assert "![a.svg](a.svg)" in text
 
 
-def test_the_machine_is_named_with_what_multiplies_matrices_there() -> None:
+def test_the_machine_is_named_with_what_multiplies_matrices_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in os.environ:
+        if name.startswith(_PREFIXES):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOLDFAST_KERNELS", "few_rows")
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
     facts = {
         **machine(watched_seconds=0.01),
         "matrix_products": {"holdfast": "OpenBLAS 0.3.31 for SkylakeX, 2 threads"},
-        "environment": {"OPENBLAS_CORETYPE": "Haswell"},
     }
     results = Results(machine=facts)
     for lines in (markdown(results).splitlines(), list(summary(results))):
         assert "- Matrix products: holdfast: OpenBLAS 0.3.31 for SkylakeX, 2 threads" in lines
-        assert "- Variables for threads and BLAS: `OPENBLAS_CORETYPE=Haswell`" in lines
+        variables = "`HOLDFAST_KERNELS=few_rows`, `OPENBLAS_CORETYPE=Haswell`"
+        assert f"- Variables for threads, BLAS and kernels: {variables}" in lines
 
 
 def test_a_metric_that_got_worse_stays_and_small_differences_are_not_called_any() -> None:

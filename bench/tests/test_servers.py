@@ -39,12 +39,21 @@ async def test_a_server_is_started_measured_and_ended(tmp_path: Path) -> None:
 async def test_a_server_that_ends_while_starting_is_told_with_its_last_words(
     tmp_path: Path,
 ) -> None:
-    words = Contender(
-        label="broken",
-        command=(sys.executable, "-c", "raise SystemExit('no such model')", "{port}"),
-    )
+    code = "raise SystemExit('no such model')"
+    words = Contender(label="broken", command=(sys.executable, "-c", code, "{port}"))
     with pytest.raises(ServerFailed, match=r"ended with code 1.*no such model"):
         await starter(tmp_path).start(words)
+
+
+async def test_servers_do_not_get_the_callers_settings_but_the_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_SERVER_PORT", "1")
+    monkeypatch.setenv("HOLDFAST_KERNELS", "0")
+    code = "import os; raise SystemExit(sorted(x for x in os.environ if x.startswith('HOLDFAST')))"
+    contender = Contender(label="broken", command=(sys.executable, "-c", code, "{port}"))
+    with pytest.raises(ServerFailed, match=r"\['HOLDFAST_KERNELS', 'HOLDFAST_STORE_FOLDER'\]"):
+        await starter(tmp_path).start(contender)
 
 
 async def test_a_running_server_is_only_visited(tmp_path: Path) -> None:

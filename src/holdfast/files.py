@@ -210,7 +210,7 @@ def claim(parent: Path, *, prefix: str) -> Claim:
         if file is None:  # before it was locked, another process took it for abandoned
             continue
         try:
-            if try_lock(file) and folder.is_dir():
+            if try_lock(file) and _is_lock_of(file, folder):
                 return Claim(folder=folder, file=file)
         except OSError:  # a file system without locks
             os.close(file)
@@ -235,12 +235,22 @@ def abandoned(folders: Iterable[Path]) -> Iterator[list[Path]]:
             if file is None:  # the owner has just removed the folder
                 continue
             files.append(file)
-            if try_lock(file):
+            if try_lock(file) and _is_lock_of(file, folder):
                 found.append(folder)
         yield found
     finally:
         for file in files:
             os.close(file)
+
+
+def _is_lock_of(file: int, folder: Path) -> bool:
+    """Whether an open file is still the lock file of a folder: another process may have removed the
+    folder before this file was locked, and an owner may have created its lock file anew.
+    """
+    try:
+        return os.path.samestat(os.fstat(file), os.lstat(folder / LOCK))
+    except FileNotFoundError:
+        return False
 
 
 def sweep(parent: Path, *, prefix: str) -> None:

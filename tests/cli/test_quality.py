@@ -79,6 +79,7 @@ def test_the_bundled_model_answers_from_quantized_notes(
         assert f"{each.right} of 39" in row
 
 
+@pytest.mark.slow
 def test_a_form_that_the_model_cannot_use_is_named_with_the_reason(
     tmp_path: Path, short: tuple[str, ...]
 ) -> None:

@@ -60,7 +60,7 @@ def test_a_batch_that_is_wrong_beyond_what_the_probe_reads_is_found(
         plain(self, layers, offset=offset + (offset > 35), **more)
 
     monkeypatch.setattr(RowsView, "__init__", shifted)
-    finding = examine("llama", tiny_config("llama"), tmp_path / "model")
+    finding = examine("phi3", tiny_config("phi3"), tmp_path / "model")
     assert finding.layout == "rows"
     assert finding.wrong == ["batched"], finding
 

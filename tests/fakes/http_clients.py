@@ -68,6 +68,26 @@ def message_body(**fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "max_tokens": 100, "messages": HELLO, **fields}
 
 
+async def accepted_chat(**fields: Any) -> Any:
+    """What reaches the model of a chat request with these fields."""
+    gateway = ScriptedGateway()
+    async with client_of(gateway) as client:
+        response = await client.post(CHAT, json=chat_body(**fields))
+    assert response.status_code == 200, response.text
+    return gateway.request
+
+
+async def refused_chat(**fields: Any) -> tuple[int, str]:
+    """Status code and `param` of the error, which names the parameter in its message too."""
+    gateway = ScriptedGateway()
+    async with client_of(gateway) as client:
+        response = await client.post(CHAT, json=chat_body(**fields))
+    assert gateway.requests == []
+    error = response.json()["error"]
+    assert error["param"] in error["message"]
+    return response.status_code, error["param"]
+
+
 def named_events_of(text: str) -> list[tuple[str, Any]]:
     """The events of a stream in which each has a name: name and data.
 

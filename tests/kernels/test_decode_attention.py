@@ -12,7 +12,7 @@ from typing import TypeAlias
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.kernels import decode_attention
@@ -129,6 +129,7 @@ spans = st.tuples(
 
 
 @both_ways
+@settings(max_examples=50)
 @given(
     shape=st.sampled_from(SHAPES + SMALL_GROUP_SHAPES + ODD_SHAPES),
     bits=st.sampled_from(ALL_BITS),

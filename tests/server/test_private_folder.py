@@ -14,6 +14,7 @@ import httpx
 import psutil
 import pytest
 
+from holdfast.files import kernels_folder
 from tests.fakes.server_process import ServerProcess, until
 
 
@@ -34,6 +35,9 @@ class Places:
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
     places = Places(tmp_path)
+    kernels = places.caches / "holdfast" / "kernels"  # those that are compiled already
+    kernels.parent.mkdir(mode=0o700)
+    kernels.symlink_to(kernels_folder(os.environ), target_is_directory=True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(places.caches))  # servers inherit both
     monkeypatch.setenv("TMPDIR", str(places.temporary))
     return places

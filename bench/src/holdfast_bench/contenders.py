@@ -1,10 +1,11 @@
-"""Who is measured: Holdfast, mlx_lm.server as installed or with a fast BLAS in front, any command,
-any URL.
+"""The servers that are measured: Holdfast and its peers, which are mlx_lm.server (as installed, or
+with a fast BLAS), llama.cpp's server, any other command, and any URL.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import shlex
 import subprocess
 import sys
@@ -14,9 +15,9 @@ from functools import cache
 from pathlib import Path
 
 from holdfast.errors import HoldfastError
+from holdfast.kernels.build import SWITCH
 
-# Loads a BLAS globally and then runs a module as `python -m` would; nothing of Holdfast is in that
-# process.
+# Loads a BLAS globally and then runs a module as `python -m` does, without importing Holdfast.
 _WITH_BLAS = (
     "import ctypes, runpy, sys; ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL); sys.argv = "
     "sys.argv[2:]; "
@@ -32,29 +33,32 @@ _FIND_INSTRUCTIONS = "import xllamacpp; print(xllamacpp.get_system_info().strip(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """A server to measure: a command that starts it (with the words {model}, {port}, {store}), or
-    the URL of a running one.
+    """A server to measure: a command that starts it, or the URL of one that already runs.
+
+    command: may contain {model}, {port} and {store}. model_id: empty for the first model in
+    `/v1/models`. store_options: added to the command in scenarios that measure storage on disk.
     """
 
     label: str
     command: tuple[str, ...] = ()
     url: str = ""
-    model_id: str = ""  # "" asks /v1/models
+    model_id: str = ""
     api_key: str = ""
-    # added to the command where keeping things on disk is the subject
     store_options: tuple[str, ...] = ()
 
     def storing(self) -> Contender:
-        """The same server, keeping things on disk."""
+        """The same server with a store on disk."""
         return replace(self, command=(*self.command, *self.store_options), store_options=())
 
     @property
     def is_ours_to_start(self) -> bool:
-        """Whether it can be started, restarted and killed from here, and its memory be seen."""
+        """Whether the benchmark starts the server, so that it can also restart and kill it, and
+        measure its memory.
+        """
         return bool(self.command)
 
     def filled_command(self, *, model: Path, port: int, store: Path) -> list[str]:
-        """The command with its words filled in."""
+        """The command, with the values in place of {model}, {port} and {store}."""
         words = {"{model}": str(model), "{port}": str(port), "{store}": str(store)}
         filled = []
         for part in self.command:
@@ -65,7 +69,7 @@ class Contender:
 
 
 def holdfast() -> Contender:
-    """This Holdfast."""
+    """The Holdfast of this environment."""
     serve = (
         sys.executable,
         "-m",
@@ -81,7 +85,7 @@ def holdfast() -> Contender:
 
 
 def mlx_lm() -> Contender:
-    """mlx_lm.server of this environment, as it is installed."""
+    """The mlx_lm.server of this environment, as installed: on Linux, with MLX's reference BLAS."""
     return Contender(
         label="mlx_lm as installed",
         command=(sys.executable, "-m", *_MLX_LM),
@@ -90,9 +94,8 @@ def mlx_lm() -> Contender:
 
 
 def mlx_lm_with_blas() -> Contender:
-    """mlx_lm.server with the OpenBLAS or MKL of the system in front of MLX's own.
-
-    Raises HoldfastError when there is none.
+    """The mlx_lm.server of this environment, with the system's OpenBLAS or MKL loaded before MLX's
+    own BLAS. Raises HoldfastError if the system has neither.
     """
     blas = _blas_file()
     if not blas:
@@ -104,9 +107,8 @@ def mlx_lm_with_blas() -> Contender:
 
 
 def llama_cpp() -> Contender:
-    """llama.cpp's server as the wheel `xllamacpp` brings it, and `gguf`, which writes its models.
-
-    Raises HoldfastError when one of them is not installed.
+    """llama.cpp's server, from the package `xllamacpp`. Models are converted for it with the package
+    `gguf`. Raises HoldfastError if one of the packages is not installed.
     """
     if not is_installed(LLAMA_CPP):
         raise HoldfastError(f"the peer {LLAMA_CPP} needs packages: pip install xllamacpp gguf")
@@ -137,10 +139,9 @@ _MLX_LM = (
 
 
 def peers_of(names: Sequence[str]) -> list[Contender]:
-    """Contenders by name: "mlx_lm" (with the BLAS in front where there is one, else as installed),
-    "mlx_lm-as-installed", "llama.cpp", "none".
-
-    Raises HoldfastError for other names.
+    """The peers with these names, without repetitions: "mlx_lm" (with the system's BLAS if it has
+    one, otherwise as installed), "mlx_lm-as-installed", "llama.cpp". "none" adds no peer. Raises
+    HoldfastError for other names.
     """
     found: list[Contender] = []
     for name in names:
@@ -162,12 +163,14 @@ def peers_of(names: Sequence[str]) -> list[Contender]:
 
 
 def is_installed(name: str) -> bool:
-    """Whether the peer of this name can be started here."""
+    """Whether the packages that the peer `name` needs are installed."""
     return name != LLAMA_CPP or all(map(importlib.util.find_spec, ("xllamacpp", "gguf")))
 
 
 def by_command(template: str, *, label: str = "peer") -> Contender:
-    """Any server by its command, with {model} and {port} (and {store}) in it. Raises HoldfastError."""
+    """Any server that a command starts. template: a shell command with {port} in it; {model} and
+    {store} are optional. Raises HoldfastError if {port} is missing.
+    """
     command = tuple(shlex.split(template))
     if "{port}" not in template or not command:
         raise HoldfastError("a command for a peer must have {port} in it, and usually {model}")
@@ -175,7 +178,9 @@ def by_command(template: str, *, label: str = "peer") -> Contender:
 
 
 def by_url(url: str, *, label: str = "", model_id: str = "", api_key: str = "") -> Contender:
-    """A server that runs already. Raises HoldfastError."""
+    """A server that already runs. label: by default, the host and port. Raises HoldfastError unless
+    the URL begins with http://.
+    """
     if not url.startswith("http://"):
         raise HoldfastError(f"{url!r}: the load generator speaks plain http:// only")
     bare = url.rstrip("/").removesuffix("/v1")
@@ -185,7 +190,9 @@ def by_url(url: str, *, label: str = "", model_id: str = "", api_key: str = "") 
 
 
 def products_of(labels: Collection[str]) -> dict[str, str]:
-    """What multiplies matrices in these contenders, and for which processor, as far as it is known."""
+    """Describes what multiplies matrices in these contenders, by label: the BLAS and the processor
+    it is tuned for, or the instructions that llama.cpp uses. Other contenders are left out.
+    """
     found = {}
     if HOLDFAST in labels:
         found[HOLDFAST] = _blas(of_the_system=False)[1]
@@ -202,16 +209,16 @@ def _blas_file() -> str:
 
 @cache
 def _blas(*, of_the_system: bool) -> tuple[str, str]:
-    """File and description of the BLAS that Holdfast finds.
-
-    of_the_system: without its kernels, it is one that any program can load.
+    """File and description of the BLAS that Holdfast loads. of_the_system: without Holdfast's
+    kernels, so that it is a library that other programs can load too.
     """
-    lines = _told_by(_FIND_BLAS, "0" if of_the_system else "").split("\n")
+    kernels = "0" if of_the_system else os.environ.get(SWITCH, "")
+    lines = _told_by(_FIND_BLAS, kernels).split("\n")
     return lines[0], lines[-1]
 
 
 def _told_by(script: str, *arguments: str) -> str:
-    """By another process: here, looking for a library would load it."""
+    """The output of a Python script in another process, because looking for a BLAS loads it."""
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments],
         capture_output=True,
@@ -219,4 +226,4 @@ def _told_by(script: str, *arguments: str) -> str:
         timeout=60,
         check=False,
     )
-    return done.stdout.strip("\n")
+    return done.stdout.rstrip("\n")

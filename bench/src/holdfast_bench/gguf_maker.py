@@ -1,10 +1,10 @@
-"""Writes a model of Llama's or Qwen3's kind as GGUF, for llama.cpp: `python -m
-holdfast_bench.gguf_maker MODEL_FOLDER FILE`. Imports MLX; needs the package `gguf`.
+"""Converts a Llama or Qwen3 model to GGUF, for llama.cpp: `python -m holdfast_bench.gguf_maker
+MODEL_FOLDER FILE`. Imports MLX; needs the package `gguf`.
 
-The weights are written in float32, which is what the other servers compute in on a CPU; those of a
-4-bit model in Q4_0, which takes as many bits (4.5 for each weight) but rounds to other values. The
-tokenizer and the chat template are the model's own. What this cannot say exactly in GGUF is
-refused: a peer that reads other tokens would be measured at something else.
+Weights are written in float32, in which the other servers compute on a CPU; those of a 4-bit model
+in Q4_0, which takes as many bits (4.5 per weight) but rounds to other values. The tokenizer and the
+chat template are those of the model. A model that GGUF cannot describe exactly is refused: a peer
+that reads other tokens does other work.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ _BITS = 4  # of quantized models; the only ones that take as many bits in GGUF
 
 
 def make_gguf(model: Path, file: Path) -> None:
-    """Write the model folder as one file. Raises HoldfastError for models of other kinds."""
+    """Convert the model in a folder to one GGUF file. Raises HoldfastError unless it is a Llama or
+    Qwen3 model in float32 or 4 bits.
+    """
     config = json.loads((model / "config.json").read_text())
     kind, how = config["model_type"], config.get("quantization", {})
     if kind not in _KINDS or how.get("bits", _BITS) != _BITS or config.get("rope_scaling"):
@@ -69,15 +71,15 @@ def make_gguf(model: Path, file: Path) -> None:
 
 
 def with_neighbours_as_pairs(weight: np.ndarray, *, head_dim: int) -> np.ndarray:
-    """The rows of each head in another order: llama.cpp rotates neighbours in Llama models, not the
-    first half of a head with its second.
+    """Reorder the rows of each head: in Llama models, llama.cpp rotates neighbouring numbers
+    together, instead of the numbers of both halves. weight: [heads * head_dim, inputs].
     """
     halves = weight.reshape(-1, 2, head_dim // 2, weight.shape[-1])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(weight.shape)
 
 
 def _float32_weights(model: Path, how: dict[str, Any]) -> dict[str, np.ndarray]:
-    """By the names of their modules. how: they are quantized, if they have scales."""
+    """The weights by the names of their modules. how: the model's `quantization`; empty if none."""
     loaded: dict[str, mx.array] = {}
     for part in model.glob("*.safetensors"):
         loaded |= mx.load(str(part))  # type: ignore[arg-type]
@@ -156,10 +158,7 @@ def _add_tokens(writer: Any, model: Path, config: dict[str, Any]) -> None:
 
 
 def _splitting(pre_tokenizer: dict[str, Any]) -> str:
-    """llama.cpp's name for how text is cut before its pairs are merged.
-
-    Raises HoldfastError for ways that have none here.
-    """
+    """llama.cpp's name for a pre-tokenizer. Raises HoldfastError if the name is not known here."""
     parts = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
     found = [
         (part["type"], part.get("pattern", {}).get("Regex", ""), part.get("behavior", ""))

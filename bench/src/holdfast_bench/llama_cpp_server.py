@@ -1,9 +1,9 @@
-"""llama.cpp's server, as the wheel `xllamacpp` brings it: `python -m
+"""Runs llama.cpp's server, from the package `xllamacpp`: `python -m
 holdfast_bench.llama_cpp_server MODEL_FOLDER --port PORT`.
 
-It has its own defaults, but for one: eight slots, which share the model's context. Its defaults keep
-keys and values in float16 and compute attention in it; with --exact, both are float32, so that its
-answers can be held against others.
+It runs with llama.cpp's defaults, except for its eight slots, which share the model's context. By
+default, keys and values are float16, and so is attention. With --exact, both are float32, so that
+the answers can be compared with those of other servers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from holdfast_bench.models import ensure_gguf
 
-_SLOTS = 8  # streams at once; more wait
+_SLOTS = 8  # streams that are decoded at once; others wait
 
 
 def _serve(model: Path, port: int, *, is_exact: bool) -> None:
@@ -30,7 +30,7 @@ def _serve(model: Path, port: int, *, is_exact: bool) -> None:
         settings.flash_attn_type = library.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     if threads := os.environ.get("OMP_NUM_THREADS"):
         settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = int(threads)
-    # it serves while this object is there, from threads of its own
+    # serves from threads of its own until this object is deleted
     server = library.Server(settings)
     signal.sigwait({signal.SIGTERM, signal.SIGINT})
     del server

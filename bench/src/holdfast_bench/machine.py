@@ -12,11 +12,16 @@ from typing import Any
 
 import psutil
 
+from holdfast.kernels.build import SWITCH
+
 # as in holdfast/__init__.py, which may not be imported here: it leads to the library
 DISTRIBUTION = "holdfast-mlx"
 _PACKAGES = ("mlx", "mlx-lm", "xllamacpp", DISTRIBUTION)
-# of variables that choose threads and instructions of what is measured
-_PREFIXES = ("BLIS_", "GGML_", "GOMP_", "KMP_", "MKL_", "MLX_", "OMP_", "OPENBLAS_", "VECLIB_")
+# of variables that choose threads, instructions and kernels of what is measured
+_PREFIXES = (
+    *("BLIS_", "GGML_", "GOMP_", "KMP_", "MKL_", "MLX_", "OMP_", "OPENBLAS_", "VECLIB_"),
+    SWITCH,
+)
 
 
 def machine(*, watched_seconds: float = 1.0) -> dict[str, Any]:

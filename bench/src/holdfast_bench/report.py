@@ -83,7 +83,7 @@ def machine_lines(results: Results) -> Iterator[str]:
         yield "- Matrix products: " + "; ".join(f"{who}: {how}" for who, how in products.items())
     if "environment" in machine:
         variables = [f"`{name}={value}`" for name, value in machine["environment"].items()]
-        yield f"- Variables for threads and BLAS: {', '.join(variables) or 'none'}"
+        yield f"- Variables for threads, BLAS and kernels: {', '.join(variables) or 'none'}"
     busy, load = machine["busy_before"], machine["load_average"]
     yield (
         f"- Load before the start: {busy:.0%} of all cores were busy with other things, load "

@@ -18,6 +18,8 @@ from holdfast_bench.results import CaseResult, Sample
 from holdfast_bench.servers import RunningServer, ServerStarter
 
 Scale = Literal["quick", "normal", "full"]
+# the error of a scenario that needs the processes of a server that was given as a URL
+NOT_STARTED_HERE = "only a server that the benchmark starts can be measured"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

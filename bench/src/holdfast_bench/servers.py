@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import HoldfastError
+from holdfast.kernels.build import SWITCH
 from holdfast_bench.contenders import Contender
 from holdfast_bench.load import Client, Target, user
 from holdfast_bench.models import BenchModel
@@ -193,10 +194,12 @@ class ServerStarter:
 
     def _environment(self) -> dict[str, str]:
         """The caller's, without its own settings for Holdfast, and with nothing to look up on the
-        network.
+        network. The kernels that it chooses are used.
         """
         environment = {
-            name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")
+            name: value
+            for name, value in os.environ.items()
+            if name == SWITCH or not name.startswith("HOLDFAST_")
         }
         environment |= {
             "XDG_CONFIG_HOME": str(self._folder),

@@ -443,7 +443,7 @@ def _load_and_probe(settings: ModelSettings) -> LayoutCheck:
     platform.prepare_blas(settings.threads)  # before the first import of MLX
     probe = importlib.import_module("holdfast.worker.engine.probe")
     sharing = importlib.import_module("holdfast.worker.engine.layouts")
-    decoding = importlib.import_module("holdfast.worker.engine.host_decoding")
+    host_decoder = importlib.import_module("holdfast.worker.engine.host_decoder")
     measuring = importlib.import_module("holdfast.worker.engine.quality")
     began = time.perf_counter()
     platform.use_device(settings.device)
@@ -462,7 +462,7 @@ def _load_and_probe(settings: ModelSettings) -> LayoutCheck:
         context_tokens=_fitting_context(loaded, result, settings),
         own_context_tokens=loaded.own_context_tokens,
         kept_layers=loaded.kept_layers,
-        attention=decoding.description(),
+        attention=host_decoder.attention_of(loaded.model),
         speculation_refused=speculation_refused,
         note=loaded.note,
         seconds=time.perf_counter() - began,

@@ -1,5 +1,5 @@
-/* Attention of decoding sequences over keys and values in float32, or quantized to 8, 5 or 4 bits in
- * groups of 64 or 32 dimensions. Plain C with the vector extensions of GCC and Clang.
+/* Attention of decoding sequences over keys and values in float32, or quantized to 8, 5 or 4 bits
+ * in groups of 64 or 32 dimensions. Plain C with the vector extensions of GCC and Clang.
  *
  * One call computes one layer of a step. Its keys and values come in runs of adjoining tokens. A
  * run is read once for all rows (sequences) that hold it, so a prefix that many sequences share
@@ -14,6 +14,7 @@
  *
  *     q . k = scale (q . codes) + bias sum(q),   p v = (p scale) codes + p bias
  */
+#include "decode_attention.h"
 #include "threads.h"
 
 #include <stdlib.h>
@@ -30,27 +31,6 @@
 
 typedef _Float16 half_vec __attribute__((vector_size(2 * WIDTH), aligned(2), may_alias));
 
-/* Adjoining tokens of one layer, and the rows that hold them. */
-typedef struct {
-    const uint8_t *keys, *values; /* the first token of the first key head */
-    const _Float16 *key_scales, *key_biases, *value_scales, *value_biases; /* NULL if float32 */
-    int64_t capacity;             /* tokens from one head to the next */
-    int32_t tokens;
-    int32_t key_bits, value_bits; /* 8, 5 or 4 each, or both 32 */
-    int32_t first_row, rows;      /* the rows are row_ids[first_row : first_row + rows] */
-} Run;
-
-typedef struct {
-    const float *queries; /* scaled, [rows, heads, key_d] */
-    float *out;           /* [rows, heads, value_d] */
-    const float *sinks;   /* [heads], or NULL: a score per head that has no value */
-    const Run *runs;
-    const int32_t *row_ids;
-    int32_t rows, heads, kv_heads, key_d, value_d, run_count;
-    int32_t chunk_tokens; /* a task computes at most this many tokens of a run */
-    int32_t threads;
-} Call;
-
 /* Some tokens of a run, for one key head and some of the run's rows. */
 typedef struct {
     int32_t run, kv_head, start, end, first_row, rows;
@@ -58,7 +38,7 @@ typedef struct {
 } Task;
 
 typedef struct {
-    const Call *call;
+    const AttentionCall *call;
     Task *tasks;
     int task_count;
     float *o;     /* [partials, value_d] */
@@ -152,8 +132,8 @@ static inline void widen(const _Float16 *from, float *out, int count) {
 #endif
 
 #ifdef SUMS_TOGETHER
-/* Lane i of the result is the sum of the lanes i and i ^ step: of a if bit `step` of i is 0, of b if
- * it is 1. */
+/* Lane i of the result is the sum of the lanes i and i ^ step: of a if bit `step` of i is 0, of b
+ * if it is 1. */
 #define LANE(i, step) ((i) & (step) ? WIDTH + (i) : (i))
 #define OTHER(i, step) ((i) & (step) ? WIDTH + ((i) ^ (step)) : (i) ^ (step))
 #define ALL(of, step) \
@@ -226,8 +206,8 @@ static void score(int queries, const float *const *q, const float *keys, int64_t
     }
 }
 
-/* a += sum over t of w0[t] * value[t], b += the same with w1, over `count` dimensions, which must be
- * a constant for the sums to stay in registers. */
+/* a += sum over t of w0[t] * value[t], b += the same with w1, over `count` dimensions, which must
+ * be a constant for the sums to stay in registers. */
 static inline __attribute__((always_inline)) void weigh(const float *w0, const float *w1,
                                                         const float *value, int64_t stride,
                                                         int tokens, int count, vec *a, vec *b) {
@@ -282,13 +262,13 @@ static void to_weights(float *scores, int tokens, float *top, float *total, floa
         vec x = load(scores + t);
         vec weight = choose(x < splat(-1.0e38f), (vec){}, exponential(x - best));
         store(scores + t, weight);
-        added += weight + x * 0.0f; /* NaN if a score is NaN or infinite: it must reach the logits */
+        added += weight + x * 0.0f; /* NaN if a score is NaN or infinite: the logits must show it */
     }
     *total += sum(added);
 }
 
 static void run_task(const Job *job, const Task *task) {
-    const Call *call = job->call;
+    const AttentionCall *call = job->call;
     const Run *run = &call->runs[task->run];
     int repeats = call->heads / call->kv_heads, queries = task->rows * repeats;
     int key_d = call->key_d, value_d = call->value_d;
@@ -300,6 +280,8 @@ static void run_task(const Job *job, const Task *task) {
     int64_t head_tokens = task->kv_head * run->capacity;
     const uint8_t *keys = run->keys + head_tokens * key_row;
     const uint8_t *values = run->values + head_tokens * value_row;
+    const _Float16 *key_scales = run->key_scales, *key_biases = run->key_biases;
+    const _Float16 *value_scales = run->value_scales, *value_biases = run->value_biases;
     const float *q[MOST_QUERIES], *group_q[MOST_QUERIES];
     float scores[MOST_QUERIES * TILE] __attribute__((aligned(64)));
     float extra[MOST_QUERIES] = {};
@@ -337,8 +319,8 @@ static void run_task(const Job *job, const Task *task) {
         int tokens = task->end - t0 < TILE ? (int)(task->end - t0) : TILE;
         if (is_quantized) {
             int64_t at = (head_tokens + t0) * key_groups;
-            widen(run->key_scales + at, scales, tokens * key_groups);
-            widen(run->key_biases + at, biases, tokens * key_groups);
+            widen(key_scales + at, scales, tokens * key_groups);
+            widen(key_biases + at, biases, tokens * key_groups);
             for (int g = 0; g < key_groups; g++) {
                 const uint8_t *codes = keys + t0 * key_row + g * key_group * key_bits / 8;
                 unpack(codes, key_row, tokens, key_bits, key_group, tile);
@@ -359,8 +341,8 @@ static void run_task(const Job *job, const Task *task) {
         }
         if (is_quantized) {
             int64_t at = (head_tokens + t0) * value_groups;
-            widen(run->value_scales + at, scales, tokens * value_groups);
-            widen(run->value_biases + at, biases, tokens * value_groups);
+            widen(value_scales + at, scales, tokens * value_groups);
+            widen(value_biases + at, biases, tokens * value_groups);
         }
         for (int d0 = 0; !is_quantized && d0 < value_d; d0 += GROUP) {
             int count = value_d - d0 < GROUP ? value_d - d0 : GROUP;
@@ -395,7 +377,7 @@ static void run_part(void *job, int task) { run_task(job, &((Job *)job)->tasks[t
 
 /* top, total: room for [rows, heads] each. */
 static void merge(const Job *job, float *top, float *total) {
-    const Call *call = job->call;
+    const AttentionCall *call = job->call;
     int repeats = call->heads / call->kv_heads, value_d = call->value_d;
     int64_t places = (int64_t)call->rows * call->heads;
     for (int64_t at = 0; at < places; at++) {
@@ -428,7 +410,7 @@ static void merge(const Job *job, float *top, float *total) {
 }
 
 /* Writes tasks if `tasks` is not NULL. Returns their number; *partials is the number of results. */
-static int plan(const Call *call, Task *tasks, int64_t *partials) {
+static int plan(const AttentionCall *call, Task *tasks, int64_t *partials) {
     int repeats = call->heads / call->kv_heads, count = 0;
     int most_rows = MOST_QUERIES / repeats;
     *partials = 0;
@@ -511,7 +493,7 @@ int dequantize(const uint8_t *codes, const _Float16 *scales, const _Float16 *bia
 /* Returns 0, 1 if memory is short, or 2 if the shapes or bits are not supported: dimensions must be
  * multiples of 16, and of 32 up to 640 if a run is quantized; keys and values of a run must both be
  * quantized or both not; at most 64 heads may share a key head. */
-int decode_attention(const Call *call) {
+int decode_attention(const AttentionCall *call) {
     if (call->key_d % WIDTH || call->value_d % WIDTH || call->heads % call->kv_heads ||
         call->heads / call->kv_heads > MOST_QUERIES || call->chunk_tokens < 1) {
         return 2;
@@ -537,7 +519,7 @@ int decode_attention(const Call *call) {
     job.m = job.o + partials * call->value_d;
     job.l = job.m + partials;
     plan(call, job.tasks, &partials);
-    share_out(run_part, &job, count, call->threads);
+    (call->share_out ? call->share_out : share_out)(run_part, &job, count, call->threads);
     merge(&job, job.l + partials, job.l + partials + places);
     free(job.tasks);
     free(job.o);

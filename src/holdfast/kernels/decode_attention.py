@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ctypes
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ _LANES = 16  # head dimensions must be a multiple of this
 _QUANTIZED_LANES = 32  # and of this if keys and values are quantized
 _MOST_QUANTIZED_DIMENSION = 640
 _MOST_HEADS_PER_KEY_HEAD = 64
-_CHUNK_TOKENS = 2048  # at most this many tokens are one piece of work
+CHUNK_TOKENS = 2048  # at most this many tokens are one piece of work
 _TOKENS_PER_THREAD = 2048  # key heads × tokens from which waking another thread is worth it
 _TILE_NUMBERS = 1 << 17  # codes that numpy converts at once: 512 KiB of float32 fit in the L2 cache
 _LEAST_TILE = 64  # tokens; with fewer, the overhead of numpy calls is too large
@@ -31,6 +31,7 @@ _NO_SCORE = -3e38
 _FAILURES = {1: "there is not enough memory", 2: "the shapes or bits are not supported"}
 
 Floats: TypeAlias = npt.NDArray[np.float32]
+Key = TypeVar("Key", bound=Hashable)
 Bits: TypeAlias = Literal[32, 8, 5, 4]
 NATIVE_BITS: Literal[32] = 32  # not quantized: float32
 
@@ -72,7 +73,8 @@ class Run:
     end: int
 
 
-_RUN = np.dtype(
+# the kernel's table of runs
+RUN = np.dtype(
     [(name, np.uint64) for name in ("keys", "values")]
     + [(f"{of}_{what}", np.uint64) for of in ("key", "value") for what in ("scales", "biases")]
     + [("capacity", np.int64)]
@@ -91,6 +93,7 @@ class _Call(ctypes.Structure):
                 *("run_count", "chunk_tokens", "threads"),
             )
         ),
+        ("share_out", ctypes.c_void_p),  # NULL: the kernel's own threads
     ]
 
 
@@ -134,22 +137,22 @@ def attend(
     `unavailable` is empty. Releases the interpreter lock.
     """
     queries = np.ascontiguousarray(queries)
-    table, row_ids = _table(rows)
-    tokens = int(table["tokens"].sum())
+    runs, row_ids = _table(rows)
+    tokens = int(runs["tokens"].sum())
     out = np.empty((*queries.shape[:2], value_dimension), np.float32)
     call = _Call(
         queries.ctypes.data,
         out.ctypes.data,
         None if sinks is None else sinks.ctypes.data,
-        table.ctypes.data,
+        runs.ctypes.data,
         row_ids.ctypes.data,
         len(queries),
         queries.shape[1],
         kv_heads,
         queries.shape[2],
         value_dimension,
-        len(table),
-        _CHUNK_TOKENS,
+        len(runs),
+        CHUNK_TOKENS,
         min(threads, max(1, kv_heads * tokens // _TOKENS_PER_THREAD)),
     )
     library = kernel("decode_attention").library
@@ -189,21 +192,31 @@ def dequantize(runs: Sequence[tuple[Quantized, int, int]], out: Floats) -> None:
         at += end - start
 
 
-def _held(rows: Sequence[Sequence[Run]]) -> Iterator[tuple[Run, list[int]]]:
-    """Yield each run once, with the indices of the rows that hold it.
+def held(
+    rows: Sequence[Sequence[tuple[Key, int, int]]],
+) -> Iterator[tuple[Key, int, int, list[int]]]:
+    """Yield each run (buffer, start, end) of the rows once, with the indices of the rows that hold
+    it.
 
     If rows hold different numbers of tokens of a buffer, the run is cut where a row's part ends.
     """
-    holders: dict[tuple[Buffer, int], list[tuple[int, int]]] = defaultdict(list)
+    holders: dict[tuple[Key, int], list[tuple[int, int]]] = defaultdict(list)
     for row, runs in enumerate(rows):
-        for run in runs:
-            holders[run.buffer, run.start].append((run.end, row))
+        for buffer, start, end in runs:
+            holders[buffer, start].append((end, row))
     for (buffer, start), ends in holders.items():
         ends.sort()
         for at, (end, _) in enumerate(ends):
             if end > start:
-                yield Run(buffer, start, end), [row for _, row in ends[at:]]
+                yield buffer, start, end, [row for _, row in ends[at:]]
                 start = end
+
+
+def _held(rows: Sequence[Sequence[Run]]) -> Iterator[tuple[Run, list[int]]]:
+    """As `held`, for runs as objects."""
+    plain = [[(run.buffer, run.start, run.end) for run in runs] for runs in rows]
+    for buffer, start, end, held_by in held(plain):
+        yield Run(buffer, start, end), held_by
 
 
 # -- in C
@@ -216,7 +229,7 @@ def _table(rows: Sequence[Sequence[Run]]) -> tuple[npt.NDArray[np.void], npt.NDA
     for run, held_by in _held(rows):
         entries.append((*_entry(run), len(row_ids), len(held_by)))
         row_ids += held_by
-    return np.array(entries, _RUN), np.array(row_ids, np.int32)
+    return np.array(entries, RUN), np.array(row_ids, np.int32)
 
 
 def _entry(run: Run) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.kernels import products
-from holdfast.kernels.build import SWITCH, is_on
+from holdfast.kernels.build import turned_off
 
 NAME = "packed_products"  # the name that turns it off
 BITS = (8, 4)
@@ -40,40 +40,23 @@ class PackedStruct(ctypes.Structure):
 
 
 class _StandIn(ctypes.Structure):
-    _fields_ = [
-        ("key", ctypes.c_uint8 * _KEY_BYTES),
-        ("kind", ctypes.c_int64),
-        ("weights", PackedStruct),
-        *((name, ctypes.c_void_p) for name in ("before", "after")),
-    ]
+    _fields_ = [("key", ctypes.c_uint8 * _KEY_BYTES), ("weights", PackedStruct)]
 
 
 def unavailable() -> str:
     """Why there is no kernel; empty if there is one."""
-    return products.unavailable() or ("" if is_on(NAME) else f"{SWITCH} is {os.environ[SWITCH]}")
+    return products.unavailable() or turned_off(NAME)
 
 
 @cache
-def _key() -> bytes:
-    """The first bytes of every stand-in: random, so that no model's weights begin with them."""
+def prepare() -> bytes:
+    """Prepare the shim for packed weights. Returns the first bytes of every stand-in: random, so
+    that no model's weights begin with them.
+    """
     key = os.urandom(_KEY_BYTES)
     products.library().holdfast_set_key(key)
     products.library().holdfast_set_most_packed_rows(MOST_ROWS)
     return key
-
-
-def stand_in_for(
-    kind: int, address: int, packed: PackedStruct | None = None
-) -> npt.NDArray[np.uint32]:
-    """The first numbers of a matrix that stands for something else, as products.c defines them.
-
-    address: of the structure that describes a part of a decoder layer; 0: the matrix stands for
-    packed weights.
-    """
-    key = (ctypes.c_uint8 * _KEY_BYTES)(*_key())
-    return np.frombuffer(
-        bytes(_StandIn(key, kind, packed or PackedStruct(), *[address or None] * 2)), np.uint32
-    )
 
 
 class PackedWeights:
@@ -119,7 +102,8 @@ class PackedWeights:
         matrix [outputs, inputs] that begins with them, the shim multiplies by these weights. Keep
         this object alive as long as the matrix.
         """
-        return stand_in_for(0, 0, self.struct)
+        key = (ctypes.c_uint8 * _KEY_BYTES)(*prepare())
+        return np.frombuffer(bytes(_StandIn(key, self.struct)), np.uint32)
 
     def multiply(self, x: Floats, *, start: int = 0, end: int | None = None) -> Floats:
         """x Wᵀ, for the outputs `start` to `end`. Returns [rows, end - start].
@@ -132,7 +116,7 @@ class PackedWeights:
         assert x.shape[1] == self.inputs
         assert x.flags.c_contiguous
         assert x.dtype == np.float32
-        _key()
+        prepare()
         result = np.empty((len(x), end - start), np.float32)
         if not products.library().holdfast_multiply_packed(
             ctypes.byref(self.struct),

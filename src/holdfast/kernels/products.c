@@ -6,9 +6,9 @@
  *
  * A BLAS copies both matrices into a packed form before it multiplies them. For the few rows of a
  * decode step, copying the weights takes longer than the product itself. So products of few rows
- * are computed here: y = x w^T (linear layers) and y = x w (attention). Each weight is read once for
- * all rows. Each number of the result is added up in the same order whatever the number
- * of rows, so a row has the same result alone and among others.
+ * are computed here: y = x w^T (linear layers) and y = x w (attention). Each weight is read once
+ * for all rows. Each number of the result is added up in the same order whatever the number of
+ * rows, so a row has the same result alone and among others.
  *
  * Plain C with the vector extensions of GCC and Clang.
  */
@@ -97,12 +97,13 @@ INLINE void tile(const Product *p, int row, int column, const int rows, const in
     const float *x = p->x + row * p->x_stride, *w = p->w + column * p->w_stride;
     vec total[2 * TILE_COLUMNS][TILE_ROWS] = {};
     int rest = p->inner % WIDTH, vectors_end = p->inner - rest;
+    const float *next = w + columns * p->w_stride; /* fetched in the order of memory */
     for (int at = 0; at < vectors_end; at += WIDTH) {
         vec inputs[TILE_ROWS];
         UNROLL for (int r = 0; r < rows; r++) inputs[r] = load(x + r * p->x_stride + at);
         UNROLL for (int c = 0; c < columns; c++) {
             vec weights = load(w + c * p->w_stride + at);
-            __builtin_prefetch(w + (columns + c) * p->w_stride + at);
+            __builtin_prefetch(next + at * columns + c * WIDTH, 0, 2);
             UNROLL for (int r = 0; r < rows; r++) total[c][r] += weights * inputs[r];
         }
     }
@@ -199,7 +200,7 @@ static void part_of_product(void *work, int part) {
     for (; column < end; column++) columns_of(p, column, 1);
 }
 
-/* Runs `run` on parts of about PART_BYTES of weights, whose columns are a multiple of `multiple`. */
+/* Runs `run` on parts of about PART_BYTES of weights. Their columns are a multiple of `multiple`. */
 static void share_out_columns(Product *p, Part *run, int multiple) {
     int64_t per_part = PART_BYTES / (int64_t)sizeof(float) / p->inner;
     p->columns_per_part = (int)(per_part / multiple + 1) * multiple;
@@ -255,7 +256,8 @@ static void blas_sgemm(int order, int of_a, int of_b, int m, int n, int k, float
 
 static void fill_with_nan(float *y, int rows, int columns, int64_t stride) {
     for (int row = 0; row < rows; row++) {
-        for (int column = 0; column < columns; column++) y[row * stride + column] = __builtin_nanf("");
+        float *of_row = y + row * stride;
+        for (int column = 0; column < columns; column++) of_row[column] = __builtin_nanf("");
     }
 }
 
@@ -304,39 +306,23 @@ int holdfast_multiply_packed(const Packed *w, int first, int end, int rows, floa
     return packed_product(&call, blas.threads);
 }
 
-#include "decoder_layer.h"
+#include "decoder.h"
 
 /* The first bytes of a stand-in: a matrix that MLX multiplies by as by any other, but whose product
- * is computed from something else. Its other numbers are never read. The key is random, so that no
- * model's weights begin with it. */
+ * is computed from the stored weights. Its other numbers are never read. The key is random, so that
+ * no model's weights begin with it. */
 typedef struct {
     uint8_t key[16];
-    int64_t kind;
     Packed weights;
-    const BeforeAttention *before;
-    const AfterAttention *after;
 } StandIn;
 
-enum { WEIGHTS, BEFORE_ATTENTION, AFTER_ATTENTION };
-
-/* Computes what the stand-in stands for, with x as input. On entry, y is what MLX wants to add
- * (times beta). Returns 0 if the shapes do not match or memory is short. */
+/* y = alpha x w^T + beta y. Returns 0 if the shapes do not match or memory is short. */
 static int stand_in_product(const StandIn *b, int rows, int columns, int inner, const float *x,
                             int64_t x_stride, float alpha, float beta, float *y,
                             int64_t y_stride) {
-    switch (b->kind) {
-    case WEIGHTS:
-        return b->weights.inputs == inner && b->weights.outputs == columns &&
-               holdfast_multiply_packed(&b->weights, 0, columns, rows, alpha, x, x_stride, beta, y,
-                                        y_stride);
-    case BEFORE_ATTENTION:
-        return b->before->hidden == inner && outputs_before(b->before) == columns && beta == 1 &&
-               before_attention(b->before, rows, x, x_stride, y, y_stride);
-    case AFTER_ATTENTION:
-        return b->after->output.inputs == inner && b->after->hidden == columns && beta == 1 &&
-               after_attention(b->after, rows, x, x_stride, y, y_stride);
-    }
-    return 0;
+    return b->weights.inputs == inner && b->weights.outputs == columns &&
+           holdfast_multiply_packed(&b->weights, 0, columns, rows, alpha, x, x_stride, beta, y,
+                                    y_stride);
 }
 
 void cblas_sgemm(int order, int of_a, int of_b, int m, int n, int k, float alpha, const float *a,

@@ -5,28 +5,11 @@ from typing import Any
 import pytest
 
 from holdfast.wire.requests import ChatPrompt
-from tests.fakes.http_clients import CHAT, chat_body, client_of
-from tests.fakes.scripted_gateway import ScriptedGateway
-
-
-async def accepted(**fields: Any) -> Any:
-    gateway = ScriptedGateway()
-    async with client_of(gateway) as client:
-        response = await client.post(CHAT, json=chat_body(**fields))
-    assert response.status_code == 200, response.text
-    return gateway.request
-
-
-async def refused(**fields: Any) -> tuple[int, str]:
-    gateway = ScriptedGateway()
-    async with client_of(gateway) as client:
-        response = await client.post(CHAT, json=chat_body(**fields))
-    assert gateway.requests == []
-    return response.status_code, response.json()["error"]["param"]
+from tests.fakes.http_clients import accepted_chat, refused_chat
 
 
 async def test_the_plainest_request_asks_for_one_answer_as_long_as_fits() -> None:
-    request = await accepted()
+    request = await accepted_chat()
     assert (request.choices, request.max_tokens, request.stop, request.want_logprobs) == (
         1,
         None,
@@ -49,36 +32,36 @@ async def test_the_plainest_request_asks_for_one_answer_as_long_as_fits() -> Non
 async def test_both_names_of_max_tokens_are_known_and_the_newer_one_wins(
     fields: dict[str, int], tokens: int
 ) -> None:
-    assert (await accepted(**fields)).max_tokens == tokens
+    assert (await accepted_chat(**fields)).max_tokens == tokens
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 async def test_a_chat_answer_may_have_no_tokens_but_not_fewer(field: str) -> None:
-    assert (await accepted(**{field: 0})).max_tokens == 0
-    assert await refused(**{field: -1}) == (400, field)
+    assert (await accepted_chat(**{field: 0})).max_tokens == 0
+    assert await refused_chat(**{field: -1}) == (400, field)
 
 
 async def test_logprobs_are_asked_for() -> None:
-    request = await accepted(logprobs=True, top_logprobs=4)
+    request = await accepted_chat(logprobs=True, top_logprobs=4)
     assert (request.want_logprobs, request.top_logprobs) == (True, 4)
 
 
 @pytest.mark.parametrize("value", [-1, 21, "3", True])
 async def test_bad_top_logprobs_are_refused(value: Any) -> None:
-    assert await refused(logprobs=True, top_logprobs=value) == (400, "top_logprobs")
+    assert await refused_chat(logprobs=True, top_logprobs=value) == (400, "top_logprobs")
 
 
 async def test_top_logprobs_need_logprobs_unless_none_are_asked_for() -> None:
-    assert await refused(top_logprobs=2) == (400, "top_logprobs")
-    assert not (await accepted(top_logprobs=0)).want_logprobs
+    assert await refused_chat(top_logprobs=2) == (400, "top_logprobs")
+    assert not (await accepted_chat(top_logprobs=0)).want_logprobs
 
 
 async def test_a_number_as_logprobs_is_the_other_endpoints_way() -> None:
-    assert await refused(logprobs=2) == (400, "logprobs")
+    assert await refused_chat(logprobs=2) == (400, "logprobs")
 
 
 async def test_what_the_template_is_to_know_reaches_it() -> None:
-    request = await accepted(
+    request = await accepted_chat(
         enable_thinking=False, chat_template_kwargs={"language": "fr", "enable_thinking": True}
     )
     assert request.prompt.template_options == {"language": "fr", "enable_thinking": True}
@@ -86,17 +69,20 @@ async def test_what_the_template_is_to_know_reaches_it() -> None:
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
 async def test_variables_that_the_server_sets_cannot_be_set_by_the_client(name: str) -> None:
-    assert await refused(chat_template_kwargs={name: []}) == (400, f"chat_template_kwargs.{name}")
+    assert await refused_chat(chat_template_kwargs={name: []}) == (
+        400,
+        f"chat_template_kwargs.{name}",
+    )
 
 
 async def test_the_last_assistant_message_can_be_continued() -> None:
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "The answer"}]
-    request = await accepted(
+    request = await accepted_chat(
         messages=messages, continue_final_message=True, add_generation_prompt=False
     )
     assert request.prompt.continue_last is True
 
 
 async def test_only_an_assistant_message_can_be_continued() -> None:
-    assert await refused(continue_final_message=True) == (400, "continue_final_message")
-    assert await refused(add_generation_prompt=False) == (400, "add_generation_prompt")
+    assert await refused_chat(continue_final_message=True) == (400, "continue_final_message")
+    assert await refused_chat(add_generation_prompt=False) == (400, "add_generation_prompt")

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.config import LimitsSettings
 from holdfast.wire.requests import ToolChoice
-from tests.fakes.http_clients import CHAT, chat_body, client_of
+from tests.fakes.http_clients import CHAT, accepted_chat, chat_body, client_of, refused_chat
 from tests.fakes.scripted_gateway import ScriptedGateway
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -19,29 +19,12 @@ TOOLS = [WEATHER, CLOCK]
 ALL_NAMES: tuple[str, ...] = ()
 
 
-async def accepted(**fields: Any) -> Any:
-    gateway = ScriptedGateway()
-    async with client_of(gateway) as client:
-        response = await client.post(CHAT, json=chat_body(**fields))
-    assert response.status_code == 200, response.text
-    return gateway.request
-
-
-async def refused(**fields: Any) -> tuple[int, str]:
-    gateway = ScriptedGateway()
-    async with client_of(gateway) as client:
-        response = await client.post(CHAT, json=chat_body(**fields))
-    assert gateway.requests == []
-    assert response.json()["error"]["param"] in response.json()["error"]["message"]
-    return response.status_code, response.json()["error"]["param"]
-
-
 async def test_tools_go_into_the_prompt_as_they_came_without_nulls() -> None:
     nulls = {
         "type": "function",
         "function": {"name": "f", "description": None, "parameters": None, "strict": None},
     }
-    request = await accepted(tools=[*TOOLS, nulls])
+    request = await accepted_chat(tools=[*TOOLS, nulls])
     assert request.prompt.tools == (WEATHER, CLOCK, {"type": "function", "function": {"name": "f"}})
     assert request.tool_choice == ToolChoice()
 
@@ -52,7 +35,7 @@ async def test_a_schema_keeps_the_order_of_its_keys() -> None:
         "type": "object",
         "properties": {"b": {"type": "string"}, "a": {"type": "number"}},
     }
-    request = await accepted(
+    request = await accepted_chat(
         tools=[{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     )
     got = request.prompt.tools[0]["function"]["parameters"]
@@ -85,12 +68,12 @@ async def test_a_schema_keeps_the_order_of_its_keys() -> None:
     ],
 )
 async def test_what_is_asked_of_the_tools(fields: dict[str, Any], choice: ToolChoice) -> None:
-    assert (await accepted(tools=TOOLS, **fields)).tool_choice == choice
+    assert (await accepted_chat(tools=TOOLS, **fields)).tool_choice == choice
 
 
 @pytest.mark.parametrize("choice", ["auto", "none"])
 async def test_a_choice_that_asks_for_nothing_needs_no_tools(choice: str) -> None:
-    assert (await accepted(tool_choice=choice)).prompt.tools == ()
+    assert (await accepted_chat(tool_choice=choice)).prompt.tools == ()
 
 
 FUNCTION = {"name": "get_weather", "parameters": SCHEMA}
@@ -110,7 +93,7 @@ FUNCTION = {"name": "get_weather", "parameters": SCHEMA}
 async def test_functions_are_tools_of_which_an_answer_calls_one(
     fields: dict[str, Any], choice: ToolChoice
 ) -> None:
-    request = await accepted(functions=[FUNCTION], **fields)
+    request = await accepted_chat(functions=[FUNCTION], **fields)
     assert request.prompt.tools == ({"type": "function", "function": FUNCTION},)
     assert request.tool_choice == choice
 
@@ -156,7 +139,7 @@ def named(name: str) -> dict[str, Any]:
     ],
 )
 async def test_what_cannot_be_served_is_refused_by_name(fields: dict[str, Any], field: str) -> None:
-    assert await refused(**fields) == (400, field)
+    assert await refused_chat(**fields) == (400, field)
 
 
 def nested(levels: int) -> dict[str, Any]:
@@ -167,8 +150,8 @@ def nested(levels: int) -> dict[str, Any]:
 
 
 async def test_schemas_may_be_64_levels_deep() -> None:
-    assert (await accepted(tools=[nested(64)])).prompt.tools == (nested(64),)
-    assert await refused(tools=[WEATHER, nested(65)]) == (400, "tools.1.function.parameters")
+    assert (await accepted_chat(tools=[nested(64)])).prompt.tools == (nested(64),)
+    assert await refused_chat(tools=[WEATHER, nested(65)]) == (400, "tools.1.function.parameters")
 
 
 async def test_the_definitions_may_have_so_many_keys_and_values() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,12 @@ def test_an_unknown_architecture_is_told_with_the_version(folder: Path) -> None:
     assert "is not supported" in refusal(folder)
 
 
-def test_a_module_that_ends_the_process_at_import_is_survived(folder: Path) -> None:
-    # its module calls exit(1) without a package of its own
+def test_a_module_that_ends_the_process_at_import_is_survived(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # its module calls exit(1) without a package of its own; another test may have imported both
+    for module in ("hf_olmo", "mlx_lm.models.olmo"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     change_config(folder, model_type="olmo")
     assert "'olmo' cannot be imported" in refusal(folder)
 

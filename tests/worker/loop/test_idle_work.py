@@ -227,6 +227,7 @@ def test_tokens_that_an_earlier_worker_prefilled_ahead_count_once(tmp_path: Path
     assert worker.inbox.finished("next").memory.disk_tokens == len(PROMPT + TAIL)
     assert worker.inbox.finished("next").memory.read_ahead_tokens == len(TAIL)
     assert worker.inbox.finished("again").memory.read_ahead_tokens == 0
+    worker.end()
 
 
 def test_evicted_tokens_do_not_count_as_prefilled_ahead() -> None:

@@ -22,7 +22,7 @@ from holdfast.front.prompt.tokenize import Tokenizer, load_tokenizer
 from holdfast_bench.lexicon import text_of
 from holdfast_bench.metrics import shown
 from holdfast_bench.results import CaseResult, Sample
-from holdfast_bench.scenario import Case, Scale, Scenario, Trial
+from holdfast_bench.scenario import NOT_STARTED_HERE, Case, Scale, Scenario, Trial
 from holdfast_bench.servers import RunningServer
 from holdfast_bench.wire import Call, split_answer
 
@@ -214,7 +214,7 @@ class _Front:
 async def _measure(trial: Trial) -> Sample:
     server, settings = await trial.stage.server(trial.contender), trial.settings
     if server.process is None:
-        return Sample(errors=["only a server that is started from here can be measured"])
+        return Sample(errors=[NOT_STARTED_HERE])
     front, model = _Front(server, psutil.Process(server.process.pid)), server.target.model
     words = [_text(160, f"{trial.seed}: {number}") for number in range(settings["requests"] + 1)]
     begun = [words[: number + 1] for number in range(len(words))]

@@ -12,7 +12,7 @@ from holdfast_bench.answers import Answer
 from holdfast_bench.load import user
 from holdfast_bench.memory_use import resident_bytes, sampled, told_memory
 from holdfast_bench.results import Sample
-from holdfast_bench.scenario import Case, Scale, Scenario, Trial, errors_of
+from holdfast_bench.scenario import NOT_STARTED_HERE, Case, Scale, Scenario, Trial, errors_of
 
 _ANSWER_TOKENS = 8
 _TAIL_TOKENS = 24  # of an agent's own, behind a prefix that all have
@@ -50,7 +50,7 @@ def _cases(scale: Scale) -> Sequence[Case]:
 async def _measure(trial: Trial) -> Sample:
     server = await trial.stage.restart(trial.contender)
     if server is None:
-        return Sample(errors=["only a server that is started from here can be measured"])
+        return Sample(errors=[NOT_STARTED_HERE])
     await server.client.ask(
         user(trial.text(trial.settings["context_tokens"], "before"), max_tokens=_ANSWER_TOKENS)
     )

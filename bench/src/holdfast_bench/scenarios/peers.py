@@ -1,7 +1,8 @@
-"""Holdfast beside `mlx_lm.server` and llama.cpp, all on the same random weights: one token, one
+"""Compares Holdfast, `mlx_lm.server` and llama.cpp on the same random weights: one token, one
 stream, eight streams, a long prompt, and memory.
 
-The cases are those of other scenarios, measured as there, on models that all three can load.
+The cases are those of other scenarios and are measured in the same way, but on models that all three
+servers can load.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import partial
 from holdfast_bench.memory_use import resident_bytes, sampled
 from holdfast_bench.models import FOUR_BIT
 from holdfast_bench.results import Sample
-from holdfast_bench.scenario import Case, Scale, Scenario, Trial
+from holdfast_bench.scenario import NOT_STARTED_HERE, Case, Scale, Scenario, Trial
 from holdfast_bench.scenarios import overhead, prefill, streams
 
 _STREAMS = 8
@@ -50,10 +51,10 @@ def _cases(scale: Scale) -> Sequence[Case]:
 
 
 async def _memory(trial: Trial) -> Sample:
-    """Of a fresh server, while it answers eight streams."""
+    """Memory of a fresh server: before, and while it answers eight streams."""
     server = await trial.stage.restart(trial.contender)
     if server is None:
-        return Sample(errors=["only a server that is started from here can be measured"])
+        return Sample(errors=[NOT_STARTED_HERE])
     async with sampled(partial(resident_bytes, server)) as seen:
         sample = await streams.SCENARIO.measure(trial)
     sample.metrics = {"idle_bytes": [float(seen[0])], "peak_bytes": [float(max(seen))]}

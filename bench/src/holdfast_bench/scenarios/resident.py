@@ -18,7 +18,7 @@ from holdfast_bench.answers import Answer
 from holdfast_bench.load import Ask, Message
 from holdfast_bench.memory_use import ToldMemory, resident_bytes, sampled, told_memory
 from holdfast_bench.results import CaseResult, Sample
-from holdfast_bench.scenario import Case, Scale, Scenario, Trial, errors_of
+from holdfast_bench.scenario import NOT_STARTED_HERE, Case, Scale, Scenario, Trial, errors_of
 from holdfast_bench.servers import RunningServer
 
 MOST_OF_THE_STATES = 1.1
@@ -76,7 +76,7 @@ async def _held(server: RunningServer) -> _Holding:
 async def _measure(trial: Trial) -> Sample:
     server = await trial.stage.restart(trial.contender)
     if server is None:
-        return Sample(errors=["only a server that is started from here can be measured"])
+        return Sample(errors=[NOT_STARTED_HERE])
     settings = trial.settings
     idle = await _held(server)
     warm = _Agent(_begun(trial, settings["common_tokens"] + settings["own_tokens"], "warm-up"))

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from holdfast_bench.results import Sample
-from holdfast_bench.scenario import Case, Scale, Scenario, Trial
+from holdfast_bench.scenario import NOT_STARTED_HERE, Case, Scale, Scenario, Trial
 
 _SETTLING_SECONDS = 1.5
 
@@ -18,7 +18,7 @@ def _cases(scale: Scale) -> Sequence[Case]:
 async def _measure(trial: Trial) -> Sample:
     server = await trial.stage.restart(trial.contender)
     if server is None:
-        return Sample(errors=["only a server that is started from here can be measured"])
+        return Sample(errors=[NOT_STARTED_HERE])
     await asyncio.sleep(_SETTLING_SECONDS)
     use = server.use()
     sample = Sample(

@@ -72,6 +72,7 @@ class PendingStep:
     pooled: dict[RequestId, mx.array]  # embeddings of prompts that end in this step: fp32 [hidden]
     kept: list[Kept]  # snapshots that the step makes
     outputs: list[mx.array]  # arrays to compute, including live state; emptied at launch
+    is_computed: bool  # by the forward pass itself: there is nothing to wait for
 
     def rows(self) -> Iterator[tuple[SequenceSpan, range]]:
         """The spans that sample, each with its rows in `drawn`."""
@@ -278,7 +279,8 @@ class Engine:
         self._pool(pending, logits.hidden)
         for each in spans:
             self._keep_due(each, pending)
-            pending.outputs.extend(each.sequence.live.arrays())
+            if not pending.is_computed:
+                pending.outputs.extend(each.sequence.live.arrays())
         self._trim_the_others(pending)
         self._under_way.append(pending)
         if len(self._under_way) == 1:
@@ -387,6 +389,7 @@ class Engine:
             pooled={},
             kept=[],
             outputs=[scored.source for scored in logits.scored.values()],
+            is_computed=logits.is_computed,
         )
         if logits.drawn is None:
             return pending
@@ -418,7 +421,7 @@ class Engine:
                 rows=len(states),
                 words_per_row=self._constraints.words_per_row,
             )
-        drawn = sample(logits, states, limits)
+        drawn = sample(logits, states, limits, is_computed=pending.is_computed)
         pending.drawn = drawn
         for each, rows in pending.rows():
             if not each.span.drafted:  # the others wait until it is known what is accepted
@@ -447,6 +450,7 @@ class Engine:
         if kept is not None:
             pending.kept.append(kept)
             pending.outputs.extend(kept.arrays())
+            pending.is_computed = False
 
     def _trim_the_others(self, pending: PendingStep) -> None:
         """Trim paused sequences: their states may be rows of a stack that the others no
@@ -457,6 +461,7 @@ class Engine:
             if not sequence.is_trimmed and id(sequence) not in busy:
                 sequence.trim()
                 pending.outputs.extend(sequence.live.arrays())
+                pending.is_computed = False
 
     def _wait(self, pending: PendingStep) -> dict[RequestId, tuple[TokenLogprob, ...]]:
         """Wait for a step. Returns the log-probabilities of scored prompts, by request.
@@ -467,7 +472,8 @@ class Engine:
             pending.launch()
         if pending.drawn is not None:
             mx.eval(pending.drawn.tokens)
-        mx.synchronize()
+        if not pending.is_computed:
+            mx.synchronize()
         scored = pending.scored
         pending.scored = {}
         return {

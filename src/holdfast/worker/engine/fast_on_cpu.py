@@ -28,6 +28,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
 from mlx.nn.layers.linear import Linear
 
 from holdfast.kernels import build
@@ -74,7 +76,6 @@ class Rotations:
 
     def __init__(self) -> None:
         self._of_step: dict[tuple[Any, ...], _Factors] = {}
-        self._rows_of_step: dict[tuple[Any, ...], mx.array] = {}
         self._shared: mx.array | None = None
         # kept over steps; with the array whose id is part of the key
         self._tables: dict[tuple[Any, ...], tuple[_Factors, mx.array | None]] = {}
@@ -84,7 +85,6 @@ class Rotations:
         of those at the positions shared before. The array must not change. Returns it.
         """
         self._of_step.clear()
-        self._rows_of_step.clear()
         self._shared = offset
         return offset
 
@@ -96,7 +96,6 @@ class Rotations:
 
     def forget_step(self) -> None:
         self._of_step.clear()
-        self._rows_of_step.clear()
         self._shared = None
 
     def factors(
@@ -121,20 +120,6 @@ class Rotations:
             found = _factors(rotate, form, offset, tokens=tokens, dtype=dtype)
         self._of_step[place] = found
         return found
-
-    def rows(self, form: RopeForm, offset: int | mx.array, *, width: int) -> mx.array:
-        """For each row: the cosines of its token, then the sines, then zeros up to `width`; float32
-        [1, rows, width]. Requires `shares(offset)`.
-        """
-        place = (offset if isinstance(offset, int) else None, width, *form.key(mx.float32))
-        known = self._rows_of_step.get(place)
-        if known is None:
-            rotate = getattr(mx.fast.rope, _MARK)
-            factors = self.factors(rotate, form, offset, tokens=1, dtype=mx.float32)
-            both = mx.concatenate(list(factors), axis=-1).reshape(1, -1, 2 * form.dims)
-            known = mx.pad(both, [(0, 0), (0, 0), (0, width - 2 * form.dims)])
-            self._rows_of_step[place] = known
-        return known
 
     def _table(
         self,
@@ -190,9 +175,13 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def rotations_of_step() -> Rotations | None:
-    """The shared cosines and sines of the step that this thread is in; None outside steps."""
-    return _here.rotations
+def cosines_and_sines(form: RopeForm, start: int, *, tokens: int) -> npt.NDArray[np.float32]:
+    """For each position from `start` on: the cosines, then the sines, with the sign of the number
+    that is swapped, [tokens, 2 × dims].
+    """
+    rotate = getattr(mx.fast.rope, _MARK, mx.fast.rope)
+    factors = _factors(rotate, form, start, tokens=tokens, dtype=mx.float32)
+    return np.array(mx.concatenate(list(factors), axis=-1)[0, 0])
 
 
 @contextmanager

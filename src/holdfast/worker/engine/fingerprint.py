@@ -42,7 +42,7 @@ _OWN_CODE = (
     "worker/engine/code_attention.py",
     "worker/engine/lora.py",
     "worker/engine/fast_on_cpu.py",
-    "worker/engine/fused_layers.py",
+    "worker/engine/host_decoder.py",
     "worker/engine/packed_layers.py",
     "worker/engine/seams.py",
     "worker/engine/weight_format.py",

@@ -117,19 +117,39 @@ def attend(spans: Sequence[AttentionSpan], *, sinks: mx.array | None) -> list[mx
     ]
     mx.eval(lazy, *([] if sinks is None else [sinks]))
     extra = None if sinks is None else np.array(sinks.astype(mx.float32))
-    results: list[_Array] = []
-    work: list[Callable[[], None]] = []
+    work = []
     for span, arrays in zip(spans, lazy, strict=True):
         # views, which are released before the next append
         queries, *pairs = (np.array(array, copy=False)[0] for array in arrays)
-        parts = list(zip(pairs[::2], pairs[1::2], strict=True))
-        results.append(np.empty((*queries.shape[:2], pairs[1].shape[2]), np.float32))
-        work.extend(_pieces(_Block(queries, parts, results[-1]), window=span.window, sinks=extra))
-    _run_all(work)
+        work.append(HostSpan(queries, list(zip(pairs[::2], pairs[1::2], strict=True)), span.window))
     return [
         mx.array(result[None]).astype(span.queries.dtype)
-        for span, result in zip(spans, results, strict=True)
+        for result, span in zip(attend_in_numpy(work, sinks=extra), spans, strict=True)
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class HostSpan:
+    """As `AttentionSpan`, in numpy: queries [heads, tokens, head_dim], keys [kv_heads, tokens,
+    head_dim], values […, value_dim].
+    """
+
+    queries: _Array
+    parts: Sequence[tuple[_Array, _Array]]
+    window: int | None
+
+
+def attend_in_numpy(spans: Sequence[HostSpan], *, sinks: _Array | None) -> list[_Array]:
+    """As `attend`, for numpy arrays. Returns [heads, tokens, value_dim] for each span."""
+    results = []
+    work: list[Callable[[], None]] = []
+    for span in spans:
+        dimension = span.parts[0][1].shape[2]
+        results.append(np.empty((*span.queries.shape[:2], dimension), np.float32))
+        block = _Block(span.queries, span.parts, results[-1])
+        work.extend(_pieces(block, window=span.window, sinks=sinks))
+    _run_all(work)
+    return results
 
 
 def _as_float32(array: mx.array) -> mx.array:

@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from holdfast.kernels import decode_attention
-from holdfast.kernels.decode_attention import NATIVE_BITS, Bits, Buffer, Quantized, Run
+from holdfast.kernels.decode_attention import NATIVE_BITS, Bits, Buffer, Floats, Quantized, Run
 from holdfast.worker.engine.host_attention import threads_to_use
 from holdfast.worker.kv.bits import BITS
 from holdfast.worker.kv.layer import LayerKV
@@ -63,9 +63,29 @@ def attend(
     queries: scaled, [rows, heads, 1, head_dim]. sinks: [heads]. Returns [rows, heads, 1,
     value_dim]. Evaluates the queries and the states.
     """
-    stored = [list(layer.stored(count)) for layer, count in zip(layers, seen, strict=True)]
     extra = [] if sinks is None else [sinks.astype(mx.float32)]
-    mx.eval(queries, extra, [arrays for runs in stored for arrays, _, _ in runs])
+    mx.eval(queries, extra)
+    attended = attend_in_place(
+        layers,
+        seen,
+        np.array(queries, copy=False)[:, :, 0],
+        sinks=np.array(extra[0]) if extra else None,
+    )
+    return mx.array(attended[:, :, None])
+
+
+def attend_in_place(
+    layers: Sequence[LayerKV],
+    seen: Sequence[int],
+    queries: Floats,
+    *,
+    sinks: Floats | None = None,
+) -> Floats:
+    """As `attend`, for numpy arrays. queries: [rows, heads, head_dim], sinks: [heads]. Returns
+    [rows, heads, value_dim]. Evaluates the states.
+    """
+    stored = [list(layer.stored(count)) for layer, count in zip(layers, seen, strict=True)]
+    mx.eval([arrays for runs in stored for arrays, _, _ in runs])
     keys, values = layers[0].form()
     buffers: dict[int, Buffer] = {}
     rows = []
@@ -80,14 +100,9 @@ def attend(
     compute = decode_attention.attend_in_numpy
     if _has_kernel(layers[0], queries.shape[1], is_quantized=_have_codes(layers)):
         compute = partial(decode_attention.attend, threads=threads_to_use())
-    attended = compute(
-        np.array(queries, copy=False)[:, :, 0],
-        rows,
-        kv_heads=keys.heads,
-        value_dimension=values.dimension,
-        sinks=np.array(extra[0]) if extra else None,
+    return compute(
+        queries, rows, kv_heads=keys.heads, value_dimension=values.dimension, sinks=sinks
     )
-    return mx.array(attended[:, :, None])
 
 
 def _have_codes(layers: Sequence[LayerKV]) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 
 from holdfast.wire.requests import RequestId
-from holdfast.worker.engine import fast_on_cpu
+from holdfast.worker.engine import fast_on_cpu, host_decoder
 from holdfast.worker.engine.lora import Adapters
 from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.engine.seams import HeadSeam, LaterLogits, StepLogits
@@ -182,7 +182,15 @@ class RowsRunner(Runner):
     name = variant = "rows"
     mixes_chunks = True
 
+    def __init__(self, model: Any, head: HeadSeam | None) -> None:
+        super().__init__(model, head)
+        self._decoder = host_decoder.of(model)
+
     def _run(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
+        if self._decoder is not None and context.runs_in_c:
+            logits = self._decoder.forward(spans)
+            if logits is not None:
+                return logits
         if len(spans) == 1:
             caches = _views(
                 spans, lambda layers: SpanView(layers[0], context=context), _no_recurrent

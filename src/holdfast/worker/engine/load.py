@@ -28,9 +28,8 @@ from holdfast.models.model_folder import (
     parts_of,
     read_json,
 )
-from holdfast.worker.engine import packed_layers, seams, weight_format
+from holdfast.worker.engine import host_decoder, packed_layers, seams, weight_format
 from holdfast.worker.engine.fingerprint import model_fingerprint
-from holdfast.worker.engine.fused_layers import fuse
 from holdfast.worker.engine.lora import Adapters, attach
 from holdfast.worker.engine.seams import HEAD_NAMES
 
@@ -148,7 +147,7 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
         adapters = attach(model, adapter_files, compute_dtype=dtype)
     kept_layers = packed_layers.count(model)
     if adapters is None and report.device == "cpu":
-        fuse(model, dtype)
+        host_decoder.attach(model, dtype)
     adapter_bytes = 0 if adapters is None else adapters.nbytes
     return LoadedModel(
         model=model,

@@ -594,7 +594,7 @@ def _staggered(
             live[index].drawn = mx.array([cases[index].tokens[each.span.start]])
         # On a CPU, numpy and the C kernel would compute attention over long contexts only; here
         # they do so in every other step.
-        on_host = StepContext(host_scores=0, decode_scores=0)
+        on_host = StepContext(host_scores=0, decode_scores=0, runs_in_c=False)
         context = on_host if step % 2 == 0 else StepContext()
         logits = runner.forward(spans, context).drawn
         mx.eval(logits, [list(each.sequence.live.arrays()) for each in spans])

@@ -347,24 +347,34 @@ def row_state(
     )
 
 
-def sample(logits: mx.array, rows: Sequence[RowState], limits: RowLimits = NO_LIMITS) -> DrawnRows:
+def sample(
+    logits: mx.array,
+    rows: Sequence[RowState],
+    limits: RowLimits = NO_LIMITS,
+    *,
+    is_computed: bool = False,
+) -> DrawnRows:
     """Sample a token for each row. Changes neither `logits` nor `rows`; lazy unless numpy samples.
 
-    logits: [R, vocab], any float dtype, R = len(rows) ≥ 1.
+    logits: [R, vocab], any float dtype, R = len(rows) ≥ 1. is_computed: whether they are evaluated,
+    on a CPU; numpy then takes less time than MLX for what few operations would do.
     """
     if any(row.edits is not None for row in rows):
         logits = _edited(logits.astype(mx.float32), rows)
     drawable = with_masks(logits, limits)
-    if any(drawing_pays(row.kind, vocab_size=logits.shape[-1]) for row in rows):
+    draws_on_host = any(drawing_pays(row.kind, vocab_size=logits.shape[-1]) for row in rows)
+    if is_computed or draws_on_host:
         drawable = drawable.astype(mx.float32)
-        peaks = mx.array(rows_of(drawable).max(axis=-1))
+        maxima = rows_of(drawable).max(axis=-1)
+        peaks, ok = mx.array(maxima), mx.array(np.isfinite(maxima))
     else:
         # NaN if the row contains one, as in numpy
         peaks = mx.max(drawable, axis=-1).astype(mx.float32)
-    tokens = with_forced(_drawn_tokens(drawable, rows, peaks), limits)
+        ok = mx.isfinite(peaks)
+    tokens = with_forced(_drawn_tokens(drawable, rows, peaks, is_computed), limits)
     scores = _scores_of(tokens, logits, rows) if any(row.want_logprobs for row in rows) else None
     empty = None if limits.words is None else peaks == -mx.inf
-    return DrawnRows(tokens=tokens, ok=mx.isfinite(peaks), empty=empty, scores=scores)
+    return DrawnRows(tokens=tokens, ok=ok, empty=empty, scores=scores)
 
 
 def score_tokens(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -> Scores:
@@ -398,23 +408,29 @@ def _edited(logits: mx.array, rows: Sequence[RowState]) -> mx.array:
     )
 
 
-def _drawn_tokens(logits: mx.array, rows: Sequence[RowState], peaks: mx.array) -> mx.array:
+def _drawn_tokens(
+    logits: mx.array, rows: Sequence[RowState], peaks: mx.array, is_computed: bool
+) -> mx.array:
     kinds: dict[DrawKind, list[int]] = {}
     for index, row in enumerate(rows):
         kinds.setdefault(row.kind, []).append(index)
     if len(kinds) == 1:
-        return _draw_kind(logits, rows, peaks)
+        return _draw_kind(logits, rows, peaks, is_computed)
 
     def part(members: list[int]) -> Callable[[], mx.array]:
         at = mx.array(members)
-        return lambda: _draw_kind(logits[at], [rows[m] for m in members], peaks[at])
+        return lambda: _draw_kind(logits[at], [rows[m] for m in members], peaks[at], is_computed)
 
     return _by_groups([(members, part(members)) for members in kinds.values()])
 
 
-def _draw_kind(logits: mx.array, rows: Sequence[RowState], peaks: mx.array) -> mx.array:
+def _draw_kind(
+    logits: mx.array, rows: Sequence[RowState], peaks: mx.array, is_computed: bool
+) -> mx.array:
     kind = rows[0].kind
     if kind.greedy:
+        if is_computed:
+            return mx.array(rows_of(logits).argmax(axis=-1).astype(np.uint32))
         return mx.argmax(logits, axis=-1)
     keys = [draw_key(seed=row.seed, position=row.position) for row in rows]
     if drawing_pays(kind, vocab_size=logits.shape[-1]):

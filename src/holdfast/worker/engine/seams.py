@@ -245,12 +245,13 @@ class StepLogits:
 
     drawn: logits to sample from, [spans that sample, vocabulary], in the order of the spans; None
     if no span samples. scored: logits of prompts to be scored. hidden: hidden states of prompts to
-    be embedded, [rows, hidden] each.
+    be embedded, [rows, hidden] each. is_computed: everything is, also the states of the sequences.
     """
 
     drawn: mx.array | None = None
     scored: Mapping[RequestId, LaterLogits] = field(default_factory=dict)
     hidden: Mapping[RequestId, mx.array] = field(default_factory=dict)
+    is_computed: bool = False
 
 
 def prepare() -> None:

@@ -73,6 +73,7 @@ class StepContext:
         scores (products of a query and a key).
     decode_scores: if attention is composed, the C kernel computes decode steps with at least this
         many attention scores.
+    runs_in_c: forward passes may be computed by `HostDecoder`.
     """
 
     composes_attention: bool = field(
@@ -86,6 +87,7 @@ class StepContext:
     )
     host_scores: int = field(default_factory=lambda: host_attention.SCORES_WORTH_IT)
     decode_scores: int = field(default_factory=lambda: host_decoding.SCORES_WORTH_IT)
+    runs_in_c: bool = True
     _masks: dict[tuple[int, int, int | None], mx.array] = field(default_factory=dict)
 
     def causal(self, tokens: int, *, held: int, window: int | None) -> mx.array:
@@ -301,14 +303,6 @@ class RowsView(KVView):
             layer.append(new_keys, new_values)
         return self, self
 
-    def append_both(self, both: mx.array) -> None:
-        """As `update_and_fetch`, but with keys and values in one array, [rows, 2 * kv_heads, 1,
-        head_dim], the heads of the keys first.
-        """
-        self._kv_heads, self._head_dimension = both.shape[1] // 2, both.shape[3]
-        for layer, new in zip(self._layers, self._split(both), strict=True):
-            layer.append_arrays((new,))
-
     def keys_and_values(self) -> tuple[RowsView, RowsView]:
         """The view twice, so that another layer attends to the same keys and values."""
         return self, self
@@ -464,11 +458,6 @@ class SpanView(KVView):
             return self._fetched(*self._layer.last(seen))
         self.shape = (1, keys.shape[1], self._layer.tokens, keys.shape[3])
         return self, self
-
-    def append_both(self, both: mx.array) -> None:
-        """As in `RowsView`, for a span of one token."""
-        self._layer.append_arrays((both,))
-        self.shape = (1, both.shape[1] // 2, self._layer.tokens, both.shape[3])
 
     def keys_and_values(self) -> tuple[Any, Any]:
         if self._attends:

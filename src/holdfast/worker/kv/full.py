@@ -128,7 +128,18 @@ class FullKV(LayerKV):
         """Add the next tokens: keys and values, or arrays in another form, such as codes. Tokens
         are on axis 2.
         """
-        capacity = max(self._reserved, self.tokens + arrays[0].shape[2])
+        self._make_room(arrays, arrays[0].shape[2])
+        self._write(arrays)
+
+    def make_room(self, like: mx.array, tokens: int) -> bool:
+        self._make_room((like,), tokens)
+        return True
+
+    def _make_room(self, like: Sequence[mx.array], tokens: int) -> None:
+        """Make room for the next tokens. like: arrays that determine the buffers' shapes, apart
+        from the number of tokens.
+        """
+        capacity = max(self._reserved, self.tokens + tokens)
         if not self._buffers or self._buffers[0].shape[2] < capacity - self._frozen_tokens:
             if (
                 self.can_share
@@ -139,8 +150,7 @@ class FullKV(LayerKV):
                 if len(self._frozen) > _MANY_PARTS:
                     self._merge()
             capacity -= self._frozen_tokens
-            self._buffers = moved(self._buffers, arrays, capacity=capacity, start=0, end=self._end)
-        self._write(arrays)
+            self._buffers = moved(self._buffers, like, capacity=capacity, start=0, end=self._end)
 
     def copy_arrays(self, start: int, end: int) -> tuple[mx.array, ...]:
         """Lazy copies of the arrays of tokens `start` to `end`, as they were appended."""

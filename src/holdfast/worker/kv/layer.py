@@ -393,6 +393,29 @@ class LayerKV(LayerState):
     def append_arrays(self, arrays: Sequence[mx.array]) -> None:
         """Add the keys and values of the next tokens: a pair, or one array with both."""
 
+    def make_room(self, like: mx.array, tokens: int) -> bool:
+        """Prepare for the next tokens to be written into the buffer in place, from outside MLX, and
+        then `add_written`. Returns False if this state cannot have them written so.
+
+        like: an array with any number of tokens, [1, 2 * kv_heads, tokens, head_dim], of the type
+        of keys and values, which are alike. Evaluate `arrays` before anything is written.
+        """
+        return False
+
+    def tail(self) -> tuple[mx.array, int]:
+        """The buffer for the next tokens, and where they go. Requires `make_room`."""
+        (buffer,) = self._buffers
+        return buffer, self._end
+
+    def add_written(self, tokens: int) -> None:
+        """Count tokens that are written at the end of the buffer."""
+        self.tokens += tokens
+        self._end += tokens
+
+    def sees_alike(self, tokens: int) -> bool:
+        """Whether the next tokens see all earlier tokens in the same form."""
+        return True
+
     def held(self) -> int:
         """The number of tokens that are held and can be attended to: always the last ones."""
         return self._end
@@ -454,6 +477,4 @@ class LayerKV(LayerState):
     def _write(self, new: Sequence[mx.array]) -> None:
         """Write stored arrays or a pair into buffers that have room."""
         write(self._buffers, new, start=self._end)
-        tokens = new[0].shape[2]
-        self.tokens += tokens
-        self._end += tokens
+        self.add_written(new[0].shape[2])

@@ -170,13 +170,26 @@ class QuantizedKV(LayerKV):
         self._old.reserve(tokens)
 
     def append_arrays(self, arrays: Sequence[mx.array]) -> None:
-        added = arrays[0].shape[2]
-        if not self._buffers or self._end + added > self._buffers[0].shape[2]:
+        self._make_room(arrays, arrays[0].shape[2])
+        self._write(arrays)
+
+    def make_room(self, like: mx.array, tokens: int) -> bool:
+        self._make_room((like,), tokens)
+        self._quantize(self._own(self.tokens))
+        return True
+
+    def add_written(self, tokens: int) -> None:
+        super().add_written(tokens)
+        self._quantize(self._own(self.tokens - 1))
+
+    def sees_alike(self, tokens: int) -> bool:
+        return self._own(self.tokens) == self._own(self.tokens + tokens - 1)
+
+    def _make_room(self, like: Sequence[mx.array], tokens: int) -> None:
+        if not self._buffers or self._end + tokens > self._buffers[0].shape[2]:
             self._quantize(self._own(self.tokens))  # the new tokens see these blocks quantized
             kept = self.tokens - self._old.tokens
-            self._move(arrays, capacity=max(self._block, kept + added))
-        self._write(arrays)
-        self._quantize(self._own(self.tokens - 1))
+            self._move(like, capacity=max(self._block, kept + tokens))
 
     def _own(self, position: int) -> int:
         """The first position of the block that contains a position."""
