@@ -84,6 +84,12 @@ def holdfast() -> Contender:
     return Contender(label=HOLDFAST, command=serve, store_options=("--store", "{store}"))
 
 
+def without_speculation() -> Contender:
+    """The Holdfast of this environment, with speculation turned off."""
+    command = (*holdfast().command, "--speculation", "off")
+    return Contender(label="holdfast without speculation", command=command)
+
+
 def mlx_lm() -> Contender:
     """The mlx_lm.server of this environment, as installed: on Linux, with MLX's reference BLAS."""
     return Contender(
@@ -140,8 +146,8 @@ _MLX_LM = (
 
 def peers_of(names: Sequence[str]) -> list[Contender]:
     """The peers with these names, without repetitions: "mlx_lm" (with the system's BLAS if it has
-    one, otherwise as installed), "mlx_lm-as-installed", "llama.cpp". "none" adds no peer. Raises
-    HoldfastError for other names.
+    one, otherwise as installed), "mlx_lm-as-installed", "llama.cpp", "without-speculation" (this
+    Holdfast). "none" adds no peer. Raises HoldfastError for other names.
     """
     found: list[Contender] = []
     for name in names:
@@ -154,10 +160,12 @@ def peers_of(names: Sequence[str]) -> list[Contender]:
                 found.append(mlx_lm())
             case "llama.cpp":
                 found.append(llama_cpp())
+            case "without-speculation":
+                found.append(without_speculation())
             case _:
                 raise HoldfastError(
                     f"unknown peer {name!r}; there are: mlx_lm, mlx_lm-as-installed, {LLAMA_CPP}, "
-                    "none"
+                    "without-speculation, none"
                 )
     return list({peer.label: peer for peer in found}.values())
 
