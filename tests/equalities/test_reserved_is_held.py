@@ -48,9 +48,19 @@ class Server:
                 return
             if len(under_way) > 1 or not decision.plan.spans:
                 self.end(*under_way.pop(0))
+            self.check_capacities()
             held, reserved = live_bytes(self.engine), self.scheduler.statistics().reserved_bytes
             assert held <= reserved
             self.most_bytes = max(self.most_bytes, held)
+
+    def check_capacities(self) -> None:
+        """Buffers of keys and values are as long as reserved: multiples of the scheduler's step."""
+        for request_id in self.engine._sequences:
+            reserved = self.scheduler.capacity_of(request_id)
+            assert reserved % RESERVE_STEP_TOKENS == 0
+            for leaf in self.engine._sequences[request_id].live.growing:
+                capacities = {array.shape[2] for array in leaf.arrays()}
+                assert capacities <= {reserved}
 
     def begin(self, decision: Decision) -> None:
         for request_id in decision.preempted:

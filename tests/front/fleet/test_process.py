@@ -92,6 +92,17 @@ async def test_a_worker_reports_that_it_is_ready_and_serves() -> None:
     assert await process.stop() == 0
 
 
+async def test_a_worker_inherits_the_environment_and_gets_defaults_for_what_is_not_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPENBLAS_THREAD_TIMEOUT", "20")
+    monkeypatch.delenv("MLX_ENABLE_CACHE_THRASHING_CHECK", raising=False)
+    async with worker() as process:
+        environment = psutil.Process(process.pid).environ()
+    assert environment["OPENBLAS_THREAD_TIMEOUT"] == "20"
+    assert environment["MLX_ENABLE_CACHE_THRASHING_CHECK"] == "0"
+
+
 async def test_a_stop_signal_that_comes_while_a_worker_exits_changes_nothing() -> None:
     async with worker("signalled-at-exit") as process:
         await process.wait_started(timeout_seconds=30)

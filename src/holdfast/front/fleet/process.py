@@ -300,8 +300,13 @@ def _environment(model: ModelSettings) -> dict[str, str]:
 
     Idle OpenBLAS threads sleep after 2^16 cycles (25 µs) instead of 2^26. Otherwise they would spin
     between two steps on cores that the front and the kernels need (docs/lab-log.md).
+
+    On CUDA, MLX keeps compiled attention for each length of keys and each capacity, and counts
+    those that it had to compile. After 512, every further one would raise an error, in the belief
+    that its cache is too small (ml-explore/mlx#2600); a server that runs for days meets more.
     """
-    environment = {"OPENBLAS_THREAD_TIMEOUT": "16"} | os.environ
+    defaults = {"OPENBLAS_THREAD_TIMEOUT": "16", "MLX_ENABLE_CACHE_THRASHING_CHECK": "0"}
+    environment = defaults | os.environ
     if model.threads is not None:
         environment["OPENBLAS_NUM_THREADS"] = str(model.threads)
         environment["OMP_NUM_THREADS"] = str(model.threads)
