@@ -66,9 +66,7 @@ def main(file: Path) -> None:
     kinds = {}
     for name, make in KINDS.items():
         rng = Random(name)
-        kinds[name] = [
-            _request(make(rng), has_schema="schema" in name) for _ in range(_QUESTIONS)
-        ]
+        kinds[name] = [_request(make(rng), has_schema="schema" in name) for _ in range(_QUESTIONS)]
     file.write_text(json.dumps(kinds, indent=1) + "\n")
 
 

@@ -463,7 +463,7 @@ def _load_and_probe(settings: ModelSettings) -> LayoutCheck:
         own_context_tokens=loaded.own_context_tokens,
         kept_layers=loaded.kept_layers,
         attention=host_decoder.attention_of(loaded.model),
-        speculation_refused=speculation_refused,
+        speculation_refused=result.speculation_refused,
         note=loaded.note,
         seconds=time.perf_counter() - began,
         quality_fingerprint=fingerprint,

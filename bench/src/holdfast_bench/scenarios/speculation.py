@@ -76,14 +76,17 @@ async def _measure(trial: Trial) -> Sample:
     tokens = sum(answer.completion_tokens for answer in answers)
     sample.metrics = {"tokens_per_second": [tokens / seconds]}
     if not settings.get("together"):
-        sample.metrics["decode_tokens_per_second"] = [_decode_speed(answers)]
+        sample.metrics["decode_tokens_per_second"] = _decode_speed(answers)
     return sample
 
 
-def _decode_speed(answers: Sequence[Answer]) -> float:
-    """Tokens per second after the first token of each answer."""
+def _decode_speed(answers: Sequence[Answer]) -> list[float]:
+    """Tokens per second after the first token of each answer; empty for tool calls, which have no
+    text.
+    """
     tokens = sum(answer.completion_tokens - 1 for answer in answers)
-    return tokens / sum(answer.seconds - answer.first_seconds for answer in answers)
+    seconds = sum(answer.seconds - answer.first_seconds for answer in answers)
+    return [tokens / seconds] if seconds else []
 
 
 SCENARIO = Scenario(

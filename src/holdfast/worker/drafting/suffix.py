@@ -65,7 +65,7 @@ class DraftRates:
         self._memory = _MODEL_MEMORY if prior is None else _SEQUENCE_MEMORY
         self._tokens = [0.0] * len(_FIRST_RATES)
         self._hits = [0.0] * len(_FIRST_RATES)
-        self.of_size = list(_FIRST_RATES if prior is None else prior.of_size)
+        self.of_size: list[float] = list(_FIRST_RATES if prior is None else prior.of_size)
 
     def learn(self, size: int, *, is_right: bool) -> None:
         """Learn from one token that was drafted, or that would have been."""

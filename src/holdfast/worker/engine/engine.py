@@ -20,7 +20,6 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
@@ -140,12 +139,10 @@ class Engine:
             return BLOCK_TOKENS - start % BLOCK_TOKENS
         return sys.maxsize
 
-    @cached_property
+    @property
     def speculation_refused(self) -> str:
         """Why drafted tokens cannot be verified with this model; empty if they can."""
-        if LiveState(self._runner.fresh_layers()).drops_last:
-            return ""
-        return "a state of this model cannot go back to an earlier token"
+        return self._runner.speculation_refused
 
     def most_drafted(self, request_id: RequestId) -> int:
         """How many drafted tokens the next span of a decoding sequence may have. No pending step may

@@ -11,7 +11,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import mlx.core as mx
@@ -111,6 +111,14 @@ class Runner(ABC):
         """
         heads = [each for each in form.block if isinstance(each, HeadsForm)]
         self._pairs = tuple(zip(heads[::2], heads[1::2], strict=True))
+
+    @cached_property
+    def speculation_refused(self) -> str:
+        """Why drafted tokens cannot be verified; empty if they can."""
+        leaves = [leaf for layer in self.fresh_layers() for leaf in layer.leaves()]
+        if all(leaf.drops_last for leaf in leaves):
+            return ""
+        return "a state of this model cannot go back to an earlier token"
 
     def cuts_at_blocks(self, kv_bits: KVBits) -> bool:
         """Whether no span may cross the border of a block of quantized keys and values. This is so

@@ -171,11 +171,6 @@ class LiveState:
         """Whether the state can go back to its first `tokens` tokens without a checkpoint."""
         return all(leaf.can_rewind(self.tokens - tokens) for leaf in self.leaves)
 
-    @property
-    def drops_last(self) -> bool:
-        """Whether the tokens of the last forward pass can be dropped; see `LayerState`."""
-        return all(leaf.drops_last for leaf in self.leaves)
-
     def resumable(self, tokens: int) -> int:
         """The longest prefix, at most `tokens` long, from which another sequence can continue with
         this state as it is now, apart from layers that need a checkpoint.

@@ -99,5 +99,8 @@ class Drafts:
 
     def _drafter(self, sequence: LiveSequence) -> SuffixDrafter:
         if sequence.drafter is None:
-            sequence.drafter = SuffixDrafter(sequence.request.prompt_token_ids, rates=self._rates)
+            request = sequence.request
+            sequence.drafter = SuffixDrafter(
+                request.prompt_token_ids, rates=self._rates, expected=request.predicted_token_ids
+            )
         return sequence.drafter

@@ -1,9 +1,8 @@
 """Decides how many drafted tokens a step verifies.
 
-Verifying takes time: with drafted rows, a step takes `1 + a + b * rows` times as long as without,
-where `rows` are the drafted rows per sequence. The two factors are learned from the steps, as a
-regression in which old steps count less and a first guess always counts a little, so that the shape
-is known even if all steps verify equally many rows.
+A drafted token adds a row to a step. How much longer the step takes depends on the machine: a few
+rows more cost little as long as reading the weights takes most of the time. So the time of a step
+is learned as a function of its rows, from steps that verify drafts and from those that do not.
 
 The drafted tokens are chosen so that the product of the speeds of all sequences becomes as large as
 possible. A draft that doubles the speed of one of eight sequences is thus not worth a step that is
@@ -12,18 +11,24 @@ a tenth longer for all of them. If no choice increases the product, nothing is d
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from holdfast.wire.requests import RequestId
 
-_FIRST_FIXED, _FIRST_PER_ROW = 0.1, 0.15  # a and b until they are measured
-_GUESS_WEIGHT = 0.5  # steps that the first guess counts for
-_LEAST_PER_ROW = 0.01
-_MEMORY_STEPS = 16.0
+# A first guess of the time of a step over that of a step with one row: this much for several rows,
+# and for each.
+_FIRST_FIXED, _FIRST_PER_ROW = 0.95, 0.15
+# Steps whose numbers of rows are in the same range are taken for equally far from that guess; these
+# are the ends of the ranges.
+_RANGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_LEVEL_SHARE = 0.25  # of a deviation that is taken to hold for all ranges
+_MEMORY_STEPS = 16
+_MOST_DEVIATION = math.log(3.0)  # of a measured step; more is taken for an interruption
 _LEAST_GAIN = 0.03  # of the logarithm of a sequence's speed; less may be an error of measurement
-_HIGHEST = 3.0  # a measured step is clipped to this multiple of the estimate
 # After this many verifying steps in a row, one verifies nothing, so that the time of such steps is
 # still known.
 _STEPS_PER_PLAIN = 48
@@ -37,54 +42,61 @@ Offers: TypeAlias = Mapping[RequestId, Sequence[float]]
 NO_OFFERS: Offers = {}
 
 
+class RowCosts:
+    """Learns the seconds of a step from its rows, as factors on a guess. No clock."""
+
+    def __init__(self) -> None:
+        self._level: float | None = None  # the logarithm of the factor for all ranges
+        # for each range, the logarithm of a further factor, and how many steps it was learned from
+        self._offsets = [0.0] * (len(_RANGES) + 1)
+        self._steps = [0] * (len(_RANGES) + 1)
+
+    def learn(self, rows: int, seconds: float) -> None:
+        """Learn from one step."""
+        measured = math.log(seconds) - _log_guess(rows)
+        if self._level is None:
+            self._level = measured
+        place = bisect.bisect_left(_RANGES, rows)
+        deviation = measured - self._level - self._offsets[place]
+        deviation = max(-_MOST_DEVIATION, min(_MOST_DEVIATION, deviation))
+        self._level += _LEVEL_SHARE * deviation
+        self._steps[place] = min(self._steps[place] + 1, _MEMORY_STEPS)
+        self._offsets[place] += (1.0 - _LEVEL_SHARE) * deviation / self._steps[place]
+        self._fill_gaps()
+
+    def _fill_gaps(self) -> None:
+        """Set the offsets of ranges without steps to values between those of the nearest ones."""
+        known = [at for at, steps in enumerate(self._steps) if steps]
+        for at in range(known[0]):
+            self._offsets[at] = self._offsets[known[0]]
+        for at in range(known[-1] + 1, len(self._offsets)):
+            self._offsets[at] = self._offsets[known[-1]]
+        for first, last in itertools.pairwise(known):
+            slope = (self._offsets[last] - self._offsets[first]) / (last - first)
+            for at in range(first + 1, last):
+                self._offsets[at] = self._offsets[first] + slope * (at - first)
+
+    def log_seconds(self, rows: int) -> float:
+        """The logarithm of the seconds of a step with this many rows, up to a constant."""
+        return _log_guess(rows) + self._offsets[bisect.bisect_left(_RANGES, rows)]
+
+
+def _log_guess(rows: int) -> float:
+    return 0.0 if rows == 1 else math.log(_FIRST_FIXED + _FIRST_PER_ROW * rows)
+
+
 class DraftGain:
     """Learns what verifying costs, and chooses among drafts. No clock."""
 
     def __init__(self) -> None:
-        # weighted sums over steps: of 1, x, x², y, x y, where x is drafted rows per sequence, and y
-        # the factor by which the step was longer
-        self._sums = [0.0] * 5
-        self._line = (_FIRST_FIXED, _FIRST_PER_ROW)
+        self._costs = RowCosts()
         self._verifying_steps = 0  # since the last one without
         self._declined_steps = 0  # since the last verifying one
         self._retry_after = _FIRST_RETRY
 
-    def factor(self, rows_per_sequence: float) -> float:
-        """How many times as long a step takes if it verifies this many drafted rows per sequence."""
-        if not rows_per_sequence:
-            return 1.0
-        fixed, per_row = self._line
-        return 1.0 + fixed + per_row * rows_per_sequence
-
-    def _fitted(self) -> tuple[float, float]:
-        """The factors a and b."""
-        count, x, xx, y, xy = self._sums
-        # the first guess as two observations: without drafted rows, and with eight
-        for at, weight in ((0.0, _GUESS_WEIGHT), (8.0, _GUESS_WEIGHT)):
-            guess = _FIRST_FIXED + _FIRST_PER_ROW * at
-            count += weight
-            x += weight * at
-            xx += weight * at * at
-            y += weight * guess
-            xy += weight * at * guess
-        per_row = max(_LEAST_PER_ROW, (count * xy - x * y) / (count * xx - x * x))
-        fixed = (y - per_row * x) / count
-        if fixed < 0.0:  # a line through the origin instead
-            return 0.0, max(_LEAST_PER_ROW, xy / xx)
-        return fixed, per_row
-
-    def learn(self, *, rows: int, drafted: int, seconds: float, plain_seconds: float) -> None:
-        """Learn from a step without chunks. plain_seconds: what it would have taken without drafted
-        rows.
-        """
-        x = drafted / rows
-        expected = self.factor(x)
-        y = min(seconds / plain_seconds, expected * _HIGHEST) - 1.0
-        self._sums = [
-            each * (1.0 - 1.0 / _MEMORY_STEPS) + new
-            for each, new in zip(self._sums, (1.0, x, x * x, y, x * y), strict=True)
-        ]
-        self._line = self._fitted()
+    def learn(self, rows: int, seconds: float) -> None:
+        """Learn from a step without chunks. rows: with those of drafted tokens."""
+        self._costs.learn(rows, seconds)
 
     def choose(self, offers: Offers, *, rows: int, most: int) -> dict[RequestId, int]:
         """How many tokens of each draft to verify in a step with `rows` decoding sequences.
@@ -113,10 +125,10 @@ class DraftGain:
         best = 0
         best_gain = _LEAST_GAIN * rows
         gain = 0.0
-        fixed, per_row = self._line
+        plain = self._costs.log_seconds(rows)
         for count, (more, _) in enumerate(gains, start=1):
             gain += more
-            net = gain - rows * math.log(1.0 + fixed + per_row * count / rows)
+            net = gain - rows * (self._costs.log_seconds(rows + count) - plain)
             if net > best_gain:
                 best = count
                 best_gain = net

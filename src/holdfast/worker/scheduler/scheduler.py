@@ -598,24 +598,19 @@ class Scheduler:
         )
         self._ledger.step_is_over(step.number)
         self._costs.learn(step.load, outcome.seconds)
+        if not step.load.chunks:
+            self._draft_gain.learn(step.load.rows, outcome.seconds)
         self._fairness.pass_time(outcome.seconds)
         self._sharing.pass_time(outcome.seconds)
         self._places.observe(seconds=outcome.seconds, ends=len(ends) + len(outcome.ended))
         return ends
 
     def _settle(self, step: StepUnderWay, outcome: StepOutcome) -> None:
-        """Take back what was planned for rejected tokens, and learn what verifying costs."""
+        """Take back what was planned for rejected tokens."""
         for span in step.plan.spans:
             sequence = self._running.get(span.request_id)
             if sequence is not None and sequence.is_verifying and sequence.last_step == step.number:
                 sequence.settle(verified=span.tokens, drawn=outcome.drawn.get(span.request_id, 0))
-        if not step.load.chunks and self._costs.knows_decoding:
-            self._draft_gain.learn(
-                rows=step.load.decode_rows,
-                drafted=step.load.drafted_rows,
-                seconds=outcome.seconds,
-                plain_seconds=self._costs.decode_seconds(step.load.decode_rows),
-            )
 
     def statistics(self) -> SchedulerStatistics:
         """The current state, and counters since the start."""
