@@ -37,6 +37,7 @@ class Played:
     plain: Sequence[int] = ()
     drafted: int = 0
     accepted: int = 0
+    repeated: int = 0  # tokens of its last span that the next one has to begin with
     waits: bool = False  # until it is known which of its drafted tokens are accepted
     read: int = 0
     planned: int = 0  # draws that were given to the engine
@@ -118,16 +119,18 @@ def _random_spans(
             each.planned += draws
         elif each.planned < each.wanted_tokens:
             is_known = each.planned == len(each.tokens)  # otherwise a step is under way
-            drafted = _draft(engine, index, each, rng) if each.plain and is_known else ()
+            may_draft = each.plain and is_known and not each.repeated
+            drafted = _draft(engine, index, each, rng) if may_draft else ()
             spans.append(
                 Span(
                     request_id=str(index),
-                    start=len(each.prompt) + each.planned - 1,
-                    tokens=1 + len(drafted),
+                    start=len(each.prompt) + each.planned - 1 - each.repeated,
+                    tokens=each.repeated + 1 + len(drafted),
                     draws=True,
                     drafted=drafted,
                 )
             )
+            each.repeated = 0
             each.planned += 1 + len(drafted)
             each.drafted += len(drafted)
             each.waits = bool(drafted)
@@ -167,6 +170,7 @@ def _collect(
             each.waits = False
             each.planned -= 1 + len(span.drafted) - len(result.token_ids)
             each.accepted += len(result.token_ids) - 1
+            each.repeated = result.repeated
         assert not result.failure
         assert not result.refusal
         each.tokens.extend(result.token_ids)

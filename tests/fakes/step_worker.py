@@ -46,6 +46,7 @@ class Served:
     lives: int = 0  # how often it was begun again
     steps_to_first_draw: int = 0
     is_verifying: bool = False  # a step under way has drafted tokens of it
+    repeated: int = 0  # tokens of an earlier span that the next one has to begin with
     ends: list[str] = field(default_factory=list)
 
 
@@ -58,6 +59,7 @@ class UnderWay:
     load: StepLoad
     served: tuple[Served, ...]
     lives: tuple[int, ...]
+    verifying: frozenset[str]  # requests of which it has drafted tokens
 
 
 def device_seconds(load: StepLoad) -> float:
@@ -115,6 +117,8 @@ class StepWorker:
         # what is offered for a request in each step, and how many of n drafted tokens are right
         self.offer: Callable[[str], Sequence[float]] = lambda request_id: ()
         self.right: Callable[[str, int], int] = lambda request_id, drafted: 0
+        # whether accepted tokens of a request are computed again when others are rejected
+        self.repeats: Callable[[str], bool] = lambda request_id: False
         self._orders = 0
 
     def submit(
@@ -327,6 +331,7 @@ class StepWorker:
                 0,
             )
             served.is_verifying = False
+            served.repeated = 0
         if decision.admitted:
             assert self.held_bytes <= budget_bytes, "admitted beyond the budget in force"
             unpaused = sum(served.runs and not served.is_paused for served in self.live.values())
@@ -361,7 +366,8 @@ class StepWorker:
             self._check_span(span, each)
         self._check_progress(served)
         lives = tuple(each.lives for each in served)
-        self.under_way.append(UnderWay(len(self.plans) - 1, plan, load, served, lives))
+        verifying = frozenset(each.request_id for each in served if each.is_verifying)
+        self.under_way.append(UnderWay(len(self.plans) - 1, plan, load, served, lives, verifying))
 
     def _check_span(self, span: Span, served: Served) -> None:
         assert served.runs
@@ -379,11 +385,14 @@ class StepWorker:
         else:
             assert span.draws
             assert not served.is_verifying, "what it begins with is not known"
-            assert span.tokens - 1 <= len(self.offer(span.request_id))
+            drafted = span.tokens - 1 - served.repeated
+            assert 0 <= drafted <= len(self.offer(span.request_id))
+            assert not (drafted and served.repeated), "repeats and verifies at once"
             under_way = {span.request_id for each in self.under_way for span in each.plan.spans}
-            assert span.tokens == 1 or span.request_id not in under_way, "verifies too early"
-            served.is_verifying = span.tokens > 1
-            served.planned_draws += span.tokens
+            assert not drafted or span.request_id not in under_way, "verifies too early"
+            served.is_verifying = drafted > 0
+            served.planned_draws += 1 + drafted
+            served.repeated = 0
         assert served.planned_draws <= served.max_tokens
         served.touched_by = len(self.plans) - 1
 
@@ -420,10 +429,11 @@ class StepWorker:
     def _observe(self) -> None:
         step = self.under_way.popleft()
         drawn: dict[str, int] = {}
+        repeated: dict[str, int] = {}
         stopped: list[str] = []
         for span, served, life in zip(step.plan.spans, step.served, step.lives, strict=True):
             tokens = 1
-            if span.start >= served.known and span.tokens > 1:
+            if span.request_id in step.verifying:
                 tokens += min(span.tokens - 1, self.right(span.request_id, span.tokens - 1))
             if span.draws:
                 drawn[span.request_id] = tokens  # also for those that have ended meanwhile
@@ -433,6 +443,9 @@ class StepWorker:
                     served.is_verifying = False
                     served.position -= span.tokens - tokens
                     served.planned_draws -= span.tokens - tokens
+                    if tokens < span.tokens and self.repeats(span.request_id):
+                        repeated[span.request_id] = served.repeated = tokens
+                        served.position -= tokens
                 if self.stops_at(served.request_id, served.drawn):
                     stopped.append(served.request_id)
         seconds = self.seconds_of(step.load)
@@ -440,7 +453,9 @@ class StepWorker:
         self.model.learn(step.load, seconds)
         for request_id in stopped:
             self._end(self.live[request_id], "stopped")
-        outcome = StepOutcome(plan=step.plan, drawn=drawn, ended=tuple(stopped), seconds=seconds)
+        outcome = StepOutcome(
+            plan=step.plan, drawn=drawn, ended=tuple(stopped), seconds=seconds, repeated=repeated
+        )
         for request_id in self.scheduler.observe(outcome):
             served = self.live[request_id]
             assert served.drawn == served.max_tokens

@@ -12,6 +12,7 @@ import pytest
 from holdfast.wire.commands import Command, SequenceRequest
 from holdfast.wire.events import Finished, FinishReason, TokensGenerated
 from holdfast.wire.requests import SamplingParams
+from holdfast.worker.drafting.suffix import MOST_DRAFTED
 from holdfast.worker.engine.engine import Engine
 from tests.fakes import forced_drafts
 from tests.fakes.caching_worker import greedy, one_after_the_other, random_prompt, tiny_worker
@@ -56,7 +57,7 @@ def assert_same(inbox: ScriptInbox, answers: dict[str, list[int]]) -> None:
 
 
 @pytest.mark.parametrize("engine", [Engine, RunningAhead])
-@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next"])
 def test_a_crowd_gets_the_answers_that_it_gets_without_drafts(
     name: str, engine: type[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,32 +73,36 @@ def test_a_crowd_gets_the_answers_that_it_gets_without_drafts(
 
 
 @pytest.mark.parametrize("engine", [Engine, RunningAhead])
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_what_verified_answers_leave_in_the_cache_is_right_before_and_after_a_restart(
-    engine: type[Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, engine: type[Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt = random_prompt(250)
     first = greedy("first", prompt, max_tokens=60)
-    answer = plain_answers([[first]])["first"]
+    answer = plain_answers([[first]], name=name)["first"]
     following = greedy("next", (*prompt, *answer, 7, 8, 9), max_tokens=30)
-    answers = plain_answers(one_after_the_other(first, following))
+    answers = plain_answers(one_after_the_other(first, following), name=name)
     forced_drafts.force(monkeypatch, answers, seed="cache")
     for _ in range(2):
-        worker = tiny_worker(tmp_path, engine=engine, speculates=True)
+        worker = tiny_worker(tmp_path, name=name, engine=engine, speculates=True)
         inbox = worker.serve([[first], [following]], in_turn=True)
         assert_same(inbox, answers)
-        assert inbox.finished("next").cached_tokens >= len(prompt) + len(answer) - 1
+        # a recurrent state may have returned to the token before its last draft
+        missing = MOST_DRAFTED + 1 if name == "qwen3_next" else 1
+        assert inbox.finished("next").cached_tokens >= len(prompt) + len(answer) - missing
 
 
 @pytest.mark.parametrize("engine", [Engine, RunningAhead])
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_preempted_sequences_go_on_with_their_drafts(
-    engine: type[Engine], monkeypatch: pytest.MonkeyPatch
+    name: str, engine: type[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script: list[Sequence[Command]] = [
         [greedy(name, random_prompt(10, name), max_tokens=60) for name in "abcd"]
     ]
-    answers = plain_answers(script)
+    answers = plain_answers(script, name=name)
     forced_drafts.force(monkeypatch, answers, seed="preempted")
-    worker = tiny_worker(engine=engine, speculates=True, budget_tokens=130)
+    worker = tiny_worker(name=name, engine=engine, speculates=True, budget_tokens=130)
     assert_same(worker.serve(script), answers)
     assert worker.scheduler.statistics().preemptions > 0
 

@@ -159,6 +159,7 @@ class SchedulerStates(RuleBasedStateMachine):
     ) -> None:
         """drafts: by sequence, the tokens of a draft, and how many of them are right."""
         self.worker.offer = lambda request_id: (0.9,) * drafts.get(request_id, (0, 0))[0]
+        self.worker.repeats = lambda request_id: request_id in "aceg"
         self.worker.right = lambda request_id, drafted: drafts.get(request_id, (0, 0))[1]
 
         def seconds_of(load: StepLoad) -> float:

@@ -144,6 +144,11 @@ class Engine:
         """Why drafted tokens cannot be verified with this model; empty if they can."""
         return self._runner.speculation_refused
 
+    @property
+    def repeats_accepted(self) -> bool:
+        """Whether accepted tokens are computed again when others of the same draft are rejected."""
+        return self._runner.repeats_accepted
+
     def most_drafted(self, request_id: RequestId) -> int:
         """How many drafted tokens the next span of a decoding sequence may have. No pending step may
         contain the sequence.
@@ -271,7 +276,12 @@ class Engine:
             "the tokens of the previous step are not sampled yet"
         )
         spans = [SequenceSpan(self._sequences[span.request_id], span) for span in plan.spans]
+        for each in spans:
+            if each.span.drafted and self._runner.repeats_accepted:
+                each.sequence.saved = each.sequence.live.saved()
         logits = self._runner.forward(spans, StepContext())
+        for each in spans:
+            each.sequence.repeated = ()
         pending = self._draw(spans, logits)
         self._pool(pending, logits.hidden)
         for each in spans:
@@ -294,7 +304,7 @@ class Engine:
             self._under_way.popleft()
             if self._under_way:
                 self._under_way[0].launch()
-        results = tuple(_results_of(pending, prompt_logprobs))
+        results = list(_results_of(pending, prompt_logprobs))
         _accept(pending, results)
         for each, result in zip(pending.spans, results, strict=True):
             if each.sequence.constraint is not None:
@@ -302,7 +312,7 @@ class Engine:
                     each.sequence.constraint.take(token_id)
         if self._under_way:
             self._draw_late(self._under_way[0])
-        return results
+        return tuple(results)
 
     def take_kept(self, pending: PendingStep) -> list[Kept]:
         """Return the evaluated snapshots of a collected step; a second call returns none."""
@@ -443,6 +453,8 @@ class Engine:
         kept = None
         if sequence.keep is not None:
             certain_tokens = each.span.start + each.span.certain_tokens
+            if sequence.saved is not None:
+                certain_tokens = each.span.start  # the state may return to it
             kept = keep_due(sequence, sequence.keep, certain_tokens=certain_tokens)
         if kept is not None:
             pending.kept.append(kept)
@@ -558,16 +570,25 @@ def _draws(pending: PendingStep) -> dict[RequestId, SpanResult]:
     return results
 
 
-def _accept(pending: PendingStep, results: Sequence[SpanResult]) -> None:
+def _accept(pending: PendingStep, results: list[SpanResult]) -> None:
     """Add the accepted tokens of drafts to their sequences, and drop the others from the state."""
-    by_id = {result.request_id: result for result in results}
-    for each, rows in pending.rows():
-        if each.span.drafted:
-            count = len(by_id[each.span.request_id].token_ids)
-            if count:
-                assert pending.drawn is not None, "nothing was sampled"
-                each.sequence.take(pending.drawn.tokens, rows.start, count=count)
-            each.sequence.live.rewind(len(rows) - max(count, 1))
+    first_rows = {each.span.request_id: rows.start for each, rows in pending.rows()}
+    for index, each in enumerate(pending.spans):
+        if not each.span.drafted:
+            continue
+        sequence = each.sequence
+        count = len(results[index].token_ids)
+        rejected = len(each.wanted_rows) - max(count, 1)
+        if sequence.saved is None:
+            sequence.live.rewind(rejected)
+        elif rejected:
+            sequence.live.return_to(sequence.saved)
+            sequence.repeated = (sequence.last_token, *each.span.drafted)[:count]
+            results[index] = replace(results[index], repeated=count)
+        sequence.saved = None
+        if count:
+            assert pending.drawn is not None, "nothing was sampled"
+            sequence.take(pending.drawn.tokens, first_rows[each.span.request_id], count=count)
 
 
 def _constraints_of_rows(drawing: Sequence[SequenceSpan]) -> Iterator[SequenceConstraint | None]:

@@ -22,13 +22,15 @@ class Span:
 
     drafted: tokens that a draft expects after that token. The step samples after each of them; those
     that plain decoding would have sampled, too, are kept (see docs/how-it-works/speculation.md).
+    If a decoding span has several tokens and none is drafted, then all but the last one were part of
+    the span before it, and are computed again (`SpanResult.repeated`).
     """
 
     request_id: RequestId
     start: int
     tokens: int
     draws: bool  # whether to sample the next token: the span reaches the end of the known tokens
-    drafted: tuple[int, ...] = ()  # all tokens of a decoding span but the first
+    drafted: tuple[int, ...] = ()  # all tokens of a decoding span but the first; empty: none
 
     @property
     def certain_tokens(self) -> int:
@@ -51,6 +53,9 @@ class SpanResult:
     # The sampled token, after the drafted tokens that are accepted; empty if the span samples none or
     # failed.
     token_ids: tuple[int, ...] = ()
+    # how many tokens the sequence's next span has to begin with, although they are part of this one:
+    # the state could not drop the rejected tokens alone
+    repeated: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     # the log-probability of the token after each position of this chunk, if requested
     prompt_logprobs: tuple[TokenLogprob, ...] = ()

@@ -21,6 +21,7 @@ from holdfast.worker.kv.live import (
     KVBlock,
     LiveBase,
     LiveState,
+    SavedState,
     StateCheckpoint,
     all_finite,
     start_from,
@@ -57,6 +58,8 @@ class EngineSequence:
     constraint: SequenceConstraint | None = None  # limits its next token
     drawn: mx.array | None = None  # uint32 [rows], tokens of the last step that sampled
     drawn_row: int = 0
+    repeated: tuple[int, ...] = ()  # tokens before that one that the next span computes again
+    saved: SavedState | None = None  # before a step that verifies drafted tokens
     kept: int = 0  # tokens whose keys and values need not be copied for the cache (any more)
     keep: KeepPolicy | None = None
     is_trimmed: bool = True
@@ -104,6 +107,12 @@ class EngineSequence:
         self.sampler.advance(tokens[row : row + count] if self.sampler.edits else tokens, count)
         self.drawn = tokens
         self.drawn_row = row + count - 1
+
+    @property
+    def last_token(self) -> int:
+        """The last sampled token. Waits for it."""
+        assert self.drawn is not None, "no token is sampled yet"
+        return int(np.array(self.drawn, copy=False)[self.drawn_row])
 
     def pool(self, hidden: mx.array) -> None:
         """Add the hidden states of the prompt's next tokens, [rows, hidden]. Lazy."""
@@ -206,10 +215,12 @@ def token_ids_of(spans: Sequence[SequenceSpan]) -> mx.array:
             index += 1
             continue
         assert sequence.drawn is not None, "a decoding span has no sampled token"
-        if span.drafted:
+        if span.tokens > 1:
+            dtype = sequence.drawn.dtype
             row = sequence.drawn_row
+            pieces.append(mx.array(sequence.repeated, dtype=dtype))
             pieces.append(sequence.drawn[row : row + 1])
-            pieces.append(mx.array(span.drafted, dtype=sequence.drawn.dtype))
+            pieces.append(mx.array(span.drafted, dtype=dtype))
             index += 1
             continue
         rows = _rows_drawn_together(spans[index:])

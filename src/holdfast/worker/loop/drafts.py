@@ -19,6 +19,9 @@ from holdfast.worker.scheduler.draft_gain import Offers
 if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run time
     from holdfast.worker.engine.engine import Engine
 
+# Where accepted tokens are computed again if others of the same draft are rejected, a draft ends
+# before its chance to be right as a whole falls below this.
+_LEAST_CHANCE_OF_ALL = 0.5
 # of tokens that a grammar forces: it may allow to divide the same text into tokens differently
 _FORCED_CHANCE = 0.9
 
@@ -87,9 +90,12 @@ class Drafts:
         most = self._engine.most_drafted(sequence.id)
         allowed = allowed[: min(most, MOST_DRAFTED)]
         if allowed == wanted[: len(allowed)]:
-            return Draft(allowed, draft.chances[: len(allowed)])
-        chances = tuple(_FORCED_CHANCE ** (index + 1) for index in range(len(allowed)))
-        return Draft(allowed, chances)
+            chances = draft.chances[: len(allowed)]
+        else:
+            chances = tuple(_FORCED_CHANCE ** (index + 1) for index in range(len(allowed)))
+        if self._engine.repeats_accepted:
+            chances = tuple(chance for chance in chances if chance >= _LEAST_CHANCE_OF_ALL)
+        return Draft(allowed[: len(chances)], chances)
 
     def _expected(self, sequence: LiveSequence, most: int) -> Draft:
         """The draft of the sequence's drafter, which first gets the sequence's new tokens."""

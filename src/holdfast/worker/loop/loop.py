@@ -649,6 +649,7 @@ class WorkerLoop:
         ledger = self._ledger
         ledger.counters.count_step(seconds)
         drawn: dict[RequestId, int] = {}
+        repeated: dict[RequestId, int] = {}
         ended: list[tuple[LiveSequence, FinishReason, str]] = []
         failed: list[tuple[LiveSequence, str]] = []
         for span, sequence, result in flight.wanted(results):
@@ -670,6 +671,7 @@ class WorkerLoop:
                     count = end.counted_tokens
                     ledger.generate(sequence, result.token_ids[:count], result.logprobs[:count])
                     drawn[span.request_id] = count
+                    repeated[span.request_id] = result.repeated
                     if sequence.is_cold and sequence.began_from:
                         self._cache.blame(sequence, live=ledger.live())
                     if end.reason is FinishReason.STOP:
@@ -679,7 +681,13 @@ class WorkerLoop:
             self._lifetimes.give_up_state(sequence, failure)
         ended_ids = tuple(sequence.id for sequence, _, _ in ended)
         by_length = self._scheduler.observe(
-            StepOutcome(plan=flight.decided, drawn=drawn, ended=ended_ids, seconds=seconds)
+            StepOutcome(
+                plan=flight.decided,
+                drawn=drawn,
+                ended=ended_ids,
+                seconds=seconds,
+                repeated=repeated,
+            )
         )
         for sequence, reason, error in ended:
             self._lifetimes.finish(sequence, reason, error=error)

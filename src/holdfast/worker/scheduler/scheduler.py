@@ -15,7 +15,7 @@ import bisect
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from holdfast.config import SchedulerSettings
 from holdfast.errors import ConfigError, InvalidRequest, PromptTooLong, QueueFull
@@ -77,6 +77,8 @@ class StepOutcome:
     drawn: Mapping[RequestId, int]  # number of tokens that each sequence generated, if any
     ended: tuple[RequestId, ...]  # sequences ended by a stop token or a failure
     seconds: float
+    # for sequences whose next span has to begin with tokens of this step: how many
+    repeated: Mapping[RequestId, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -610,7 +612,11 @@ class Scheduler:
         for span in step.plan.spans:
             sequence = self._running.get(span.request_id)
             if sequence is not None and sequence.is_verifying and sequence.last_step == step.number:
-                sequence.settle(verified=span.tokens, drawn=outcome.drawn.get(span.request_id, 0))
+                sequence.settle(
+                    verified=span.tokens,
+                    drawn=outcome.drawn.get(span.request_id, 0),
+                    repeated=outcome.repeated.get(span.request_id, 0),
+                )
 
     def statistics(self) -> SchedulerStatistics:
         """The current state, and counters since the start."""
@@ -820,13 +826,14 @@ class Scheduler:
             extra = drafted.get(sequence.request_id, 0)
             if extra and sequence.last_step > self._observed_steps:
                 continue  # to verify its draft, it waits until its last token is known
-            tokens = 1 + extra
+            tokens = sequence.repeated + 1 + extra
             spans.append(
                 Span(request_id=sequence.request_id, start=position, tokens=tokens, draws=True)
             )
             sequence.position = position + tokens
             sequence.last_step = number
-            sequence.planned_draws += tokens
+            sequence.planned_draws += 1 + extra
+            sequence.repeated = 0
             sequence.is_verifying = extra > 0
             if sequence.planned_draws >= sequence.max_tokens:
                 has_last_draws = True
