@@ -62,6 +62,16 @@ def test_an_expected_answer_is_found_again_after_an_insertion() -> None:
     assert made.draft(2).token_ids == FILE[7:9]
 
 
+def test_other_texts_are_drafted_where_they_agree_and_only_up_to_their_ends() -> None:
+    others = [TokenIds.of(FILE[:10]), TokenIds.of((*FILE[:5], 7, 8))]
+    made = drafter((1, 2, 3), others=others, expected=TokenIds.of((4, 5)))
+    assert len(made) == 3
+    made.extend(FILE[2:4])
+    assert made.draft().token_ids == (FILE[4], 7, 8)
+    made.extend(FILE[4:6])
+    assert made.draft().token_ids == FILE[6:10]
+
+
 def test_chances_fall_along_a_draft_and_rise_with_the_length_of_the_match() -> None:
     short, long = drafter(FILE, *FILE[:2]).draft(), drafter(FILE, *FILE[:30]).draft()
     for draft in (short, long):

@@ -11,9 +11,10 @@ import pytest
 
 from holdfast.wire.commands import Command, SequenceRequest
 from holdfast.wire.events import Finished, FinishReason, TokensGenerated
-from holdfast.wire.requests import SamplingParams
+from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.drafting.suffix import MOST_DRAFTED
 from holdfast.worker.engine.engine import Engine
+from holdfast.worker.scheduler import scheduler
 from tests.fakes import forced_drafts
 from tests.fakes.caching_worker import greedy, one_after_the_other, random_prompt, tiny_worker
 from tests.fakes.running_ahead import RunningAhead
@@ -137,6 +138,29 @@ def test_stop_tokens_end_an_answer_where_they_end_it_without_drafts(
     inbox = tiny_worker(speculates=True).serve(script)
     assert_same(inbox, stopped)
     assert {inbox.finished(name).reason for name in stopped} == {FinishReason.STOP}
+
+
+def test_an_earlier_answer_to_the_same_prompt_is_drafted_but_not_that_of_another_tenant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scheduler, "DraftGain", forced_drafts.EagerGain)
+    prompt = random_prompt(30)
+
+    def request(name: str, tenant: str) -> SequenceRequest:
+        sampling = SamplingParams(temperature=1.0, seed=3)  # an answer without repetitions
+        return SequenceRequest(
+            request_id=name,
+            prompt_token_ids=TokenIds.of(prompt),
+            max_tokens=40,
+            sampling=sampling,
+            tenant=tenant,
+        )
+
+    asked = [request("first", "a"), request("again", "a"), request("stranger", "b")]
+    inbox = tiny_worker(speculates=True).serve([[each] for each in asked], in_turn=True)
+    assert inbox.tokens("first") == inbox.tokens("again") == inbox.tokens("stranger")
+    assert inbox.finished("again").accepted_tokens > 25
+    assert inbox.finished("stranger").accepted_tokens == inbox.finished("first").accepted_tokens < 5
 
 
 def test_repetitions_are_drafted_by_the_worker_itself() -> None:

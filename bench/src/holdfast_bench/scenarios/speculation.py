@@ -40,30 +40,27 @@ def _cases(scale: Scale) -> Sequence[Case]:
     ]
 
 
-def _asks(kinds: Sequence[str], count: int) -> list[Ask]:
-    """Questions of all these kinds in turn."""
+def _asks(trial: Trial, *, max_tokens: int) -> list[Ask]:
+    """Questions of all kinds in turn. Each trial is a tenant, whom no earlier answer helps."""
+    kinds, count = trial.settings["kinds"], trial.settings["questions"]
     known = json.loads(_QUESTIONS.read_text())
     asks = []
     for number in range(count):
         of_kind: list[dict[str, Any]] = known[kinds[number % len(kinds)]]
         request = of_kind[number // len(kinds) if len(kinds) > 1 else number]
         more = {name: value for name, value in request.items() if name != "messages"}
+        more["cache_salt"] = trial.seed
         asks.append(
-            Ask(messages=tuple(request["messages"]), max_tokens=_MAX_TOKENS, more_fields=more)
+            Ask(messages=tuple(request["messages"]), max_tokens=max_tokens, more_fields=more)
         )
     return asks
 
 
-async def _prepare(trial: Trial) -> None:
-    """Let the server read all prompts, so that only the answers are measured."""
-    client = await trial.client()
-    for ask in _asks(trial.settings["kinds"], trial.settings["questions"]):
-        await client.ask(ask)
-
-
 async def _measure(trial: Trial) -> Sample:
     client, settings = await trial.client(), trial.settings
-    asks = _asks(settings["kinds"], settings["questions"])
+    for ask in _asks(trial, max_tokens=1):  # so that only the answers are measured
+        await client.ask(ask)
+    asks = _asks(trial, max_tokens=_MAX_TOKENS)
     if settings.get("together"):
         together = await client.ask_all(asks)
         answers, seconds = list(together.answers), together.seconds
@@ -95,7 +92,6 @@ SCENARIO = Scenario(
     model="holdfast-demo",
     more_models=(WIDE_DEMO,),
     cases=_cases,
-    prepare=_prepare,
     measure=_measure,
     peers=("without-speculation",),
 )

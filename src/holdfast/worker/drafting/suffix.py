@@ -1,4 +1,5 @@
-"""Drafts without a model: what followed the last tokens when they occurred before.
+"""Drafts without a model: what followed the last tokens when they occurred before, in the prompt, in
+the answer, or in another text.
 
 Answers often repeat parts of their prompt: edits repeat the file, tool calls repeat names and
 paths, later turns repeat facts. A `SuffixDrafter` finds an earlier place whose preceding tokens are
@@ -13,7 +14,7 @@ right is measured all the time, by the length of the match, even while no draft 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from holdfast.wire.requests import TokenIds
@@ -89,25 +90,28 @@ def _size(matched: int) -> int:
 
 
 class SuffixDrafter:
-    """Drafts the next tokens of one sequence from its own earlier tokens."""
+    """Drafts the next tokens of one sequence."""
 
     def __init__(
         self,
         prompt: TokenIds,
         *,
         rates: DraftRates | None = None,
+        others: Iterable[TokenIds] = (),
         expected: TokenIds = NO_TOKENS,
     ) -> None:
-        """rates: those of the model. expected: what the client expects the
-        answer to be; empty: nothing.
+        """rates: those of the model. others: further texts that the answer may repeat, the likeliest
+        last. expected: what the client expects the answer to be; empty: nothing.
         """
         self._rates = DraftRates(DraftRates() if rates is None else rates)
         self._tokens = array("i")
-        self._sequence_start = 0
-        if expected:
-            self._tokens.frombytes(expected.packed)
-            self._tokens.append(_SEPARATOR)
-            self._sequence_start = len(expected) + 1
+        expected_start = 0
+        for text in (*others, expected):
+            if text:
+                expected_start = len(self._tokens)
+                self._tokens.frombytes(text.packed)
+                self._tokens.append(_SEPARATOR)
+        self._sequence_start = len(self._tokens)
         self._tokens.frombytes(prompt.packed)
         # The places after each pair of tokens: the latest one, and for each place, the one before it
         # of the same pair (0: none). `_earlier` also tells how many tokens are indexed.
@@ -115,7 +119,7 @@ class SuffixDrafter:
         self._earlier = array("i", (0, 0))
         # where the drafted tokens begin, and how many tokens before that place agree with the last
         # ones of the sequence
-        self._next: int | None = 0 if expected else None
+        self._next: int | None = expected_start if expected else None
         self._matched = _LONGEST_MATCH // 2 if expected else 0
 
     def __len__(self) -> int:

@@ -5,13 +5,15 @@ Device thread only. See docs/how-it-works/speculation.md.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from holdfast.wire.requests import RequestId
+from holdfast.wire.commands import SequenceRequest
+from holdfast.wire.requests import RequestId, TokenIds
 from holdfast.worker.drafting.suffix import MOST_DRAFTED, NO_DRAFT, Draft, DraftRates, SuffixDrafter
-from holdfast.worker.engine.plan import Span, SpanResult
+from holdfast.worker.engine.plan import BLOCK_TOKENS, Span, SpanResult
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.loop.sequences import LiveSequence
 from holdfast.worker.scheduler.draft_gain import Offers
@@ -24,6 +26,46 @@ if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run ti
 _LEAST_CHANCE_OF_ALL = 0.5
 # of tokens that a grammar forces: it may allow to divide the same text into tokens differently
 _FORCED_CHANCE = 0.9
+_MOST_OTHER_TOKENS = 2048  # of other answers, for one sequence; they are indexed at once
+_MOST_ANSWERS = 8  # with the same beginning of the prompt
+_MOST_BEGINNINGS = 64
+_LEAST_REMEMBERED = 8  # tokens of an answer
+
+
+class RecentAnswers:
+    """The latest answers, by the beginning of their prompts: agents with the same instructions often
+    write the same. Tenants share none.
+    """
+
+    def __init__(self) -> None:
+        self._by_beginning: OrderedDict[tuple[str, str, bytes], deque[TokenIds]] = OrderedDict()
+
+    def add(self, request: SequenceRequest, answer: Sequence[int]) -> None:
+        """Remember the answer to a request, unless nothing is to be kept of it."""
+        if not request.is_kept or len(answer) < _LEAST_REMEMBERED:
+            return
+        key = _beginning(request)
+        answers = self._by_beginning.setdefault(key, deque(maxlen=_MOST_ANSWERS))
+        answers.append(TokenIds.of(answer[:_MOST_OTHER_TOKENS]))
+        self._by_beginning.move_to_end(key)
+        if len(self._by_beginning) > _MOST_BEGINNINGS:
+            self._by_beginning.popitem(last=False)
+
+    def like(self, request: SequenceRequest) -> list[TokenIds]:
+        """Answers to prompts with the same beginning, the latest one last."""
+        found: list[TokenIds] = []
+        tokens = 0
+        for answer in reversed(self._by_beginning.get(_beginning(request), ())):
+            tokens += len(answer)
+            if tokens > _MOST_OTHER_TOKENS:
+                break
+            found.insert(0, answer)
+        return found
+
+
+def _beginning(request: SequenceRequest) -> tuple[str, str, bytes]:
+    beginning = request.prompt_token_ids[:BLOCK_TOKENS].packed
+    return request.tenant, request.adapter, beginning
 
 
 class Drafts:
@@ -33,6 +75,7 @@ class Drafts:
         self._engine = engine
         self._counters = counters
         self._rates = DraftRates()
+        self._answers = RecentAnswers()
         self._offered: dict[RequestId, tuple[int, ...]] = {}
 
     def offers(
@@ -76,6 +119,10 @@ class Drafts:
         self._counters.drafted_tokens += len(span.drafted)
         self._counters.accepted_tokens += accepted
 
+    def remember(self, sequence: LiveSequence) -> None:
+        """Remember the answer of a sequence that ends, for drafts of later ones."""
+        self._answers.add(sequence.request, sequence.generated)
+
     def _draft(self, sequence: LiveSequence) -> Draft:
         draft = self._expected(sequence, MOST_DRAFTED)
         if not draft.token_ids and not sequence.request.grammar:
@@ -107,6 +154,9 @@ class Drafts:
         if sequence.drafter is None:
             request = sequence.request
             sequence.drafter = SuffixDrafter(
-                request.prompt_token_ids, rates=self._rates, expected=request.predicted_token_ids
+                request.prompt_token_ids,
+                rates=self._rates,
+                others=self._answers.like(request),
+                expected=request.predicted_token_ids,
             )
         return sequence.drafter

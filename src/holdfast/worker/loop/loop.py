@@ -689,10 +689,11 @@ class WorkerLoop:
                 repeated=repeated,
             )
         )
+        ended += [(ledger[request_id], FinishReason.LENGTH, "") for request_id in by_length]
         for sequence, reason, error in ended:
+            if self._drafts is not None:
+                self._drafts.remember(sequence)
             self._lifetimes.finish(sequence, reason, error=error)
-        for request_id in by_length:
-            self._lifetimes.finish(ledger[request_id], FinishReason.LENGTH)
 
     def _flush_if_idle(self) -> bool:
         """Commit the state copied out of closed sequences, if any. Call it only when idle: it waits
