@@ -141,9 +141,9 @@ def _random_spans(
 def _draft(engine: Engine, index: int, each: Played, rng: random.Random) -> tuple[int, ...]:
     """Up to 8 tokens, most of them right up to a random place."""
     done = len(each.tokens)
-    most = min(rng.randrange(9), each.wanted_tokens - done - 1, engine.most_drafted(str(index)))
+    most = min(rng.randrange(9), each.wanted_tokens - done - 1)
     right = list(each.plain[done : done + most])
-    guess = [token if rng.random() < 0.85 else rng.randrange(200) for token in right]
+    guess = tuple(token if rng.random() < 0.85 else rng.randrange(200) for token in right)
     return engine.draft(str(index), guess)[:most]
 
 

@@ -18,7 +18,8 @@ def drafter(prompt: tuple[int, ...], *generated: int, **more: object) -> SuffixD
 
 
 def test_what_followed_the_last_two_tokens_is_drafted() -> None:
-    assert drafter((*FILE, 1, 2), 110, 111).draft(4).token_ids == (112, 113, 114, 115)
+    draft = drafter((*FILE, 1, 2), 110, 111).draft().token_ids
+    assert draft == FILE[12 : 12 + len(draft)] != ()
 
 
 @pytest.mark.parametrize("generated", [(), (1,), (110,), (110, 7), (7, 110)])
@@ -86,8 +87,8 @@ def test_drafts_that_are_wrong_lower_the_chances_also_of_other_sequences() -> No
     wrong = drafter(prompt, rates=rates)
     for number in range(200):
         wrong.extend([3, 4, 1000 + number])
-    after = drafter(FILE, *FILE[:2], rates=rates).draft().chances[0]
-    assert after < before / 2
+    after = drafter(FILE, *FILE[:2], rates=rates).draft()
+    assert after == NO_DRAFT or after.chances[0] < before / 2
 
 
 tokens = st.lists(st.integers(0, 4), max_size=60)

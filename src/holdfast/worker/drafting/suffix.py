@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from holdfast.wire.requests import TokenIds
 
 MOST_DRAFTED = 8  # tokens per draft
+_LEAST_CHANCE = 0.05  # of a token to be drafted
 _LONGEST_MATCH = 32  # longer ones are not measured
 _MOST_PLACES = 16  # the latest places of the last two tokens that are compared
 _MOST_INDEXED = 2048  # tokens of the prompt that are indexed at once, in less than a millisecond
@@ -203,5 +204,7 @@ class SuffixDrafter:
         chance = 1.0
         for matched in range(self._matched, self._matched + len(drafted)):
             chance *= rates[_size(matched)]
+            if chance < _LEAST_CHANCE:
+                break
             chances.append(chance)
-        return Draft(tuple(drafted), tuple(chances))
+        return Draft(tuple(drafted[: len(chances)]), tuple(chances))

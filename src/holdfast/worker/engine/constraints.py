@@ -369,11 +369,11 @@ class SequenceConstraint:
         copied.failure = self.failure
         return copied
 
-    def draft(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+    def draft(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """The tokens of a draft that the grammar allows, or those that it forces."""
         if self.matcher is None or self.failure:
-            return tuple(token_ids)
-        return self.matcher.forced() or tuple(token_ids[: self.matcher.allowed(token_ids)])
+            return token_ids
+        return self.matcher.forced() or token_ids[: self.matcher.allowed(token_ids)]
 
     def forced_token(self) -> int | None:
         """The token that must follow because a thought has to end; None if no token is forced."""

@@ -149,23 +149,19 @@ class Engine:
         """Whether accepted tokens are computed again when others of the same draft are rejected."""
         return self._runner.repeats_accepted
 
-    def most_drafted(self, request_id: RequestId) -> int:
-        """How many drafted tokens the next span of a decoding sequence may have. No pending step may
-        contain the sequence.
+    def draft(self, request_id: RequestId, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """The first tokens of a draft that the next span of a decoding sequence may have, or the
+        tokens that its grammar forces. No pending step may contain the sequence.
         """
         if self.speculation_refused:
-            return 0
-        live = self._sequences[request_id].live
-        # the current block is not quantized yet, so only its tokens can be dropped
-        is_quantized = live.kv_bits != "native"
-        return BLOCK_TOKENS - 1 - live.tokens % BLOCK_TOKENS if is_quantized else sys.maxsize
-
-    def draft(self, request_id: RequestId, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """The tokens of a draft for a decoding sequence that its grammar allows, or those that its
-        grammar forces. No pending step may contain the sequence.
-        """
-        constraint = self._sequences[request_id].constraint
-        return tuple(token_ids) if constraint is None else constraint.draft(token_ids)
+            return ()
+        sequence = self._sequences[request_id]
+        if sequence.constraint is not None:
+            token_ids = sequence.constraint.draft(token_ids)
+        if sequence.live.kv_bits != "native":
+            # the current block is not quantized yet, so only its tokens can be dropped
+            token_ids = token_ids[: BLOCK_TOKENS - 1 - sequence.live.tokens % BLOCK_TOKENS]
+        return token_ids
 
     def cuts_at_blocks(self, kv_bits: KVBits) -> bool:
         """Whether spans must not cross borders of quantized blocks; see `Runner.cuts_at_blocks`."""

@@ -148,7 +148,7 @@ class LiveState:
     @property
     def kv_bits(self) -> KVBits:
         """How the layers that grow hold keys and values."""
-        return next((leaf.kv_bits for leaf in self.growing), "native")
+        return next((leaf.kv_bits for leaf in self.leaves if leaf.grows), "native")
 
     def bytes_per_token(self) -> int:
         """Bytes that one more token takes; 0 before the first one."""

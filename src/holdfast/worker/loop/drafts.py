@@ -73,6 +73,7 @@ class Drafts:
 
     def __init__(self, engine: Engine, *, counters: Counters) -> None:
         self._engine = engine
+        self._repeats_accepted = engine.repeats_accepted
         self._counters = counters
         self._rates = DraftRates()
         self._answers = RecentAnswers()
@@ -127,22 +128,19 @@ class Drafts:
         draft = self._expected(sequence, MOST_DRAFTED)
         if not draft.token_ids and not sequence.request.grammar:
             return NO_DRAFT
-        # a drafted token that ends the answer would save nothing
         wanted = draft.token_ids
-        for index, token_id in enumerate(wanted):
-            if token_id in sequence.stop_token_ids:
-                wanted = wanted[:index]
-                break
-        allowed = self._engine.draft(sequence.id, wanted)
-        most = self._engine.most_drafted(sequence.id)
-        allowed = allowed[: min(most, MOST_DRAFTED)]
-        if allowed == wanted[: len(allowed)]:
-            chances = draft.chances[: len(allowed)]
-        else:
+        if not sequence.stop_token_ids.isdisjoint(wanted):
+            # a drafted token that ends the answer would save nothing
+            end = next(at for at, token in enumerate(wanted) if token in sequence.stop_token_ids)
+            wanted = wanted[:end]
+        allowed = self._engine.draft(sequence.id, wanted)[:MOST_DRAFTED]
+        chances = draft.chances
+        if allowed != wanted[: len(allowed)]:
             chances = tuple(_FORCED_CHANCE ** (index + 1) for index in range(len(allowed)))
-        if self._engine.repeats_accepted:
+        if self._repeats_accepted:
             chances = tuple(chance for chance in chances if chance >= _LEAST_CHANCE_OF_ALL)
-        return Draft(allowed[: len(chances)], chances)
+        count = min(len(allowed), len(chances))
+        return Draft(allowed[:count], chances[:count])
 
     def _expected(self, sequence: LiveSequence, most: int) -> Draft:
         """The draft of the sequence's drafter, which first gets the sequence's new tokens."""
