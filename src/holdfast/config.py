@@ -33,6 +33,7 @@ DtypeChoice: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 DequantizeChoice: TypeAlias = Literal["auto", "never", "always"]
 DeviceChoice: TypeAlias = Literal["auto", "cpu", "gpu"]
 LayoutChoice: TypeAlias = Literal["auto", "rows", "split", "solo"]
+SpeculationChoice: TypeAlias = Literal["auto", "off"]
 KVBitsChoice: TypeAlias = Literal["auto", "native", "8", "8/4", "4"]
 ConstrainChoice: TypeAlias = Literal["strict", "auto"]
 WarmAheadChoice: TypeAlias = Literal["auto", "on", "off"]
@@ -230,6 +231,12 @@ class ModelSettings:
         "keys, 4-bit values), or 4 (with 5-bit keys). `auto`: native, but 8 bits for new sequences "
         "when memory runs short.",
         flag="--kv-bits",
+    )
+    speculation: SpeculationChoice = _setting(
+        "auto",
+        "Whether to draft the next tokens from earlier text and verify several in one step; `auto`: "
+        "where measurements show that it is faster.",
+        flag="--speculation",
     )
     context_tokens: int | None = _setting(
         None,

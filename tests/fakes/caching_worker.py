@@ -80,6 +80,7 @@ class CachingWorker:
         limits: StoreLimits | None = None,
         has_measured_costs: bool = False,
         adapters: Mapping[str, str] | None = None,
+        speculates: bool = False,
         **settings: Any,
     ) -> None:
         """has_measured_costs: bytes are counted as the model takes them, a budget of tokens too;
@@ -104,6 +105,7 @@ class CachingWorker:
             fingerprint=fingerprint, ram_budget_bytes=ram_bytes, disk=self.store
         )
         self._adapters = adapters or {}
+        self._speculates = speculates
         self.cache = PrefixCache(
             self.index,
             store=self.store,
@@ -172,6 +174,7 @@ class CachingWorker:
             adapters=self._adapters,
             memory=self.memory,
             forms=self.forms,
+            speculates=self._speculates,
             costs=self.weights,
         )
         loop.run()

@@ -28,6 +28,7 @@ from tests.fakes.scripted_gateway import (
     scripted_services,
 )
 
+NOTHING_DRAFTED = {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 MESSAGES = "/v1/messages"

@@ -1,5 +1,5 @@
 """Plays sequences through a real engine in random interleavings of chunks, decoding rows, joins and
-leaves.
+leaves. Decoding sequences may have drafts, in which right and wrong tokens are mixed.
 """
 
 from __future__ import annotations
@@ -33,6 +33,12 @@ class Played:
     sampling: SamplingParams = SamplingParams(temperature=0.0, seed=0)
     # fields of its request: a grammar, a budget
     constraints: Mapping[str, Any] = field(default_factory=dict)
+    # the answer that drafts are made of; empty: no drafts
+    plain: Sequence[int] = ()
+    drafted: int = 0
+    accepted: int = 0
+    repeated: int = 0  # tokens of its last span that the next one has to begin with
+    waits: bool = False  # until it is known which of its drafted tokens are accepted
     read: int = 0
     planned: int = 0  # draws that were given to the engine
     tokens: list[int] = field(default_factory=list)
@@ -94,7 +100,7 @@ def _random_spans(
 ) -> list[Span]:
     spans = []
     for index, each in enumerate(sequences):
-        if each.is_done or each.joins_at > step or rng.random() < 0.2:
+        if each.is_done or each.joins_at > step or each.waits or rng.random() < 0.2:
             continue
         if not each.is_open:
             engine.open(
@@ -112,17 +118,33 @@ def _random_spans(
             each.read += tokens
             each.planned += draws
         elif each.planned < each.wanted_tokens:
+            is_known = each.planned == len(each.tokens)  # otherwise a step is under way
+            may_draft = each.plain and is_known and not each.repeated
+            drafted = _draft(engine, index, each, rng) if may_draft else ()
             spans.append(
                 Span(
                     request_id=str(index),
-                    start=len(each.prompt) + each.planned - 1,
-                    tokens=1,
+                    start=len(each.prompt) + each.planned - 1 - each.repeated,
+                    tokens=each.repeated + 1 + len(drafted),
                     draws=True,
+                    drafted=drafted,
                 )
             )
-            each.planned += 1
+            each.repeated = 0
+            each.planned += 1 + len(drafted)
+            each.drafted += len(drafted)
+            each.waits = bool(drafted)
     rng.shuffle(spans)
     return spans
+
+
+def _draft(engine: Engine, index: int, each: Played, rng: random.Random) -> tuple[int, ...]:
+    """Up to 8 tokens, most of them right up to a random place."""
+    done = len(each.tokens)
+    most = min(rng.randrange(9), each.wanted_tokens - done - 1)
+    right = list(each.plain[done : done + most])
+    guess = tuple(token if rng.random() < 0.85 else rng.randrange(200) for token in right)
+    return engine.draft(str(index), guess)[:most]
 
 
 def _request(index: int, each: Played) -> SequenceRequest:
@@ -140,10 +162,15 @@ def _request(index: int, each: Played) -> SequenceRequest:
 def _collect(
     engine: Engine, sequences: Sequence[Played], pending: PendingStep, plan: StepPlan
 ) -> None:
-    for result in engine.collect(pending):
+    for span, result in zip(plan.spans, engine.collect(pending), strict=True):
         each = sequences[int(result.request_id)]
         if each.is_done:
             continue
+        if span.drafted:
+            each.waits = False
+            each.planned -= 1 + len(span.drafted) - len(result.token_ids)
+            each.accepted += len(result.token_ids) - 1
+            each.repeated = result.repeated
         assert not result.failure
         assert not result.refusal
         each.tokens.extend(result.token_ids)

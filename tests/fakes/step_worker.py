@@ -5,7 +5,7 @@ would choke on.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from holdfast.config import SchedulerSettings
@@ -45,6 +45,8 @@ class Served:
     is_ready: bool = True
     lives: int = 0  # how often it was begun again
     steps_to_first_draw: int = 0
+    is_verifying: bool = False  # a step under way has drafted tokens of it
+    repeated: int = 0  # tokens of an earlier span that the next one has to begin with
     ends: list[str] = field(default_factory=list)
 
 
@@ -57,6 +59,7 @@ class UnderWay:
     load: StepLoad
     served: tuple[Served, ...]
     lives: tuple[int, ...]
+    verifying: frozenset[str]  # requests of which it has drafted tokens
 
 
 def device_seconds(load: StepLoad) -> float:
@@ -111,6 +114,11 @@ class StepWorker:
         self.growths = 0
         self.seconds_of: SecondsOf = device_seconds
         self.stops_at: StopsAt = lambda request_id, drawn: False
+        # what is offered for a request in each step, and how many of n drafted tokens are right
+        self.offer: Callable[[str], Sequence[float]] = lambda request_id: ()
+        self.right: Callable[[str, int], int] = lambda request_id, drafted: 0
+        # whether accepted tokens of a request are computed again when others are rejected
+        self.repeats: Callable[[str], bool] = lambda request_id: False
         self._orders = 0
 
     def submit(
@@ -239,7 +247,8 @@ class StepWorker:
 
     def step(self) -> Decision:
         """One turn of the worker's loop."""
-        decision = self.scheduler.next_step()
+        offers = {name: offer for name in self.live if (offer := self.offer(name))}
+        decision = self.scheduler.next_step(offers)
         self._carry_out(decision)
         if not decision.plan.spans and not self.under_way:
             stuck = [
@@ -321,6 +330,8 @@ class StepWorker:
                 served.drawn,
                 0,
             )
+            served.is_verifying = False
+            served.repeated = 0
         if decision.admitted:
             assert self.held_bytes <= budget_bytes, "admitted beyond the budget in force"
             unpaused = sum(served.runs and not served.is_paused for served in self.live.values())
@@ -348,13 +359,15 @@ class StepWorker:
             chunk_tokens=sum(span.tokens for span in chunks),
             position_sum=sum(span.tokens * (span.start + span.tokens / 2) for span in chunks),
             scored_tokens=sum(span.tokens for span in chunks if span.request_id in scoring),
+            drafted_rows=sum(span.tokens - 1 for span in plan.spans if span not in chunks),
         )
         self._check_stall(load, chunks)
         for span, each in zip(plan.spans, served, strict=True):
             self._check_span(span, each)
         self._check_progress(served)
         lives = tuple(each.lives for each in served)
-        self.under_way.append(UnderWay(len(self.plans) - 1, plan, load, served, lives))
+        verifying = frozenset(each.request_id for each in served if each.is_verifying)
+        self.under_way.append(UnderWay(len(self.plans) - 1, plan, load, served, lives, verifying))
 
     def _check_span(self, span: Span, served: Served) -> None:
         assert served.runs
@@ -368,10 +381,18 @@ class StepWorker:
         if span.start < served.known:
             assert end <= served.known
             assert span.draws == (end == served.known and served.max_tokens > 0)
+            served.planned_draws += span.draws
         else:
-            assert span.tokens == 1
             assert span.draws
-        served.planned_draws += span.draws
+            assert not served.is_verifying, "what it begins with is not known"
+            drafted = span.tokens - 1 - served.repeated
+            assert 0 <= drafted <= len(self.offer(span.request_id))
+            assert not (drafted and served.repeated), "repeats and verifies at once"
+            under_way = {span.request_id for each in self.under_way for span in each.plan.spans}
+            assert not drafted or span.request_id not in under_way, "verifies too early"
+            served.is_verifying = drafted > 0
+            served.planned_draws += 1 + drafted
+            served.repeated = 0
         assert served.planned_draws <= served.max_tokens
         served.touched_by = len(self.plans) - 1
 
@@ -408,12 +429,23 @@ class StepWorker:
     def _observe(self) -> None:
         step = self.under_way.popleft()
         drawn: dict[str, int] = {}
+        repeated: dict[str, int] = {}
         stopped: list[str] = []
         for span, served, life in zip(step.plan.spans, step.served, step.lives, strict=True):
+            tokens = 1
+            if span.request_id in step.verifying:
+                tokens += min(span.tokens - 1, self.right(span.request_id, span.tokens - 1))
             if span.draws:
-                drawn[span.request_id] = 1  # also for those that have ended meanwhile
+                drawn[span.request_id] = tokens  # also for those that have ended meanwhile
             if self.live.get(served.request_id) is served and served.lives == life and span.draws:
-                served.drawn += 1
+                served.drawn += tokens
+                if served.is_verifying and served.runs:
+                    served.is_verifying = False
+                    served.position -= span.tokens - tokens
+                    served.planned_draws -= span.tokens - tokens
+                    if tokens < span.tokens and self.repeats(span.request_id):
+                        repeated[span.request_id] = served.repeated = tokens
+                        served.position -= tokens
                 if self.stops_at(served.request_id, served.drawn):
                     stopped.append(served.request_id)
         seconds = self.seconds_of(step.load)
@@ -421,7 +453,9 @@ class StepWorker:
         self.model.learn(step.load, seconds)
         for request_id in stopped:
             self._end(self.live[request_id], "stopped")
-        outcome = StepOutcome(plan=step.plan, drawn=drawn, ended=tuple(stopped), seconds=seconds)
+        outcome = StepOutcome(
+            plan=step.plan, drawn=drawn, ended=tuple(stopped), seconds=seconds, repeated=repeated
+        )
         for request_id in self.scheduler.observe(outcome):
             served = self.live[request_id]
             assert served.drawn == served.max_tokens

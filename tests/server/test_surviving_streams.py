@@ -89,7 +89,8 @@ def test_it_is_told_in_the_log_and_in_a_crash_report(
     assert "(1 mid-answer); those that are not refused continue on the next worker" in server.log()
     until(lambda: "resumed 1 times" in server.log(), "the request is logged")
     report = json.loads(max((state_folder / "holdfast" / "crashes").iterdir()).read_text())
-    assert "SIGABRT" in report["how"]
+    # writing down the stacks of threads that are running may itself fail, with SIGSEGV
+    assert "SIGABRT" in report["how"] or "SIGSEGV" in report["how"]
     assert any("Fatal Python error: Aborted" in line for line in report["log"])
     (had,) = report["requests"]
     assert 0 < had["drawn_tokens"] < 200

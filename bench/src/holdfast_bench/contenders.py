@@ -16,6 +16,7 @@ from pathlib import Path
 
 from holdfast.errors import HoldfastError
 from holdfast.kernels.build import SWITCH
+from holdfast.models.download import demo_folder
 
 # Loads a BLAS globally and then runs a module as `python -m` does, without importing Holdfast.
 _WITH_BLAS = (
@@ -84,6 +85,12 @@ def holdfast() -> Contender:
     return Contender(label=HOLDFAST, command=serve, store_options=("--store", "{store}"))
 
 
+def without_speculation() -> Contender:
+    """The Holdfast of this environment, with speculation turned off."""
+    command = (*holdfast().command, "--speculation", "off")
+    return Contender(label="holdfast without speculation", command=command)
+
+
 def mlx_lm() -> Contender:
     """The mlx_lm.server of this environment, as installed: on Linux, with MLX's reference BLAS."""
     return Contender(
@@ -123,6 +130,11 @@ def llama_cpp() -> Contender:
     return Contender(label=LLAMA_CPP, command=command)
 
 
+def _drafting(peer: Contender, *options: str) -> Contender:
+    """A peer with speculation."""
+    return replace(peer, label=f"{peer.label} speculating", command=(*peer.command, *options))
+
+
 HOLDFAST, MLX_LM_WITH_BLAS, LLAMA_CPP = "holdfast", "mlx_lm+BLAS", "llama.cpp"
 _MLX_LM = (
     "mlx_lm",
@@ -140,8 +152,9 @@ _MLX_LM = (
 
 def peers_of(names: Sequence[str]) -> list[Contender]:
     """The peers with these names, without repetitions: "mlx_lm" (with the system's BLAS if it has
-    one, otherwise as installed), "mlx_lm-as-installed", "llama.cpp". "none" adds no peer. Raises
-    HoldfastError for other names.
+    one, otherwise as installed), "mlx_lm-as-installed", "llama.cpp", "without-speculation" (this
+    Holdfast), "mlx_lm-draft-model" (with the bundled draft model), "llama.cpp-ngrams". "none" adds
+    no peer. Raises HoldfastError for other names.
     """
     found: list[Contender] = []
     for name in names:
@@ -154,10 +167,19 @@ def peers_of(names: Sequence[str]) -> list[Contender]:
                 found.append(mlx_lm())
             case "llama.cpp":
                 found.append(llama_cpp())
+            case "mlx_lm-draft-model":
+                peer = mlx_lm_with_blas() if _blas_file() else mlx_lm()
+                found.append(
+                    _drafting(peer, "--draft-model", str(demo_folder("holdfast-demo-draft")))
+                )
+            case "llama.cpp-ngrams":
+                found.append(_drafting(llama_cpp(), "--ngrams"))
+            case "without-speculation":
+                found.append(without_speculation())
             case _:
                 raise HoldfastError(
                     f"unknown peer {name!r}; there are: mlx_lm, mlx_lm-as-installed, {LLAMA_CPP}, "
-                    "none"
+                    "without-speculation, mlx_lm-draft-model, llama.cpp-ngrams, none"
                 )
     return list({peer.label: peer for peer in found}.values())
 

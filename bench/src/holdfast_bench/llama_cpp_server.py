@@ -3,7 +3,8 @@ holdfast_bench.llama_cpp_server MODEL_FOLDER --port PORT`.
 
 It runs with llama.cpp's defaults, except for its eight slots, which share the model's context. By
 default, keys and values are float16, and so is attention. With --exact, both are float32, so that
-the answers can be compared with those of other servers.
+the answers can be compared with those of other servers. With --ngrams, it speculates: n-grams of
+earlier text give the drafts.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from holdfast_bench.models import ensure_gguf
 _SLOTS = 8  # streams that are decoded at once; others wait
 
 
-def _serve(model: Path, port: int, *, is_exact: bool) -> None:
+def _serve(model: Path, port: int, *, is_exact: bool, uses_ngrams: bool) -> None:
     file = ensure_gguf(model)
     library = importlib.import_module("xllamacpp")
     settings = library.CommonParams()
@@ -28,6 +29,9 @@ def _serve(model: Path, port: int, *, is_exact: bool) -> None:
     if is_exact:
         settings.cache_type_k = settings.cache_type_v = library.ggml_type.GGML_TYPE_F32
         settings.flash_attn_type = library.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    if uses_ngrams:
+        kinds = library.common_speculative_type
+        settings.speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
     if threads := os.environ.get("OMP_NUM_THREADS"):
         settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = int(threads)
     # serves from threads of its own until this object is deleted
@@ -42,5 +46,11 @@ if __name__ == "__main__":
     parser.add_argument("model", type=Path)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--exact", action="store_true")
+    parser.add_argument("--ngrams", action="store_true")
     arguments = parser.parse_args()
-    _serve(arguments.model, arguments.port, is_exact=arguments.exact)
+    _serve(
+        arguments.model,
+        arguments.port,
+        is_exact=arguments.exact,
+        uses_ngrams=arguments.ngrams,
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from holdfast_bench.answers import Answer, read_answer
 from holdfast_bench.wire import Call
 
-Message = dict[str, str]
+Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +38,14 @@ class Ask:
     max_tokens: int
     after_seconds: float = 0.0
     streamed: bool = True
+    more_fields: Mapping[str, Any] = field(default_factory=dict)
 
     def body(self, target: Target) -> dict[str, Any]:
         """As JSON fields."""
         return {
             "messages": list(self.messages),
             **_fields(target, self.max_tokens, streamed=self.streamed),
+            **self.more_fields,
         }
 
 

@@ -95,6 +95,9 @@ METRICS = {
     "long_first_token_seconds": Metric(
         unit="s", better="lower", meaning="first text of the long prompts"
     ),
+    "alone_first_token_seconds": Metric(
+        unit="s", better="lower", meaning="first text of a long prompt without a stream beside it"
+    ),
     "share_of_cold": Metric(
         unit="share",
         better="lower",

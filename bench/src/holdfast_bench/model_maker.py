@@ -38,6 +38,13 @@ _TEMPLATE = (
 _TRAINING_WORDS = 60_000
 _GROUP_SIZE = 64
 _SHARP_QUERIES = 3.0
+_WIDE = {
+    "hidden_size": 768,
+    "num_hidden_layers": 17,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "intermediate_size": 2304,
+}
 # Decays near 1 let a recurrent state remember more than a few tokens.
 _CENTRES = {"A_log": -3.0, "q_norm.weight": _SHARP_QUERIES}
 
@@ -72,6 +79,79 @@ def make_model(name: str, folder: Path) -> None:
 
 def make_endless(original: Path, folder: Path) -> None:
     """Copy a model into `folder`, in float32, with an end token that it does not draw."""
+    _write_weights(_copied_in_float32(original, folder), folder)
+    token, token_id = _last_added_token(folder)
+    _change(folder / "config.json", {"eos_token_id": token_id, "torch_dtype": "float32"})
+    _change(folder / "tokenizer_config.json", {"eos_token": token})
+
+
+def make_wide(original: Path, folder: Path) -> None:
+    """Copy a Qwen3 model into `folder`, in float32, with the shape `_WIDE` and the same answers.
+
+    All added weights are zeros, except those of added layers, whose outputs are multiplied by
+    zeros. As the hidden states get zeros added, their mean square is divided by a number that must
+    be a square, and the weights of their norms take its root back.
+    """
+    weights = _copied_in_float32(original, folder)
+    config = json.loads((folder / "config.json").read_text())
+    widened = math.isqrt(_WIDE["hidden_size"] // config["hidden_size"])
+    group = config["num_attention_heads"] // config["num_key_value_heads"]
+    wide_group = _WIDE["num_attention_heads"] // _WIDE["num_key_value_heads"]
+    rows = {
+        "q_proj": _WIDE["num_attention_heads"] * config["head_dim"],
+        "k_proj": _WIDE["num_key_value_heads"] * config["head_dim"],
+        "v_proj": _WIDE["num_key_value_heads"] * config["head_dim"],
+        "gate_proj": _WIDE["intermediate_size"],
+        "up_proj": _WIDE["intermediate_size"],
+    }
+    wide: dict[str, mx.array] = {}
+    for name, value in weights.items():
+        part = name.split(".")[-2]
+        if part in ("q_norm", "k_norm"):
+            wide[name] = value
+        elif value.ndim == 1:
+            wide[name] = _padded(value / widened, (_WIDE["hidden_size"],))
+        elif part == "embed_tokens":
+            wide[name] = _padded(value, (value.shape[0], _WIDE["hidden_size"]))
+        elif part == "down_proj":
+            wide[name] = _padded(value, (_WIDE["hidden_size"], _WIDE["intermediate_size"]))
+        elif part == "o_proj":
+            heads = _regrouped(value.T, config["head_dim"], group, wide_group).T
+            wide[name] = _padded(heads, (_WIDE["hidden_size"], rows["q_proj"]))
+        else:
+            if part == "q_proj":
+                value = _regrouped(value, config["head_dim"], group, wide_group)
+            wide[name] = _padded(value, (rows[part], _WIDE["hidden_size"]))
+    mx.random.seed(0)
+    first = "model.layers.0."
+    for layer in range(config["num_hidden_layers"], _WIDE["num_hidden_layers"]):
+        for name in [name for name in wide if name.startswith(first)]:
+            like = wide[name]
+            added = mx.zeros(like.shape)
+            if like.ndim == 1:
+                added = mx.ones(like.shape)
+            elif not name.endswith(("o_proj.weight", "down_proj.weight")):
+                added = mx.random.normal(like.shape) * like.shape[1] ** -0.5
+            wide[name.replace(first, f"model.layers.{layer}.")] = added
+    _write_weights(wide, folder)
+    epsilon = config["rms_norm_eps"] / widened**2
+    _change(folder / "config.json", {**_WIDE, "rms_norm_eps": epsilon, "torch_dtype": "float32"})
+
+
+def _regrouped(heads: mx.array, dimension: int, group: int, wide_group: int) -> mx.array:
+    """Query heads with zeros after those of each group. heads: [heads × dimension, any]."""
+    by_group = heads.reshape(-1, group * dimension, heads.shape[1])
+    shape = (by_group.shape[0], wide_group * dimension, heads.shape[1])
+    return _padded(by_group, shape).reshape(-1, heads.shape[1])
+
+
+def _padded(value: mx.array, shape: tuple[int, ...]) -> mx.array:
+    missing = [(0, wanted - size) for size, wanted in zip(value.shape, shape, strict=True)]
+    return mx.pad(value, missing)
+
+
+def _copied_in_float32(original: Path, folder: Path) -> dict[str, mx.array]:
+    """Copy a model's files into a new folder, except the weights; returns these in float32."""
     folder.mkdir(parents=True)
     for file in original.iterdir():
         if (
@@ -84,19 +164,18 @@ def make_endless(original: Path, folder: Path) -> None:
     for file in original.glob("*.safetensors"):
         loaded: dict[str, mx.array] = mx.load(str(file))  # type: ignore[assignment]
         weights |= loaded
-    in_float32 = {
+    return {
         name: value.astype(mx.float32) if mx.issubdtype(value.dtype, mx.floating) else value
         for name, value in weights.items()
     }
-    mx.save_safetensors(str(folder / "model.safetensors"), in_float32, metadata={"format": "mlx"})
-    token, token_id = _last_added_token(folder)
-    changes: dict[str, dict[str, Any]] = {
-        "config.json": {"eos_token_id": token_id, "torch_dtype": "float32"},
-        "tokenizer_config.json": {"eos_token": token},
-    }
-    for name, change in changes.items():
-        content = json.loads((folder / name).read_text())
-        (folder / name).write_text(json.dumps({**content, **change}))
+
+
+def _write_weights(weights: dict[str, mx.array], folder: Path) -> None:
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+
+
+def _change(file: Path, change: dict[str, Any]) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
 
 
 def _last_added_token(folder: Path) -> tuple[str, int]:
@@ -177,6 +256,8 @@ if __name__ == "__main__":
     kind, what, where = sys.argv[1:]
     if kind == "random":
         make_model(what, Path(where))
+    elif kind == "wide":
+        make_wide(Path(what), Path(where))
     else:
         make_endless(Path(what), Path(where))
     mx.clear_streams()

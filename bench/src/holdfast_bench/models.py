@@ -209,9 +209,11 @@ SHAPES = {
         },
     ),
 }
+WIDE_DEMO = f"{DEMO_ID}-120m"
 MODEL_NAMES = (
     *(name + bits for name in SHAPES for bits in ("", FOUR_BIT)),
     *DEMO_IDS,
+    WIDE_DEMO,
     DEMO_ID + ENDLESS,
 )
 
@@ -232,11 +234,17 @@ def ensure_model(name: str) -> BenchModel:
     which is what Holdfast computes in on a CPU: a peer that takes weights as they come then
     computes the same, and the answers can be compared. Servers that find the end of a turn in the
     chat template are told to go on by `ignore_eos`.
+
+    `holdfast-demo-120m` gives the answers of the bundled model, at the cost of a model with 120M
+    parameters: it is wider and deeper, but what is added are zeros, and layers that add nothing.
     """
     if name.endswith(ENDLESS):
-        return _endless(ensure_model(name.removesuffix(ENDLESS)))
+        original = ensure_model(name.removesuffix(ENDLESS))
+        return _copied("endless", original.folder, name=original.name + ENDLESS)
     if name in DEMO_IDS:
         return BenchModel(name=name, folder=demo_folder(name))
+    if name == WIDE_DEMO:
+        return _copied("wide", demo_folder(DEMO_ID), name=name)
     if name.removesuffix(FOUR_BIT) in SHAPES:
         return _made(name)
     folder = Path(name)
@@ -254,13 +262,12 @@ def _made(name: str) -> BenchModel:
     return BenchModel(name=name, folder=folder)
 
 
-def _endless(model: BenchModel) -> BenchModel:
-    name = model.name + ENDLESS
+def _copied(how: str, original: Path, *, name: str) -> BenchModel:
     folder = cache_folder() / f"{name}-v{VERSION}"
-    if folder.exists() and _is_older(folder, model.folder):
+    if folder.exists() and _is_older(folder, original):
         shutil.rmtree(folder)
     if not folder.exists():
-        _make(folder, ["endless", str(model.folder)])
+        _make(folder, [how, str(original)])
     return BenchModel(name=name, folder=folder)
 
 

@@ -110,6 +110,7 @@ class LayoutCheck(msgspec.Struct, frozen=True, kw_only=True):
     own_context_tokens: int  # the context that the model was trained for; 0: unknown
     kept_layers: int  # layers that are computed in float32, but keep their stored weights
     attention: str  # what computes the attention of decode steps
+    speculation_refused: str  # why drafts are not used with this model; empty: they are
     note: str
     seconds: float
     quality_fingerprint: str = ""
@@ -369,6 +370,7 @@ def _model_rows(found: Diagnosis) -> dict[str, str]:
         "context": context_text(model.context_tokens, own_tokens=model.own_context_tokens),
         "layout": f"{model.layout} ({model.reason})",
         "attention": model.attention,
+        "speculation": model.speculation_refused or "drafts are verified where that is faster",
         "kv quality": _quality_text(found),
         "start": f"{model.seconds:.1f} s to load and probe",
     }
@@ -461,6 +463,7 @@ def _load_and_probe(settings: ModelSettings) -> LayoutCheck:
         own_context_tokens=loaded.own_context_tokens,
         kept_layers=loaded.kept_layers,
         attention=host_decoder.attention_of(loaded.model),
+        speculation_refused=result.speculation_refused,
         note=loaded.note,
         seconds=time.perf_counter() - began,
         quality_fingerprint=fingerprint,

@@ -107,6 +107,8 @@ _COUNTERS = (
     ("steps", "Steps of the engine."),
     ("prompt_tokens", "Prompt tokens prefilled, as counted by the worker."),
     ("generated_tokens", "Tokens sampled."),
+    ("drafted_tokens", "Drafted tokens that were verified."),
+    ("accepted_tokens", "Drafted tokens that became part of an answer."),
     ("cached_tokens", "Prompt tokens that needed no prefill."),
     ("preemptions", "Sequences that were preempted."),
     ("finished", "Sequences finished."),

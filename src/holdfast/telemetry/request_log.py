@@ -394,6 +394,16 @@ class AnswerRecord:
         return sum(end.reasoning_tokens for end, _ in self.ends)
 
     @property
+    def accepted_tokens(self) -> int:
+        """Number of drafted tokens that are part of the choices that have ended."""
+        return sum(end.accepted_tokens for end, _ in self.ends)
+
+    @property
+    def rejected_tokens(self) -> int:
+        """Number of drafted tokens that were not accepted in the choices that have ended."""
+        return sum(end.rejected_tokens for end, _ in self.ends)
+
+    @property
     def tokens(self) -> int:
         """Number of tokens in all choices so far."""
         return sum(self._tokens.values())

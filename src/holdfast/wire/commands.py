@@ -98,6 +98,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     service: ServiceClass = ServiceClass()
     # the beginning of the answer, if an earlier worker has streamed it: counted, but not sent again
     generated_token_ids: TokenIds = TokenIds()
+    predicted_token_ids: TokenIds = TokenIds()  # what the client expects the answer to be
     read_ahead: ReadAhead | None = None  # None: an ordinary request, whose client waits
 
     @property

@@ -140,6 +140,8 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     steps: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0  # of `drafted_tokens`: those that are part of an answer
     cached_tokens: int = 0
     preemptions: int = 0
     finished: int = 0
@@ -311,6 +313,9 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     memory: CacheReport = CacheReport()
     embedding: bytes = b""  # of a pooled prompt: float32, little-endian, normalized
     resumptions: int = 0  # workers that died while they had this request; counted by the front
+    # of the drafts that the last worker verified: tokens that are part of the answer, and the others
+    accepted_tokens: int = 0
+    rejected_tokens: int = 0
 
     @property
     def cached_tokens(self) -> int:
@@ -351,6 +356,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     blas: str = ""
     load_seconds: float = 0.0
     own_context_tokens: int = 0  # the context that the model was trained for; 0: unknown
+    speculation_refused: str = ""  # why drafts are not used for this model; empty: they are
     # for the user; each says what the problem costs, why it exists, and what to do
     warnings: tuple[str, ...] = ()
 

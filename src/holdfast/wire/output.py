@@ -125,6 +125,9 @@ class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
     divergent: DivergentTexts | None = None  # the texts at `memory.divergence`
     # included in completion_tokens; the marker that ends the reasoning is counted, too
     reasoning_tokens: int = 0
+    # drafted tokens that became part of the answer, and others; 0 if a stop string ended the answer
+    accepted_tokens: int = 0
+    rejected_tokens: int = 0
     calls: int = 0  # complete tool calls
     stop_string: str | None = None  # the stop string that ended the answer
     resumptions: int = 0  # workers that died while they had the request

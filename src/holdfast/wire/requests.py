@@ -302,6 +302,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: ToolChoice = ToolChoice()
     thinking: Thinking = Thinking()
     output_format: OutputFormat | None = None
+    prediction: str = ""  # what the client expects the answer to be; empty: nothing
     tenant: str = ""  # tenants do not share cached prefixes; a hash, nothing secret
     session_id: str = ""
     kv_bits: KVBitsChoice | Literal[""] = ""  # of keys and values; empty: the model's setting

@@ -17,7 +17,7 @@ from holdfast.wire.output import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from tests.fakes.http_clients import CHAT, chat_body, client_of, events_of
+from tests.fakes.http_clients import CHAT, NOTHING_DRAFTED, chat_body, client_of, events_of
 from tests.fakes.scripted_gateway import (
     MODEL,
     PROMPT_TOKENS,
@@ -77,7 +77,7 @@ async def test_a_whole_answer_has_the_golden_shape() -> None:
             "completion_tokens": 2,
             "total_tokens": PROMPT_TOKENS + 2,
             "prompt_tokens_details": {"cached_tokens": 3},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {**NOTHING_DRAFTED, "reasoning_tokens": 0},
         },
     }
 
@@ -144,7 +144,7 @@ async def test_the_counts_come_last_and_only_when_asked_for() -> None:
         "completion_tokens": 1,
         "total_tokens": PROMPT_TOKENS + 1,
         "prompt_tokens_details": {"cached_tokens": 4},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {**NOTHING_DRAFTED, "reasoning_tokens": 0},
     }
 
 
@@ -242,7 +242,10 @@ async def test_a_whole_answer_has_its_thought_under_both_names_and_its_calls() -
         ],
     }
     assert choice["finish_reason"] == "tool_calls"
-    assert got["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
+    assert got["usage"]["completion_tokens_details"] == {
+        **NOTHING_DRAFTED,
+        "reasoning_tokens": 2,
+    }
 
 
 async def test_a_stream_names_a_call_first_and_then_gives_its_arguments() -> None:

@@ -9,7 +9,13 @@ import msgspec
 from holdfast.front.openai.answers import TextCompletion, completion_logprobs
 from holdfast.wire.output import TextDelta, TokenText
 from holdfast.wire.requests import GenerationRequest
-from tests.fakes.http_clients import COMPLETIONS, client_of, completion_body, events_of
+from tests.fakes.http_clients import (
+    COMPLETIONS,
+    NOTHING_DRAFTED,
+    client_of,
+    completion_body,
+    events_of,
+)
 from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedGateway, answer, token
 
 
@@ -41,7 +47,7 @@ async def test_a_whole_completion_has_the_golden_shape() -> None:
             "completion_tokens": 2,
             "total_tokens": PROMPT_TOKENS + 2,
             "prompt_tokens_details": {"cached_tokens": 0},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {**NOTHING_DRAFTED, "reasoning_tokens": 0},
         },
     }
 

@@ -15,7 +15,6 @@ REFUSED: list[tuple[str, Any]] = [
     ("audio", {"voice": "alloy", "format": "wav"}),
     ("modalities", ["text", "audio"]),
     ("web_search_options", {}),
-    ("prediction", {"type": "content", "content": "x"}),
     ("grammar", 'root ::= "x"'),
     ("guided_whitespace_pattern", " "),
     ("use_beam_search", True),
@@ -25,6 +24,7 @@ REFUSED: list[tuple[str, Any]] = [
     ("repeat_penalty", 1.1),
 ]
 OF_CHATS: list[tuple[str, Any]] = [
+    ("prediction", {"type": "content", "content": "x"}),
     ("tools", [TOOL]),
     ("tool_choice", "required"),
     ("tool_choice", {"type": "function", "function": {"name": "look_up"}}),

@@ -17,7 +17,6 @@ from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.sampling import (
     DrawnRows,
     RowState,
-    advance,
     row_state,
     sample,
     score_tokens,
@@ -271,7 +270,7 @@ def test_a_resumed_sequence_continues_as_if_never_interrupted() -> None:
     tokens: list[int] = []
     for step in range(12):
         drawn = sample(some_logits(1, seed=step), [row])
-        advance([row], drawn.tokens)
+        row.advance(drawn.tokens)
         tokens.append(ints(drawn.tokens)[0])
     for done in range(12):
         resumed = a_row(params, generated=tokens[:done])
@@ -288,18 +287,20 @@ def test_steps_laid_out_before_any_is_known_draw_as_when_each_is_awaited() -> No
     lazily, awaited = [], []
     for step in range(6):
         lazily.append(sample(some_logits(3, seed=step), lazy_rows).tokens)
-        advance(lazy_rows, lazily[-1])
+        for index, row in enumerate(lazy_rows):
+            row.advance(lazily[-1][index : index + 1])
     for step in range(6):
         tokens = sample(some_logits(3, seed=step), awaited_rows).tokens
         awaited.append(tokens.tolist())
-        advance(awaited_rows, mx.array(awaited[-1]))
+        for row, token in zip(awaited_rows, awaited[-1], strict=True):
+            row.advance(mx.array([token]))
     assert [tokens.tolist() for tokens in lazily] == awaited
 
 
 def test_advancing_one_row_leaves_a_copy_of_it_as_it_was() -> None:
     row = a_row(SamplingParams(seed=1, frequency_penalty=1.0), generated=(5,))
     fork = replace(row)
-    advance([row], mx.array([6]))
+    row.advance(mx.array([6]))
     assert fork.edits is not None
     assert row.edits is not None
     assert fork.edits.generated_ids.tolist() == [5]

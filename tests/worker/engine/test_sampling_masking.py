@@ -165,4 +165,4 @@ def test_a_mask_keeps_the_type_of_the_logits(dtype: mx.Dtype) -> None:
 
 
 def test_without_constraints_there_are_no_limits() -> None:
-    assert limits_of([None, None], words_per_row=3) is NO_LIMITS
+    assert limits_of([None, None], rows=2, words_per_row=3) == NO_LIMITS

@@ -145,8 +145,23 @@ class SchedulerStates(RuleBasedStateMachine):
         steps=st.integers(1, 12),
         stops=st.lists(st.booleans(), min_size=1, max_size=7),
         slowness=st.sampled_from([0.3, 1.0, 1.0, 20.0]),
+        drafts=st.dictionaries(
+            st.sampled_from("abcdefghij"),
+            st.tuples(st.integers(1, 8), st.integers(0, 8)),
+        ),
     )
-    def run_steps(self, steps: int, stops: list[bool], slowness: float) -> None:
+    def run_steps(
+        self,
+        steps: int,
+        stops: list[bool],
+        slowness: float,
+        drafts: dict[str, tuple[int, int]],
+    ) -> None:
+        """drafts: by sequence, the tokens of a draft, and how many of them are right."""
+        self.worker.offer = lambda request_id: (0.9,) * drafts.get(request_id, (0, 0))[0]
+        self.worker.repeats = lambda request_id: request_id in "aceg"
+        self.worker.right = lambda request_id, drafted: drafts.get(request_id, (0, 0))[1]
+
         def seconds_of(load: StepLoad) -> float:
             return device_seconds(load) * slowness
 
@@ -156,6 +171,7 @@ class SchedulerStates(RuleBasedStateMachine):
         )
         for _ in range(steps):
             self.worker.step()
+        self.worker.offer = lambda request_id: ()
 
     @precondition(lambda self: self.worker.live)
     @rule()

@@ -1,4 +1,6 @@
-"""A stream is decoding when long prompts arrive: what happens to its gaps."""
+"""A stream is decoding when long prompts arrive: what happens to its gaps, and how much longer
+prefill takes than alone.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from collections.abc import Sequence
 
 from holdfast_bench.answers import Answer, read_answer
 from holdfast_bench.figures import percentile
-from holdfast_bench.load import Client, user
+from holdfast_bench.load import Ask, Client, user
 from holdfast_bench.results import Sample
 from holdfast_bench.scenario import Case, Scale, Scenario, Trial, errors_of
 
@@ -38,7 +40,7 @@ async def _measure(trial: Trial) -> Sample:
         await _until_texts(stream.answer.pieces, running)
         sent_at = time.perf_counter()
         asks = [
-            user(trial.text(tokens, str(number)), max_tokens=1)
+            _long_prompt(trial, str(number), tokens)
             for number, tokens in enumerate(trial.settings["prompts"])
         ]
         long = await client.ask_all(asks)
@@ -51,7 +53,15 @@ async def _measure(trial: Trial) -> Sample:
     began_after = sent_at - stream.answer.sent_at
     sample = _sample(decoded, long.answers, begin=began_after, end=ended_at - stream.answer.sent_at)
     await _until_idle(client, trial)
+    if not sample.errors:
+        alone = await client.ask_all([_long_prompt(trial, "alone", trial.settings["prompts"][0])])
+        sample.errors += errors_of(alone.answers)
+        sample.metrics["alone_first_token_seconds"] = [each.first_seconds for each in alone.answers]
     return sample
+
+
+def _long_prompt(trial: Trial, name: str, tokens: int) -> Ask:
+    return user(trial.text(tokens, name), max_tokens=1)
 
 
 def _sample(stream: Answer, long: Sequence[Answer], *, begin: float, end: float) -> Sample:
@@ -91,7 +101,7 @@ async def _until_idle(client: Client, trial: Trial) -> None:
 SCENARIO = Scenario(
     name="stall",
     summary="a decoding stream while long prompts are read: its gaps",
-    model="holdfast-demo-endless",
+    model="qwen3-9m",  # every token is a visible word, so gaps between texts are those of tokens
     cases=_cases,
     measure=_measure,
     rounds=3,

@@ -153,6 +153,8 @@ class ModelHealth(Struct, frozen=True, kw_only=True):
     yet. `dialect` describes how the model writes tool calls and reasoning, as far as its chat
     template proves it. A sequence takes `kv_bytes_per_token` for each token and, for windows and
     recurrent states, `fixed_bytes_per_sequence`. These and `kv` are null until the model is loaded.
+    `speculation_refused` says why drafts are not used although the setting allows them; null: they
+    are used, or the model is not loaded.
     `context_length` and `max_context_length` are the same as in /v1/models.
     """
 
@@ -175,6 +177,7 @@ class ModelHealth(Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: int | None
     fixed_bytes_per_sequence: int | None
     kv: KVHealth | None
+    speculation_refused: str | None
     context_length: int | None
     max_context_length: int | None
 
@@ -302,6 +305,7 @@ def _health(model: ModelStatus, services: Services, *, shows_ids: bool) -> Model
         kv_bytes_per_token=info.kv_bytes_per_token if info else None,
         fixed_bytes_per_sequence=info.fixed_bytes_per_sequence if info else None,
         kv=_kv(info) if info else None,
+        speculation_refused=(info.speculation_refused or None) if info else None,
         context_length=model.context_tokens,
         max_context_length=model.own_context_tokens,
     )

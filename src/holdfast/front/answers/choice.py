@@ -96,7 +96,10 @@ class ChoiceText:
         self.completion_tokens = 0
         self.memory = CacheReport()  # known once the first token has arrived
         self.timings = Timings()
-        self.resumptions = 0  # known at the end
+        # known at the end
+        self.resumptions = 0
+        self._accepted_tokens = 0
+        self._rejected_tokens = 0
         self._pieces = pieces
         self._rules = rules
         self._reader = _reader(rules)
@@ -217,6 +220,8 @@ class ChoiceText:
         self.memory = event.memory
         self.timings = event.timings
         self.resumptions = event.resumptions
+        self._accepted_tokens = event.accepted_tokens
+        self._rejected_tokens = event.rejected_tokens
         return (*echo, *deltas, self._ending(event.reason))
 
     def _flush(self, *, cut: bool) -> tuple[OutputDelta, ...]:
@@ -349,6 +354,8 @@ class ChoiceText:
             memory=self.memory,
             divergent=self._divergent_texts(),
             reasoning_tokens=self._reasoning_tokens,
+            accepted_tokens=self._accepted_tokens,
+            rejected_tokens=self._rejected_tokens,
             calls=self._calls,
             stop_string=self._stops.found,
             resumptions=self.resumptions,

@@ -45,6 +45,7 @@ _LIKE_SETTING = {
     "keep_thoughts": "model.keep_thoughts",
     "trust_remote_code": "model.trust_remote_code",
     "kv_bits": "model.kv_bits",
+    "speculation": "model.speculation",
     "idle": "residency.idle_seconds",
     "aliases": "server.model_aliases",
 }

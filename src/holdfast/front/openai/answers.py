@@ -76,10 +76,14 @@ class PromptTokensDetails(Struct, frozen=True, kw_only=True):
 class CompletionTokensDetails(Struct, frozen=True, kw_only=True):
     """Details of the answer's tokens.
 
+    accepted_prediction_tokens: how many of the answer's tokens were drafted (speculative decoding);
+        rejected_prediction_tokens: drafted tokens that are not part of the answer.
     reasoning_ended_by: what interrupted a thought; absent if nothing did.
     """
 
     reasoning_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
     reasoning_ended_by: ThoughtEnder | UnsetType = UNSET
 
 
@@ -322,6 +326,8 @@ def usage_of(counts: TokenCounts) -> Usage:
         ),
         completion_tokens_details=CompletionTokensDetails(
             reasoning_tokens=counts.reasoning_tokens,
+            accepted_prediction_tokens=counts.accepted_tokens,
+            rejected_prediction_tokens=counts.rejected_tokens,
             reasoning_ended_by=counts.thought_ended_by or UNSET,
         ),
     )

@@ -32,11 +32,13 @@ from holdfast.front.openai.messages import (
     ChoiceField,
     FunctionCallField,
     Functions,
+    Prediction,
     Tools,
     checked_functions,
     checked_tools,
     function_call_of,
     history,
+    predicted_text,
     refuse_what_is_not_text,
     tool_choice_of,
 )
@@ -143,6 +145,9 @@ class ChatCompletionRequest(GenerationFields, FormatFields):
     continue_final_message: bool | None = optional(
         "Continue the last assistant message instead of answering it."
     )
+    prediction: Prediction | None = optional(
+        "What the answer is expected to be. Changes only how fast it is generated."
+    )
     verbosity: str | None = optional("Accepted, but has no effect.")
 
     def plan(self, services: Services) -> AnswerPlan:
@@ -179,6 +184,7 @@ class ChatCompletionRequest(GenerationFields, FormatFields):
             tool_choice=choice,
             thinking=thinking_of(said=self._thinking_fields()),
             output_format=self.output_format(),
+            prediction=predicted_text(self.prediction) if self.prediction else "",
             prompt_field="messages",
             **self.request_options(),
         )

@@ -61,7 +61,7 @@ _OFF = (
     "return_tokens_as_token_ids"
 )
 _NEVER = (
-    "audio web_search_options prediction allowed_token_ids truncate_prompt_tokens prompt_logprobs "
+    "audio web_search_options allowed_token_ids truncate_prompt_tokens prompt_logprobs "
     "repetition_context_size "
     "repeat_penalty repeat_last_n n_predict num_predict num_ctx chat_template prompt_embeds "
     "num_draft_tokens"
@@ -87,6 +87,7 @@ KNOWN: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("messages", "chat_template_kwargs"), ([], {})),
     **dict.fromkeys(("continue_final_message", "add_generation_prompt"), (False,)),
     **dict.fromkeys(("prompt", "suffix"), ("", [])),
+    "prediction": (),
     "echo": (False,),
     "best_of": (1,),
     "reasoning_format": ("auto", "deepseek"),
@@ -97,7 +98,7 @@ KNOWN: Mapping[str, tuple[Any, ...]] = {
     "skip_special_tokens": (True,),
 }
 _CHATS = (
-    "tools functions tool_choice function_call messages chat_template_kwargs "
+    "prediction tools functions tool_choice function_call messages chat_template_kwargs "
     "continue_final_message add_generation_prompt "
     "reasoning_effort enable_thinking thinking think reasoning thinking_budget "
     "thinking_token_budget thinking_budget_tokens"

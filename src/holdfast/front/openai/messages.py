@@ -69,6 +69,14 @@ Arguments = Annotated[
 
 
 @with_config(STRICT)
+class Prediction(TypedDict):
+    """What the answer is expected to be, so that it can be generated faster."""
+
+    type: Literal["content"]
+    content: Annotated[Content, Field(description="Text, or text parts.")]
+
+
+@with_config(STRICT)
 class FunctionCall(TypedDict):
     """A call in an earlier turn. The arguments are JSON text (as in OpenAI) or an object."""
 
@@ -176,6 +184,16 @@ def refuse_what_is_not_text(messages: Sequence[ChatMessage]) -> None:
                 is_result = is_media(part["type"]) and message["role"] in _RESULTS
                 if not is_thought and not is_result:
                     _refuse_unless_text(part, f"{field}.{place}")
+
+
+def predicted_text(prediction: Prediction) -> str:
+    """The text of a prediction. Raises RequestRefused for parts that are not text."""
+    content = prediction["content"]
+    if isinstance(content, str):
+        return content
+    for place, part in enumerate(content):
+        _refuse_unless_text(part, f"prediction.content.{place}")
+    return "".join(str(part[_TEXT_PARTS[part["type"]]]) for part in content)  # type: ignore[literal-required]
 
 
 def _refuse_unless_text(part: ContentPart, field: str) -> None:

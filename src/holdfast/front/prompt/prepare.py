@@ -7,6 +7,7 @@ loop's thread.
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -530,6 +531,7 @@ def _sequences(
     budget = None
     if thought_end is not None and request.thinking.budget_tokens is not None:
         budget = msgspec.structs.replace(thought_end, tokens=request.thinking.budget_tokens)
+    predicted = _predicted_tokens(request, bundle, most=max_tokens, info=info)
     banned = dict.fromkeys(grammar.banned_token_ids, SAMPLING_RANGES["logit_bias"][0])
     logit_bias = request.sampling.logit_bias | banned
     return tuple(
@@ -549,6 +551,7 @@ def _sequences(
             kv_bits=request.kv_bits,
             service=request.service,
             thinking_budget=budget,
+            predicted_token_ids=predicted,
             branch_points=tuple(sorted({*tokens.branch_points, *(pin.tokens for pin in pins)})),
             pins=() if index else pins,
             # the next turn can continue only one of several answers
@@ -556,6 +559,18 @@ def _sequences(
         )
         for index in range(request.choices)
     )
+
+
+def _predicted_tokens(
+    request: GenerationRequest, bundle: TokenizerBundle, *, most: int, info: ModelInfo
+) -> TokenIds:
+    """The first tokens of what the client expects the answer to be, at most `most`."""
+    text = request.prediction[: most * MAX_CHARACTERS_PER_TOKEN]
+    if not text:
+        return TokenIds()
+    token_ids = bundle.tokenizer.encode(text, add_special_tokens=False)[:most]
+    known = itertools.takewhile(lambda token_id: token_id < info.vocab_size, token_ids)
+    return TokenIds.of(tuple(known))
 
 
 def _max_tokens(request: GenerationRequest, *, prompt_tokens: int, info: ModelInfo) -> int:

@@ -240,6 +240,8 @@ class TokenCounts:
     completion_tokens: int
     cached_tokens: int  # part of prompt_tokens that was not prefilled
     reasoning_tokens: int = 0  # part of completion_tokens
+    accepted_tokens: int = 0  # part of completion_tokens that was drafted
+    rejected_tokens: int = 0  # drafted, but not part of the answer
     thought_ended_by: ThoughtEnder | None = None  # None: no thought was interrupted
     breakpoints: tuple[PinnedPrefix, ...] = ()  # the client's cache breakpoints, ascending
     left_out: TruncatedPart | None = (

@@ -287,6 +287,8 @@ class GenerationResponse(Response):
             completion_tokens=answer.tokens,
             cached_tokens=answer.cached_tokens or 0,
             reasoning_tokens=answer.reasoning_tokens,
+            accepted_tokens=answer.accepted_tokens,
+            rejected_tokens=answer.rejected_tokens,
             thought_ended_by=answer.thought_ended_by,
             breakpoints=stream.breakpoints,
             left_out=stream.left_out,

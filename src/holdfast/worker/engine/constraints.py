@@ -11,7 +11,8 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -88,6 +89,25 @@ class GrammarMatcher:
         """Why the grammar cannot continue, in one line; empty if it can."""
         return first_line(self._matcher.get_error()) if self._matcher.is_error() else ""
 
+    def copy(self) -> GrammarMatcher:
+        """A matcher that follows the answer independently from here on. Takes some µs."""
+        return GrammarMatcher(
+            self._matcher.deep_copy(),
+            self._tokenizer,
+            end_token_id=self._end_token_id,
+            own_end_token_ids=self._own_end_token_ids,
+        )
+
+    def forced(self) -> tuple[int, ...]:
+        """The tokens into which the tokenizer divides the text that must follow; empty if nothing
+        must. The grammar may allow to divide it differently.
+        """
+        return tuple(self._matcher.compute_ff_tokens())
+
+    def allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens may follow, one after the other."""
+        return int(self._matcher.validate_tokens(list(token_ids)))
+
     def take(self, token_id: int) -> bool:
         """Add a token; returns whether it was allowed."""
         if token_id in self._own_end_token_ids and not self._matcher.validate_tokens([token_id]):
@@ -96,7 +116,7 @@ class GrammarMatcher:
 
     def allows(self, token_ids: Sequence[int]) -> bool:
         """Whether these tokens may follow, one after the other."""
-        return bool(self._matcher.validate_tokens(list(token_ids)) == len(token_ids))
+        return self.allowed(token_ids) == len(token_ids)
 
     def fill(self, words: Words) -> bool:
         """Write the mask of the tokens that may follow into `words`, the row of a sequence.
@@ -337,6 +357,23 @@ class SequenceConstraint:
             self.meter.take(token_id)
         if self.matcher is not None and not self.failure and not self.matcher.take(token_id):
             self._fail(f"the grammar does not allow token {token_id}: {self.matcher.error}")
+
+    def copy(self) -> SequenceConstraint:
+        """A constraint to try tokens with. What it does is not counted in `figures`."""
+        copied = replace(
+            self,
+            matcher=None if self.matcher is None else self.matcher.copy(),
+            meter=copy(self.meter),
+            figures=ConstraintFigures(),
+        )
+        copied.failure = self.failure
+        return copied
+
+    def draft(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """The tokens of a draft that the grammar allows, or those that it forces."""
+        if self.matcher is None or self.failure:
+            return token_ids
+        return self.matcher.forced() or token_ids[: self.matcher.allowed(token_ids)]
 
     def forced_token(self) -> int | None:
         """The token that must follow because a thought has to end; None if no token is forced."""

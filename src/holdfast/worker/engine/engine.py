@@ -32,7 +32,13 @@ from holdfast.worker.engine.constraints import Constraints, SequenceConstraint
 from holdfast.worker.engine.host_sampling import Scores
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.plan import BLOCK_TOKENS, KeepPolicy, Span, SpanResult, StepPlan
-from holdfast.worker.engine.sampling import DrawnRows, advance, limits_of, sample, score_tokens
+from holdfast.worker.engine.sampling import (
+    NO_LIMITS,
+    DrawnRows,
+    limits_of,
+    sample,
+    score_tokens,
+)
 from holdfast.worker.engine.seams import LaterLogits, StepLogits
 from holdfast.worker.engine.sequence import (
     EngineSequence,
@@ -58,7 +64,7 @@ class PendingStep:
     """A step that was laid out but is not collected yet."""
 
     spans: list[SequenceSpan]
-    drawing: list[SequenceSpan]  # the span of each row in `drawn`
+    drawing: list[SequenceSpan]  # the spans that sample, in the order of their rows in `drawn`
     undrawn: mx.array | None  # logits to sample from once the previous step's tokens are known
     drawn: DrawnRows | None
     scored: Mapping[RequestId, LaterLogits]  # logits that score prompts
@@ -66,6 +72,14 @@ class PendingStep:
     kept: list[Kept]  # snapshots that the step makes
     outputs: list[mx.array]  # arrays to compute, including live state; emptied at launch
     is_computed: bool  # by the forward pass itself: there is nothing to wait for
+
+    def rows(self) -> Iterator[tuple[SequenceSpan, range]]:
+        """The spans that sample, each with its rows in `drawn`."""
+        start = 0
+        for each in self.drawing:
+            rows = range(start, start + len(each.wanted_rows))
+            start = rows.stop
+            yield each, rows
 
     def launch(self) -> None:
         """Start computing the step; does not wait."""
@@ -124,6 +138,30 @@ class Engine:
         if self.cuts_at_blocks(self._sequences[request_id].live.kv_bits):
             return BLOCK_TOKENS - start % BLOCK_TOKENS
         return sys.maxsize
+
+    @property
+    def speculation_refused(self) -> str:
+        """Why drafted tokens cannot be verified with this model; empty if they can."""
+        return self._runner.speculation_refused
+
+    @property
+    def repeats_accepted(self) -> bool:
+        """Whether accepted tokens are computed again when others of the same draft are rejected."""
+        return self._runner.repeats_accepted
+
+    def draft(self, request_id: RequestId, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """The first tokens of a draft that the next span of a decoding sequence may have, or the
+        tokens that its grammar forces. No pending step may contain the sequence.
+        """
+        if self.speculation_refused:
+            return ()
+        sequence = self._sequences[request_id]
+        if sequence.constraint is not None:
+            token_ids = sequence.constraint.draft(token_ids)
+        if sequence.live.kv_bits != "native":
+            # the current block is not quantized yet, so only its tokens can be dropped
+            token_ids = token_ids[: BLOCK_TOKENS - 1 - sequence.live.tokens % BLOCK_TOKENS]
+        return token_ids
 
     def cuts_at_blocks(self, kv_bits: KVBits) -> bool:
         """Whether spans must not cross borders of quantized blocks; see `Runner.cuts_at_blocks`."""
@@ -234,7 +272,12 @@ class Engine:
             "the tokens of the previous step are not sampled yet"
         )
         spans = [SequenceSpan(self._sequences[span.request_id], span) for span in plan.spans]
+        for each in spans:
+            if each.span.drafted and self._runner.repeats_accepted:
+                each.sequence.saved = each.sequence.live.saved()
         logits = self._runner.forward(spans, StepContext())
+        for each in spans:
+            each.sequence.repeated = ()
         pending = self._draw(spans, logits)
         self._pool(pending, logits.hidden)
         for each in spans:
@@ -257,14 +300,15 @@ class Engine:
             self._under_way.popleft()
             if self._under_way:
                 self._under_way[0].launch()
-        results = tuple(_results_of(pending, prompt_logprobs))
+        results = list(_results_of(pending, prompt_logprobs))
+        _accept(pending, results)
         for each, result in zip(pending.spans, results, strict=True):
             if each.sequence.constraint is not None:
                 for token_id in result.token_ids:
                     each.sequence.constraint.take(token_id)
         if self._under_way:
             self._draw_late(self._under_way[0])
-        return results
+        return tuple(results)
 
     def take_kept(self, pending: PendingStep) -> list[Kept]:
         """Return the evaluated snapshots of a collected step; a second call returns none."""
@@ -341,7 +385,7 @@ class Engine:
     def _draw(self, spans: list[SequenceSpan], logits: StepLogits) -> PendingStep:
         pending = PendingStep(
             spans=spans,
-            drawing=[each for each in spans for _ in each.wanted_rows],
+            drawing=[each for each in spans if each.wanted_rows],
             undrawn=None,
             drawn=None,
             scored=logits.scored,
@@ -368,15 +412,23 @@ class Engine:
             pending.launch()
 
     def _draw_rows(self, pending: PendingStep, logits: mx.array) -> None:
-        states = [each.sequence.sampler for each in pending.drawing]
-        constraints = [each.sequence.constraint for each in pending.drawing]
-        limits = limits_of(constraints, words_per_row=self._constraints.words_per_row)
+        states = [
+            state
+            for each in pending.drawing
+            for state in each.sequence.sampler.ahead(each.span.drafted)
+        ]
+        limits = NO_LIMITS
+        if any(each.sequence.constraint for each in pending.drawing):
+            limits = limits_of(
+                _constraints_of_rows(pending.drawing),
+                rows=len(states),
+                words_per_row=self._constraints.words_per_row,
+            )
         drawn = sample(logits, states, limits, is_computed=pending.is_computed)
         pending.drawn = drawn
-        advance(states, drawn.tokens)
-        for row, each in enumerate(pending.drawing):
-            each.sequence.drawn = drawn.tokens
-            each.sequence.drawn_row = row
+        for each, rows in pending.rows():
+            if not each.span.drafted:  # the others wait until it is known what is accepted
+                each.sequence.take(drawn.tokens, rows.start)
         pending.outputs.extend(drawn.arrays())
 
     def _pool(self, pending: PendingStep, hidden: Mapping[RequestId, mx.array]) -> None:
@@ -394,7 +446,12 @@ class Engine:
     def _keep_due(self, each: SequenceSpan, pending: PendingStep) -> None:
         sequence = each.sequence
         sequence.live.tokens = each.span.start + each.span.tokens
-        kept = None if sequence.keep is None else keep_due(sequence, sequence.keep)
+        kept = None
+        if sequence.keep is not None:
+            certain_tokens = each.span.start + each.span.certain_tokens
+            if sequence.saved is not None:
+                certain_tokens = each.span.start  # the state may return to it
+            kept = keep_due(sequence, sequence.keep, certain_tokens=certain_tokens)
         if kept is not None:
             pending.kept.append(kept)
             pending.outputs.extend(kept.arrays())
@@ -479,25 +536,70 @@ def _draws(pending: PendingStep) -> dict[RequestId, SpanResult]:
         empty = drawn.empty.tolist()  # type: ignore[assignment]
     logprobs = [] if drawn.scores is None else _logprobs(drawn.scores, tokens)
     results = {}
-    for row, each in enumerate(pending.drawing):
+    for each, rows in pending.rows():
         request = each.sequence.request
         request_id = request.request_id
-        refusal = _refusal(each.sequence.constraint, is_empty=empty[row])
+        first = rows.start
+        refusal = _refusal(each.sequence.constraint, is_empty=empty[first])
         if refusal:
             results[request_id] = SpanResult(request_id=request_id, refusal=refusal)
             continue
-        if not healthy[row]:
+        if not healthy[first]:
             results[request_id] = SpanResult(request_id=request_id, failure=NOT_A_NUMBER)
             continue
+        # A drafted token is accepted if it was sampled, and if a token could be sampled after it.
+        # If none could, plain decoding finds that out in the next step.
+        end = first + 1
+        for token_id in each.span.drafted:
+            if tokens[end - 1] != token_id or not healthy[end]:
+                break
+            end += 1
         scored: tuple[TokenLogprob, ...] = ()
         if request.want_logprobs:
-            score = logprobs[row]
-            top = score.top[: request.top_logprobs]
-            scored = (TokenLogprob(score.token_id, score.logprob, top),)
+            scored = tuple(
+                TokenLogprob(score.token_id, score.logprob, score.top[: request.top_logprobs])
+                for score in logprobs[first:end]
+            )
         results[request_id] = SpanResult(
-            request_id=request_id, token_ids=(tokens[row],), logprobs=scored
+            request_id=request_id, token_ids=tuple(tokens[first:end]), logprobs=scored
         )
     return results
+
+
+def _accept(pending: PendingStep, results: list[SpanResult]) -> None:
+    """Add the accepted tokens of drafts to their sequences, and drop the others from the state."""
+    first_rows = {each.span.request_id: rows.start for each, rows in pending.rows()}
+    for index, each in enumerate(pending.spans):
+        if not each.span.drafted:
+            continue
+        sequence = each.sequence
+        count = len(results[index].token_ids)
+        rejected = len(each.wanted_rows) - max(count, 1)
+        if sequence.saved is None:
+            sequence.live.rewind(rejected)
+        elif rejected:
+            sequence.live.return_to(sequence.saved)
+            sequence.repeated = (sequence.last_token, *each.span.drafted)[:count]
+            results[index] = replace(results[index], repeated=count)
+        sequence.saved = None
+        if count:
+            assert pending.drawn is not None, "nothing was sampled"
+            sequence.take(pending.drawn.tokens, first_rows[each.span.request_id], count=count)
+
+
+def _constraints_of_rows(drawing: Sequence[SequenceSpan]) -> Iterator[SequenceConstraint | None]:
+    """The constraint of each row. A row after drafted tokens has a copy that has taken them, which is
+    only valid until the next one is asked for.
+    """
+    for each in drawing:
+        constraint = each.sequence.constraint
+        yield constraint
+        if each.span.drafted and constraint is not None:
+            constraint = constraint.copy()
+        for token_id in each.span.drafted:
+            if constraint is not None:
+                constraint.take(token_id)
+            yield constraint
 
 
 def _refusal(constraint: SequenceConstraint | None, *, is_empty: bool) -> str:

@@ -262,7 +262,8 @@ def _token_ids(each: SequenceSpan) -> npt.NDArray[np.integer]:
     sequence = each.sequence
     if each.is_decoding:
         assert sequence.drawn is not None, "a decoding span has no sampled token"
-        return np.array(sequence.drawn, copy=False)[sequence.drawn_row :][:1]
+        drawn = np.array(sequence.drawn, copy=False)[sequence.drawn_row :][:1]
+        return np.append(drawn, np.array(each.span.drafted, drawn.dtype))
     return np.array(sequence.known, copy=False)[each.span.start :][: each.span.tokens]
 
 

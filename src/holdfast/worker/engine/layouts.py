@@ -11,7 +11,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import mlx.core as mx
@@ -26,7 +26,7 @@ from holdfast.worker.engine.views import GatherView, RowsView, SpanView, StateVi
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.kinds import ForeignState, fresh_layer
 from holdfast.worker.kv.layer import HeadsForm, Layer, LayerKV, LayerState
-from holdfast.worker.kv.live import ModelForm
+from holdfast.worker.kv.live import LiveState, ModelForm
 from holdfast.worker.kv.quantized import QuantizedKV, group_of
 from holdfast.worker.kv.recurrent import RecurrentState
 
@@ -111,6 +111,21 @@ class Runner(ABC):
         """
         heads = [each for each in form.block if isinstance(each, HeadsForm)]
         self._pairs = tuple(zip(heads[::2], heads[1::2], strict=True))
+
+    @cached_property
+    def speculation_refused(self) -> str:
+        """Why drafted tokens cannot be verified; empty if they can."""
+        leaves = [leaf for layer in self.fresh_layers() for leaf in layer.leaves()]
+        if all(leaf.drops_last or leaf.returns for leaf in leaves):
+            return ""
+        return "a state of this model cannot go back to an earlier token"
+
+    @cached_property
+    def repeats_accepted(self) -> bool:
+        """Whether a state returns to its last sampled token if any drafted token is rejected, so
+        that the accepted ones are computed again in the next step.
+        """
+        return not LiveState(self.fresh_layers()).drops_last
 
     def cuts_at_blocks(self, kv_bits: KVBits) -> bool:
         """Whether no span may cross the border of a block of quantized keys and values. This is so

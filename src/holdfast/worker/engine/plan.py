@@ -16,15 +16,26 @@ BLOCK_TOKENS = 256  # tokens per KV block in the prefix cache
 class Span:
     """The next `tokens` tokens of one sequence, starting at position `start`.
 
-    The tokens of a span in the prompt are known. A decoding span (tokens == 1, start >= prompt
-    length) reads the token that was sampled for the sequence's previous span. That token stays on
-    the device, so that the next step can be laid out before the host knows it.
+    The tokens of a span in the prompt are known. A decoding span (start >= prompt length) reads the
+    token that was sampled for the sequence's previous span. That token stays on the device, so that
+    the next step can be laid out before the host knows it.
+
+    drafted: tokens that a draft expects after that token. The step samples after each of them; those
+    that plain decoding would have sampled, too, are kept (see docs/how-it-works/speculation.md).
+    If a decoding span has several tokens and none is drafted, then all but the last one were part of
+    the span before it, and are computed again (`SpanResult.repeated`).
     """
 
     request_id: RequestId
     start: int
     tokens: int
     draws: bool  # whether to sample the next token: the span reaches the end of the known tokens
+    drafted: tuple[int, ...] = ()  # all tokens of a decoding span but the first; empty: none
+
+    @property
+    def certain_tokens(self) -> int:
+        """The number of tokens that are part of the sequence whatever the step samples."""
+        return self.tokens - len(self.drafted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +50,12 @@ class SpanResult:
     """The result of one span."""
 
     request_id: RequestId
-    token_ids: tuple[int, ...] = ()  # the sampled token; empty if the span samples none or failed
+    # The sampled token, after the drafted tokens that are accepted; empty if the span samples none or
+    # failed.
+    token_ids: tuple[int, ...] = ()
+    # how many tokens the sequence's next span has to begin with, although they are part of this one:
+    # the state could not drop the rejected tokens alone
+    repeated: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     # the log-probability of the token after each position of this chunk, if requested
     prompt_logprobs: tuple[TokenLogprob, ...] = ()

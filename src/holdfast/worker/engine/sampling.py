@@ -46,7 +46,7 @@ _ANY_TOKEN = np.int32(-1)  # a word with all bits set
 class RowEdits:
     """The logit bias and penalties of one sequence, on the device.
 
-    Sparse: the work depends on the number of ids, not on the vocabulary. Immutable: `with_token`
+    Sparse: the work depends on the number of ids, not on the vocabulary. Immutable: `with_tokens`
     returns new edits.
 
     bias_ids: int32 [entries]. bias_values: fp32 [entries], -inf for banned tokens.
@@ -98,12 +98,12 @@ class RowEdits:
             ),
         )
 
-    def with_token(self, token: mx.array) -> RowEdits:
-        """The edits after one more generated token. token: [1], any int dtype, may be lazy."""
+    def with_tokens(self, tokens: mx.array) -> RowEdits:
+        """The edits after further generated tokens. tokens: [n], any int dtype, may be lazy."""
         if not _penalises(self.params):
             return self
         return replace(
-            self, generated_ids=mx.concatenate([self.generated_ids, token.astype(mx.int32)])
+            self, generated_ids=mx.concatenate([self.generated_ids, tokens.astype(mx.int32)])
         )
 
 
@@ -206,15 +206,15 @@ class RowLimits:
 NO_LIMITS = RowLimits(words=None, forced={})
 
 
-def limits_of(constraints: Sequence[SequenceConstraint | None], *, words_per_row: int) -> RowLimits:
+def limits_of(
+    constraints: Iterable[SequenceConstraint | None], *, rows: int, words_per_row: int
+) -> RowLimits:
     """The masks and forced tokens of all rows.
 
-    constraints: one per row; None: any token may follow. If a constraint allows no token, its
-    `failure` is set.
+    constraints: one per row; None: any token may follow. Each is used before the next one is taken.
+    If a constraint allows no token, its `failure` is set, and the row's mask is empty.
     """
-    if not any(constraints):
-        return NO_LIMITS
-    words = np.empty((len(constraints), words_per_row), np.int32)
+    words = np.empty((rows, words_per_row), np.int32)
     forced: dict[int, int] = {}
     is_masked = False
     for row, constraint in enumerate(constraints):
@@ -222,6 +222,9 @@ def limits_of(constraints: Sequence[SequenceConstraint | None], *, words_per_row
         if token is not None:
             forced[row] = token
         if constraint is not None and token is None and constraint.fill(words[row]):
+            is_masked = True
+        elif constraint is not None and constraint.failure:
+            words[row] = 0
             is_masked = True
         else:
             words[row] = _ANY_TOKEN
@@ -263,7 +266,7 @@ def _additions(dtype: mx.Dtype) -> mx.array:
 
 @dataclass(slots=True, kw_only=True)
 class RowState:
-    """The sampling state of one sequence. `advance` updates position and edits after each token."""
+    """The sampling state of one sequence."""
 
     params: SamplingParams
     kind: DrawKind
@@ -272,6 +275,23 @@ class RowState:
     want_logprobs: bool = False
     top_logprobs: int = 0
     edits: RowEdits | None = None
+
+    def advance(self, tokens: mx.array, count: int = 1) -> None:
+        """Update the state after the sequence's next `count` tokens. tokens: int [count], may be
+        lazy; ignored if the sequence has no edits.
+        """
+        self.position += count
+        if self.edits is not None:
+            self.edits = self.edits.with_tokens(tokens)
+
+    def ahead(self, drafted: Sequence[int]) -> list[RowState]:
+        """This state, and the states that it would have after each of the drafted tokens."""
+        states = [self]
+        for token in drafted:
+            following = replace(states[-1])
+            following.advance(mx.array([token], dtype=mx.int32))
+            states.append(following)
+        return states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,14 +345,6 @@ def row_state(
             vocab_size=vocab_size,
         ),
     )
-
-
-def advance(rows: Sequence[RowState], tokens: mx.array) -> None:
-    """Update the rows' states with their sampled tokens. tokens: int [R], may be lazy."""
-    for index, row in enumerate(rows):
-        row.position += 1
-        if row.edits is not None:
-            row.edits = row.edits.with_token(tokens[index : index + 1])
 
 
 def sample(

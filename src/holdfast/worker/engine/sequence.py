@@ -21,6 +21,7 @@ from holdfast.worker.kv.live import (
     KVBlock,
     LiveBase,
     LiveState,
+    SavedState,
     StateCheckpoint,
     all_finite,
     start_from,
@@ -55,8 +56,10 @@ class EngineSequence:
     live: LiveState
     sampler: RowState
     constraint: SequenceConstraint | None = None  # limits its next token
-    drawn: mx.array | None = None  # int32 [rows], tokens of the last step that sampled
+    drawn: mx.array | None = None  # uint32 [rows], tokens of the last step that sampled
     drawn_row: int = 0
+    repeated: tuple[int, ...] = ()  # tokens before that one that the next span computes again
+    saved: SavedState | None = None  # before a step that verifies drafted tokens
     kept: int = 0  # tokens whose keys and values need not be copied for the cache (any more)
     keep: KeepPolicy | None = None
     is_trimmed: bool = True
@@ -95,6 +98,21 @@ class EngineSequence:
         """
         self.is_trimmed = True
         self.live.trim()
+
+    def take(self, tokens: mx.array, row: int, *, count: int = 1) -> None:
+        """Add `count` sampled tokens to the sequence, the rows of `tokens` from `row` on. Lazy.
+
+        tokens: uint32 [rows], as in `drawn`.
+        """
+        self.sampler.advance(tokens[row : row + count] if self.sampler.edits else tokens, count)
+        self.drawn = tokens
+        self.drawn_row = row + count - 1
+
+    @property
+    def last_token(self) -> int:
+        """The last sampled token. Waits for it."""
+        assert self.drawn is not None, "no token is sampled yet"
+        return int(np.array(self.drawn, copy=False)[self.drawn_row])
 
     def pool(self, hidden: mx.array) -> None:
         """Add the hidden states of the prompt's next tokens, [rows, hidden]. Lazy."""
@@ -145,8 +163,11 @@ class SequenceSpan:
 
     @property
     def wanted_rows(self) -> range:
-        """The rows to sample from: the last row if the span samples, otherwise none."""
-        return self._last_row_if(self.span.draws)
+        """The rows to sample from: if the span samples, the last certain token and all drafted ones;
+        otherwise none.
+        """
+        tokens = self.span.tokens
+        return range(self.span.certain_tokens - 1, tokens) if self.span.draws else range(0)
 
     @property
     def scored_rows(self) -> range:
@@ -194,6 +215,14 @@ def token_ids_of(spans: Sequence[SequenceSpan]) -> mx.array:
             index += 1
             continue
         assert sequence.drawn is not None, "a decoding span has no sampled token"
+        if span.tokens > 1:
+            dtype = sequence.drawn.dtype
+            row = sequence.drawn_row
+            pieces.append(mx.array(sequence.repeated, dtype=dtype))
+            pieces.append(sequence.drawn[row : row + 1])
+            pieces.append(mx.array(span.drafted, dtype=dtype))
+            index += 1
+            continue
         rows = _rows_drawn_together(spans[index:])
         whole = rows == list(range(sequence.drawn.shape[0]))
         pieces.append(sequence.drawn if whole else sequence.drawn[mx.array(rows)])
@@ -206,9 +235,7 @@ def _rows_drawn_together(spans: Sequence[SequenceSpan]) -> list[int]:
     whose tokens the same step sampled.
     """
     drawn = spans[0].sequence.drawn
-    together = itertools.takewhile(
-        lambda each: each.is_decoding and each.sequence.drawn is drawn, spans
-    )
+    together = itertools.takewhile(lambda each: each.is_row and each.sequence.drawn is drawn, spans)
     return [each.sequence.drawn_row for each in together]
 
 
@@ -246,13 +273,14 @@ class Kept:
             yield from self.state.arrays
 
 
-def keep_due(sequence: EngineSequence, policy: KeepPolicy) -> Kept | None:
+def keep_due(sequence: EngineSequence, policy: KeepPolicy, *, certain_tokens: int) -> Kept | None:
     """Copy the state that is due for the cache after the last appended tokens. Lazy.
 
-    Returns None if nothing is due.
+    certain_tokens: how many tokens the sequence certainly has; the others are drafted. Returns None
+    if nothing is due.
     """
-    blocks = list(_full_blocks(sequence, policy.block_tokens))
-    if sequence.live.tokens in policy.boundaries:
+    blocks = list(_full_blocks(sequence, policy.block_tokens, end=certain_tokens))
+    if certain_tokens == sequence.live.tokens and certain_tokens in policy.boundaries:
         return _kept_up_to_now(sequence, blocks)
     return Kept(request_id=sequence.request.request_id, blocks=tuple(blocks)) if blocks else None
 
@@ -261,7 +289,8 @@ def keep_everything(sequence: EngineSequence) -> Kept:
     """Copy all tokens that are not copied yet, and a checkpoint of the current state. Lazy."""
     # without a policy, nothing has been copied yet
     block_tokens = (sequence.keep or KeepPolicy()).block_tokens
-    return _kept_up_to_now(sequence, list(_full_blocks(sequence, block_tokens)))
+    blocks = list(_full_blocks(sequence, block_tokens, end=sequence.live.tokens))
+    return _kept_up_to_now(sequence, blocks)
 
 
 def _kept_up_to_now(sequence: EngineSequence, blocks: list[KVBlock]) -> Kept:
@@ -275,9 +304,9 @@ def _kept_up_to_now(sequence: EngineSequence, blocks: list[KVBlock]) -> Kept:
     )
 
 
-def _full_blocks(sequence: EngineSequence, block_tokens: int) -> Iterator[KVBlock]:
-    while sequence.live.tokens >= (end := _end_of_next_block(sequence, block_tokens)):
-        yield _next_block(sequence, end - sequence.kept)
+def _full_blocks(sequence: EngineSequence, block_tokens: int, *, end: int) -> Iterator[KVBlock]:
+    while end >= (end_of_block := _end_of_next_block(sequence, block_tokens)):
+        yield _next_block(sequence, end_of_block - sequence.kept)
 
 
 def _end_of_next_block(sequence: EngineSequence, block_tokens: int) -> int:

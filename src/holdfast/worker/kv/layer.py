@@ -228,6 +228,9 @@ class LayerState(Layer):
     window: how many tokens a query sees, including its own; None: all, or no attention.
     chunk: the length of attention chunks, if a query sees only tokens of its chunk; None: no chunks.
     kv_bits: how the keys and values of earlier blocks are held.
+    drops_last: the tokens of the last append can always be dropped (`rewind`), but only tokens of the
+        current block if earlier blocks are quantized.
+    returns: the state can return to what it was before the last append (`saved`, `return_to`).
     can_share: several running sequences can hold the same frozen tokens (`fork`). A runner may set
         it to False; then only parked states share frozen tokens.
     """
@@ -238,6 +241,8 @@ class LayerState(Layer):
     window: int | None = None
     chunk: int | None = None
     kv_bits: KVBits = "native"
+    drops_last: bool = False
+    returns: bool = False
     can_share: bool = False
 
     def leaves(self) -> Iterator[LayerState]:
@@ -268,6 +273,14 @@ class LayerState(Layer):
     def rewind(self, tokens: int) -> None:
         """Drop the last `tokens` tokens, as if they had never been processed."""
         assert self.can_rewind(tokens), f"{type(self).__name__} cannot drop {tokens} tokens"
+
+    def saved(self) -> Any:
+        """The current state, for `return_to`, without copying it. Only for layers with `returns`."""
+        raise NotImplementedError
+
+    def return_to(self, saved: Any) -> None:
+        """Make the state what it was when `saved` was called."""
+        raise NotImplementedError
 
     def resumable(self, tokens: int) -> int:
         """The longest prefix, at most `tokens` long, from which another sequence can continue with
@@ -370,6 +383,8 @@ class LayerKV(LayerState):
     Updates happen in place as long as no other reference to the buffer exists: do not hold on to
     the arrays that `last` returns.
     """
+
+    drops_last = True
 
     def __init__(self) -> None:
         self.tokens = 0  # tokens appended so far

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import mlx.core as mx
 
@@ -108,6 +108,14 @@ class ModelForm:
         return not self.layers
 
 
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """A state to return to: its number of tokens, and the layers that cannot drop tokens."""
+
+    tokens: int
+    leaves: Sequence[Any]
+
+
 @dataclass(slots=True, eq=False)
 class LiveState:
     """The state of one sequence in all layers of the model.
@@ -140,7 +148,7 @@ class LiveState:
     @property
     def kv_bits(self) -> KVBits:
         """How the layers that grow hold keys and values."""
-        return next((leaf.kv_bits for leaf in self.growing), "native")
+        return next((leaf.kv_bits for leaf in self.leaves if leaf.grows), "native")
 
     def bytes_per_token(self) -> int:
         """Bytes that one more token takes; 0 before the first one."""
@@ -186,6 +194,26 @@ class LiveState:
         for leaf in self.leaves:
             leaf.rewind(tokens)
         self.tokens -= tokens
+
+    @property
+    def drops_last(self) -> bool:
+        """Whether the tokens of the last forward pass can be dropped; see `LayerState`."""
+        return all(leaf.drops_last for leaf in self.leaves)
+
+    def saved(self) -> SavedState:
+        """What `return_to` needs to return to the current state. Copies nothing."""
+        return SavedState(
+            self.tokens, [None if leaf.drops_last else leaf.saved() for leaf in self.leaves]
+        )
+
+    def return_to(self, saved: SavedState) -> None:
+        """Drop all tokens that were added in one forward pass after `saved` was made."""
+        for leaf, state in zip(self.leaves, saved.leaves, strict=True):
+            if leaf.drops_last:
+                leaf.rewind(self.tokens - saved.tokens)
+            else:
+                leaf.return_to(state)
+        self.tokens = saved.tokens
 
     def can_quantize(self) -> bool:
         """Whether `quantize` can convert this state."""

@@ -19,6 +19,7 @@ class RecurrentState(LayerState):
     """
 
     kind = "recurrent"
+    returns = True
 
     def __init__(self, slots: int) -> None:
         self._slots: list[mx.array | None] = [None] * slots
@@ -50,6 +51,13 @@ class RecurrentState(LayerState):
 
     def view(self, layers: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:
         return for_recurrent(layers)
+
+    def saved(self) -> tuple[list[mx.array | None], list[int | None]]:
+        return list(self._slots), list(self._rows)
+
+    def return_to(self, saved: tuple[list[mx.array | None], list[int | None]]) -> None:
+        slots, rows = saved
+        self._slots, self._rows = list(slots), list(rows)
 
     def trim(self) -> None:
         """Copy all slots. A slot may be a view of a whole chunk, or of the stack of a batch, which

@@ -51,6 +51,8 @@ class Counters:
     steps: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0  # part of drafted_tokens
     rejected: int = 0
     quantized: int = 0
     finished: Counter[FinishReason] = field(default_factory=Counter)
@@ -103,6 +105,8 @@ class Counters:
             steps=self.steps,
             prompt_tokens=self.prompt_tokens,
             generated_tokens=self.generated_tokens,
+            drafted_tokens=self.drafted_tokens,
+            accepted_tokens=self.accepted_tokens,
             cached_tokens=self.ram_tokens + self.disk_tokens,
             preemptions=load.preemptions,
             finished=self.finished.total(),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -42,11 +43,13 @@ from holdfast.worker.loop.device_steps import (
     Flight,
     costing_no_answer,
 )
+from holdfast.worker.loop.drafts import Drafts
 from holdfast.worker.loop.idle_work import IdleWork
 from holdfast.worker.loop.inbox import Inbox, Pulse
 from holdfast.worker.loop.lifetimes import Lifetimes
 from holdfast.worker.loop.memory_budget import MemoryBudget
 from holdfast.worker.loop.sequences import Ledger, LiveSequence
+from holdfast.worker.scheduler.draft_gain import NO_OFFERS, Offers
 from holdfast.worker.scheduler.queue import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Decision, Scheduler, StepOutcome
 
@@ -94,6 +97,7 @@ class WorkerLoop:
         counters: Counters | None = None,
         adapters: Collection[str] = (),
         forms: KVForms = ONLY_NATIVE,
+        speculates: bool = False,
         costs: Mapping[KVBits, SequenceCosts] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -101,6 +105,7 @@ class WorkerLoop:
         pulse: reports what the thread does. counters: may contain counters of the engine.
         adapters: the names of the model's LoRA adapters. forms: the supported values of `kv_bits`.
         costs: the KV memory that a sequence takes with each value; None: the scheduler's default.
+        speculates: whether drafts of sequences are verified.
         """
         self._pulse = pulse or Pulse()
         self._scheduler = scheduler
@@ -118,6 +123,7 @@ class WorkerLoop:
         self._forms = forms
         self._costs = {} if costs is None else costs
         self._ledger = Ledger(clock=clock, counters=counters)
+        self._drafts = Drafts(engine, counters=self._ledger.counters) if speculates else None
         self._prefixes = cache
         self._cache = CacheClient(
             cache,
@@ -472,7 +478,7 @@ class WorkerLoop:
         self._cache.make_room(live=self._ledger.live())
         if self._quantize_waiting():
             self._cache.make_room(live=self._ledger.live())
-        decision = self._scheduler.next_step()
+        decision = self._scheduler.next_step(self._offers())
         if decision.preempted:
             self._complete_flight()  # commits the state that was copied out of these sequences
         earlier = self._flight
@@ -495,6 +501,13 @@ class WorkerLoop:
             self._idle.give_up_if_stuck()
             return False
         return True
+
+    def _offers(self) -> Offers:
+        """The drafts that the next step may verify."""
+        if self._drafts is None:
+            return NO_OFFERS
+        under_way = () if self._flight is None else self._flight.sequences
+        return self._drafts.offers(self._ledger.live(), under_way=under_way)
 
     def _quantize_running(self, memory: MemoryBudget) -> None:
         """If memory is critically short, quantize the longest running sequence whose `kv_bits` is
@@ -562,7 +575,7 @@ class WorkerLoop:
         for span in decision.plan.spans:
             sequence = self._ledger.find(span.request_id)
             if sequence is not None and sequence.is_open:
-                spans.append(span)
+                spans.append(span if self._drafts is None else self._drafts.filled(span, sequence))
                 sequences.append(sequence)
         return Flight(
             decided=decision.plan,
@@ -621,6 +634,7 @@ class WorkerLoop:
         self._pulse.work()
         if self._lifetimes.wait_for_room(sequence):
             return SpanResult(request_id=span.request_id)
+        span = replace(span, tokens=span.certain_tokens, drafted=())
 
         def reopen() -> None:
             self._pulse.work()  # each attempt may take as long as the first
@@ -635,6 +649,7 @@ class WorkerLoop:
         ledger = self._ledger
         ledger.counters.count_step(seconds)
         drawn: dict[RequestId, int] = {}
+        repeated: dict[RequestId, int] = {}
         ended: list[tuple[LiveSequence, FinishReason, str]] = []
         failed: list[tuple[LiveSequence, str]] = []
         for span, sequence, result in flight.wanted(results):
@@ -647,6 +662,8 @@ class WorkerLoop:
             elif is_live and result.refusal:
                 ended.append((sequence, FinishReason.REFUSED, result.refusal))
             elif is_live:
+                if span.drafted and self._drafts is not None:
+                    self._drafts.count(span, sequence, result)
                 ledger.score(sequence, result.prompt_logprobs)
                 sequence.embedding = result.embedding
                 if result.token_ids:
@@ -654,6 +671,7 @@ class WorkerLoop:
                     count = end.counted_tokens
                     ledger.generate(sequence, result.token_ids[:count], result.logprobs[:count])
                     drawn[span.request_id] = count
+                    repeated[span.request_id] = result.repeated
                     if sequence.is_cold and sequence.began_from:
                         self._cache.blame(sequence, live=ledger.live())
                     if end.reason is FinishReason.STOP:
@@ -663,12 +681,19 @@ class WorkerLoop:
             self._lifetimes.give_up_state(sequence, failure)
         ended_ids = tuple(sequence.id for sequence, _, _ in ended)
         by_length = self._scheduler.observe(
-            StepOutcome(plan=flight.decided, drawn=drawn, ended=ended_ids, seconds=seconds)
+            StepOutcome(
+                plan=flight.decided,
+                drawn=drawn,
+                ended=ended_ids,
+                seconds=seconds,
+                repeated=repeated,
+            )
         )
+        ended += [(ledger[request_id], FinishReason.LENGTH, "") for request_id in by_length]
         for sequence, reason, error in ended:
+            if self._drafts is not None:
+                self._drafts.remember(sequence)
             self._lifetimes.finish(sequence, reason, error=error)
-        for request_id in by_length:
-            self._lifetimes.finish(ledger[request_id], FinishReason.LENGTH)
 
     def _flush_if_idle(self) -> bool:
         """Commit the state copied out of closed sequences, if any. Call it only when idle: it waits

@@ -24,6 +24,7 @@ from holdfast.wire.events import (
     WaitReason,
 )
 from holdfast.wire.requests import RequestId
+from holdfast.worker.drafting.suffix import SuffixDrafter
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.prefix.chain import Cursor, pack_tokens
@@ -89,6 +90,10 @@ class LiveSequence:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     embedding: bytes = b""
     prefilled_tokens: int = 0  # for idle work; includes cached tokens
+
+    drafter: SuffixDrafter | None = None  # None until the first draft
+    accepted_tokens: int = 0  # drafted tokens that became part of the answer
+    rejected_tokens: int = 0
 
     waits_for: WaitReason | None = None
     waits_since: float = 0.0
@@ -255,6 +260,8 @@ class Ledger:
                 timings=sequence.timings(now),
                 memory=sequence.report or CacheReport(),
                 embedding=sequence.embedding if is_complete else b"",
+                accepted_tokens=sequence.accepted_tokens,
+                rejected_tokens=sequence.rejected_tokens,
             )
         )
 

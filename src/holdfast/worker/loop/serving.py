@@ -17,7 +17,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from holdfast.config import SchedulerSettings, StoreSettings
+from holdfast.config import ModelSettings, SchedulerSettings, StoreSettings
 from holdfast.errors import ConfigError
 from holdfast.machine import device_memory, platform
 from holdfast.machine.device_memory import MemoryPlan, MemoryShare, pressure_reader
@@ -320,6 +320,7 @@ def _load_and_build(
         memory=memory,
         store=settings.store,
         step_tokens=step_tokens,
+        speculates=_speculates(probed.engine, settings.model),
         pulse=pulse,
     )
     _give_back_memory()
@@ -364,6 +365,7 @@ def _build(
     memory: WorkerMemory,
     store: StoreSettings,
     step_tokens: int,
+    speculates: bool,
     pulse: Pulse,
 ) -> WorkerLoop:
     sessions = None
@@ -400,8 +402,13 @@ def _build(
         counters=counters,
         adapters=() if probed.loaded.adapters is None else probed.loaded.adapters.names,
         forms=probed.forms,
+        speculates=speculates,
         costs={kv_bits: probed.sequence_costs(kv_bits) for kv_bits in probed.forms.costs},
     )
+
+
+def _speculates(engine: Engine, model: ModelSettings) -> bool:
+    return model.speculation == "auto" and not engine.speculation_refused
 
 
 def _rest() -> None:
@@ -490,6 +497,7 @@ def _info(
         embedding_dimensions=runner.hidden_size,
         blas=str(found.blas),
         load_seconds=load_seconds,
+        speculation_refused=probed.engine.speculation_refused,
         warnings=warnings,
     )
 

@@ -102,6 +102,12 @@ class StepLoad:
     chunk_tokens: int = 0
     position_sum: float = 0.0  # sum of the positions of all chunk tokens
     scored_tokens: int = 0  # chunk tokens whose log-probabilities are requested
+    drafted_rows: int = 0  # rows that verify drafted tokens, in addition to `decode_rows`
+
+    @property
+    def rows(self) -> int:
+        """All rows that are not part of a chunk."""
+        return self.decode_rows + self.drafted_rows
 
 
 class CostModel:
@@ -217,7 +223,7 @@ class CostModel:
         seconds = 0.0
         if load.decode_rows or (self._mixes_chunks and self._decode.is_learned):
             # any step reads the weights
-            seconds = self._decode.at_most(max(load.decode_rows, 1))
+            seconds = self._decode.at_most(max(load.rows, 1))
         if not self._decode.is_learned:
             seconds = self._last_chunks_seconds  # one token may take as long as all of these
         if load.chunk_tokens:
@@ -231,9 +237,9 @@ class CostModel:
         )
 
     def learn(self, load: StepLoad, seconds: float) -> None:
-        """Learn from the duration of a step."""
+        """Learn from the duration of a step. `DraftGain` learns from those that verify drafts."""
         if not load.chunks:
-            if load.decode_rows:
+            if load.decode_rows and not load.drafted_rows:
                 self._decode.learn(load.decode_rows, seconds)
             return
         self._last_chunks_seconds = seconds
@@ -255,6 +261,6 @@ class CostModel:
         if not self._decode.is_learned:
             return 0.0
         if self._mixes_chunks:
-            return self._decode.at(max(load.decode_rows, 1))
-        decoding = self._decode.at(load.decode_rows) if load.decode_rows else 0.0
+            return self._decode.at(max(load.rows, 1))
+        decoding = self._decode.at(load.rows) if load.rows else 0.0
         return decoding + load.chunks * self._decode.at(1)

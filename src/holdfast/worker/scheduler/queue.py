@@ -90,6 +90,10 @@ class ScheduledSequence:
     is_paused: bool = False  # gets no spans, and is preempted first
     is_ready: bool = True  # its cached prefix is known and in memory
     last_step: int = 0  # the last step with one of its spans, or the step that admitted it
+    # whether its last step verifies drafted tokens: nothing is planned until it is known how many of
+    # them are accepted
+    is_verifying: bool = False
+    repeated: int = 0  # tokens that the next span has to begin with, although a step had them
 
     @property
     def may_be_admitted(self) -> bool:
@@ -126,6 +130,33 @@ class ScheduledSequence:
         return min(end, next(later, end)) - self.position
 
     @property
+    def most_drafted(self) -> int:
+        """The largest number of drafted tokens that the next span of the decoding sequence may have.
+
+        At least one token of the answer is planned later, so that `is_fully_planned` never depends
+        on what is accepted.
+        """
+        if self.repeated:
+            return 0
+        room = self.capacity_tokens - self.position
+        if self.costs.block_tokens is not None:
+            room = min(room, self.costs.block_tokens - self.position % self.costs.block_tokens)
+        return max(0, min(room - 1, self.max_tokens - self.planned_draws - 2))
+
+    def settle(self, *, verified: int, drawn: int, repeated: int) -> None:
+        """Record how many tokens a step generated that verified drafted tokens.
+
+        verified: the tokens of the span. drawn: 0 if the step failed; the span is then computed
+        again without drafted tokens, or the sequence ends. repeated: how many of the tokens are to
+        be computed again.
+        """
+        rejected = verified - max(drawn, 1)
+        self.position -= rejected + repeated
+        self.planned_draws -= rejected
+        self.repeated = repeated
+        self.is_verifying = False
+
+    @property
     def is_fully_planned(self) -> bool:
         """Whether nothing is left to plan, so that the sequence ends with the dispatched steps at
         the latest.
@@ -140,6 +171,8 @@ class ScheduledSequence:
         self.capacity_tokens = capacity_tokens
         self.reserved_bytes = reserved_bytes
         self.last_step = step
+        self.is_verifying = False
+        self.repeated = 0
 
     def stop(self) -> int:
         """Stop running the sequence; returns the bytes that were reserved for it. Tokens that

@@ -14,8 +14,8 @@ from __future__ import annotations
 import bisect
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from holdfast.config import SchedulerSettings
 from holdfast.errors import ConfigError, InvalidRequest, PromptTooLong, QueueFull
@@ -33,6 +33,7 @@ from holdfast.worker.scheduler.admission import (
 )
 from holdfast.worker.scheduler.chunking import NO_ROWS, ChunkSharing
 from holdfast.worker.scheduler.cost_model import UNBOUNDED, ChunkBounds, CostModel, StepLoad
+from holdfast.worker.scheduler.draft_gain import NO_OFFERS, DraftGain, Offers
 from holdfast.worker.scheduler.queue import (
     DEFAULT_SERVICE,
     FairShare,
@@ -76,6 +77,8 @@ class StepOutcome:
     drawn: Mapping[RequestId, int]  # number of tokens that each sequence generated, if any
     ended: tuple[RequestId, ...]  # sequences ended by a stop token or a failure
     seconds: float
+    # for sequences whose next span has to begin with tokens of this step: how many
+    repeated: Mapping[RequestId, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +176,7 @@ class Scheduler:
         self._costs = CostModel(
             mixes_chunks=mixes_chunks, min_chunk_tokens=settings.min_chunk_tokens, bounds=bounds
         )
+        self._draft_gain = DraftGain()
         self._sharing = ChunkSharing(self._costs, min_chunk_tokens=settings.min_chunk_tokens)
         self._places = PlaceEstimate()
         self._fairness = FairShare(aging_seconds=settings.aging_seconds)
@@ -516,15 +520,20 @@ class Scheduler:
         self._places.observe(seconds=0.0, ends=1)
         return True
 
-    def next_step(self) -> Decision:
+    def next_step(self, offers: Offers = NO_OFFERS) -> Decision:
         """Decide on one more step. An empty plan means that there is nothing to do before the next
         call of `observe` or `submit`.
+
+        offers: drafts for decoding sequences; others are ignored. A span of n tokens of a decoding
+        sequence verifies the first n - 1 tokens of its draft. If a step under way samples the
+        sequence's last token, the offer is for the tokens after that one; if it is taken, the
+        sequence is left out of this step, to verify its draft in the next one.
         """
         needy = self._needy()
         if not needy and not self._reading and not self._excess and self._next_in_queue() is None:
             if not self._decoding:
                 return _NOTHING_TO_DO
-            return self._decision(RoomMade(), ())
+            return self._decision(RoomMade(), (), offers)
         room = RoomMade()
         if needy:
             ranks = self._fairness.ranks(self._running)
@@ -536,10 +545,15 @@ class Scheduler:
                 room.preempted += self._make_paused_give_way()
                 room.preempted += self._make_many_give_way()
                 admitted = self._admit()
-        return self._decision(room, admitted)
+        return self._decision(room, admitted, offers)
 
-    def _decision(self, room: RoomMade, admitted: tuple[Reservation, ...]) -> Decision:
-        plan = self._plan()
+    def _decision(
+        self,
+        room: RoomMade,
+        admitted: tuple[Reservation, ...],
+        offers: Offers,
+    ) -> Decision:
+        plan = self._plan(offers)
         if not plan.spans and not admitted and not room.preempted and not room.grown:
             return _NOTHING_TO_DO
         expected = self._costs.at_most(self._under_way[-1].load) if plan.spans else None
@@ -577,6 +591,8 @@ class Scheduler:
             sequence.drawn += tokens
             if sequence.drawn >= sequence.max_tokens:
                 finished.append(request_id)
+        if step.load.drafted_rows:
+            self._settle(step, outcome)
         ends = (
             self._end_all(step, outcome, finished)
             if outcome.ended or finished or step.drawless
@@ -584,10 +600,23 @@ class Scheduler:
         )
         self._ledger.step_is_over(step.number)
         self._costs.learn(step.load, outcome.seconds)
+        if not step.load.chunks:
+            self._draft_gain.learn(step.load.rows, outcome.seconds)
         self._fairness.pass_time(outcome.seconds)
         self._sharing.pass_time(outcome.seconds)
         self._places.observe(seconds=outcome.seconds, ends=len(ends) + len(outcome.ended))
         return ends
+
+    def _settle(self, step: StepUnderWay, outcome: StepOutcome) -> None:
+        """Take back what was planned for rejected tokens."""
+        for span in step.plan.spans:
+            sequence = self._running.get(span.request_id)
+            if sequence is not None and sequence.is_verifying and sequence.last_step == step.number:
+                sequence.settle(
+                    verified=span.tokens,
+                    drawn=outcome.drawn.get(span.request_id, 0),
+                    repeated=outcome.repeated.get(span.request_id, 0),
+                )
 
     def statistics(self) -> SchedulerStatistics:
         """The current state, and counters since the start."""
@@ -770,12 +799,14 @@ class Scheduler:
             sequence for sequence in self._decoding if sequence.position >= sequence.capacity_tokens
         ]
 
-    def _plan(self) -> StepPlan:
+    def _plan(self, offers: Offers) -> StepPlan:
         number = self._issued_steps + 1
-        spans = self._decode_spans(number)
-        rows = len(spans)
-        has_chunks = bool(self._reading) and rows < self._step_tokens
-        load, drawless = self._add_chunks(spans, number) if has_chunks else (StepLoad(rows), ())
+        spans = self._decode_spans(number, offers)
+        rows = sum(span.tokens for span in spans)
+        load = StepLoad(len(spans), drafted_rows=rows - len(spans))
+        drawless: tuple[ScheduledSequence, ...] = ()
+        if self._reading and rows < self._step_tokens:
+            load, drawless = self._add_chunks(spans, load, number)
         if not spans:
             return _NOTHING_TO_DO.plan
         plan = StepPlan(spans=tuple(spans))
@@ -783,17 +814,27 @@ class Scheduler:
         self._under_way.append(StepUnderWay(number, plan, load, drawless))
         return plan
 
-    def _decode_spans(self, number: int) -> list[Span]:
+    def _decode_spans(self, number: int, offers: Offers) -> list[Span]:
         spans: list[Span] = []
         has_last_draws = False
-        for sequence in self._decoding_this_step(number):
+        decoding = self._decoding_this_step(number)
+        drafted = self._drafted(decoding, offers) if offers else {}
+        for sequence in decoding:
             position = sequence.position
-            if position >= sequence.capacity_tokens:
-                continue  # the sequence stalls until there is memory
-            spans.append(Span(request_id=sequence.request_id, start=position, tokens=1, draws=True))
-            sequence.position = position + 1
+            if position >= sequence.capacity_tokens or sequence.is_verifying:
+                continue  # until there is memory, or until its last step is over
+            extra = drafted.get(sequence.request_id, 0)
+            if extra and sequence.last_step > self._observed_steps:
+                continue  # to verify its draft, it waits until its last token is known
+            tokens = sequence.repeated + 1 + extra
+            spans.append(
+                Span(request_id=sequence.request_id, start=position, tokens=tokens, draws=True)
+            )
+            sequence.position = position + tokens
             sequence.last_step = number
-            sequence.planned_draws += 1
+            sequence.planned_draws += 1 + extra
+            sequence.repeated = 0
+            sequence.is_verifying = extra > 0
             if sequence.planned_draws >= sequence.max_tokens:
                 has_last_draws = True
         if has_last_draws:
@@ -801,6 +842,20 @@ class Scheduler:
                 sequence for sequence in self._decoding if not sequence.is_fully_planned
             ]
         return spans
+
+    def _drafted(self, decoding: list[ScheduledSequence], offers: Offers) -> dict[RequestId, int]:
+        """How many drafted tokens each of these sequences verifies in a step."""
+        if not self._costs.knows_decoding:
+            return {}
+        able: dict[RequestId, Sequence[float]] = {}
+        for sequence in decoding:
+            if sequence.request_id in offers and not sequence.is_verifying:
+                chances = offers[sequence.request_id]
+                able[sequence.request_id] = chances[: sequence.most_drafted]
+        most = self._step_tokens - len(decoding)
+        if self._reading:
+            most -= min(self._settings.min_chunk_tokens, most)
+        return self._draft_gain.choose(able, rows=len(decoding), most=most)
 
     def _decoding_this_step(self, number: int) -> list[ScheduledSequence]:
         """The sequences that decode in this step: all of them, or, if they would leave no room for
@@ -820,9 +875,10 @@ class Scheduler:
         return able[:limit]
 
     def _add_chunks(
-        self, spans: list[Span], number: int
+        self, spans: list[Span], decoding: StepLoad, number: int
     ) -> tuple[StepLoad, tuple[ScheduledSequence, ...]]:
-        rows = len(spans)
+        """Add chunks to the spans of decoding sequences. decoding: the load of these spans."""
+        rows = decoding.decode_rows
         seconds = self._stall_seconds(rows) if rows else math.inf
         chunk_tokens = 0
         scored_tokens = 0
@@ -833,7 +889,7 @@ class Scheduler:
             if self._fairness.flows > 1
             else NO_ROWS
         )
-        room = self._step_tokens - rows
+        room = self._step_tokens - decoding.rows
         if self._reading[0].is_idle_work:
             room = min(room, self._idle_work_tokens(self._reading[0].position))
         chunks = self._sharing.share(
@@ -858,7 +914,13 @@ class Scheduler:
             chunk_tokens += tokens
             scored_tokens += tokens if sequence.scores_prompt else 0
             position_sum += tokens * (start + tokens / 2)
-        load = StepLoad(rows, len(chunks), chunk_tokens, position_sum, scored_tokens)
+        load = replace(
+            decoding,
+            chunks=len(chunks),
+            chunk_tokens=chunk_tokens,
+            position_sum=position_sum,
+            scored_tokens=scored_tokens,
+        )
         return load, tuple(drawless)
 
     def _stall_seconds(self, rows: int) -> float:

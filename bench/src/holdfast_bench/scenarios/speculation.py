@@ -1,0 +1,97 @@
+"""Answers that repeat earlier text, and answers that do not, one by one and eight at once: with
+speculation and without.
+
+The questions are ones that the bundled model answers (`demo_model/benchmark_questions.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast_bench.answers import Answer
+from holdfast_bench.load import Ask
+from holdfast_bench.models import WIDE_DEMO
+from holdfast_bench.results import Sample
+from holdfast_bench.scenario import Case, Scale, Scenario, Trial, errors_of
+
+_QUESTIONS = Path(__file__).with_name("speculation_questions.json")
+_MAX_TOKENS = 200
+_STREAMS = 8
+
+
+def _cases(scale: Scale) -> Sequence[Case]:
+    kinds = json.loads(_QUESTIONS.read_text())
+    count = 4 if scale == "quick" else 8
+    cases = [Case(name=kind, settings={"kinds": [kind], "questions": count}) for kind in kinds]
+    together = {
+        "8 streams": list(kinds),
+        "8 streams of copies": ["copies"],
+        "8 streams without copies": ["sums", "small talk"],
+    }
+    return [
+        *cases,
+        *(
+            Case(name=name, settings={"kinds": names, "questions": _STREAMS, "together": True})
+            for name, names in together.items()
+        ),
+    ]
+
+
+def _asks(trial: Trial, *, max_tokens: int) -> list[Ask]:
+    """Questions of all kinds in turn. Each trial is a tenant, whom no earlier answer helps."""
+    kinds, count = trial.settings["kinds"], trial.settings["questions"]
+    known = json.loads(_QUESTIONS.read_text())
+    asks = []
+    for number in range(count):
+        of_kind: list[dict[str, Any]] = known[kinds[number % len(kinds)]]
+        request = of_kind[number // len(kinds) if len(kinds) > 1 else number]
+        more = {name: value for name, value in request.items() if name != "messages"}
+        more["cache_salt"] = trial.seed
+        asks.append(
+            Ask(messages=tuple(request["messages"]), max_tokens=max_tokens, more_fields=more)
+        )
+    return asks
+
+
+async def _measure(trial: Trial) -> Sample:
+    client, settings = await trial.client(), trial.settings
+    for ask in _asks(trial, max_tokens=1):  # so that only the answers are measured
+        await client.ask(ask)
+    asks = _asks(trial, max_tokens=_MAX_TOKENS)
+    if settings.get("together"):
+        together = await client.ask_all(asks)
+        answers, seconds = list(together.answers), together.seconds
+    else:
+        answers = [await client.ask(ask) for ask in asks]
+        seconds = sum(answer.seconds for answer in answers)
+    sample = Sample(errors=errors_of(answers), answers=[answer.text for answer in answers])
+    if sample.errors:
+        return sample
+    tokens = sum(answer.completion_tokens for answer in answers)
+    sample.metrics = {"tokens_per_second": [tokens / seconds]}
+    if not settings.get("together"):
+        sample.metrics["decode_tokens_per_second"] = _decode_speed(answers)
+    return sample
+
+
+def _decode_speed(answers: Sequence[Answer]) -> list[float]:
+    """Tokens per second after the first token of each answer; empty for tool calls, which have no
+    text.
+    """
+    tokens = sum(answer.completion_tokens - 1 for answer in answers)
+    seconds = sum(answer.seconds - answer.first_seconds for answer in answers)
+    return [tokens / seconds] if seconds else []
+
+
+SCENARIO = Scenario(
+    name="speculation",
+    summary="answers that repeat earlier text, and others: with speculation and without",
+    model="holdfast-demo",
+    more_models=(WIDE_DEMO,),
+    cases=_cases,
+    measure=_measure,
+    peers=("without-speculation",),
+)

@@ -1,0 +1,210 @@
+"""Drafts without a model: what followed the last tokens when they occurred before, in the prompt, in
+the answer, or in another text.
+
+Answers often repeat parts of their prompt: edits repeat the file, tool calls repeat names and
+paths, later turns repeat facts. A `SuffixDrafter` finds an earlier place whose preceding tokens are
+the last tokens of the sequence, and drafts the tokens that follow that place. As long as they are
+right, it goes on from there, and nothing is searched. Otherwise it looks up the places of the last
+two tokens, and takes the one that agrees with the most tokens before them.
+
+Every new token also shows whether it would have been drafted. So the chance that a drafted token is
+right is measured all the time, by the length of the match, even while no draft is used.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from holdfast.wire.requests import TokenIds
+
+MOST_DRAFTED = 8  # tokens per draft
+_LEAST_CHANCE = 0.05  # of a token to be drafted
+_LONGEST_MATCH = 32  # longer ones are not measured
+_MOST_PLACES = 16  # the latest places of the last two tokens that are compared
+_MOST_INDEXED = 2048  # tokens of the prompt that are indexed at once, in less than a millisecond
+_LONG_MATCH = 8  # after this many right tokens, one wrong token is taken for a replaced one
+_SEPARATOR = -1  # between two texts; no token has this id
+# A guess of how often a drafted token is right, by the size of its match (`_size`), and how many
+# measured tokens it counts for.
+_FIRST_RATES = (0.3, 0.3, 0.35, 0.5, 0.65, 0.8, 0.9)
+_PRIOR_TOKENS = 4.0
+_SEQUENCE_MEMORY = 32.0
+_MODEL_MEMORY = 512.0
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Tokens that may follow a sequence.
+
+    chances: for each token, the chance that it and all tokens before it are right.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    chances: tuple[float, ...] = ()
+
+
+NO_DRAFT = Draft()
+NO_TOKENS = TokenIds()
+
+
+class DraftRates:
+    """How often drafted tokens are right, by the size of the match that they come from.
+
+    The latest tokens count most.
+
+    of_size: for each size, the chance that a token is right.
+    """
+
+    __slots__ = ("_hits", "_memory", "_prior", "_tokens", "of_size")
+
+    def __init__(self, prior: DraftRates | None = None) -> None:
+        """prior: the rates of the whole model, which a sequence starts from, and which learn with
+        it; None: these are the rates of a model.
+        """
+        self._prior = prior
+        self._memory = _MODEL_MEMORY if prior is None else _SEQUENCE_MEMORY
+        self._tokens = [0.0] * len(_FIRST_RATES)
+        self._hits = [0.0] * len(_FIRST_RATES)
+        self.of_size: list[float] = list(_FIRST_RATES if prior is None else prior.of_size)
+
+    def learn(self, size: int, *, is_right: bool) -> None:
+        """Learn from one token that was drafted, or that would have been."""
+        first = _FIRST_RATES[size]
+        if self._prior is not None:
+            self._prior.learn(size, is_right=is_right)
+            first = self._prior.of_size[size]
+        if self._tokens[size] >= self._memory:
+            self._tokens[size] /= 2
+            self._hits[size] /= 2
+        self._tokens[size] += 1
+        self._hits[size] += is_right
+        self.of_size[size] = (self._hits[size] + _PRIOR_TOKENS * first) / (
+            self._tokens[size] + _PRIOR_TOKENS
+        )
+
+
+def _size(matched: int) -> int:
+    """The size of a match: 0, 1, 2 to 3, 4 to 7, 8 to 15, 16 to 31 or more tokens."""
+    return min(matched.bit_length(), len(_FIRST_RATES) - 1)
+
+
+class SuffixDrafter:
+    """Drafts the next tokens of one sequence."""
+
+    def __init__(
+        self,
+        prompt: TokenIds,
+        *,
+        rates: DraftRates | None = None,
+        others: Iterable[TokenIds] = (),
+        expected: TokenIds = NO_TOKENS,
+    ) -> None:
+        """rates: those of the model. others: further texts that the answer may repeat, the likeliest
+        last. expected: what the client expects the answer to be; empty: nothing.
+        """
+        self._rates = DraftRates(DraftRates() if rates is None else rates)
+        self._tokens = array("i")
+        expected_start = 0
+        for text in (*others, expected):
+            if text:
+                expected_start = len(self._tokens)
+                self._tokens.frombytes(text.packed)
+                self._tokens.append(_SEPARATOR)
+        self._sequence_start = len(self._tokens)
+        self._tokens.frombytes(prompt.packed)
+        # The places after each pair of tokens: the latest one, and for each place, the one before it
+        # of the same pair (0: none). `_earlier` also tells how many tokens are indexed.
+        self._latest: dict[int, int] = {}
+        self._earlier = array("i", (0, 0))
+        # where the drafted tokens begin, and how many tokens before that place agree with the last
+        # ones of the sequence
+        self._next: int | None = expected_start if expected else None
+        self._matched = _LONGEST_MATCH // 2 if expected else 0
+
+    def __len__(self) -> int:
+        """The number of tokens of the sequence."""
+        return len(self._tokens) - self._sequence_start
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Add the next tokens of the sequence. Indexes some tokens of a long prompt, too."""
+        if len(self._earlier) <= len(self._tokens):
+            self._index(_MOST_INDEXED)
+        for token_id in token_ids:
+            self._add(token_id)
+
+    def _add(self, token_id: int) -> None:
+        tokens = self._tokens
+        at = self._next
+        replaced = None
+        if at is not None:
+            is_right = tokens[at] == token_id
+            self._rates.learn(_size(self._matched), is_right=is_right)
+            if is_right:
+                self._next = at + 1
+                self._matched += 1
+            else:
+                self._next = None
+                if self._matched >= _LONG_MATCH:
+                    replaced = at + 1
+        tokens.append(token_id)
+        if self._next is None and len(tokens) > 1:
+            self._search(self._latest.get(tokens[-2] << 32 | token_id, 0))
+            if self._next is None and replaced is not None:
+                self._next = replaced
+                self._matched = 0
+        self._index(1)
+
+    def _index(self, most: int) -> None:
+        """Index the next tokens, at most `most`."""
+        tokens = self._tokens
+        latest = self._latest
+        earlier = self._earlier
+        first = len(earlier) - 1
+        for end in range(first + 1, min(first + most, len(tokens)) + 1):
+            pair = tokens[end - 2] << 32 | tokens[end - 1]
+            earlier.append(latest.get(pair, 0))
+            latest[pair] = end
+
+    def _search(self, place: int) -> None:
+        """Continue at the place with the longest match, among the latest ones of a pair."""
+        longest = 0
+        for _ in range(_MOST_PLACES):
+            if not place or longest == _LONGEST_MATCH:
+                return
+            length = self._common(place)
+            if length > longest:
+                longest = self._matched = length
+                self._next = place
+            place = self._earlier[place]
+
+    def _common(self, place: int) -> int:
+        """How many tokens before a place are the last ones of the sequence, up to a limit."""
+        tokens = self._tokens
+        end = len(tokens)
+        most = min(place, _LONGEST_MATCH)
+        length = 2
+        while length < most and tokens[place - 1 - length] == tokens[end - 1 - length]:
+            length += 1
+        return length
+
+    def draft(self, most: int = MOST_DRAFTED) -> Draft:
+        """The tokens that are expected next, at most `most`; none if nothing matches."""
+        at = self._next
+        if at is None:
+            return NO_DRAFT
+        drafted = self._tokens[at : at + most].tolist()
+        if _SEPARATOR in drafted:
+            del drafted[drafted.index(_SEPARATOR) :]
+        elif at + most > len(self._tokens):  # a text that repeats itself goes on as it began
+            drafted = (drafted * most)[:most]
+        rates = self._rates.of_size
+        chances: list[float] = []
+        chance = 1.0
+        for matched in range(self._matched, self._matched + len(drafted)):
+            chance *= rates[_size(matched)]
+            if chance < _LEAST_CHANCE:
+                break
+            chances.append(chance)
+        return Draft(tuple(drafted[: len(chances)]), tuple(chances))

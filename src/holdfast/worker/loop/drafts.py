@@ -1,0 +1,160 @@
+"""Drafts for the sequences that decode, so that a step can verify several tokens at once.
+
+Device thread only. See docs/how-it-works/speculation.md.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from holdfast.wire.commands import SequenceRequest
+from holdfast.wire.requests import RequestId, TokenIds
+from holdfast.worker.drafting.suffix import MOST_DRAFTED, NO_DRAFT, Draft, DraftRates, SuffixDrafter
+from holdfast.worker.engine.plan import BLOCK_TOKENS, Span, SpanResult
+from holdfast.worker.loop.counters import Counters
+from holdfast.worker.loop.sequences import LiveSequence
+from holdfast.worker.scheduler.draft_gain import Offers
+
+if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run time
+    from holdfast.worker.engine.engine import Engine
+
+# Where accepted tokens are computed again if others of the same draft are rejected, a draft ends
+# before its chance to be right as a whole falls below this.
+_LEAST_CHANCE_OF_ALL = 0.5
+# of tokens that a grammar forces: it may allow to divide the same text into tokens differently
+_FORCED_CHANCE = 0.9
+_MOST_OTHER_TOKENS = 2048  # of other answers, for one sequence; they are indexed at once
+_MOST_ANSWERS = 8  # with the same beginning of the prompt
+_MOST_BEGINNINGS = 64
+_LEAST_REMEMBERED = 8  # tokens of an answer
+
+
+class RecentAnswers:
+    """The latest answers, by the beginning of their prompts: agents with the same instructions often
+    write the same. Tenants share none.
+    """
+
+    def __init__(self) -> None:
+        self._by_beginning: OrderedDict[tuple[str, str, bytes], deque[TokenIds]] = OrderedDict()
+
+    def add(self, request: SequenceRequest, answer: Sequence[int]) -> None:
+        """Remember the answer to a request, unless nothing is to be kept of it."""
+        if not request.is_kept or len(answer) < _LEAST_REMEMBERED:
+            return
+        key = _beginning(request)
+        answers = self._by_beginning.setdefault(key, deque(maxlen=_MOST_ANSWERS))
+        answers.append(TokenIds.of(answer[:_MOST_OTHER_TOKENS]))
+        self._by_beginning.move_to_end(key)
+        if len(self._by_beginning) > _MOST_BEGINNINGS:
+            self._by_beginning.popitem(last=False)
+
+    def like(self, request: SequenceRequest) -> list[TokenIds]:
+        """Answers to prompts with the same beginning, the latest one last."""
+        found: list[TokenIds] = []
+        tokens = 0
+        for answer in reversed(self._by_beginning.get(_beginning(request), ())):
+            tokens += len(answer)
+            if tokens > _MOST_OTHER_TOKENS:
+                break
+            found.insert(0, answer)
+        return found
+
+
+def _beginning(request: SequenceRequest) -> tuple[str, str, bytes]:
+    beginning = request.prompt_token_ids[:BLOCK_TOKENS].packed
+    return request.tenant, request.adapter, beginning
+
+
+class Drafts:
+    """The drafts of all sequences of a worker."""
+
+    def __init__(self, engine: Engine, *, counters: Counters) -> None:
+        self._engine = engine
+        self._repeats_accepted = engine.repeats_accepted
+        self._counters = counters
+        self._rates = DraftRates()
+        self._answers = RecentAnswers()
+        self._offered: dict[RequestId, tuple[int, ...]] = {}
+
+    def offers(
+        self, sequences: Iterable[LiveSequence], *, under_way: Collection[LiveSequence]
+    ) -> Offers:
+        """The chances of a draft for each sequence that has one.
+
+        under_way: the sequences whose last token the step under way samples. Their drafts are not
+        used in the next step, and begin after that token.
+        """
+        self._offered.clear()
+        chances: dict[RequestId, tuple[float, ...]] = {}
+        for sequence in sequences:
+            if not sequence.is_open:
+                continue
+            if not sequence.generated:  # the first token of an answer is sampled with the prompt
+                self._drafter(sequence).extend(())
+                continue
+            if sequence in under_way:
+                draft = self._expected(sequence, MOST_DRAFTED + 1)
+                if len(draft.chances) > 1:
+                    chances[sequence.id] = draft.chances[1:]
+                continue
+            draft = self._draft(sequence)
+            if draft.token_ids:
+                self._offered[sequence.id] = draft.token_ids
+                chances[sequence.id] = draft.chances
+        return chances
+
+    def filled(self, span: Span, sequence: LiveSequence) -> Span:
+        """A planned span with the drafted tokens that it verifies, if it does."""
+        if span.tokens == 1 or span.start + span.tokens <= sequence.known_tokens:
+            return span
+        return replace(span, drafted=self._offered[sequence.id][: span.tokens - 1])
+
+    def count(self, span: Span, sequence: LiveSequence, result: SpanResult) -> None:
+        """Count the drafted tokens of a span, and those of them that were accepted."""
+        accepted = max(0, len(result.token_ids) - 1)
+        sequence.accepted_tokens += accepted
+        sequence.rejected_tokens += len(span.drafted) - accepted
+        self._counters.drafted_tokens += len(span.drafted)
+        self._counters.accepted_tokens += accepted
+
+    def remember(self, sequence: LiveSequence) -> None:
+        """Remember the answer of a sequence that ends, for drafts of later ones."""
+        self._answers.add(sequence.request, sequence.generated)
+
+    def _draft(self, sequence: LiveSequence) -> Draft:
+        draft = self._expected(sequence, MOST_DRAFTED)
+        if not draft.token_ids and not sequence.request.grammar:
+            return NO_DRAFT
+        wanted = draft.token_ids
+        if not sequence.stop_token_ids.isdisjoint(wanted):
+            # a drafted token that ends the answer would save nothing
+            end = next(at for at, token in enumerate(wanted) if token in sequence.stop_token_ids)
+            wanted = wanted[:end]
+        allowed = self._engine.draft(sequence.id, wanted)[:MOST_DRAFTED]
+        chances = draft.chances
+        if allowed != wanted[: len(allowed)]:
+            chances = tuple(_FORCED_CHANCE ** (index + 1) for index in range(len(allowed)))
+        if self._repeats_accepted:
+            chances = tuple(chance for chance in chances if chance >= _LEAST_CHANCE_OF_ALL)
+        count = min(len(allowed), len(chances))
+        return Draft(allowed[:count], chances[:count])
+
+    def _expected(self, sequence: LiveSequence, most: int) -> Draft:
+        """The draft of the sequence's drafter, which first gets the sequence's new tokens."""
+        drafter = self._drafter(sequence)
+        drafter.extend(sequence.generated[len(drafter) - sequence.prompt_tokens :])
+        return drafter.draft(most)
+
+    def _drafter(self, sequence: LiveSequence) -> SuffixDrafter:
+        if sequence.drafter is None:
+            request = sequence.request
+            sequence.drafter = SuffixDrafter(
+                request.prompt_token_ids,
+                rates=self._rates,
+                others=self._answers.like(request),
+                expected=request.predicted_token_ids,
+            )
+        return sequence.drafter

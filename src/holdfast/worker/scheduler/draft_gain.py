@@ -1,0 +1,149 @@
+"""Decides how many drafted tokens a step verifies.
+
+A drafted token adds a row to a step. How much longer the step takes depends on the machine: a few
+rows more cost little as long as reading the weights takes most of the time. So the time of a step
+is learned as a function of its rows, from steps that verify drafts and from those that do not.
+
+The drafted tokens are chosen so that the product of the speeds of all sequences becomes as large as
+possible. A draft that doubles the speed of one of eight sequences is thus not worth a step that is
+a tenth longer for all of them. If no choice increases the product, nothing is drafted.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from holdfast.wire.requests import RequestId
+
+# A first guess of the time of a step over that of a step with one row: this much for several rows,
+# and for each.
+_FIRST_FIXED, _FIRST_PER_ROW = 0.95, 0.15
+# Steps whose numbers of rows are in the same range are taken for equally far from that guess; these
+# are the ends of the ranges.
+_RANGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_LEVEL_SHARE = 0.25  # of a deviation that is taken to hold for all ranges
+_MEMORY_STEPS = 16
+_MOST_DEVIATION = math.log(3.0)  # of a measured step; more is taken for an interruption
+_LEAST_GAIN = 0.03  # of the logarithm of a sequence's speed; less may be an error of measurement
+# After this many verifying steps in a row, one verifies nothing, so that the time of such steps is
+# still known.
+_STEPS_PER_PLAIN = 48
+# After this many steps in which no draft was worth it, one is verified nevertheless, in case
+# verifying has become cheaper; each time, the number doubles.
+_FIRST_RETRY, _LAST_RETRY = 64, 1024
+
+
+# Drafts of sequences: for each drafted token, the chance that it and all tokens before it are right.
+Offers: TypeAlias = Mapping[RequestId, Sequence[float]]
+NO_OFFERS: Offers = {}
+
+
+class RowCosts:
+    """Learns the seconds of a step from its rows, as factors on a guess. No clock."""
+
+    def __init__(self) -> None:
+        self._level: float | None = None  # the logarithm of the factor for all ranges
+        # for each range, the logarithm of a further factor, and how many steps it was learned from
+        self._offsets = [0.0] * (len(_RANGES) + 1)
+        self._steps = [0] * (len(_RANGES) + 1)
+
+    def learn(self, rows: int, seconds: float) -> None:
+        """Learn from one step."""
+        measured = math.log(seconds) - _log_guess(rows)
+        if self._level is None:
+            self._level = measured
+        place = bisect.bisect_left(_RANGES, rows)
+        deviation = measured - self._level - self._offsets[place]
+        deviation = max(-_MOST_DEVIATION, min(_MOST_DEVIATION, deviation))
+        self._level += _LEVEL_SHARE * deviation
+        self._steps[place] = min(self._steps[place] + 1, _MEMORY_STEPS)
+        self._offsets[place] += (1.0 - _LEVEL_SHARE) * deviation / self._steps[place]
+        self._fill_gaps()
+
+    def _fill_gaps(self) -> None:
+        """Set the offsets of ranges without steps to values between those of the nearest ones."""
+        known = [at for at, steps in enumerate(self._steps) if steps]
+        for at in range(known[0]):
+            self._offsets[at] = self._offsets[known[0]]
+        for at in range(known[-1] + 1, len(self._offsets)):
+            self._offsets[at] = self._offsets[known[-1]]
+        for first, last in itertools.pairwise(known):
+            slope = (self._offsets[last] - self._offsets[first]) / (last - first)
+            for at in range(first + 1, last):
+                self._offsets[at] = self._offsets[first] + slope * (at - first)
+
+    def log_seconds(self, rows: int) -> float:
+        """The logarithm of the seconds of a step with this many rows, up to a constant."""
+        return _log_guess(rows) + self._offsets[bisect.bisect_left(_RANGES, rows)]
+
+
+def _log_guess(rows: int) -> float:
+    return 0.0 if rows == 1 else math.log(_FIRST_FIXED + _FIRST_PER_ROW * rows)
+
+
+class DraftGain:
+    """Learns what verifying costs, and chooses among drafts. No clock."""
+
+    def __init__(self) -> None:
+        self._costs = RowCosts()
+        self._verifying_steps = 0  # since the last one without
+        self._declined_steps = 0  # since the last verifying one
+        self._retry_after = _FIRST_RETRY
+
+    def learn(self, rows: int, seconds: float) -> None:
+        """Learn from a step without chunks. rows: with those of drafted tokens."""
+        self._costs.learn(rows, seconds)
+
+    def choose(self, offers: Offers, *, rows: int, most: int) -> dict[RequestId, int]:
+        """How many tokens of each draft to verify in a step with `rows` decoding sequences.
+
+        most: the largest number of drafted rows. Sequences that verify nothing are left out.
+        """
+        gains: list[tuple[float, RequestId]] = []
+        for request_id, chances in offers.items():
+            tokens = 1.0
+            for chance in chances:
+                gains.append((math.log1p(chance / tokens), request_id))
+                tokens += chance
+        if not gains or most < 1:
+            return {}
+        # within an offer, gains fall, so that the tokens taken are the first ones
+        gains.sort(key=lambda each: each[0], reverse=True)
+        del gains[most:]
+        count = self._count(gains, rows=rows)
+        chosen: dict[RequestId, int] = {}
+        for _, request_id in gains[:count]:
+            chosen[request_id] = chosen.get(request_id, 0) + 1
+        return chosen
+
+    def _count(self, gains: Sequence[tuple[float, RequestId]], *, rows: int) -> int:
+        """How many drafted rows to verify."""
+        best = 0
+        best_gain = _LEAST_GAIN * rows
+        gain = 0.0
+        plain = self._costs.log_seconds(rows)
+        for count, (more, _) in enumerate(gains, start=1):
+            gain += more
+            net = gain - rows * (self._costs.log_seconds(rows + count) - plain)
+            if net > best_gain:
+                best = count
+                best_gain = net
+        if best:
+            self._verifying_steps += 1
+            self._declined_steps = 0
+            self._retry_after = _FIRST_RETRY
+            if self._verifying_steps > _STEPS_PER_PLAIN:
+                self._verifying_steps = 0
+                return 0
+            return best
+        self._verifying_steps = 0
+        self._declined_steps += 1
+        if self._declined_steps > self._retry_after:
+            self._declined_steps = 0
+            self._retry_after = min(2 * self._retry_after, _LAST_RETRY)
+            return min(len(gains), 4)
+        return 0

@@ -1,0 +1,244 @@
+"""Equality four: drafts never change an answer. They are made of right and wrong tokens here, so that
+some are accepted as a whole, some in part, some not at all.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from holdfast.wire.commands import ThinkingBudget
+from holdfast.wire.requests import SamplingParams
+from holdfast.worker.engine import host_decoder
+from holdfast.worker.engine.engine import Engine
+from holdfast.worker.engine.layouts import SoloRunner
+from holdfast.worker.engine.probe import choose_layout
+from holdfast.worker.kv.bits import KVBits
+from tests.fakes.architectures import probed
+from tests.fakes.interleaving import Played, assert_as_alone, play, random_sequences
+from tests.fakes.live_state import open_sequences
+from tests.fakes.slow import slow
+from tests.fakes.tiny_grammars import SCHEMA, json_grammar, tiny_constraints
+from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_tiny
+
+FP32_TOLERANCE = 2e-3  # in log-probability
+SAMPLINGS = (
+    SamplingParams(temperature=0.0, seed=1),
+    SamplingParams(temperature=1.0, seed=5),
+    SamplingParams(temperature=0.8, top_k=20, top_p=0.9, seed=9),
+    SamplingParams(
+        temperature=1.2,
+        repetition_penalty=1.3,
+        presence_penalty=0.4,
+        frequency_penalty=0.2,
+        logit_bias={97: 2.0, 9: -100.0},
+        seed=4,
+    ),
+    SamplingParams(
+        temperature=0.0, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, seed=2
+    ),
+    SamplingParams(temperature=0.7, min_p=0.05, seed=3),
+)
+CONSTRAINTS: tuple[Mapping[str, Any], ...] = (
+    {"grammar": json_grammar(SCHEMA)},
+    {"grammar": json_grammar(SCHEMA)},
+    {"grammar": 'start: /[a-z]+/ "." \n'},
+    {
+        "grammar": "start: /[a-z]*/ <[261]> /[0-9]*/\n",
+        "thinking_budget": ThinkingBudget(tokens=5, end_token_ids=(261,)),
+    },
+    {"thinking_budget": ThinkingBudget(tokens=4, end_token_ids=(7, 8))},
+    {},
+)
+
+
+def some_sequences(name: str, *, longest_prompt: int = 40, wanted: int = 30) -> list[Played]:
+    rng = random.Random(name)
+    sequences = random_sequences(
+        rng, vocab_size=VOCAB_SIZE, count=len(SAMPLINGS), longest_prompt=longest_prompt
+    )
+    for each, sampling in zip(sequences, SAMPLINGS, strict=True):
+        each.sampling = sampling
+        each.wanted_tokens = each.leaves_after = rng.randint(wanted // 2, wanted)
+    return sequences
+
+
+def again(each: Played, **changes: Any) -> Played:
+    return replace(
+        each, read=0, planned=0, tokens=[], logprobs=[], is_open=False, is_done=False, **changes
+    )
+
+
+def assert_the_same(
+    engine: Engine,
+    sequences: list[Played],
+    *,
+    depth: int,
+    kv_bits: KVBits = "native",
+    block_tokens: int | None = None,
+) -> list[Played]:
+    """Play the sequences without drafts, then with drafts."""
+    rng = random.Random(depth)
+    play(engine, sequences, rng, depth=depth, kv_bits=kv_bits, block_tokens=block_tokens)
+    speculated = [again(each, plain=tuple(each.tokens)) for each in sequences]
+    play(engine, speculated, rng, depth=depth, kv_bits=kv_bits, block_tokens=block_tokens)
+    for each, plain in zip(speculated, sequences, strict=True):
+        assert each.tokens == plain.tokens
+        for scored, expected in zip(each.logprobs, plain.logprobs, strict=True):
+            assert scored.token_id == expected.token_id
+            assert scored.logprob == pytest.approx(expected.logprob, abs=FP32_TOLERANCE)
+    assert open_sequences(engine) == 0
+    return speculated
+
+
+def assert_some_rejected(speculated: list[Played]) -> None:
+    accepted = sum(each.accepted for each in speculated)
+    drafted = sum(each.drafted for each in speculated)
+    assert 0 < accepted < drafted
+
+
+@pytest.mark.parametrize(
+    ("name", "depth"),
+    [
+        ("llama", 0),
+        ("llama", 1),
+        ("gemma3_text", 1),
+        ("deepseek_v3", 0),
+        *slow(("gpt_oss", 0), ("gemma2", 1), ("llama4", 1), ("qwen3_moe", 0), ("cohere2", 1)),
+    ],
+)
+def test_an_answer_does_not_depend_on_drafts(name: str, depth: int) -> None:
+    engine = Engine(probed(name), vocab_size=VOCAB_SIZE)
+    assert_some_rejected(assert_the_same(engine, some_sequences(name), depth=depth))
+
+
+@pytest.mark.skipif(bool(host_decoder.unavailable()), reason=host_decoder.unavailable())
+@pytest.mark.parametrize(("name", "kv_bits"), [("llama", "native"), ("qwen3", "8/4")])
+def test_where_forward_passes_need_no_mlx(name: str, kv_bits: KVBits) -> None:
+    model = make_tiny(name, head_dim=64)
+    host_decoder.attach(model, mx.float32)
+    assert host_decoder.of(model) is not None
+    runner = choose_layout(model, vocab_size=VOCAB_SIZE)
+    engine = Engine(runner, vocab_size=VOCAB_SIZE)
+    form = engine.measure_costs().form
+    assert form is not None
+    runner.learn_form(form)
+    sequences = some_sequences(f"{name} without MLX")
+    assert_some_rejected(assert_the_same(engine, sequences, depth=0, kv_bits=kv_bits))
+
+
+def test_sampled_tokens_have_the_probabilities_that_the_model_gives_them() -> None:
+    """A chi-square test of the first three tokens of 1,200 answers, most of them after drafts."""
+    engine = Engine(probed("llama"), vocab_size=VOCAB_SIZE)
+    prompt, allowed, temperature = tuple(range(40, 60)), (70, 80, 90, 100), 0.3
+    bias = dict.fromkeys(allowed, 100.0)
+    rng = random.Random("chi-square")
+    counts: Counter[tuple[int, ...]] = Counter()
+    accepted = 0
+    for first_seed in range(0, 1200, 200):
+        answers = [
+            Played(
+                prompt=prompt,
+                wanted_tokens=4,
+                leaves_after=4,
+                joins_at=0,
+                sampling=SamplingParams(temperature=temperature, logit_bias=bias, seed=seed),
+                plain=tuple(rng.choices(allowed, k=4)),
+            )
+            for seed in range(first_seed, first_seed + 200)
+        ]
+        play(engine, answers, rng, depth=0)
+        counts.update(tuple(each.tokens[:3]) for each in answers)
+        accepted += sum(each.accepted for each in answers)
+    assert accepted > 100
+    expected = {
+        outcome: chance * 1200
+        for outcome, chance in chances_of_outcomes(prompt, allowed, temperature).items()
+    }
+    assert counts.keys() <= expected.keys()
+    rare = {outcome for outcome, count in expected.items() if count < 5.0}
+    cells = [(counts[outcome], expected[outcome]) for outcome in expected.keys() - rare]
+    cells.append((sum(counts[each] for each in rare), sum(expected[each] for each in rare)))
+    distance = sum((count - mean) ** 2 / mean for count, mean in cells)
+    freedom = len(cells) - 1
+    assert freedom > 10
+    assert distance < freedom + 3.0 * math.sqrt(2.0 * freedom)
+
+
+def chances_of_outcomes(
+    prompt: tuple[int, ...], allowed: tuple[int, ...], temperature: float
+) -> dict[tuple[int, ...], float]:
+    """What mlx-lm's model gives each sequence of three allowed tokens, if no other is possible."""
+    model = kept_tiny("llama")
+    outcomes: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(3):
+        longer = {}
+        for outcome, chance in outcomes.items():
+            logits = model(mx.array([[*prompt, *outcome]]))[0, -1].astype(mx.float32)
+            shares = mx.softmax(logits[mx.array(allowed)] / temperature).tolist()
+            for token, share in zip(allowed, shares, strict=True):
+                longer[(*outcome, token)] = chance * share
+        outcomes = longer
+    return outcomes
+
+
+def test_greedy_answers_are_those_of_the_model_alone() -> None:
+    engine = Engine(probed("llama"), vocab_size=VOCAB_SIZE)
+    sequences = [replace(each, sampling=SAMPLINGS[0]) for each in some_sequences("greedy")]
+    for each in assert_the_same(engine, sequences, depth=1):
+        assert_as_alone(kept_tiny("llama"), each, tolerance=FP32_TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("name", "depth"), [("qwen3_next", 0), ("mamba2", 1), *slow(("qwen3_next", 1), ("mamba2", 0))]
+)
+def test_states_that_cannot_drop_tokens_compute_accepted_ones_again(name: str, depth: int) -> None:
+    engine = Engine(probed(name), vocab_size=VOCAB_SIZE)
+    assert engine.repeats_accepted
+    assert_some_rejected(assert_the_same(engine, some_sequences(name), depth=depth))
+
+
+def test_mlx_lms_own_caches_get_no_drafts() -> None:
+    engine = Engine(SoloRunner(kept_tiny("llama"), None), vocab_size=VOCAB_SIZE)
+    speculated = assert_the_same(engine, some_sequences("solo", wanted=6), depth=0)
+    assert sum(each.drafted for each in speculated) == 0
+
+
+@pytest.mark.parametrize(("kv_bits", "depth"), [("8/4", 1), *slow(("8", 0))])
+def test_with_quantized_keys_and_values(kv_bits: KVBits, depth: int) -> None:
+    """Prompts that end shortly before a block does, so that drafts meet its end."""
+    runner = choose_layout(make_tiny("llama", head_dim=64), vocab_size=VOCAB_SIZE)
+    engine = Engine(runner, vocab_size=VOCAB_SIZE)
+    form = engine.measure_costs().form
+    assert form is not None
+    runner.learn_form(form)
+    rng = random.Random(kv_bits)
+    sequences = some_sequences(f"llama {kv_bits}", wanted=40)
+    for each in sequences:
+        each.prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(235, 256)))
+    assert_some_rejected(assert_the_same(engine, sequences, depth=depth, kv_bits=kv_bits))
+
+
+@pytest.mark.parametrize(
+    ("name", "depth"), [("llama", 1), *slow(("llama", 0), ("gemma2", 0), ("gemma3_text", 1))]
+)
+def test_with_grammars_and_thinking_budgets(name: str, depth: int) -> None:
+    engine = Engine(probed(name), vocab_size=VOCAB_SIZE, constraints=tiny_constraints())
+    sequences = some_sequences(f"{name} constrained", wanted=40)
+    for each, constraints in zip(sequences, CONSTRAINTS, strict=True):
+        each.constraints = constraints
+    assert_some_rejected(assert_the_same(engine, sequences, depth=depth))
+
+
+def test_what_a_grammar_forces_is_drafted_for_free() -> None:
+    engine = Engine(probed("llama"), vocab_size=VOCAB_SIZE, constraints=tiny_constraints())
+    each = replace(some_sequences("forced")[0], constraints=CONSTRAINTS[0], joins_at=0)
+    (speculated,) = assert_the_same(engine, [each], depth=0)
+    assert speculated.accepted >= len('{"kind":"')

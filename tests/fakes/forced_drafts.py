@@ -1,0 +1,46 @@
+"""Drafts for the tests: of the right answer, with wrong tokens mixed in, and verified whether that
+pays or not.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from holdfast.wire.requests import RequestId
+from holdfast.worker.drafting.suffix import Draft
+from holdfast.worker.loop import drafts, loop
+from holdfast.worker.loop.sequences import LiveSequence
+from holdfast.worker.scheduler import scheduler
+from holdfast.worker.scheduler.draft_gain import DraftGain, Offers
+
+
+class EagerGain(DraftGain):
+    """Verifies every draft."""
+
+    def choose(self, offers: Offers, *, rows: int, most: int) -> dict[RequestId, int]:
+        chosen = {}
+        for request_id, chances in offers.items():
+            if tokens := min(len(chances), most):
+                chosen[request_id] = tokens
+                most -= tokens
+        return chosen
+
+
+def force(
+    monkeypatch: pytest.MonkeyPatch, answers: Mapping[RequestId, Sequence[int]], *, seed: str
+) -> None:
+    """Make workers draft these answers, with mistakes, and verify all drafts."""
+    rng = random.Random(seed)
+
+    class MixedDrafts(drafts.Drafts):
+        def _expected(self, sequence: LiveSequence, most: int) -> Draft:
+            done = len(sequence.generated)
+            right = answers.get(sequence.id, ())[done : done + min(most, rng.randrange(10))]
+            mixed = tuple(token if rng.random() < 0.85 else rng.randrange(200) for token in right)
+            return Draft(mixed, (0.9,) * len(mixed))
+
+    monkeypatch.setattr(loop, "Drafts", MixedDrafts)
+    monkeypatch.setattr(scheduler, "DraftGain", EagerGain)

@@ -1,0 +1,178 @@
+"""A real server that verifies drafts, beside the same model without them."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.fakes.server_process import ServerProcess
+
+TEXT = (
+    "Ada lives in Paris. The red lamp is in the kitchen. The meeting is on Friday. Tom is 41 years "
+    "old. The port of the mirror is 8080. Mia works as a baker. The code of the shed is 4711."
+)
+COPY: dict[str, Any] = {"messages": [{"role": "user", "content": f"Repeat exactly: {TEXT}"}]}
+KINDS = ("drafted", "accepted")
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "occupation": {"type": "string", "maxLength": 20},
+        "place_of_birth": {"enum": ["Paris", "Rome"]},
+    },
+    "required": ["occupation", "place_of_birth"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("speculation")
+    (folder / "models.toml").write_text(
+        '[models.drafting]\nid = "holdfast-demo"\n'
+        '[models.plain]\nid = "holdfast-demo"\nspeculation = "off"\n'
+    )
+    process = ServerProcess("--models", str(folder / "models.toml"), "--store", "off")
+    process.wait_ready()
+    yield process
+    process.stop()
+
+
+def chat(server: ServerProcess, model: str, **body: Any) -> dict[str, Any]:
+    asked = {"model": model, "temperature": 0, "max_tokens": 120, **COPY, **body}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=120)
+    found: dict[str, Any] = answer.raise_for_status().json()
+    return found
+
+
+def texts(answer: dict[str, Any]) -> list[str]:
+    return [choice["message"]["content"] for choice in answer["choices"]]
+
+
+def drafted(answer: dict[str, Any]) -> tuple[int, int]:
+    """Accepted and rejected drafted tokens."""
+    details = answer["usage"]["completion_tokens_details"]
+    return details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
+
+
+def metric(server: ServerProcess, name: str, model: str) -> float:
+    lines = httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines()
+    (line,) = [
+        each for each in lines if each.startswith(f"{name}{{") and f'model="{model}"' in each
+    ]
+    return float(line.split()[-1])
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"logprobs": True, "top_logprobs": 2},
+        {"n": 3, "temperature": 1.0, "seed": 11},
+        {"temperature": 0.7, "top_p": 0.9, "frequency_penalty": 0.2, "seed": 5},
+        {"stop": ["Friday"]},
+        {
+            "messages": [{"role": "user", "content": "Write as JSON: occupation baker"}],
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "person", "strict": True, "schema": SCHEMA},
+            },
+        },
+    ],
+    ids=["greedy", "logprobs", "n=3", "sampled", "stop string", "schema"],
+)
+def test_the_answer_is_that_of_the_model_without_drafts(
+    server: ServerProcess, asked: dict[str, Any]
+) -> None:
+    plain = chat(server, "plain", **asked)
+    answer = chat(server, "drafting", **asked)
+    assert texts(answer) == texts(plain)
+    assert answer["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"]
+    assert drafted(plain) == (0, 0)
+
+
+def test_accepted_and_rejected_tokens_are_counted(server: ServerProcess) -> None:
+    before = [metric(server, f"holdfast_worker_{name}_tokens_total", "drafting") for name in KINDS]
+    answer = chat(server, "drafting", max_tokens=200)
+    assert texts(answer) == [TEXT]
+    accepted, rejected = drafted(answer)
+    assert 0 < accepted < answer["usage"]["completion_tokens"]
+    after = [metric(server, f"holdfast_worker_{name}_tokens_total", "drafting") for name in KINDS]
+    assert after[0] - before[0] == accepted + rejected
+    assert after[1] - before[1] == accepted
+    assert metric(server, "holdfast_worker_drafted_tokens_total", "plain") == 0
+
+
+def test_a_prediction_changes_how_many_tokens_are_drafted_and_nothing_else(
+    server: ServerProcess,
+) -> None:
+    asked = {"messages": [{"role": "user", "content": "What can you do?"}], "seed": 1}
+    plain = texts(chat(server, "plain", **asked))[0]
+    for content in (plain, [{"type": "text", "text": plain}], f"x {plain}", "wrong"):
+        predicted = {"type": "content", "content": content}
+        answer = chat(server, "drafting", prediction=predicted, **asked)
+        assert texts(answer) == [plain]
+        accepted, rejected = drafted(answer)
+        if content != "wrong":
+            assert accepted > rejected
+    unused = chat(server, "plain", prediction=predicted, **asked)
+    assert drafted(unused) == (0, 0)
+
+
+def test_a_prediction_that_is_no_text_is_refused(server: ServerProcess) -> None:
+    for predicted, field in (
+        ({"type": "content", "content": [{"type": "image_url"}]}, "prediction.content.0"),
+        ({"type": "content"}, "prediction.content"),
+        ({"type": "guess", "content": "x"}, "prediction.type"),
+    ):
+        body = {"model": "drafting", **COPY, "prediction": predicted}
+        refused = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == field
+
+
+def test_what_an_answer_left_in_the_cache_is_used_by_the_next_turn(server: ServerProcess) -> None:
+    for model in ("drafting", "plain"):
+        first = chat(server, model, max_tokens=200)
+        question = "Who lives in Paris?"
+        messages = [
+            *COPY["messages"],
+            {"role": "assistant", "content": texts(first)[0]},
+            {"role": "user", "content": question},
+        ]
+        following = chat(server, model, messages=messages)
+        usage = following["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] > first["usage"]["prompt_tokens"]
+
+
+def test_a_stream_goes_on_after_its_worker_was_killed(server: ServerProcess) -> None:
+    whole = texts(chat(server, "plain", max_tokens=200))
+    health = httpx.get(f"{server.url}/health", timeout=60).json()
+    pid = next(each["pid"] for each in health["models"] if each["id"] == "drafting")
+    body = {"model": "drafting", "temperature": 0, "max_tokens": 200, "stream": True, **COPY}
+    pieces = []
+    with httpx.stream(
+        "POST", f"{server.url}/v1/chat/completions", json=body, timeout=120
+    ) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                choices = json.loads(line[6:])["choices"]
+                pieces.extend(choice["delta"].get("content") or "" for choice in choices)
+            if len("".join(pieces)) > 20 and pid is not None:
+                psutil.Process(pid).send_signal(signal.SIGKILL)
+                pid = None
+    assert pid is None
+    assert ["".join(pieces)] == whole
+
+
+def test_health_says_whether_drafts_can_be_used(server: ServerProcess) -> None:
+    chat(server, "drafting", max_tokens=1)
+    health = httpx.get(f"{server.url}/health", timeout=60).json()
+    found = {each["id"]: each for each in health["models"]}
+    assert found["drafting"]["speculation_refused"] is None
+    assert metric(server, "holdfast_worker_drafted_tokens_total", "drafting") >= 0
