@@ -28,7 +28,9 @@ def scripted_server(
     """
     folder = write_scripted(tmp_path_factory.mktemp("scripted") / "model", ANSWERS)
     store = tmp_path_factory.mktemp("store")
-    with running_server(str(folder), "--name", "scripted", "--store", str(store)) as server:
+    # drafts would end long answers before a test can stop them
+    options = ("--name", "scripted", "--store", str(store), "--speculation", "off")
+    with running_server(str(folder), *options) as server:
         yield server
 
 

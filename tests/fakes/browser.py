@@ -25,7 +25,7 @@ FLAGS = (
     "--disable-sync",
 )
 MISSING = "no Chromium is installed: `sudo apt install chromium`"
-WAIT_MILLISECONDS = 60_000
+WAIT_MILLISECONDS = 30_000
 
 
 @contextlib.contextmanager

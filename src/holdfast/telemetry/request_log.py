@@ -38,10 +38,10 @@ UNKNOWN_ROUTE = "other"  # the route of unknown paths
 # the progress of a prefill is logged if its estimated duration is at least this long
 LONG_PREFILL_SECONDS = 5.0
 PROGRESS_LINE_SECONDS = 5.0  # between two log lines about a prefill
-QUIET_PATHS = frozenset(
+QUIET_PATHS = frozenset(  # polled by programs
     {"/", "/health", "/metrics", "/admin/requests", "/admin/activity", "/admin/models"}
 )
-_QUIET_FOLDER = "/page/"  # the files of the page for browsers  # polled by programs
+_QUIET_FOLDER = "/page/"  # the files of the page for browsers
 _LONGEST_PATH = 200
 _LONGEST_ERROR = 160
 _LONGEST_CONTENT = 20_000  # characters of a prompt or an answer in the log
