@@ -48,13 +48,6 @@ LIBRARIES = (
         "export { live } from 'lit/directives/live.js';\n",
     ),
     Library(
-        name="uplot",
-        version="1.6.32",
-        file="uplot.js",
-        license="MIT",
-        entry="export { default } from 'uplot/dist/uPlot.esm.js';\n",
-    ),
-    Library(
         name="markdown-it",
         version="15.0.3",
         file="markdown-it.js",
@@ -69,8 +62,6 @@ LIBRARIES = (
         entry="export { default } from 'dompurify';\n",
     ),
 )
-# files that are copied as they are: file → (library, path in its package)
-STYLES = {"uplot.css": ("uplot", "dist/uPlot.min.css")}
 
 
 def main() -> None:
@@ -80,7 +71,6 @@ def main() -> None:
         shutil.rmtree(VENDOR, ignore_errors=True)
         VENDOR.mkdir(parents=True)
         entries = [_bundled(library, folder) for library in LIBRARIES]
-        entries += [_copied(file, *place, folder) for file, place in STYLES.items()]
         _write_licenses(folder)
     manifest = {"bundled_with": ESBUILD, "files": entries}
     (VENDOR / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
@@ -105,13 +95,6 @@ def _bundled(library: Library, folder: Path) -> dict[str, str]:
     _run(folder, "node_modules/.bin/esbuild", entry.name, *options, f"--outfile={output}")
     head = f"/*! {library.name} {library.version}, {library.license}; see {LICENSES} */\n"
     output.write_text(head + output.read_text())
-    return _described(output, library)
-
-
-def _copied(file: str, name: str, path: str, folder: Path) -> dict[str, str]:
-    output = VENDOR / file
-    shutil.copyfile(folder / "node_modules" / name / path, output)
-    (library,) = [each for each in LIBRARIES if each.name == name]
     return _described(output, library)
 
 

@@ -34,7 +34,8 @@ export function percent(part, whole) {
 
 /** How long ago a time is. @param {number} unixSeconds */
 export function ago(unixSeconds) {
-  return `${seconds(Math.max(0, Date.now() / 1000 - unixSeconds))} ago`;
+  const passed = Math.max(0, Date.now() / 1000 - unixSeconds);
+  return passed < 99.5 ? `${Math.round(passed)} s ago` : `${seconds(passed)} ago`;
 }
 
 /** @param {number} value @param {string} singular @param {string} plural */
