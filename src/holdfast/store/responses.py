@@ -88,6 +88,14 @@ UPDATE records SET used = ?, size = length(body) + coalesce(length(events), 0)
 WHERE number = ?
 """
 
+# Items that a damaged byte has separated from their record are found by its size.
+_HAS_ALL = """
+SELECT size = length(body) + coalesce(length(events), 0) + (
+    SELECT coalesce(sum(length(items.body)), 0) FROM items
+    WHERE owner = records.number AND part IN ('input', 'output')
+) FROM records WHERE number = ?
+"""
+
 logger = logging.getLogger("holdfast.store")
 
 
@@ -246,6 +254,7 @@ class ResponseFile:
         with self._database.reading() as database:
             row = self._row(database, key)
             body, is_running, is_lost = database.execute(select, (row,)).fetchone()
+            _check_size(database, row)
             return StoredRecord(
                 body=_unpacked(body),
                 output=_items(database, row, "output"),
@@ -264,7 +273,9 @@ class ResponseFile:
     def items(self, key: RecordKey) -> list[Item]:
         """All input items of a record, oldest first."""
         with self._database.reading() as database:
-            return _items(database, self._row(database, key), "input")
+            row = self._row(database, key)
+            _check_size(database, row)
+            return _items(database, row, "input")
 
     def find_items(self, tenant: str, item_ids: Sequence[str]) -> dict[str, Item]:
         """Return items of any of the tenant's records, by id.
@@ -309,6 +320,8 @@ class ResponseFile:
                 raise RecordMissing(key.id)
             if end[0] is not None:
                 raise RecordMissing(end[0])
+            for (row,) in database.execute(f"{_CHAIN} SELECT number FROM chain", named).fetchall():
+                _check_size(database, row)
             found = [_unpacked(body) for (body,) in database.execute(members, named)]
             database.execute(use, named)
         return found
@@ -502,6 +515,13 @@ def _totals(database: sqlite3.Connection) -> tuple[int, int]:
     select = "SELECT count(*), coalesce(sum(size), 0) FROM records WHERE run IS NULL"
     count, size = database.execute(select).fetchone()
     return int(count), int(size)
+
+
+def _check_size(database: sqlite3.Connection, row: int) -> None:
+    """Raise sqlite3.DatabaseError if a record does not have the items that it was stored with."""
+    (has_all,) = database.execute(_HAS_ALL, (row,)).fetchone()
+    if not has_all:
+        raise sqlite3.DatabaseError("the size of a record is not that of its parts")
 
 
 def _items(database: sqlite3.Connection, owner: int, part: str) -> list[Item]:

@@ -108,9 +108,6 @@ def test_a_draft_is_what_followed_an_earlier_place_with_the_same_last_tokens(
     assert all(0.0 < chance < 1.0 for chance in draft.chances)
     if not generated:
         return
-    places = [at for at in range(2, len(text)) if text[at - 2 : at] == text[-2:]]
-    if places and len(text) - len(prompt) > 1:
-        assert draft.token_ids
     if draft.token_ids:
         following = [(text[at:] * MOST_DRAFTED)[:MOST_DRAFTED] for at in range(len(text))]
         assert list(draft.token_ids) in [each[: len(draft.token_ids)] for each in following]
