@@ -82,6 +82,7 @@ def test_a_file_that_is_no_database_is_set_aside_and_begun_anew(
 @given(place=st.floats(0, 1), change=st.integers(1, 255))
 @example(place=0.113333889458378, change=128)  # a text of the schema that is not UTF-8 any more
 @example(place=0.8570101831573376, change=1)  # an item's record
+@example(place=3805 / 28671, change=7)  # the primary key in the schema
 @settings(max_examples=30, deadline=None)
 def test_a_changed_byte_is_never_answered_from(
     tmp_path_factory: pytest.TempPathFactory, place: float, change: int

@@ -343,6 +343,8 @@ class ResponseFile:
         found = database.execute(select, (*key, self._since())).fetchone()
         if found is None:
             raise RecordMissing(key.id)
+        if found[0] is None:  # the schema is damaged
+            raise sqlite3.DatabaseError("a record has no number")
         return int(found[0])
 
     def _refresh(self, database: sqlite3.Connection, row: int) -> None:
