@@ -28,10 +28,12 @@ def scripted_server(
     """
     folder = write_scripted(tmp_path_factory.mktemp("scripted") / "model", ANSWERS)
     store = tmp_path_factory.mktemp("store")
-    # drafts would end long answers before a test can stop them
     options = ("--name", "scripted", "--store", str(store), "--speculation", "off")
-    with running_server(str(folder), *options) as server:
-        yield server
+    with pytest.MonkeyPatch.context() as patch:
+        # with kernels and drafts, long answers would end before a test can stop them
+        patch.setenv("HOLDFAST_KERNELS", "0")
+        with running_server(str(folder), *options) as server:
+            yield server
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.fakes.scripted_model import calls
 
-# 600 different words, which take seconds to generate
-LONG = " ".join(f"word{number}" for number in range(600))
+# different words, which take seconds to generate
+LONG = " ".join(f"word{number}" for number in range(1000))
 MARKDOWN = """# Ferry
 
 The ferry leaves at **noon**:
