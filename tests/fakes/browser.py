@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, Route, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 FLAGS = (
@@ -34,6 +34,7 @@ def running_browser() -> Iterator[Browser]:
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if program is None:
         pytest.skip(MISSING)
+    expect.set_options(timeout=WAIT_MILLISECONDS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
         yield browser
@@ -66,10 +67,12 @@ class Visitor:
         self.page.get_by_role("button", name="Send").click()
 
     def until_answered(self, answers: int = 1) -> str:
-        """Wait for the end of the last answer; returns its text as it is shown."""
+        """Wait for the end of the last answer; returns its text as it is shown, empty if it was
+        stopped before it had any.
+        """
         article = self.page.get_by_role("article").nth(answers - 1)
         article.get_by_role("button", name="Regenerate").wait_for()
-        return article.locator("markdown-text").inner_text()
+        return "\n".join(article.locator("markdown-text").all_inner_texts())
 
 
 @contextlib.contextmanager
