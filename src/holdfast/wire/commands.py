@@ -20,6 +20,7 @@ from holdfast.config import (
 )
 from holdfast.errors import InvalidRequest
 from holdfast.machine.device_memory import ALL_OF_IT, MemoryShare, Pressure
+from holdfast.wire.images import ImageCommand, ImageSpan
 from holdfast.wire.requests import Pooling, RequestId, SamplingParams, ServiceClass, TokenIds
 from holdfast.wire.sessions import SessionCommand
 
@@ -75,7 +76,8 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A request to generate one answer. Prompt and answer are token ids; the front handles text."""
 
     request_id: RequestId
-    prompt_token_ids: TokenIds
+    prompt_token_ids: TokenIds  # with image keys (`wire/images.py`) where images are
+    images: tuple[ImageSpan, ...] = ()  # in order, not overlapping
     max_tokens: int
     sampling: SamplingParams  # its seed is always set
     adapter: str = ""  # name of a LoRA adapter of the model; empty: the model itself
@@ -193,6 +195,7 @@ Command: TypeAlias = (
     | MemoryChange
     | MemoryPressure
     | SessionCommand
+    | ImageCommand
     | ReadAheadRun
 )
 
@@ -204,6 +207,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     hash_cache: str = ""  # file for hashes of model files; empty: none
     compiled_code: str = ""  # folder for code compiled by MLX; empty: none
     crash_reports: str = ""  # folder for crash reports; empty: none
+    images: str = ""  # folder with the images of prompts; empty: none
     model: ModelSettings
     scheduler: SchedulerSettings
     store: StoreSettings

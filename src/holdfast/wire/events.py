@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from holdfast.config import KVBitsChoice
+from holdfast.wire.images import ImageAnswer, VisionInfo
 from holdfast.wire.requests import RequestId
 from holdfast.wire.sessions import SessionAnswer
 
@@ -357,6 +358,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     load_seconds: float = 0.0
     own_context_tokens: int = 0  # the context that the model was trained for; 0: unknown
     speculation_refused: str = ""  # why drafts are not used for this model; empty: they are
+    vision: VisionInfo | None = None  # None: the model reads text only
     # for the user; each says what the problem costs, why it exists, and what to do
     warnings: tuple[str, ...] = ()
 
@@ -428,5 +430,6 @@ Event: TypeAlias = (
     | WorkerStatistics
     | BudgetChanged
     | SessionAnswer
+    | ImageAnswer
     | LoadProgress
 )
