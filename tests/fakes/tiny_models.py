@@ -170,15 +170,20 @@ def write_tokenizer(
     folder: Path,
     special_tokens: Sequence[str] = _SPECIALS,
     *,
+    merges: Sequence[tuple[str, str]] = (),
     template: str = _TEMPLATE,
     **settings: Any,
 ) -> None:
-    """A tokenizer with one token per byte, special ones from id 256 on, and a chat template.
+    """A tokenizer with one token per byte, then those of `merges` and special ones, and a chat
+    template.
 
+    merges: pairs of tokens, as byte-level tokenizers write them, that make one token.
     settings: more of tokenizer_config.json. Unless they say otherwise, the first special token
         ends answers.
     """
     vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
+    for place, (left, right) in enumerate(merges):
+        vocabulary[left + right] = 256 + place
     plain = {
         "single_word": False,
         "lstrip": False,
@@ -186,7 +191,8 @@ def write_tokenizer(
         "normalized": False,
         "special": True,
     }
-    special = [{"id": 256 + i, "content": text, **plain} for i, text in enumerate(special_tokens)]
+    first = len(vocabulary)
+    special = [{"id": first + i, "content": text, **plain} for i, text in enumerate(special_tokens)]
     byte_level = {
         "type": "ByteLevel",
         "add_prefix_space": False,
@@ -202,7 +208,7 @@ def write_tokenizer(
         "pre_tokenizer": byte_level,
         "post_processor": None,
         "decoder": byte_level,
-        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": [*merges]},
     }
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

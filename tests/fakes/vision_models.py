@@ -21,7 +21,9 @@ from tests.fakes import vision_templates as templates
 from tests.fakes.tiny_configs import CONTEXT_TOKENS, WINDOW
 from tests.fakes.tiny_models import well_scaled, write_tokenizer
 
-VOCAB_SIZE = 288  # all bytes, and up to 32 special tokens
+VOCAB_SIZE = 288  # all bytes, and up to 32 special and merged tokens
+# Newlines beside an image merge with those of the text, as in the real tokenizers.
+_MERGES = [("Ċ", "Ċ"), ("ĊĊ", "Ċ"), ("e", "r"), ("t", "h"), ("Ġ", "th")]
 _MODULES = ["text", "vision", "perceiver", "projector", "audio"]
 
 # As random values they would be too small beside the features of images, and attend to all alike.
@@ -112,7 +114,7 @@ class VisionFamily:
 
     def token_id(self, token: str) -> int:
         """The id of a special token."""
-        return 256 + self.special_tokens.split().index(token)
+        return 256 + len(_MERGES) + self.special_tokens.split().index(token)
 
 
 FAMILIES: dict[str, VisionFamily] = {
@@ -262,7 +264,9 @@ def _files_of_model(name: str, seed: int) -> dict[str, bytes]:
         mx.save_safetensors(
             str(folder / "model.safetensors"), parameters, metadata={"format": "mlx"}
         )
-        write_tokenizer(folder, special_tokens, template=family.template, **family.tokenizer)
+        write_tokenizer(
+            folder, special_tokens, merges=_MERGES, template=family.template, **family.tokenizer
+        )
         for file, content in (
             ("config.json", config),
             ("preprocessor_config.json", family.images),
