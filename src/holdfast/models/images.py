@@ -1,0 +1,139 @@
+"""Image files: the front checks those that clients send, and the worker opens them.
+
+Both use Pillow, which belongs to the extra `vision` and is imported only when there is an image.
+Pillow reports broken files by many kinds of exceptions; `_BROKEN` lists them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import struct
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from holdfast.errors import InvalidRequest, ModelLoadError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+HOW_TO_INSTALL: Final = 'pip install "holdfast-mlx[vision]"'
+MAX_ASPECT_RATIO: Final = 200  # image processors refuse more
+_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+_FORMATS_SHOWN: Final = "PNG, JPEG, WebP, GIF or BMP"
+# Each scan of a progressive JPEG passes over the whole image. Encoders write about 10 of them; a
+# small file can have thousands, which would take minutes.
+_MOST_SCANS: Final = 50
+_SCAN: Final = b"\xff\xda"
+_HASH: Final = re.compile(r"[0-9a-f]{64}")
+_BROKEN: Final = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    EOFError,
+    RuntimeError,
+    Warning,
+    struct.error,
+    zlib.error,
+)
+
+
+def require_pillow() -> None:
+    """Import Pillow. Raises ModelLoadError, which says what to install."""
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError as error:
+        raise ModelLoadError(
+            f"reading images requires Pillow, which is not installed: {HOW_TO_INSTALL}"
+        ) from error
+
+
+def check_image(data: bytes, *, max_pixels: int, field: str = "") -> None:
+    """Decode an image to make sure that the worker can open it.
+
+    Takes up to 4 bytes per pixel while it runs; 10 to 30 ns per pixel. Any thread.
+    Raises InvalidRequest, which names the field; ModelLoadError without Pillow.
+    """
+    require_pillow()
+    from PIL import Image
+
+    if not data:
+        raise InvalidRequest("the image is empty", field=field)
+    try:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+            _check_size(image, max_pixels=max_pixels, field=field)
+            if image.format in ("JPEG", "MPO") and data.count(_SCAN) > _MOST_SCANS:
+                raise InvalidRequest(
+                    f"the image must have at most {_MOST_SCANS} progressive scans", field=field
+                )
+            image.load()
+    except (InvalidRequest, MemoryError):
+        raise
+    except Image.UnidentifiedImageError as error:
+        raise InvalidRequest(
+            f"the data is not an image in one of the formats {_FORMATS_SHOWN}", field=field
+        ) from error
+    except Image.DecompressionBombError as error:
+        raise InvalidRequest(
+            f"the image has more than {max_pixels:,} pixels", field=field
+        ) from error
+    except _BROKEN as error:
+        raise InvalidRequest(
+            "the image is damaged and cannot be decoded", field=field, shown=f": {error}"
+        ) from error
+
+
+def _check_size(image: Image.Image, *, max_pixels: int, field: str) -> None:
+    width, height = image.size
+    if width * height > max_pixels:
+        raise InvalidRequest(
+            f"the image has {width:,} × {height:,} pixels, but at most {max_pixels:,} are allowed",
+            field=field,
+        )
+    if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
+        raise InvalidRequest(
+            f"the image has {width:,} × {height:,} pixels: one side must be at most "
+            f"{MAX_ASPECT_RATIO} times as long as the other",
+            field=field,
+        )
+
+
+def open_image(path: Path) -> Image.Image:
+    """Read an image that `check_image` accepted: RGB, upright, with white where it is transparent.
+
+    Of an animation, this is the first frame.
+    Raises OSError if the file cannot be read, or if it is named by a SHA-256 that is not its own.
+    """
+    require_pillow()
+    from PIL import Image
+
+    data = path.read_bytes()
+    if _HASH.fullmatch(path.name) and hashlib.sha256(data).hexdigest() != path.name:
+        raise OSError(f"the image {path} is damaged: its contents do not have this hash")
+    with Image.open(io.BytesIO(data), formats=_FORMATS) as file:
+        file.load()
+        image = _upright(file)
+    if image.mode in ("I", "I;16", "I;16B", "I;16L"):  # Pillow would cut off values above 255
+        image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
+        image.info.pop("transparency", None)
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        image = Image.new("RGBA", layer.size, "white")
+        image.alpha_composite(layer)
+    return image.convert("RGB")
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """The image, turned as its EXIF data say; damaged EXIF data are ignored."""
+    from PIL import ImageOps
+
+    try:
+        return ImageOps.exif_transpose(image)
+    except _BROKEN:
+        return image.copy()

@@ -1,0 +1,92 @@
+"""Checking and opening image files."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from holdfast.errors import InvalidRequest
+from holdfast.models.images import check_image, open_image
+from tests.fakes.images import broken_images, odd_images, picture, png, rotated, saved
+
+ODD = odd_images()
+BROKEN = broken_images()
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_an_odd_image_is_opened_as_rgb(kind: str, tmp_path: Path) -> None:
+    check_image(ODD[kind], max_pixels=1_000_000)
+    path = tmp_path / "image"
+    path.write_bytes(ODD[kind])
+    with open_image(path) as image:
+        assert image.mode == "RGB"
+        assert min(image.size) >= 1
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_image_is_refused_with_a_reason(kind: str) -> None:
+    data, reason = BROKEN[kind]
+    with pytest.raises(InvalidRequest, match=reason) as refused:
+        check_image(data, max_pixels=1_000_000, field="messages.0.content.1.image_url")
+    assert refused.value.field == "messages.0.content.1.image_url"
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_an_image_is_turned_as_its_file_says(orientation: int, tmp_path: Path) -> None:
+    path = tmp_path / "image"
+    path.write_bytes(rotated(orientation))
+    turned = {
+        1: None,
+        2: Image.Transpose.FLIP_LEFT_RIGHT,
+        3: Image.Transpose.ROTATE_180,
+        4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE,
+        6: Image.Transpose.ROTATE_270,
+        7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_90,
+    }[orientation]
+    expected = picture() if turned is None else picture().transpose(turned)
+    image = open_image(path)
+    assert image.size == expected.size
+    corners = [(3, 3), (image.width - 4, 3), (3, image.height - 4)]
+    for corner in corners:
+        ours, theirs = image.getpixel(corner), expected.getpixel(corner)
+        assert isinstance(ours, tuple)
+        assert isinstance(theirs, tuple)
+        assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < 40
+
+
+def test_transparent_parts_become_white(tmp_path: Path) -> None:
+    for kind in ("alpha", "WebP with alpha"):
+        path = tmp_path / "image"
+        path.write_bytes(ODD[kind])
+        assert open_image(path).getcolors() == [(48 * 32, (255, 255, 255))]
+
+
+def test_16_bits_per_pixel_keep_their_brightness(tmp_path: Path) -> None:
+    path = tmp_path / "image"
+    path.write_bytes(ODD["16 bits"])
+    assert open_image(path).getcolors() == [(48 * 32, (128, 128, 128))]
+
+
+def test_the_first_frame_of_an_animation_is_used(tmp_path: Path) -> None:
+    path = tmp_path / "image"
+    path.write_bytes(ODD["animated PNG"])
+    assert open_image(path).tobytes() == picture(seed=0).tobytes()
+
+
+def test_a_file_whose_contents_do_not_have_the_hash_in_its_name_is_not_used(tmp_path: Path) -> None:
+    data = png()
+    path = tmp_path / hashlib.sha256(data).hexdigest()
+    path.write_bytes(data)
+    assert open_image(path).size == (48, 32)
+    path.write_bytes(png(seed=1))
+    with pytest.raises(OSError, match="is damaged"):
+        open_image(path)
+
+
+def test_an_image_at_the_limit_of_pixels_is_accepted() -> None:
+    check_image(saved(picture((1000, 1000))), max_pixels=1_000_000)
