@@ -9,7 +9,7 @@ mask.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -530,6 +530,28 @@ class StateView:
     def __setitem__(self, index: int, value: mx.array) -> None:
         for row, state in enumerate(self._states):
             state.set_row(index, value, row)
+
+    def update_window(
+        self, index: int, source: mx.array, width: int, *, lengths: None = None
+    ) -> mx.array:
+        """Keep the last inputs of a convolution, as mlx-vlm's caches do. source: [rows, inputs, …].
+        lengths: for padding, which there is none of.
+        """
+        kept = mx.contiguous(source[:, source.shape[1] - width :])
+        self[index] = kept
+        return kept
+
+    def update_recurrent(
+        self, index: int, tokens: int, update: Callable[[mx.array | None, None], Any]
+    ) -> tuple[mx.array, mx.array]:
+        """Replace a state by the one that `update` makes of it, as mlx-vlm's caches do.
+
+        update: also gets how many states to return for speculation, which is None, and returns the
+        output and the new state. Returns both.
+        """
+        output, state = update(self[index], None)[:2]
+        self[index] = state
+        return output, state
 
     def make_mask(self, tokens: int) -> None:
         """Returns None, as mlx-lm's caches do without padding: there is nothing to mask."""
