@@ -161,13 +161,13 @@ def test_two_agents_with_the_same_image_share_it(
     beside: VisionBeside, expected: Callable[[str], OracleAnswer]
 ) -> None:
     worker = beside.worker()
-    one, _ = requests(beside, "an image", "text")
-    other = beside.request("other", [user("Look: ", SQUARE, " How large?")], max_tokens=TOKENS)
+    messages = [user("Look: ", SQUARE, " How large?")]
+    one = beside.request("one", FIRST)
+    other = beside.request("other", messages, max_tokens=TOKENS)
     inbox = worker.serve(one_after_the_other(one, other))
-    assert inbox.finished("other").cached_tokens >= other.images[0].start
+    assert not differences(inbox, "other", beside.oracle.answer(messages, tokens=TOKENS))
+    assert inbox.finished("other").cached_tokens >= one.images[0].end
     assert tower_runs(worker) == 1
-    alone = beside.oracle.answer([user("Look: ", SQUARE, " How large?")], tokens=TOKENS)
-    assert not differences(inbox, "other", alone)
 
 
 def test_preempted_prompts_with_images_are_answered_as_alone(

@@ -96,6 +96,7 @@ class VisionBeside:
             request_id,
             prompt,
             images=tuple(spans),
+            branch_points=tuple(span.end for span in spans),
             want_logprobs=True,
             top_logprobs=TOP,
             **more,
