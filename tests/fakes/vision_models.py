@@ -21,7 +21,7 @@ from tests.fakes import vision_templates as templates
 from tests.fakes.tiny_configs import CONTEXT_TOKENS, WINDOW
 from tests.fakes.tiny_models import well_scaled, write_tokenizer
 
-VOCAB_SIZE = 288  # all bytes, and up to 32 special and merged tokens
+VOCAB_SIZE = 288  # all bytes, and 32 special and merged tokens
 # Newlines beside an image merge with those of the text, as in the real tokenizers.
 _MERGES = [("Ċ", "Ċ"), ("ĊĊ", "Ċ"), ("e", "r"), ("t", "h"), ("Ġ", "th")]
 _MODULES = ["text", "vision", "perceiver", "projector", "audio"]
@@ -517,6 +517,8 @@ def _files_of_model(name: str, seed: int) -> dict[str, bytes]:
     family = FAMILIES[name]
     ids = {key: family.token_id(token) for key, token in family.token_ids.items()}
     special_tokens = family.special_tokens.split()
+    unused = VOCAB_SIZE - 256 - len(_MERGES) - len(special_tokens)
+    special_tokens += [f"<unused{number}>" for number in range(unused)]
     eos = family.token_id(special_tokens[0])
     config = {"model_type": name, **family.config, **ids, "eos_token_id": eos}
     parameters = dict(tree_flatten(_random_model(config, seed, family.words).parameters()))

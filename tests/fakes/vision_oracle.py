@@ -80,13 +80,7 @@ class VisionOracle:
 
     def inputs(self, messages: Sequence[Message], *, asks: bool = True) -> dict[str, Any]:
         """What the processor makes of a conversation: `input_ids`, `pixel_values`, …"""
-        images = [
-            Image.open(io.BytesIO(part["file"])).convert("RGB")
-            for message in messages
-            for part in message["content"]
-            if part["type"] == "image"
-        ]
-        return self.processed(self.rendered(messages, asks=asks), images)
+        return self.processed(self.rendered(messages, asks=asks), _images(messages))
 
     def processed(self, text: str, images: list[Image.Image]) -> dict[str, Any]:
         """What the processor makes of a rendered conversation and its images."""
@@ -109,6 +103,24 @@ class VisionOracle:
             drawn.append(int(logits[-1].argmax()))
         return OracleAnswer(prompt, tuple(drawn), np.stack(logits))
 
+    def generated(self, messages: Sequence[Message], *, tokens: int) -> tuple[int, ...]:
+        """The greedy answer of mlx-vlm's generate, whatever ends answers."""
+        criteria = self.tokenizer.stopping_criteria
+        self.tokenizer.stopping_criteria = lambda _: False
+        try:
+            results = mlx_vlm.stream_generate(
+                self.model,
+                self.processor,
+                self.rendered(messages),
+                image=_images(messages),
+                max_tokens=tokens,
+                temperature=0.0,
+            )
+            drawn = [int(result.token) for result in results]  # the last result repeats its token
+            return tuple(drawn[:tokens])
+        finally:
+            self.tokenizer.stopping_criteria = criteria
+
     def logits(self, inputs: dict[str, Any], cache: list[Any] | None = None) -> np.ndarray:
         """The logits of the token behind a prompt: [vocabulary], float32."""
         model = self.model
@@ -129,6 +141,15 @@ class VisionOracle:
             found["mm_token_type_ids"] = inputs["mm_token_type_ids"]
         cache = cache or make_prompt_cache(model.language_model)
         return _last(model.language_model(ids, cache=cache, **found))
+
+
+def _images(messages: Sequence[Message]) -> list[Image.Image]:
+    return [
+        Image.open(io.BytesIO(part["file"])).convert("RGB")
+        for message in messages
+        for part in message["content"]
+        if part["type"] == "image"
+    ]
 
 
 def _flat(message: Message) -> str:
