@@ -142,11 +142,21 @@ class Engine:
         """Whether prefill chunks share a forward pass with decoding rows."""
         return self._runner.mixes_chunks
 
+    def indivisible(self, request: SequenceRequest) -> tuple[tuple[int, int], ...]:
+        """The parts of a prompt, from start to end, that one span each must contain as a whole:
+        images whose tokens attend to each other in both directions.
+        """
+        if self.images is None or not self.images.attends_both_ways:
+            return ()
+        return tuple((image.start, image.end) for image in request.images)
+
     def longest_span(self, request_id: RequestId, start: int) -> int:
         """How many tokens a span of a sequence may have at most, beginning at position `start`."""
-        if self.cuts_at_blocks(self._sequences[request_id].live.kv_bits):
+        sequence = self._sequences[request_id]
+        if self.cuts_at_blocks(sequence.live.kv_bits):
             return BLOCK_TOKENS - start % BLOCK_TOKENS
-        return sys.maxsize
+        edges = itertools.chain(*self.indivisible(sequence.request))
+        return min((edge - start for edge in edges if edge > start), default=sys.maxsize)
 
     @property
     def speculation_refused(self) -> str:
@@ -217,6 +227,11 @@ class Engine:
         sequence.keep = keep
         self._sequences[request.request_id] = sequence
         return sequence.live
+
+    @property
+    def image_reuse_refused(self) -> str:
+        """Why prompts with images must not be cached; empty if they may."""
+        return "" if self.images is None else self.images.info.reuse_refused
 
     def measure_images(self, command: ImageCommand) -> ImageAnswer:
         """How the model sees the images of a command."""

@@ -162,8 +162,14 @@ class CacheClient:
             return ()
         return cache.boundaries(len(request.prompt_token_ids), request.branch_points)
 
+    def indivisible(self, request: SequenceRequest) -> tuple[tuple[int, int], ...]:
+        """See `Engine.indivisible`."""
+        return self._engine.indivisible(request)
+
     def _cache_for(self, request: SequenceRequest) -> PrefixCache | None:
         """The cache; None if there is none, or if no token of the prompt may come from it."""
+        if request.images and self._engine.image_reuse_refused:
+            return None
         return self._cache if request.reusable_tokens > 0 else None
 
     # -- look up

@@ -309,6 +309,7 @@ class WorkerLoop:
                 max_tokens=request.max_tokens,
                 drawn_tokens=len(request.generated_token_ids),
                 boundaries=self._cache.boundaries(request),
+                indivisible=self._cache.indivisible(request),
                 scores_prompt=request.want_prompt_logprobs,
                 service=request.service,
                 is_ready=False,  # until its cached prefix is looked up

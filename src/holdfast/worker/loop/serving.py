@@ -36,6 +36,7 @@ from holdfast.worker.engine.fingerprint import (
     files_of_identity,
     runs_own_code,
 )
+from holdfast.worker.engine.image_probe import examine_images
 from holdfast.worker.engine.kv_forms import KVForms
 from holdfast.worker.engine.layouts import Runner, choose_sharing
 from holdfast.worker.engine.load import LoadedModel, load_model
@@ -278,9 +279,10 @@ class _Probed:
             ram_bytes=FEATURE_RAM_BYTES,
             disk_bytes=FEATURE_DISK_BYTES,
         )
-        self.engine.images = WorkerImages(
-            loaded.model, loaded.images, folder=folder, features=features
-        )
+        images = WorkerImages(loaded.model, loaded.images, folder=folder, features=features)
+        loaded.images.info = examine_images(self.runner, images)
+        if not images.info.refused:
+            self.engine.images = images
 
     @property
     def costs(self) -> KVCosts:

@@ -5,8 +5,9 @@ Device thread only: mlx-vlm's processors create arrays.
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,17 +57,7 @@ class Processor:
 
     def process(self, image: str, picture: Image.Image) -> ProcessedImage:
         """Process a picture. Raises ImageUnusable if the processor cannot."""
-        from mlx_vlm.models.base import to_mlx
-
-        try:
-            # Without further arguments: LlavaProcessor passes the tokenizer's to the image
-            # processor (mlx-vlm 0.7.10).
-            found = to_mlx(
-                dict(self._processor(text=[self.info.template_placeholder], images=[picture]))
-            )
-        except Exception as error:  # foreign code, fed with a stranger's image
-            reason = " ".join(str(error).split())[:200]
-            raise ImageUnusable(f"the model cannot use this image: {reason}") from error
+        found = self._call([picture])
         ids = np.array(found["input_ids"]).reshape(-1).tolist()
         grids = [found[name] for name in _GRIDS if found.get(name) is not None]
         return ProcessedImage(
@@ -75,12 +66,27 @@ class Processor:
                 token_ids=TokenIds.of(self._own_tokens(ids)),
                 grid=tuple(np.array(grids[0]).reshape(-1).tolist()) if grids else (),
             ),
-            inputs={
-                name: value
-                for name, value in found.items()
-                if name not in _NOT_INPUTS and isinstance(value, mx.array)
-            },
+            inputs=_inputs(found),
         )
+
+    def process_together(self, pictures: Sequence[Image.Image]) -> Mapping[str, mx.array]:
+        """The inputs of the vision tower for several pictures. Raises ImageUnusable."""
+        return _inputs(self._call(pictures))
+
+    def _call(self, pictures: Sequence[Image.Image]) -> Mapping[str, Any]:
+        from mlx_vlm.models.base import to_mlx
+
+        text = self.info.template_placeholder * len(pictures)
+        try:
+            # Without further arguments: LlavaProcessor passes the tokenizer's to the image
+            # processor (mlx-vlm 0.7.10).
+            found: Mapping[str, Any] = to_mlx(
+                dict(self._processor(text=[text], images=list(pictures)))
+            )
+        except Exception as error:  # foreign code, fed with a stranger's image
+            reason = " ".join(str(error).split())[:200]
+            raise ImageUnusable(f"the model cannot use this image: {reason}") from error
+        return found
 
     def _own_tokens(self, ids: list[int]) -> list[int]:
         """The tokens without those that belong to the text around the image."""
@@ -91,6 +97,14 @@ class Processor:
         if not own:
             raise ImageUnusable("the model's processor writes no tokens for this image")
         return ids[own[0] : own[-1] + 1]
+
+
+def _inputs(found: Mapping[str, Any]) -> dict[str, mx.array]:
+    return {
+        name: value
+        for name, value in found.items()
+        if name not in _NOT_INPUTS and isinstance(value, mx.array)
+    }
 
 
 class WorkerImages:
@@ -109,8 +123,32 @@ class WorkerImages:
 
     @property
     def info(self) -> VisionInfo:
-        """How prompts for this model are written."""
+        """How prompts for this model are written, before it was examined."""
         return self._processor.info
+
+    @property
+    def attends_both_ways(self) -> bool:
+        """Whether the tokens of an image attend to each other in both directions."""
+        return self._model.attends_both_ways
+
+    @property
+    def before(self) -> tuple[int, ...]:
+        """The tokens that precede an image in prompts, if positions depend on them."""
+        return self._model.marker
+
+    def add_picture(self, picture: Image.Image) -> ImageLayout:
+        """Process a picture that is not in a file, and return its layout. For tests of the model."""
+        image = hashlib.sha256(picture.tobytes()).hexdigest()
+        self._processed[image] = self._processor.process(image, picture)
+        return self._processed[image].layout
+
+    def reference(
+        self, pictures: Sequence[Image.Image], prompts: Iterable[Sequence[int]]
+    ) -> Iterator[mx.array]:
+        """The logits, [vocabulary], that mlx-vlm computes for prompts with these pictures."""
+        inputs = self._processor.process_together(pictures)
+        for token_ids in prompts:
+            yield self._model.reference(token_ids, inputs)
 
     def answer(self, command: ImageCommand) -> ImageAnswer:
         """How the model sees the images of a command."""
