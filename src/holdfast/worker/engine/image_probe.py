@@ -85,7 +85,7 @@ def examine_images(runner: Runner, images: WorkerImages) -> VisionInfo:
 
     Returns how prompts are written, and what is refused because its results are wrong.
     """
-    if runner.fresh_layers()[0].is_foreign:
+    if any(leaf.is_foreign for layer in runner.fresh_layers() for leaf in layer.leaves()):
         return msgspec.structs.replace(images.info, refused="it runs in the layout solo")
     way = "whole"
     try:
