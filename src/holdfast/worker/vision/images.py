@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
+from mlx.utils import tree_flatten
 
 from holdfast.errors import InvalidRequest
 from holdfast.models.images import open_image
@@ -40,12 +41,12 @@ class ProcessedImage:
     """What a model's processor makes of an image. inputs: for the vision tower."""
 
     layout: ImageLayout
-    inputs: Mapping[str, mx.array]
+    inputs: Mapping[str, Any]
 
     @property
     def nbytes(self) -> int:
         """The memory of the inputs."""
-        return sum(array.nbytes for array in self.inputs.values())
+        return sum(array.nbytes for _, array in tree_flatten(dict(self.inputs)))
 
 
 class Processor:
@@ -69,7 +70,7 @@ class Processor:
             inputs=_inputs(found),
         )
 
-    def process_together(self, pictures: Sequence[Image.Image]) -> Mapping[str, mx.array]:
+    def process_together(self, pictures: Sequence[Image.Image]) -> Mapping[str, Any]:
         """The inputs of the vision tower for several pictures. Raises ImageUnusable."""
         return _inputs(self._call(pictures))
 
@@ -99,11 +100,12 @@ class Processor:
         return ids[own[0] : own[-1] + 1]
 
 
-def _inputs(found: Mapping[str, Any]) -> dict[str, mx.array]:
+def _inputs(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments for the vision tower: arrays, and lists of arrays that differ in shape."""
     return {
         name: value
         for name, value in found.items()
-        if name not in _NOT_INPUTS and isinstance(value, mx.array)
+        if name not in _NOT_INPUTS and value is not None
     }
 
 

@@ -181,7 +181,7 @@ class VisionModel(Module):
         token_id = getattr(self.whole.config, "vision_start_token_id", None)
         return (token_id,) if self.takes_positions and isinstance(token_id, int) else ()
 
-    def reference(self, token_ids: Sequence[int], inputs: Mapping[str, mx.array]) -> mx.array:
+    def reference(self, token_ids: Sequence[int], inputs: Mapping[str, Any]) -> mx.array:
         """The logits after a prompt with images, [vocabulary], as mlx-vlm itself computes them.
 
         inputs: what the processor returned for all images together.
@@ -230,7 +230,7 @@ class VisionModel(Module):
             next_position=position + prompt_tokens - done,
         )
 
-    def features(self, layout: ImageLayout, inputs: Mapping[str, mx.array]) -> ImageFeatures:
+    def features(self, layout: ImageLayout, inputs: Mapping[str, Any]) -> ImageFeatures:
         """Compute the features of an image. Waits for the device.
 
         inputs: what the model's processor returned for the image, without the token ids.
