@@ -222,7 +222,7 @@ class Engine:
         if request.images:
             if self.images is None:
                 raise InvalidRequest(_NO_IMAGES)
-            sequence.images = self.images.open(request, prefilled_tokens=sequence.live.tokens)
+            sequence.images = self.images.open(request)
         sequence.live.reserve(capacity_tokens)
         sequence.keep = keep
         self._sequences[request.request_id] = sequence
@@ -232,6 +232,20 @@ class Engine:
     def image_reuse_refused(self) -> str:
         """Why prompts with images must not be cached; empty if they may."""
         return "" if self.images is None else self.images.info.reuse_refused
+
+    def lacks_images(self, span: Span) -> bool:
+        """Whether features of images in a span are not computed yet."""
+        images = self._sequences[span.request_id].images
+        return images is not None and images.lacks(span.start, span.tokens)
+
+    def provide_images(self, span: Span) -> None:
+        """Compute the features of the images in a span that are not computed yet. `dispatch` does
+        that, too; doing it before keeps the time out of that of the step. Waits for the device.
+        Raises InvalidRequest if an image cannot be used.
+        """
+        images = self._sequences[span.request_id].images
+        if self.images is not None and images is not None:
+            self.images.provide(images, start=span.start, tokens=span.tokens)
 
     def measure_images(self, command: ImageCommand) -> ImageAnswer:
         """How the model sees the images of a command."""
@@ -311,6 +325,8 @@ class Engine:
             "the tokens of the previous step are not sampled yet"
         )
         spans = [SequenceSpan(self._sequences[span.request_id], span) for span in plan.spans]
+        for span in plan.spans:
+            self.provide_images(span)
         for each in spans:
             if each.span.drafted and self._runner.repeats_accepted:
                 each.sequence.saved = each.sequence.live.saved()

@@ -75,7 +75,7 @@ class _Case:
         sequence = EngineSequence.begin(request, live=live, vocab_size=1)
         if prefix is not None:
             sequence.start_from(prefix)
-        sequence.images = images.open(request, prefilled_tokens=sequence.live.tokens)
+        sequence.images = images.open(request)
         sequence.live.reserve(len(keyed))
         return sequence
 
@@ -113,11 +113,16 @@ def _picture(size: tuple[int, int]) -> Image.Image:
     return Image.effect_noise(size, 80).convert("RGB")
 
 
-def _read(runner: Runner, sequence: EngineSequence, ends: Sequence[int]) -> mx.array:
+def _read(
+    runner: Runner, images: WorkerImages, sequence: EngineSequence, ends: Sequence[int]
+) -> mx.array:
     """Prefill a sequence in chunks with these ends. Returns the logits after the last token."""
     logits = None
     for end in ends:
-        logits = _step(runner, [(sequence, end - sequence.live.tokens)])
+        start = sequence.live.tokens
+        assert sequence.images is not None
+        images.provide(sequence.images, start=start, tokens=end - start)
+        logits = _step(runner, [(sequence, end - start)])
     assert logits is not None
     return logits[-1]
 
@@ -139,7 +144,7 @@ def _step(runner: Runner, chunks: Sequence[tuple[EngineSequence, int]]) -> mx.ar
 
 
 def _whole(runner: Runner, images: WorkerImages, case: _Case) -> mx.array:
-    return _read(runner, case.sequence(runner, images), [len(case.token_ids)])
+    return _read(runner, images, case.sequence(runner, images), [len(case.token_ids)])
 
 
 def _divided(runner: Runner, images: WorkerImages, case: _Case) -> mx.array:
@@ -148,7 +153,7 @@ def _divided(runner: Runner, images: WorkerImages, case: _Case) -> mx.array:
         span.end if images.attends_both_ways else (span.start + span.end) // 2
         for span in case.spans
     ]
-    return _read(runner, case.sequence(runner, images), [*ends, len(case.token_ids)])
+    return _read(runner, images, case.sequence(runner, images), [*ends, len(case.token_ids)])
 
 
 def _beside(runner: Runner, images: WorkerImages, case: _Case) -> mx.array:
@@ -156,8 +161,8 @@ def _beside(runner: Runner, images: WorkerImages, case: _Case) -> mx.array:
     sequence = case.sequence(runner, images)
     other = _Case.of([case.spans[1].layout], before=images.before)
     beside = other.sequence(runner, images)
-    _read(runner, beside, [len(other.token_ids) - 1])
-    _read(runner, sequence, [len(case.token_ids) - 1])
+    _read(runner, images, beside, [len(other.token_ids) - 1])
+    _read(runner, images, sequence, [len(case.token_ids) - 1])
     logits = _step(runner, [(beside, 1), (sequence, 1)])
     assert logits is not None
     return logits[-1]
@@ -165,11 +170,11 @@ def _beside(runner: Runner, images: WorkerImages, case: _Case) -> mx.array:
 
 def _from_copy(runner: Runner, images: WorkerImages, case: _Case) -> mx.array:
     first = case.sequence(runner, images)
-    _read(runner, first, [case.spans[0].end])
+    _read(runner, images, first, [case.spans[0].end])
     kept = keep_everything(first)
     mx.eval(list(kept.arrays()))
     continued = case.sequence(runner, images, Prefix(blocks=kept.blocks, state=kept.state))
-    return _read(runner, continued, [len(case.token_ids)])
+    return _read(runner, images, continued, [len(case.token_ids)])
 
 
 _FROM_COPY = "from a copy of the state behind the first image"

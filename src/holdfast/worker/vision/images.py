@@ -46,7 +46,8 @@ class ProcessedImage:
     @property
     def nbytes(self) -> int:
         """The memory of the inputs."""
-        return sum(array.nbytes for _, array in tree_flatten(dict(self.inputs)))
+        leaves: Any = tree_flatten(dict(self.inputs))
+        return sum(leaf.nbytes for _, leaf in leaves if isinstance(leaf, mx.array))
 
 
 class Processor:
@@ -163,18 +164,20 @@ class WorkerImages:
                 failures[image] = str(refusal)
         return ImageAnswer(call_id=command.call_id, layouts=tuple(layouts), failures=failures)
 
-    def open(self, request: SequenceRequest, *, prefilled_tokens: int) -> SequenceImages:
-        """The images of a sequence, with the features of those that are not prefilled yet.
+    def open(self, request: SequenceRequest) -> SequenceImages:
+        """The images of a sequence, without features yet."""
+        return self._model.sequence_images(
+            request.images, prompt_tokens=len(request.prompt_token_ids)
+        )
+
+    def provide(self, images: SequenceImages, *, start: int, tokens: int) -> None:
+        """Add the features of the images in a span, unless they are there.
 
         Waits for the vision tower if the features of an image are not kept. Raises ImageUnusable.
         """
-        images = self._model.sequence_images(
-            request.images, prompt_tokens=len(request.prompt_token_ids)
-        )
-        for index, span in enumerate(request.images):
-            if span.end > prefilled_tokens:
+        for index, span in images.overlapping(start, tokens):
+            if index not in images.features:
                 images.features[index] = self._features_of(span.layout)
-        return images
 
     def _features_of(self, layout: ImageLayout) -> ImageFeatures:
         found = self._features.find(layout.image)

@@ -81,8 +81,8 @@ class SequenceImages:
     """The images of one sequence, as long as the engine has the sequence.
 
     positions: of the prompt's tokens, for models that take positions. next_position: of the first
-    generated token. features: of the images that are not prefilled yet, by their index
-    in `spans`. attend_both_ways: see `VisionModel.attends_both_ways`.
+    generated token. features: of the images that are about to be prefilled, by their index in
+    `spans`. attend_both_ways: see `VisionModel.attends_both_ways`.
     """
 
     spans: Sequence[ImageSpan]
@@ -107,6 +107,10 @@ class SequenceImages:
             for index, image in enumerate(self.spans)
             if image.start < end and image.end > start
         ]
+
+    def lacks(self, start: int, tokens: int) -> bool:
+        """Whether the features of an image in a span are not there."""
+        return any(index not in self.features for index, _ in self.overlapping(start, tokens))
 
     def forget_before(self, position: int) -> None:
         """Drop the features of images that end before a position, because they are prefilled."""
