@@ -160,7 +160,7 @@ class CacheClient:
         cache = self._cache_for(request)
         if cache is None or not request.is_kept:
             return ()
-        return cache.boundaries(len(request.prompt_token_ids), request.branch_points)
+        return cache.boundaries(len(request.prompt_token_ids), request.resume_points)
 
     def indivisible(self, request: SequenceRequest) -> tuple[tuple[int, int], ...]:
         """See `Engine.indivisible`."""
@@ -364,7 +364,7 @@ class CacheClient:
             sequence.restore_seconds = lookup.fetch_seconds + self._clock() - began_at
         if cache is not None and request.is_kept:
             with costing_no_answer("the KV of request %s is not cached", sequence.id):
-                keep = cache.policy(sequence.prompt_tokens, request.branch_points)
+                keep = cache.policy(sequence.prompt_tokens, request.resume_points)
         state = self._engine.open(
             request,
             generated=tuple(sequence.generated),

@@ -6,6 +6,7 @@ Device thread only: mlx-vlm's processors create arrays.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from mlx.utils import tree_flatten
 from holdfast.errors import InvalidRequest
 from holdfast.models.images import open_image
 from holdfast.wire.commands import SequenceRequest
+from holdfast.wire.events import ImageFigures
 from holdfast.wire.images import ImageAnswer, ImageCommand, ImageLayout, VisionInfo
 from holdfast.wire.requests import TokenIds
 from holdfast.worker.vision.feature_cache import FeatureCache
@@ -122,7 +124,7 @@ class WorkerImages:
         self._folder = folder
         self._features = features
         self._processed: OrderedDict[str, ProcessedImage] = OrderedDict()
-        self.tower_runs = 0  # how often the features of an image were computed
+        self.figures = ImageFigures()
 
     @property
     def info(self) -> VisionInfo:
@@ -182,15 +184,18 @@ class WorkerImages:
     def _features_of(self, layout: ImageLayout) -> ImageFeatures:
         found = self._features.find(layout.image)
         if found is not None and found.is_visual.size == len(layout.token_ids):
+            self.figures.reused += 1
             return found
         processed = self._process(layout.image)
         if processed.layout != layout:
             raise ImageUnusable("the model's processor makes something else of this image now")
+        began_at = time.perf_counter()
         try:
             features = self._model.features(layout, processed.inputs)
         except VisionMisfit as misfit:
             raise ImageUnusable(f"the model cannot be given images: {misfit}") from misfit
-        self.tower_runs += 1
+        self.figures.encoded += 1
+        self.figures.encode_seconds += time.perf_counter() - began_at
         self._features.add(layout.image, features)
         self._processed.pop(layout.image, None)
         return features
