@@ -118,7 +118,7 @@ class VisionBeside:
 def tower_runs(worker: CachingWorker) -> int:
     """How often the features of an image were computed."""
     assert worker.engine.images is not None
-    return worker.engine.images.tower_runs
+    return worker.engine.images.figures.encoded
 
 
 def differences(inbox: ScriptInbox, request_id: str, expected: OracleAnswer) -> str:

@@ -534,22 +534,20 @@ class StateView:
     def update_window(
         self, index: int, source: mx.array, width: int, *, lengths: None = None
     ) -> mx.array:
-        """Keep the last inputs of a convolution, as mlx-vlm's caches do. source: [rows, inputs, …].
-        lengths: for padding, which there is none of.
-        """
-        kept = mx.contiguous(source[:, source.shape[1] - width :])
-        self[index] = kept
+        """Keep the last `width` positions of `source`, [rows, positions, …], in a slot (mlx-vlm)."""
+        self[index] = kept = mx.contiguous(source[:, source.shape[1] - width :])
         return kept
 
     def update_recurrent(
-        self, index: int, tokens: int, update: Callable[[mx.array | None, None], Any]
+        self,
+        index: int,
+        length: int,
+        update: Callable[[mx.array | None, None], tuple[mx.array, ...]],
     ) -> tuple[mx.array, mx.array]:
-        """Replace a state by the one that `update` makes of it, as mlx-vlm's caches do.
-
-        update: also gets how many states to return for speculation, which is None, and returns the
-        output and the new state. Returns both.
+        """Replace the state in a slot by what `update` makes of it (mlx-vlm). Returns the output and
+        the new state.
         """
-        output, state = update(self[index], None)[:2]
+        output, state, *_ = update(self[index], None)
         self[index] = state
         return output, state
 
