@@ -519,7 +519,7 @@ class Sessions:
 
     def list(self) -> tuple[SessionInfo, ...]:
         """Return all sessions, the most recently used first."""
-        return sessions_of(self._client.ask_session(self._command(operation="list")))
+        return sessions_of(self._client.ask(self._command(operation="list")))
 
     def get(self, session_id: str) -> SessionInfo:
         """Return one session."""
@@ -597,7 +597,7 @@ class Sessions:
         return self._ask(operation="import", session_id=session_id, path=str(Path(path).absolute()))
 
     def _ask(self, **fields: Any) -> SessionInfo:
-        (session,) = sessions_of(self._client.ask_session(self._command(**fields)))
+        (session,) = sessions_of(self._client.ask(self._command(**fields)))
         return session
 
 

@@ -196,7 +196,7 @@ class Gateway:
         or the command kills two workers.
         """
         async with self._lease_of(model, 1) as client:
-            return sessions_of(await client.ask_session(command))
+            return sessions_of(await client.ask(command))
 
     async def _model(
         self, model: str, sequences: int, lease: AsyncExitStack
