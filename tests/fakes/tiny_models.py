@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ __all__ = [
     "kept_tiny",
     "make_model",
     "make_tiny",
+    "well_scaled",
     "write_model",
     "write_tiny",
     "write_tokenizer",
@@ -59,7 +60,7 @@ _CENTRES = {
 }
 
 
-def _well_scaled(path: str, parameter: mx.array) -> mx.array:
+def well_scaled(path: str, parameter: mx.array) -> mx.array:
     """Random values of a size at which every part of the model moves the logits: attention, gates,
     sinks, biases, norms.
     """
@@ -92,7 +93,7 @@ def make_model(config: Mapping[str, Any], seed: int = 0) -> nn.Module:
     model: nn.Module = model_class(arguments.from_dict(json.loads(json.dumps(config))))
     model.update(
         tree_unflatten(
-            [(path, _well_scaled(path, value)) for path, value in tree_flatten(model.parameters())]
+            [(path, well_scaled(path, value)) for path, value in tree_flatten(model.parameters())]
         )
     )
     mx.eval(model.parameters())
@@ -165,9 +166,24 @@ def _files_of_model(
         return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-def write_tokenizer(folder: Path) -> None:
-    """A tokenizer with one token per byte and eight special ones, and a chat template."""
+def write_tokenizer(
+    folder: Path,
+    special_tokens: Sequence[str] = _SPECIALS,
+    *,
+    merges: Sequence[tuple[str, str]] = (),
+    template: str = _TEMPLATE,
+    **settings: Any,
+) -> None:
+    """A tokenizer with one token per byte, then those of `merges` and special ones, and a chat
+    template.
+
+    merges: pairs of tokens, as byte-level tokenizers write them, that make one token.
+    settings: more of tokenizer_config.json. Unless they say otherwise, the first special token
+        ends answers.
+    """
     vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
+    for place, (left, right) in enumerate(merges):
+        vocabulary[left + right] = 256 + place
     plain = {
         "single_word": False,
         "lstrip": False,
@@ -175,7 +191,8 @@ def write_tokenizer(folder: Path) -> None:
         "normalized": False,
         "special": True,
     }
-    special = [{"id": 256 + i, "content": text, **plain} for i, text in enumerate(_SPECIALS)]
+    first = len(vocabulary)
+    special = [{"id": first + i, "content": text, **plain} for i, text in enumerate(special_tokens)]
     byte_level = {
         "type": "ByteLevel",
         "add_prefix_space": False,
@@ -191,15 +208,16 @@ def write_tokenizer(folder: Path) -> None:
         "pre_tokenizer": byte_level,
         "post_processor": None,
         "decoder": byte_level,
-        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": [*merges]},
     }
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": _SPECIALS[0],
+        "eos_token": special_tokens[0],
         "pad_token": "<|pad|>",
         "model_max_length": CONTEXT_TOKENS,
         "clean_up_tokenization_spaces": False,
-        "chat_template": _TEMPLATE,
+        "chat_template": template,
+        **settings,
     }
     (folder / "tokenizer.json").write_text(json.dumps(content))
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))

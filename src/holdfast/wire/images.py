@@ -53,16 +53,17 @@ class ImageSpan(msgspec.Struct, frozen=True, kw_only=True):
 class VisionInfo(msgspec.Struct, frozen=True, kw_only=True):
     """How prompts for a model with vision are written.
 
-    placeholder: a single token of the tokenizer, as text, that stands for one image in a rendered
-        prompt until its `ImageLayout.token_ids` replace it.
-    template_placeholder: the text that the model's chat template writes for an image; often the
-        same.
+    template_placeholder: what the model's chat template writes for an image. Before a prompt is
+        tokenized, `written` replaces it, which contains `placeholder` once.
+    placeholder: a single token of the tokenizer, as text. In the tokens of the prompt, an image's
+        `ImageLayout.token_ids` replace it.
     refused: why the model cannot be given images; empty if it can.
     reuse_refused: why prompts with images are not cached; empty if they are.
     """
 
-    placeholder: str
     template_placeholder: str
+    written: str
+    placeholder: str
     refused: str = ""
     reuse_refused: str = ""
 

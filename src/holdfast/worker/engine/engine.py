@@ -15,6 +15,7 @@ the host reads the previous tokens, fills the mask and lays out the sampling.
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections import deque
@@ -24,9 +25,10 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 import numpy as np
 
-from holdfast.errors import NoEmbeddings
+from holdfast.errors import InvalidRequest, NoEmbeddings
 from holdfast.wire.commands import SequenceRequest, ThinkingBudget
 from holdfast.wire.events import TokenLogprob
+from holdfast.wire.images import ImageAnswer, ImageCommand
 from holdfast.wire.requests import RequestId, SamplingParams, TokenIds
 from holdfast.worker.engine.constraints import Constraints, SequenceConstraint
 from holdfast.worker.engine.host_sampling import Scores
@@ -51,7 +53,9 @@ from holdfast.worker.engine.sequence import (
 from holdfast.worker.engine.views import StepContext
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.live import Conversion, LiveState, ModelForm, shared_beginning
+from holdfast.worker.vision.images import WorkerImages
 
+_NO_IMAGES = "this model cannot be given images"
 NOT_A_NUMBER = "the model's output is not a number at this position, or no token is left to sample"
 NOTHING_ALLOWED = "the grammar allows only tokens here that the request's logit_bias bans"
 # bytes of float32 logits that exist at the same time while prompts are scored; 50 % more if the
@@ -104,12 +108,17 @@ class Engine:
     """Live sequences of one model, advanced step by step."""
 
     def __init__(
-        self, runner: Runner, *, vocab_size: int, constraints: Constraints | None = None
+        self,
+        runner: Runner,
+        *,
+        vocab_size: int,
+        constraints: Constraints | None = None,
     ) -> None:
         """constraints: None for a model that does not support grammars."""
         self._runner = runner
         self._vocab_size = vocab_size
         self._constraints = constraints or Constraints(None, vocab_size=vocab_size)
+        self.images: WorkerImages | None = None  # None: the model cannot be given images
         self._sequences: dict[RequestId, EngineSequence] = {}
         # dispatched steps that are not collected yet; only the first is launched
         self._under_way: deque[PendingStep] = deque()
@@ -156,6 +165,9 @@ class Engine:
         if self.speculation_refused:
             return ()
         sequence = self._sequences[request_id]
+        if sequence.request.images:  # image keys are no tokens that the model can generate
+            known = itertools.takewhile(lambda token_id: token_id < self._vocab_size, token_ids)
+            token_ids = tuple(known)
         if sequence.constraint is not None:
             token_ids = sequence.constraint.draft(token_ids)
         if sequence.live.kv_bits != "native":
@@ -197,10 +209,22 @@ class Engine:
         # later.
         if prefix is not None:
             sequence.start_from(prefix)
+        if request.images:
+            if self.images is None:
+                raise InvalidRequest(_NO_IMAGES)
+            sequence.images = self.images.open(request, prefilled_tokens=sequence.live.tokens)
         sequence.live.reserve(capacity_tokens)
         sequence.keep = keep
         self._sequences[request.request_id] = sequence
         return sequence.live
+
+    def measure_images(self, command: ImageCommand) -> ImageAnswer:
+        """How the model sees the images of a command."""
+        if self.images is None:
+            return ImageAnswer(
+                call_id=command.call_id, failures=dict.fromkeys(command.images, _NO_IMAGES)
+            )
+        return self.images.answer(command)
 
     def grow(self, request_id: RequestId, capacity_tokens: int) -> None:
         """Reserve capacity for this many tokens of a sequence."""
@@ -278,6 +302,8 @@ class Engine:
         logits = self._runner.forward(spans, StepContext())
         for each in spans:
             each.sequence.repeated = ()
+            if each.sequence.images is not None:
+                each.sequence.images.forget_before(each.span.start + each.span.certain_tokens)
         pending = self._draw(spans, logits)
         self._pool(pending, logits.hidden)
         for each in spans:

@@ -30,7 +30,7 @@ _CONFIG = "config.json"
 _FILES_OF_A_MODEL = (
     WEIGHT_FILES, "adapter*.safetensors", "adapter_config.json", _CONFIG, "hf_quant_config.json",
     "tokenizer*", "*.tiktoken", "spiece.model", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json",
-    "chat_template*", "additional_chat_templates/*.jinja",
+    "chat_template*", "additional_chat_templates/*.jinja", "*processor_config.json",
 )  # fmt: skip
 # parts of a configuration that do not affect the computation
 _IRRELEVANT_KEYS = frozenset(
@@ -50,6 +50,9 @@ _OWN_CODE = (
     "worker/engine/host_decoding.py",
     "worker/engine/sequence.py",
     "worker/engine/layouts.py",
+    "worker/vision/*.py",
+    "models/images.py",
+    "wire/images.py",
     "worker/engine/views.py",
     "kernels/*.py",
     "kernels/*.c",
@@ -68,7 +71,10 @@ def files_of_identity(
     count, because that code may read them. adapters: their folders, by name.
     """
     files = dict(_everything(folder) if runs_own_code else _matching(folder, _FILES_OF_A_MODEL))
-    found = {f"model/{name}": path for name, path in files.items()} | _code()
+    found = {f"model/{name}": path for name, path in files.items()} | _code("mlx_lm")
+    if any(name.endswith("processor_config.json") for name in files):  # a model with vision
+        found |= _code("mlx_vlm")
+    found |= _own_code()
     for name, place in (adapters or {}).items():
         found |= files_of_adapter(name, place)
     return found
@@ -155,20 +161,21 @@ def _everything(folder: Path) -> dict[str, Path]:
     return found
 
 
-def _code() -> dict[str, Path]:
-    """The source files of the installed mlx-lm, and those of Holdfast that affect KV, by name.
-
-    Imports nothing.
-    """
-    package = importlib.util.find_spec("mlx_lm")
-    places = [] if package is None else list(package.submodule_search_locations or ())
-    theirs = {
-        f"mlx_lm/{name}": path
+def _code(package: str) -> dict[str, Path]:
+    """The source files of an installed package of models, by name. Imports nothing."""
+    spec = importlib.util.find_spec(package)
+    places = [] if spec is None else list(spec.submodule_search_locations or ())
+    return {
+        f"{package}/{name}": path
         for place in places
         for name, path in _matching(Path(place), ("**/*.py",)).items()
     }
+
+
+def _own_code() -> dict[str, Path]:
+    """The source files of Holdfast that affect KV, by name."""
     ours = _matching(Path(__file__).parents[2], _OWN_CODE)
-    return theirs | {f"holdfast/{name}": path for name, path in ours.items()}
+    return {f"holdfast/{name}": path for name, path in ours.items()}
 
 
 def _add(digest: hashlib.blake2b, *parts: str) -> None:

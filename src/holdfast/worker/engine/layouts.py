@@ -15,6 +15,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from holdfast.wire.requests import RequestId
 from holdfast.worker.engine import fast_on_cpu, host_decoder
@@ -29,6 +30,7 @@ from holdfast.worker.kv.layer import HeadsForm, Layer, LayerKV, LayerState
 from holdfast.worker.kv.live import LiveState, ModelForm
 from holdfast.worker.kv.quantized import QuantizedKV, group_of
 from holdfast.worker.kv.recurrent import RecurrentState
+from holdfast.worker.vision.model import VisionModel
 
 Model = Callable[..., mx.array]
 
@@ -166,6 +168,9 @@ class Runner(ABC):
 
     def _pass(self, ids: mx.array, caches: list[Any], spans: Sequence[SequenceSpan]) -> StepLogits:
         """Run the model once on these spans. ids: the tokens of the spans, concatenated."""
+        if any(each.sequence.images is not None for each in spans):
+            with self._model.given(_arguments(self._model, ids, spans)):
+                return _project(self._model, self._head, ids, caches, spans)
         if self.adapters is None:
             return _project(self._model, self._head, ids, caches, spans)
         with self.adapters.applied([(each.adapter, each.span.tokens) for each in spans]):
@@ -206,6 +211,9 @@ class RowsRunner(Runner):
             logits = self._decoder.forward(spans)
             if logits is not None:
                 return logits
+        groups = _images_apart(spans)
+        if len(groups) > 1:
+            return _in_order(spans, groups, [self._run(group, context) for group in groups])
         if len(spans) == 1:
             caches = _views(
                 spans, lambda layers: SpanView(layers[0], context=context), _no_recurrent
@@ -321,6 +329,28 @@ class SoloRunner(Runner):
     def _alone(self, span: SequenceSpan) -> StepLogits:
         caches = _views([span], _no_view, _no_view)
         return self._pass(token_ids_of([span])[None], caches, [span])
+
+
+def _images_apart(spans: Sequence[SequenceSpan]) -> list[list[SequenceSpan]]:
+    """Groups of spans that can share a forward pass: each span that shows images is alone."""
+    alone = [[each] for each in spans if each.shows_images]
+    others = [each for each in spans if not each.shows_images]
+    return [others, *alone] if others else alone
+
+
+def _arguments(model: VisionModel, ids: mx.array, spans: Sequence[SequenceSpan]) -> dict[str, Any]:
+    """What the language model of a model with vision gets besides token ids: positions, and the
+    features of images if there is only one span. ids: [rows, tokens]. Lazy.
+    """
+    arguments: dict[str, Any] = {}
+    only = spans[0].sequence.images
+    if len(spans) == 1 and only is not None and spans[0].shows_images:
+        span = spans[0].span
+        arguments = model.arguments(ids, only, start=span.start, tokens=span.tokens)
+    if model.takes_positions:
+        positions = np.concatenate([each.positions() for each in spans], axis=1)
+        arguments["position_ids"] = mx.array(positions).reshape(3, *ids.shape)
+    return arguments
 
 
 def own_caches(model: Any) -> list[Any]:

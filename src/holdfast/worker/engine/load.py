@@ -5,7 +5,9 @@ and converts the weights of one module at a time.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +22,7 @@ from holdfast.config import ModelSettings
 from holdfast.errors import ModelLoadError
 from holdfast.machine import device_memory, platform
 from holdfast.models.adapter_folder import AdapterFiles, checked_adapters
+from holdfast.models.images import HOW_TO_INSTALL
 from holdfast.models.model_folder import (
     checked_config,
     checked_tensor_bytes,
@@ -32,6 +35,11 @@ from holdfast.worker.engine import host_decoder, packed_layers, seams, weight_fo
 from holdfast.worker.engine.fingerprint import model_fingerprint
 from holdfast.worker.engine.lora import Adapters, attach
 from holdfast.worker.engine.seams import HEAD_NAMES
+from holdfast.worker.vision import load as vision
+from holdfast.worker.vision.images import Processor
+from holdfast.worker.vision.model import VisionModel
+
+logger = logging.getLogger("holdfast.worker")
 
 Progress = Callable[[str, float], None]
 _LONGEST_REASON = 300
@@ -90,10 +98,14 @@ class LoadedModel:
     note: str = ""  # why the weights are not in the preferred format; empty if they are
     adapter_files: tuple[AdapterFiles, ...] = ()
     adapters: Adapters | None = None  # None if there are none
+    images: Processor | None = None  # of a model that can be given images
+    images_refused: str = ""  # why a model with vision cannot
 
     def fingerprint(self, folder: Path, hashes: Mapping[str, str]) -> str:
         """The fingerprint of the model in `folder`, as it was loaded (`model_fingerprint`)."""
-        versions = (self.platform.mlx_version, seams.mlx_lm_version())
+        versions = [self.platform.mlx_version, seams.mlx_lm_version()]
+        if isinstance(self.model, VisionModel):
+            versions += vision.versions()
         return model_fingerprint(folder, hashes, computed_as=self.computed_as, versions=versions)
 
 
@@ -145,6 +157,7 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
     dtype = weight_format.compute_dtype(model)
     with _one_line_errors(folder):
         adapters = attach(model, adapter_files, compute_dtype=dtype)
+    images, images_refused = _image_processor(folder, stored_config, model)
     kept_layers = packed_layers.count(model)
     if adapters is None and report.device == "cpu":
         host_decoder.attach(model, dtype)
@@ -165,7 +178,29 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
         note=wish.note,
         adapter_files=adapter_files,
         adapters=adapters,
+        images=images,
+        images_refused=images_refused,
     )
+
+
+def _image_processor(
+    folder: Path, stored_config: dict[str, Any], model: Module
+) -> tuple[Processor | None, str]:
+    """The processor of a model's images, or the reason why a model with vision has none."""
+    if not vision.has_vision(stored_config):
+        return None, ""
+    if not isinstance(model, VisionModel):
+        return None, _why_text_only()
+    try:
+        return vision.load_processor(folder, model), ""
+    except ModelLoadError as error:
+        return None, str(error)
+
+
+def _why_text_only() -> str:
+    if not vision.is_installed():
+        return f"mlx-vlm is not installed: {HOW_TO_INSTALL}"
+    return "mlx-vlm cannot run this model here; the log says why"
 
 
 def _build(
@@ -175,6 +210,10 @@ def _build(
 
     Returns the model and its configuration.
     """
+    if vision.has_vision(stored_config) and vision.is_installed() and not settings.adapters:
+        model = _with_vision(folder)
+        if model is not None:
+            return model, stored_config
     utils = seams.mlx_lm_utils()
     with _one_line_errors(folder), _no_bytecode_written():
         if "model_file" not in stored_config:
@@ -183,6 +222,17 @@ def _build(
             folder, lazy=True, strict=True, trust_remote_code=settings.trust_remote_code
         )
     return model, config
+
+
+def _with_vision(folder: Path) -> VisionModel | None:
+    """Build the model with its vision; None, with a line in the log, if mlx-vlm cannot."""
+    try:
+        with _one_line_errors(folder, "mlx-vlm"), _no_bytecode_written():
+            seams.prepare_vision()
+            return vision.build(folder)
+    except ModelLoadError as error:
+        logger.warning("%s; the model is loaded without its vision", error)
+        return None
 
 
 def _refuse_foreign_code(
@@ -222,7 +272,7 @@ def _check_architecture(config: dict[str, Any], utils: Any) -> None:
 
 
 @contextmanager
-def _one_line_errors(folder: Path) -> Iterator[None]:
+def _one_line_errors(folder: Path, package: str = "mlx-lm") -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError) as error:
@@ -230,7 +280,7 @@ def _one_line_errors(folder: Path) -> Iterator[None]:
     except _MISFITS as error:
         reason = f"{type(error).__name__}: {_one_line(str(error))}"
         raise ModelLoadError(
-            f"{folder} does not fit mlx-lm {seams.mlx_lm_version()}: {reason}"
+            f"{folder} does not fit {package} {importlib.metadata.version(package)}: {reason}"
         ) from error
 
 

@@ -105,18 +105,26 @@ def _seam(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
     return scaled_dot_product_attention
 
 
-def install() -> None:
-    """Replace mlx-lm's attention function by the seam. Idempotent; call before the first model
-    module is imported.
+def install(models: str = "mlx_lm.models") -> None:
+    """Replace the attention function of mlx-lm's models by the seam, or that of another package
+    with the same function. Idempotent; call before the first model module is imported.
     """
-    base = importlib.import_module("mlx_lm.models.base")
+    base = importlib.import_module(f"{models}.base")
     plain = getattr(base, _NAME)
     if hasattr(plain, _MARK):
         return
     seam = _seam(plain)
     for name, module in list(sys.modules.items()):
-        if name.startswith("mlx_lm.models.") and getattr(module, _NAME, None) is plain:
+        if name.startswith(f"{models}.") and getattr(module, _NAME, None) is plain:
             setattr(module, _NAME, seam)
+
+
+def prepare_vision() -> None:
+    """Import mlx-vlm, and install the attention seam in its models. Idempotent."""
+    prepare()
+    with _open_files_limit_kept():
+        importlib.import_module("mlx_vlm.utils")
+        install("mlx_vlm.models")
 
 
 class HeadSeam:

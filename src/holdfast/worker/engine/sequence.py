@@ -26,6 +26,7 @@ from holdfast.worker.kv.live import (
     all_finite,
     start_from,
 )
+from holdfast.worker.vision.model import Positions, SequenceImages, text_positions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +48,8 @@ class Prefix:
 class EngineSequence:
     """One sequence in the engine.
 
-    known: int32 [tokens], the tokens that the host knows: the prompt, and the tokens that were
-        generated before a preemption.
+    known: int32 [tokens], the tokens that the host knows: the prompt, with the model's own tokens
+        in place of image keys, and the tokens that were generated before a preemption.
     """
 
     request: SequenceRequest
@@ -65,6 +66,7 @@ class EngineSequence:
     is_trimmed: bool = True
     # float32 [hidden]: the sum of the prompt's hidden states so far, or the last hidden state
     pooled: mx.array | None = None
+    images: SequenceImages | None = None  # None if the prompt has none
 
     @staticmethod
     def begin(
@@ -78,7 +80,12 @@ class EngineSequence:
         `row_state`.
         """
         packed = (request.prompt_token_ids + TokenIds.of(generated)).packed
-        known = mx.array(np.frombuffer(packed, dtype="<i4"))
+        numbers = np.frombuffer(packed, dtype="<i4")
+        if request.images:
+            numbers = numbers.copy()
+        for image in request.images:
+            numbers[image.start : image.end] = image.layout.token_ids.view
+        known = mx.array(numbers)
         sampler = row_state(request, generated=generated, vocab_size=vocab_size)
         return EngineSequence(request=request, known=known, live=live, sampler=sampler)
 
@@ -142,6 +149,20 @@ class SequenceSpan:
     def adapter(self) -> str:
         """The name of the sequence's LoRA adapter; empty: none."""
         return self.sequence.request.adapter
+
+    @property
+    def shows_images(self) -> bool:
+        """Whether the span contains tokens of images."""
+        images = self.sequence.images
+        return images is not None and bool(images.overlapping(self.span.start, self.span.tokens))
+
+    def positions(self) -> Positions:
+        """The positions of the span's tokens, for models that take positions."""
+        start, tokens = self.span.start, self.span.tokens
+        images = self.sequence.images
+        return (
+            text_positions(start, tokens) if images is None else images.positions_of(start, tokens)
+        )
 
     @property
     def is_decoding(self) -> bool:

@@ -31,6 +31,7 @@ from holdfast.wire.commands import (
     WorkerControl,
 )
 from holdfast.wire.events import FinishReason, WaitReason, WorkerStatistics
+from holdfast.wire.images import ImageCommand
 from holdfast.wire.requests import RequestId
 from holdfast.wire.sessions import SessionAnswer, SessionCommand
 from holdfast.worker.engine.kv_forms import ONLY_NATIVE, KVForms
@@ -264,6 +265,8 @@ class WorkerLoop:
                     logger.debug("the log level of this worker is now %s", command.level)
                 case SessionCommand():
                     self._carry_out(command)
+                case ImageCommand():
+                    self._ledger.emit(self._engine.measure_images(command))
 
     def _as_cached(self, command: Command) -> Command:
         """The command, its tenant replaced by the one under which the adapter's KV is cached."""

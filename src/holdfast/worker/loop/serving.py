@@ -28,6 +28,7 @@ from holdfast.store.maintenance import store_limits
 from holdfast.store.store import BlockStore
 from holdfast.wire.commands import WorkerSettings
 from holdfast.wire.events import ModelInfo
+from holdfast.wire.images import VisionInfo
 from holdfast.worker.engine.constraints import Constraints, Grammars
 from holdfast.worker.engine.engine import Engine, KVCosts
 from holdfast.worker.engine.fingerprint import (
@@ -60,6 +61,9 @@ from holdfast.worker.scheduler.cost_model import UNBOUNDED, ChunkBounds
 from holdfast.worker.scheduler.queue import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
 from holdfast.worker.sessions.service import SessionService
+from holdfast.worker.vision.feature_cache import FeatureCache
+from holdfast.worker.vision.images import WorkerImages
+from holdfast.worker.vision.model import VisionModel
 
 cache_logger = logging.getLogger("holdfast.cache")
 # longest step that only prefills: the GPU watchdog of macOS kills much longer steps (mlx-lm#1572)
@@ -73,6 +77,9 @@ _SCORE_ITEM_BYTES = 2
 _SCORE_PARTS = 16  # attention scores may take 1/16 of the working set
 STEP_TOKENS_ON_CPU = 512
 STEP_TOKENS_ON_GPU = 2048
+FEATURE_RAM_BYTES = 256 << 20  # for features of images
+FEATURE_DISK_BYTES = 4 << 30
+_FEATURES = "features"
 LOAD_ATTEMPTS = 3  # in case the model's files change while they are loaded
 
 logger = logging.getLogger("holdfast.worker")
@@ -259,6 +266,22 @@ class _Probed:
     engine: Engine
     forms: KVForms
 
+    def open_images(self, settings: WorkerSettings, hashes: Mapping[str, str]) -> None:
+        """Let the engine take images, if the model can be given them."""
+        loaded = self.loaded
+        if loaded.images is None or not isinstance(loaded.model, VisionModel):
+            return
+        folder = Path(settings.images)
+        features = FeatureCache(
+            folder / _FEATURES if settings.images else None,
+            fingerprint=loaded.fingerprint(Path(settings.folder), hashes),
+            ram_bytes=FEATURE_RAM_BYTES,
+            disk_bytes=FEATURE_DISK_BYTES,
+        )
+        self.engine.images = WorkerImages(
+            loaded.model, loaded.images, folder=folder, features=features
+        )
+
     @property
     def costs(self) -> KVCosts:
         """The memory of a sequence whose request does not set `kv_bits`, while there is no memory
@@ -305,6 +328,7 @@ def _load_and_build(
     progress("probing", 1.0)
     progress("hashing", 0.0)  # hashing began with the load, and is mostly done by now
     hashes = hashing.result()
+    probed.open_images(settings, hashes)
     cache = open_cache(
         probed.loaded,
         probed.costs,
@@ -498,7 +522,18 @@ def _info(
         blas=str(found.blas),
         load_seconds=load_seconds,
         speculation_refused=probed.engine.speculation_refused,
+        vision=_vision_info(loaded),
         warnings=warnings,
+    )
+
+
+def _vision_info(loaded: LoadedModel) -> VisionInfo | None:
+    if loaded.images is not None:
+        return loaded.images.info
+    if not loaded.images_refused:
+        return None
+    return VisionInfo(
+        template_placeholder="", written="", placeholder="", refused=loaded.images_refused
     )
 
 

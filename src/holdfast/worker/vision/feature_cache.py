@@ -1,0 +1,134 @@
+"""Keeps the features of images, in RAM and on disk, so that a vision tower runs once per image.
+
+A file holds the features of one image by one model, as safetensors with the checksum of its arrays
+in the metadata. A file that is damaged is deleted and computed anew. All models share a folder; it
+is bounded, and the features that were used longest ago go first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import mlx.core as mx
+import numpy as np
+import xxhash
+
+from holdfast.files import atomic_write
+from holdfast.worker.vision.model import ImageFeatures
+
+logger = logging.getLogger("holdfast.cache")
+_SUFFIX = ".safetensors"
+_CHECKSUM = "xxh3_128"
+_FINGERPRINT_DIGITS = 32  # 128 bits
+
+
+class FeatureCache:
+    """Features by the hash of their image. Device thread only."""
+
+    def __init__(
+        self, folder: Path | None, *, fingerprint: str, ram_bytes: int, disk_bytes: int
+    ) -> None:
+        """folder: None: nothing is kept on disk. fingerprint: of the model. ram_bytes, disk_bytes:
+        how much may be kept.
+        """
+        self._folder = folder
+        self._prefix = fingerprint[:_FINGERPRINT_DIGITS]
+        self._most_ram_bytes = ram_bytes
+        self._most_disk_bytes = disk_bytes
+        self._held: OrderedDict[str, ImageFeatures] = OrderedDict()
+        self._held_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory of the features in RAM."""
+        return self._held_bytes
+
+    def find(self, image: str) -> ImageFeatures | None:
+        """The features of an image; None if they are not kept, or damaged."""
+        found = self._held.get(image)
+        if found is not None:
+            self._held.move_to_end(image)
+            return found
+        found = self._read(image)
+        if found is not None:
+            self._hold(image, found)
+        return found
+
+    def add(self, image: str, features: ImageFeatures) -> None:
+        """Keep the features of an image. A full or missing disk costs only the copy there."""
+        self._hold(image, features)
+        if self._folder is None:
+            return
+        try:
+            self._write(self._folder, image, features)
+            self._evict_files(self._folder)
+        except OSError as error:
+            logger.warning("the features of an image are not written to disk: %s", error)
+
+    def _hold(self, image: str, features: ImageFeatures) -> None:
+        replaced = self._held.pop(image, None)
+        self._held_bytes += features.nbytes - (0 if replaced is None else replaced.nbytes)
+        self._held[image] = features
+        while self._held_bytes > self._most_ram_bytes and len(self._held) > 1:
+            _, dropped = self._held.popitem(last=False)
+            self._held_bytes -= dropped.nbytes
+
+    def _read(self, image: str) -> ImageFeatures | None:
+        if self._folder is None:
+            return None
+        path = self._path(self._folder, image)
+        if not path.is_file():
+            return None
+        try:
+            loaded: Any = mx.load(str(path), return_metadata=True)
+            arrays, metadata = loaded
+            mx.eval(list(arrays.values()))
+            if _checksum(arrays) != metadata.get(_CHECKSUM):
+                raise ValueError("the checksum differs")
+            features = ImageFeatures.of_arrays(arrays)
+        except (OSError, RuntimeError, ValueError, KeyError) as error:
+            logger.warning("the features of an image are computed again: %s: %s", path, error)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return features
+
+    def _write(self, folder: Path, image: str, features: ImageFeatures) -> None:
+        arrays = features.arrays()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with atomic_write(self._path(folder, image)) as file:
+            mx.save_safetensors(
+                cast("BinaryIO", file), arrays, metadata={_CHECKSUM: _checksum(arrays)}
+            )
+
+    def _path(self, folder: Path, image: str) -> Path:
+        return folder / f"{self._prefix}-{image}{_SUFFIX}"
+
+    def _evict_files(self, folder: Path) -> None:
+        files = []
+        for path in folder.glob(f"*{_SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                files.append((status.st_mtime, status.st_size, path))
+        total = sum(size for _, size, _ in files)
+        for _, size, path in sorted(files)[:-1]:
+            if total <= self._most_disk_bytes:
+                return
+            path.unlink(missing_ok=True)
+            total -= size
+
+
+def _checksum(arrays: dict[str, mx.array]) -> str:
+    digest = xxhash.xxh3_128()
+    for name in sorted(arrays):
+        array = arrays[name]
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(np.array(array.reshape(-1).view(mx.uint8)).tobytes())
+    return digest.hexdigest()

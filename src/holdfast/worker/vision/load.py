@@ -1,0 +1,162 @@
+"""Loads a model with vision through mlx-vlm (the extra `vision`), without its vision if that is not
+installed. Imports mlx-vlm only for such models: it takes a second and 200 MB.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from holdfast.errors import ModelLoadError
+from holdfast.wire.images import VisionInfo
+from holdfast.worker.vision.images import Processor
+from holdfast.worker.vision.model import VisionModel
+
+_PACKAGE = "mlx_vlm"
+# the packages whose code decides what a model sees of an image
+_PACKAGES = ("mlx-vlm", "transformers", "pillow")
+
+
+def has_vision(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration is that of a model with vision."""
+    return bool(config.get("vision_config"))
+
+
+def is_installed() -> bool:
+    """Whether mlx-vlm is installed."""
+    return importlib.util.find_spec(_PACKAGE) is not None
+
+
+def versions() -> tuple[str, ...]:
+    """The versions of the packages that compute features, for the fingerprint of a model."""
+    return tuple(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES)
+
+
+def build(folder: Path) -> VisionModel:
+    """Build a model with vision; its weights are mapped into memory, but not read yet.
+
+    Requires `seams.prepare_vision`. Raises what mlx-vlm raises if it cannot.
+    """
+    utils = _utils()
+    whole = utils.load_model(folder, lazy=True, strict=True)
+    if not hasattr(whole, "language_model") or not hasattr(whole, "get_input_embeddings"):
+        raise ValueError("mlx-vlm has no language model for it")
+    return VisionModel(whole)
+
+
+def load_processor(folder: Path, model: VisionModel) -> Processor:
+    """Load the processor of a model's images, and find out how its prompts are written.
+
+    Raises ModelLoadError with a reason if the model cannot be given images.
+    """
+    utils = _utils()
+    try:
+        with _offline():
+            processor = utils.load_processor(folder, add_detokenizer=False)
+            own = utils.load_image_processor(folder)
+            if own is not None:
+                processor.image_processor = own
+        return Processor(processor, _info(processor, model))
+    except ModelLoadError:
+        raise
+    except Exception as error:  # foreign code; the model still reads text
+        reason = " ".join(str(error).split())[:200]
+        raise ModelLoadError(f"its image processor cannot be loaded: {reason}") from error
+
+
+def _info(processor: Any, model: VisionModel) -> VisionInfo:
+    """How prompts with images are written for this model and processor."""
+    tokenizer = processor.tokenizer
+    plain, with_image = _rendered(processor)
+    candidates = [
+        getattr(processor, "boi_token", None),
+        getattr(processor, "image_token", None),
+        *(_token_of(tokenizer, each) for each in _image_token_ids(model.whole.config)),
+        "<image>",
+    ]
+    names = [name for name in candidates if isinstance(name, str) and name]
+    found = [name for name in names if with_image.count(name) == plain.count(name) + 1]
+    if not found:
+        raise ModelLoadError(
+            "its chat template writes nothing for an image that its processor replaces"
+        )
+    template_placeholder = found[0]
+    single = [name for name in (template_placeholder, *names) if _is_token(tokenizer, name)]
+    if not single:
+        raise ModelLoadError("its tokenizer has no token for an image")
+    before, after = _text_around(processor)
+    return VisionInfo(
+        template_placeholder=template_placeholder,
+        written=f"{before}{single[0]}{after}",
+        placeholder=single[0],
+    )
+
+
+def _image_token_ids(config: Any) -> Iterator[int]:
+    for name in ("image_token_id", "image_token_index"):
+        token_id = getattr(config, name, None)
+        if isinstance(token_id, int):
+            yield token_id
+
+
+def _token_of(tokenizer: Any, token_id: int) -> str | None:
+    name = tokenizer.convert_ids_to_tokens(token_id)
+    return name if isinstance(name, str) else None
+
+
+def _is_token(tokenizer: Any, name: str) -> bool:
+    ids = tokenizer.encode(name, add_special_tokens=False)
+    return len(ids) == 1 and ids[0] in tokenizer.added_tokens_decoder
+
+
+def _text_around(processor: Any) -> tuple[str, str]:
+    """The text that the processor writes before and after the tokens of an image (gemma3)."""
+    sequence = getattr(processor, "full_image_sequence", None)
+    if not isinstance(sequence, str):
+        return "", ""
+    stripped = sequence.strip()
+    start = sequence.index(stripped)
+    return sequence[:start], sequence[start + len(stripped) :]
+
+
+def _rendered(processor: Any) -> tuple[str, str]:
+    """A message as the chat template writes it, without an image and with one."""
+    tokenizer = processor.tokenizer
+    template = getattr(processor, "chat_template", None)
+    own = {} if template is None else {"chat_template": template}
+    text = {"type": "text", "text": "hello"}
+    plain, with_image = (
+        tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False, **own)
+        for content in ([text], [{"type": "image"}, text])
+    )
+    return plain, with_image
+
+
+def _utils() -> Any:
+    """`mlx_vlm.utils`, which must not change the user's files."""
+    utils: Any = importlib.import_module(f"{_PACKAGE}.utils")
+    # It rewrites headers of weight files if a number format is unknown to mlx.
+    utils._load_safetensors = mx.load
+    return utils
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Keep transformers from asking the Hub about local folders within the block."""
+    before = os.environ.get("HF_HUB_OFFLINE")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HF_HUB_OFFLINE"]
+        else:
+            os.environ["HF_HUB_OFFLINE"] = before

@@ -1,0 +1,264 @@
+"""A model with vision, run by mlx-vlm's code: its language model, and the features of images.
+
+mlx-vlm's language models take embeddings instead of token ids where a prompt has images, and some
+take positions of three dimensions (M-RoPE). Both are computed here for each forward pass. mlx-vlm
+would keep positions in attributes of the model, where sequences of one batch overwrite each other's
+(Blaizzy/mlx-vlm#1415); with explicit positions, it does not look at these attributes.
+
+Nothing that the model computes for an image depends on the rest of the prompt, except for the
+positions. So features are computed once per image, for the tokens of the image alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.nn.layers.base import Module
+from numpy.typing import NDArray
+
+from holdfast.wire.images import ImageLayout, ImageSpan
+
+Positions = NDArray[np.int32]
+"""Positions of tokens: int32 [3, tokens], for time, height and width."""
+
+_BY_TOKEN = ("per_layer_inputs",)  # further features of each token, [1, tokens, …]
+_UNSUPPORTED = ("cross_attention_states", "decoder_inputs_embeds", "pos_hw")
+
+
+class VisionMisfit(Exception):
+    """mlx-vlm's code for this model works in a way that Holdfast does not support."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageFeatures:
+    """What the language model gets in place of the tokens of one image.
+
+    by_token: embeddings and further features, [tokens, …], by the name of the argument.
+    is_visual: which of the tokens show the image; the others are markers. bool [tokens].
+    deepstack: what is added to the hidden states of the visual tokens after the first layers,
+        [layers, visual tokens, hidden]; None: nothing.
+    """
+
+    by_token: Mapping[str, mx.array]
+    is_visual: NDArray[np.bool_]
+    deepstack: mx.array | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the features."""
+        return sum(array.nbytes for array in self.arrays().values())
+
+    def arrays(self) -> dict[str, mx.array]:
+        """All arrays by name; `of_arrays` is the inverse."""
+        named = {f"by_token.{name}": array for name, array in self.by_token.items()}
+        named["is_visual"] = mx.array(self.is_visual)
+        if self.deepstack is not None:
+            named["deepstack"] = self.deepstack
+        return named
+
+    @staticmethod
+    def of_arrays(arrays: Mapping[str, mx.array]) -> ImageFeatures:
+        """Features from the arrays that `arrays` returned. Raises KeyError if one is missing."""
+        prefix = "by_token."
+        return ImageFeatures(
+            by_token={
+                name.removeprefix(prefix): array
+                for name, array in arrays.items()
+                if name.startswith(prefix)
+            },
+            is_visual=np.array(arrays["is_visual"]),
+            deepstack=arrays.get("deepstack"),
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class SequenceImages:
+    """The images of one sequence, as long as the engine has the sequence.
+
+    positions: of the prompt's tokens, for models that take positions. next_position: of the first
+    generated token. features: of the images that are not prefilled yet, by their index
+    in `spans`.
+    """
+
+    spans: Sequence[ImageSpan]
+    positions: Positions
+    next_position: int
+    features: dict[int, ImageFeatures] = field(default_factory=dict)
+
+    def positions_of(self, start: int, tokens: int) -> Positions:
+        """The positions of the tokens of a span."""
+        known = self.positions.shape[1]
+        prompt = self.positions[:, start : start + tokens]
+        first = max(start, known)
+        generated = np.arange(first - known, start + tokens - known) + self.next_position
+        return np.concatenate([prompt, np.tile(generated, (3, 1))], axis=1).astype(np.int32)
+
+    def overlapping(self, start: int, tokens: int) -> list[tuple[int, ImageSpan]]:
+        """The images that have tokens in a span, each with its index."""
+        end = start + tokens
+        return [
+            (index, image)
+            for index, image in enumerate(self.spans)
+            if image.start < end and image.end > start
+        ]
+
+    def forget_before(self, position: int) -> None:
+        """Drop the features of images that end before a position, because they are prefilled."""
+        for index, image in enumerate(self.spans):
+            if image.end <= position:
+                self.features.pop(index, None)
+
+
+class VisionModel(Module):
+    """Makes a model of mlx-vlm callable like a model of mlx-lm. Device thread only."""
+
+    def __init__(self, whole: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.whole = whole
+        self._given: dict[str, Any] = {}
+
+    def __call__(self, ids: mx.array, cache: Any = None) -> mx.array:
+        """Logits. ids: int32 [rows, tokens]."""
+        given = self._given
+        if self.takes_positions and "position_ids" not in given:
+            given = {**given, "position_ids": _counted(ids, cache)}
+        logits: mx.array = self.whole.language_model(ids, cache=cache, **given).logits
+        return logits
+
+    @property
+    def layers(self) -> Any:
+        """The layers of the language model."""
+        return self.whole.language_model.layers
+
+    @property
+    def args(self) -> Any:
+        """The configuration of the language model."""
+        return getattr(self.whole.config, "text_config", self.whole.config)
+
+    @property
+    def takes_positions(self) -> bool:
+        """Whether the language model takes positions of three dimensions."""
+        return hasattr(self.whole.language_model, "get_rope_index")
+
+    def make_cache(self) -> list[Any]:
+        """Cache objects for one new sequence, one per layer."""
+        from mlx_vlm.models.cache import make_prompt_cache
+
+        return list(make_prompt_cache(self.whole.language_model))
+
+    @contextmanager
+    def given(self, arguments: Mapping[str, Any]) -> Iterator[None]:
+        """Pass these arguments to the language model within the block."""
+        self._given = dict(arguments)
+        try:
+            yield
+        finally:
+            self._given = {}
+
+    def relative_positions(self, layout: ImageLayout) -> Positions:
+        """The positions of an image's tokens, if the image is the beginning of a prompt."""
+        before = getattr(self.whole.config, "vision_start_token_id", None)
+        marker = [] if before is None else [before]
+        ids = mx.array([[*marker, *layout.token_ids]])
+        grid = mx.array([layout.grid])
+        positions, _ = self.whole.language_model.get_rope_index(ids, image_grid_thw=grid)
+        skipped = len(marker)
+        return np.array(positions)[:, 0, skipped:].astype(np.int32) - skipped
+
+    def sequence_images(self, spans: Sequence[ImageSpan], *, prompt_tokens: int) -> SequenceImages:
+        """The positions of a prompt with images; the features are added later."""
+        if not self.takes_positions:
+            counted = text_positions(0, prompt_tokens)
+            return SequenceImages(spans=spans, positions=counted, next_position=prompt_tokens)
+        parts: list[Positions] = []
+        done = 0  # tokens
+        position = 0
+        for span in spans:
+            parts.append(text_positions(position, span.start - done))
+            position += span.start - done
+            parts.append(self.relative_positions(span.layout) + position)
+            position = int(parts[-1].max()) + 1
+            done = span.end
+        parts.append(text_positions(position, prompt_tokens - done))
+        return SequenceImages(
+            spans=spans,
+            positions=np.concatenate(parts, axis=1),
+            next_position=position + prompt_tokens - done,
+        )
+
+    def features(self, layout: ImageLayout, inputs: Mapping[str, mx.array]) -> ImageFeatures:
+        """Compute the features of an image. Waits for the device.
+
+        inputs: what the model's processor returned for the image, without the token ids.
+        Raises VisionMisfit if mlx-vlm's code returns something that is not supported.
+        """
+        ids = mx.array([list(layout.token_ids)])
+        found = self.whole.get_input_embeddings(ids, mask=mx.ones_like(ids), **inputs).to_dict()
+        unsupported = [name for name in _UNSUPPORTED if found.get(name) is not None]
+        if unsupported:
+            raise VisionMisfit(f"its language model takes {unsupported[0]}")
+        by_token = {"inputs_embeds": found["inputs_embeds"][0]}
+        by_token |= {name: found[name][0] for name in _BY_TOKEN if found.get(name) is not None}
+        deepstack = found.get("deepstack_visual_embeds")
+        visual = found.get("visual_pos_masks")
+        features = ImageFeatures(
+            by_token={name: mx.contiguous(array) for name, array in by_token.items()},
+            is_visual=np.zeros(ids.size, bool) if visual is None else np.array(visual)[0],
+            deepstack=None if deepstack is None else mx.stack(list(deepstack)),
+        )
+        mx.eval(list(features.arrays().values()))
+        return features
+
+    def arguments(
+        self, ids: mx.array, images: SequenceImages, *, start: int, tokens: int
+    ) -> dict[str, Any]:
+        """The arguments for a forward pass over a span that contains tokens of images. Lazy.
+
+        ids: int32 [1, tokens], with the model's own tokens.
+        """
+        text = self.whole.get_input_embeddings(ids).to_dict()
+        names = ["inputs_embeds", *(name for name in _BY_TOKEN if text.get(name) is not None)]
+        pieces: dict[str, list[mx.array]] = {name: [] for name in names}
+        visual = np.zeros(tokens, bool)
+        deepstack: list[mx.array] = []
+        done = start
+        for index, image in images.overlapping(start, tokens):
+            features = images.features[index]
+            first = max(image.start, start)
+            last = min(image.end, start + tokens)
+            rows = slice(first - image.start, last - image.start)
+            for name in names:
+                pieces[name].append(text[name][:, done - start : first - start])
+                pieces[name].append(features.by_token[name][None, rows])
+            visual[first - start : last - start] = features.is_visual[rows]
+            if features.deepstack is not None:
+                skipped = int(features.is_visual[: rows.start].sum())
+                shown = int(features.is_visual[rows].sum())
+                deepstack.append(features.deepstack[:, skipped : skipped + shown])
+            done = last
+        arguments: dict[str, Any] = {}
+        for name in names:
+            pieces[name].append(text[name][:, done - start :])
+            arguments[name] = mx.concatenate(pieces[name], axis=1)
+        if deepstack and visual.any():
+            arguments["visual_pos_masks"] = mx.array(visual)[None]
+            arguments["deepstack_visual_embeds"] = list(mx.concatenate(deepstack, axis=1))
+        return arguments
+
+
+def text_positions(first: int, tokens: int) -> Positions:
+    """The positions of tokens of text."""
+    return np.tile(np.arange(first, first + tokens, dtype=np.int32), (3, 1))
+
+
+def _counted(ids: mx.array, cache: Any) -> mx.array:
+    """Positions that count the tokens of each row: int32 [3, rows, tokens]."""
+    offsets = [each.offset for each in cache or () if hasattr(each, "offset")]
+    offset = mx.array(offsets[0] if offsets else 0).reshape(-1, 1)
+    positions = offset + mx.arange(ids.shape[1])[None]
+    return mx.broadcast_to(positions[None], (3, ids.shape[0], ids.shape[1]))

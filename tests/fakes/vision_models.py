@@ -1,0 +1,305 @@
+"""Tiny random models with vision of real mlx-vlm families, written as folders that mlx-vlm loads:
+weights, configuration, processor, tokenizer and the chat template of the family.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import tempfile
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_vlm import utils
+
+from tests.fakes import vision_templates as templates
+from tests.fakes.tiny_configs import CONTEXT_TOKENS, WINDOW
+from tests.fakes.tiny_models import well_scaled, write_tokenizer
+
+VOCAB_SIZE = 288  # all bytes, and up to 32 special and merged tokens
+# Newlines beside an image merge with those of the text, as in the real tokenizers.
+_MERGES = [("Ċ", "Ċ"), ("ĊĊ", "Ċ"), ("e", "r"), ("t", "h"), ("Ġ", "th")]
+_MODULES = ["text", "vision", "perceiver", "projector", "audio"]
+
+# As random values they would be too small beside the features of images, and attend to all alike.
+_LARGER = {"q_proj": 2.0, "k_proj": 2.0, "q_norm": 3.0}
+
+_TEXT: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": CONTEXT_TOKENS,
+    "rope_theta": 10000.0,
+    "num_hidden_layers": 3,
+    "tie_word_embeddings": False,
+}
+_VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "patch_size": 4,
+    "image_size": 32,
+}
+_QWEN_VISION: dict[str, Any] = {
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "out_hidden_size": 64,
+    "num_heads": 2,
+    "patch_size": 4,
+    "spatial_patch_size": 4,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "in_channels": 3,
+    "in_chans": 3,
+}
+_QWEN_IMAGES: dict[str, Any] = {
+    "patch_size": 4,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "min_pixels": 8 * 8,
+    "max_pixels": 64 * 64,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
+_QWEN_TOKENS = (
+    "<|im_end|> <|im_start|> <|endoftext|> "
+    "<|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|>"
+)
+_QWEN_IDS = {
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+    "vision_token_id": "<|vision_pad|>",
+}
+_CLIP_IMAGES: dict[str, Any] = {
+    "image_processor_type": "CLIPImageProcessor",
+    "size": {"shortest_edge": 32},
+    "crop_size": {"height": 32, "width": 32},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionFamily:
+    """What makes a family of models with vision.
+
+    config: config.json, but for the ids of tokens.
+    special_tokens: apart by spaces; the first one ends answers.
+    token_ids: fields of config.json and the special tokens whose ids they contain.
+    images: preprocessor_config.json.
+    processor: processor_config.json.
+    tokenizer: more of tokenizer_config.json.
+    words: how much larger embeddings of words are than random values usually are.
+    """
+
+    config: dict[str, Any]
+    special_tokens: str
+    token_ids: dict[str, str]
+    template: str
+    images: dict[str, Any]
+    processor: dict[str, Any] = field(default_factory=dict)
+    tokenizer: dict[str, Any] = field(default_factory=dict)
+    words: float = 3.0
+
+    def token_id(self, token: str) -> int:
+        """The id of a special token."""
+        return 256 + len(_MERGES) + self.special_tokens.split().index(token)
+
+
+FAMILIES: dict[str, VisionFamily] = {
+    "qwen2_5_vl": VisionFamily(
+        config={
+            **_TEXT,
+            "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+            "vision_config": {
+                **_QWEN_VISION,
+                "model_type": "qwen2_5_vl",
+                "window_size": 16,
+                "fullatt_block_indexes": [1],
+            },
+        },
+        special_tokens=_QWEN_TOKENS,
+        token_ids=_QWEN_IDS,
+        template=templates.QWEN2_VL,
+        images=_QWEN_IMAGES,
+        tokenizer={"pad_token": "<|endoftext|>"},
+    ),
+    "qwen3_vl": VisionFamily(
+        config={
+            "text_config": {
+                **_TEXT,
+                "model_type": "qwen3_vl_text",
+                "num_hidden_layers": 4,
+                "rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2]},
+            },
+            "vision_config": {
+                **_QWEN_VISION,
+                "model_type": "qwen3_vl",
+                "depth": 3,
+                "num_position_embeddings": 16,
+                "deepstack_visual_indexes": [0, 1],
+            },
+        },
+        special_tokens=_QWEN_TOKENS,
+        token_ids=_QWEN_IDS,
+        template=templates.QWEN3_VL,
+        images={**_QWEN_IMAGES, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
+        tokenizer={"pad_token": "<|endoftext|>"},
+    ),
+    "gemma3": VisionFamily(
+        config={
+            "hidden_size": 64,
+            "vocab_size": VOCAB_SIZE,
+            "text_config": {
+                **_TEXT,
+                "model_type": "gemma3_text",
+                "num_key_value_heads": 1,
+                "query_pre_attn_scalar": 16,
+                "sliding_window": WINDOW,
+                "sliding_window_pattern": 3,
+                "num_hidden_layers": 6,
+                "mm_tokens_per_image": 16,
+            },
+            "vision_config": {**_VISION, "model_type": "siglip_vision_model"},
+        },
+        special_tokens="<end_of_turn> <start_of_turn> <bos> <eos> <pad> "
+        "<start_of_image> <end_of_image> <image_soft_token>",
+        token_ids={
+            "image_token_index": "<image_soft_token>",
+            "boi_token_index": "<start_of_image>",
+            "eoi_token_index": "<end_of_image>",
+            "pad_token_id": "<pad>",
+        },
+        template=templates.GEMMA3,
+        images={
+            "image_processor_type": "Gemma3ImageProcessor",
+            "size": {"height": 32, "width": 32},
+            "image_mean": [0.5] * 3,
+            "image_std": [0.5] * 3,
+            "do_pan_and_scan": None,
+        },
+        processor={"image_seq_length": 16, "processor_class": "Gemma3Processor"},
+        tokenizer={
+            "bos_token": "<bos>",
+            "pad_token": "<pad>",
+            "image_token": "<image_soft_token>",
+            "boi_token": "<start_of_image>",
+            "eoi_token": "<end_of_image>",
+        },
+        words=1.0,  # tied to the head, and multiplied by 8
+    ),
+    "pixtral": VisionFamily(
+        config={
+            "text_config": {**_TEXT, "model_type": "mistral"},
+            "vision_config": {**_VISION, "model_type": "pixtral", "head_dim": 16},
+        },
+        special_tokens="</s> <s> <pad> [INST] [/INST] [IMG] [IMG_BREAK] [IMG_END]",
+        token_ids={"image_token_index": "[IMG]"},
+        template=templates.PIXTRAL,
+        images={
+            "image_processor_type": "PixtralImageProcessor",
+            "size": {"longest_edge": 32},
+            "patch_size": {"height": 4, "width": 4},
+        },
+        processor={"patch_size": 4, "processor_class": "PixtralProcessor"},
+        tokenizer={"bos_token": "<s>", "pad_token": "<pad>"},
+    ),
+    "llava": VisionFamily(
+        config={
+            "vision_feature_layer": -2,
+            "vision_feature_select_strategy": "default",
+            "text_config": {**_TEXT, "model_type": "llama"},
+            "vision_config": {**_VISION, "model_type": "clip_vision_model"},
+        },
+        special_tokens="</s> <s> <pad> <image>",
+        token_ids={"image_token_index": "<image>"},
+        template=templates.LLAVA,
+        images=_CLIP_IMAGES,
+        processor={
+            "patch_size": 4,
+            "num_additional_image_tokens": 1,
+            "vision_feature_select_strategy": "default",
+            "processor_class": "LlavaProcessor",
+        },
+        tokenizer={"bos_token": "<s>", "pad_token": "<pad>"},
+    ),
+}
+
+
+def write_vision_model(folder: Path, name: str, *, seed: int = 0) -> Path:
+    """Write a random fp32 model of the family `name` (a key of FAMILIES), and return the folder.
+
+    The same name and seed give the same weights.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, content in _files_of_model(name, seed).items():
+        (folder / file).write_bytes(content)
+    return folder
+
+
+@cache
+def _files_of_model(name: str, seed: int) -> dict[str, bytes]:
+    family = FAMILIES[name]
+    ids = {key: family.token_id(token) for key, token in family.token_ids.items()}
+    special_tokens = family.special_tokens.split()
+    eos = family.token_id(special_tokens[0])
+    config = {"model_type": name, **family.config, **ids, "eos_token_id": eos}
+    parameters = dict(tree_flatten(_random_model(config, seed, family.words).parameters()))
+    # mlx-vlm ties the head of a gemma3 to its embeddings, whatever the file contains
+    if name == "gemma3":
+        del parameters["language_model.lm_head.weight"]
+    with tempfile.TemporaryDirectory() as written:
+        folder = Path(written)
+        mx.save_safetensors(
+            str(folder / "model.safetensors"), parameters, metadata={"format": "mlx"}
+        )
+        write_tokenizer(
+            folder, special_tokens, merges=_MERGES, template=family.template, **family.tokenizer
+        )
+        for file, content in (
+            ("config.json", config),
+            ("preprocessor_config.json", family.images),
+            ("processor_config.json", family.processor),
+        ):
+            if content:
+                (folder / file).write_text(json.dumps(content, indent=2))
+        return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def _random_model(config: dict[str, Any], seed: int, words: float) -> nn.Module:
+    """As `mlx_vlm.utils.load_model` makes it, with random weights."""
+    config = copy.deepcopy(config)  # some families change it
+    config.setdefault("text_config", {})
+    package, _ = utils.get_model_and_args(config)
+    arguments = package.ModelConfig.from_dict(config)
+    arguments = utils.update_module_configs(arguments, package, config, _MODULES)
+    mx.random.seed(seed)
+    model: nn.Module = package.Model(arguments)
+    random_values = [
+        (path, _scaled(path, value, words)) for path, value in tree_flatten(model.parameters())
+    ]
+    model.update(tree_unflatten(random_values))
+    mx.eval(model.parameters())
+    return model
+
+
+def _scaled(path: str, parameter: mx.array, words: float) -> mx.array:
+    """Random values with which the images and the last words of a prompt both move the logits:
+    attention that selects, and words as large as the features of images.
+    """
+    values = well_scaled(path, parameter)
+    if not path.startswith("language_model."):
+        return values
+    part = path.split(".")[-2]
+    return values * (words if part == "embed_tokens" else _LARGER.get(part, 1.0))
