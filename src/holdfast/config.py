@@ -483,9 +483,7 @@ class ImagesSettings:
         "Whether to fetch images that a request names by an http or https URL. Only public "
         "addresses are contacted. Images within the request are always allowed.",
     )
-    max_count: int = _setting(
-        100, "Maximum number of images in a request.", limits=NOT_NEGATIVE
-    )
+    max_count: int = _setting(100, "Maximum number of images in a request.", limits=NOT_NEGATIVE)
     max_bytes: int = _setting(20 * _MIB, "Largest image file.", limits=Limits(at_least=1024))
     max_pixels: int = _setting(
         40_000_000, "Maximum number of pixels of an image.", limits=AT_LEAST_ONE

@@ -21,7 +21,6 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 import psutil
 
-from holdfast import __version__
 from holdfast.errors import InvalidRequest
 
 _Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -35,7 +34,7 @@ _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
 _HEADERS: Final = {
     "Accept": "image/*",
     "Accept-Encoding": "identity",
-    "User-Agent": f"holdfast/{__version__}",
+    "User-Agent": "holdfast",
 }
 
 
@@ -140,9 +139,7 @@ def _response(
         sock.close()
 
 
-def _connected(
-    host: str, port: int, *, is_allowed: AddressTest, deadline: float
-) -> socket.socket:
+def _connected(host: str, port: int, *, is_allowed: AddressTest, deadline: float) -> socket.socket:
     """Connect to an address of a host, after all of its addresses were checked."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

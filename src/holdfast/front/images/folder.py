@@ -12,6 +12,7 @@ import hashlib
 import os
 import re
 import stat
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -24,6 +25,11 @@ from holdfast.files import atomic_write
 _HASH = re.compile(r"[0-9a-f]{64}")
 _TORN = re.compile(r"\.[0-9a-f]{60}\..+")  # see `atomic_write`
 _TORN_SECONDS = 3600.0
+
+
+def images_folder(store: str) -> Path:
+    """The folder of images: in the store's folder or, without a store, among temporary files."""
+    return Path(store or tempfile.gettempdir()) / "images"
 
 
 class ImageFolder:

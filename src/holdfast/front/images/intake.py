@@ -11,6 +11,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +39,17 @@ _TEXT_ONLY: Final = "this model reads text only"
 _RESULT: Final = "tool"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedPrompt:
+    """A prompt with the hashes of its images in place of their sources.
+
+    fields: for each image, the request field that contains it, for error messages.
+    """
+
+    prompt: ChatPrompt
+    fields: Mapping[str, str]
+
+
 class ImageIntake:
     """Checks images and keeps them. Any thread may call any method, `entered` on an event loop."""
 
@@ -60,17 +72,19 @@ class ImageIntake:
     @contextlib.asynccontextmanager
     async def entered(
         self, prompt: ChatPrompt, vision: VisionInfo | None
-    ) -> AsyncIterator[ChatPrompt]:
+    ) -> AsyncIterator[CheckedPrompt]:
         """Check the images of a prompt, and hold their files until the context ends.
 
-        Yields the prompt with the hashes of the images in place of their sources. If the model
-        reads text only, images in tool results become notes.
+        If the model reads text only, images in tool results become notes.
 
         Raises InvalidRequest, which names the field; ImagesRefused if the model takes no images;
         WorkerUnavailable if that takes too long or the images cannot be written; ModelLoadError
         without Pillow.
         """
-        sources = self._accepted(prompt, vision)
+        if vision is None or vision.refused:
+            yield text_only(prompt, vision)
+            return
+        sources = self._accepted(prompt)
         with _Hold(self.folder) as hold:
             try:
                 async with asyncio.timeout(self._settings.check_seconds):
@@ -82,12 +96,17 @@ class ImageIntake:
             for name in names:
                 if isinstance(name, BaseException):
                     raise name
-            yield _with_images(prompt, dict(zip(sources, names, strict=True)))
+            yield _with_images(prompt, dict(zip(sources, map(str, names), strict=True)))
 
     @contextlib.contextmanager
-    def entered_here(self, prompt: ChatPrompt, vision: VisionInfo | None) -> Iterator[ChatPrompt]:
+    def entered_here(
+        self, prompt: ChatPrompt, vision: VisionInfo | None
+    ) -> Iterator[CheckedPrompt]:
         """Like `entered`, but on the current thread, without an event loop."""
-        sources = self._accepted(prompt, vision)
+        if vision is None or vision.refused:
+            yield text_only(prompt, vision)
+            return
+        sources = self._accepted(prompt)
         with _Hold(self.folder) as hold:
             names = {
                 source: self._take_fetched(source, hold)
@@ -130,16 +149,10 @@ class ImageIntake:
             check_image(data, max_pixels=self._settings.max_pixels, field=field)
         return hold.add(data, is_checked=True)
 
-    def _accepted(self, prompt: ChatPrompt, vision: VisionInfo | None) -> list[ImageSource]:
+    def _accepted(self, prompt: ChatPrompt) -> list[ImageSource]:
         """The images to check. Raises InvalidRequest if the request may not have them."""
-        if vision is None or vision.refused:
-            for message in prompt.messages:
-                for source in images_in([message]):
-                    if message["role"] != _RESULT:
-                        reason = _TEXT_ONLY if vision is None else vision.refused
-                        raise ImagesRefused(reason, field=source.field)
-            return []
         sources = list(images_in(prompt.messages))
+        assert all(isinstance(source, ImageSource) for source in sources), "not from a protocol"
         if len(sources) > (most := self._settings.max_count):
             raise InvalidRequest(
                 f"a request may have at most {most:,} images, got {len(sources):,}",
@@ -158,6 +171,19 @@ class ImageIntake:
             "the images of the request could not be fetched and checked within "
             f"{self._settings.check_seconds:g} s; please try again"
         )
+
+
+def text_only(prompt: ChatPrompt, vision: VisionInfo | None = None) -> CheckedPrompt:
+    """The prompt for a model that takes no images: those in tool results become notes.
+
+    Raises ImagesRefused for other images.
+    """
+    for message in prompt.messages:
+        for source in images_in([message]):
+            if message["role"] != _RESULT:
+                reason = _TEXT_ONLY if vision is None else vision.refused
+                raise ImagesRefused(reason, field=source.field)
+    return _with_images(prompt, {})
 
 
 class _Hold:
@@ -193,7 +219,7 @@ class _Hold:
         return name
 
 
-def _with_images(prompt: ChatPrompt, names: Mapping[ImageSource, Any]) -> ChatPrompt:
+def _with_images(prompt: ChatPrompt, names: Mapping[ImageSource, str]) -> CheckedPrompt:
     """The prompt with the names of images, and with notes in place of those that have none."""
 
     def named(part: Any) -> Any:
@@ -210,4 +236,7 @@ def _with_images(prompt: ChatPrompt, names: Mapping[ImageSource, Any]) -> ChatPr
         else message
         for message in prompt.messages
     )
-    return msgspec.structs.replace(prompt, messages=messages)
+    return CheckedPrompt(
+        prompt=msgspec.structs.replace(prompt, messages=messages),
+        fields={name: source.field for source, name in names.items()},
+    )

@@ -11,7 +11,7 @@ import base64
 import binascii
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from holdfast.errors import InvalidRequest
@@ -21,6 +21,7 @@ _DATA_URL: Final = re.compile(r"data:(?P<type>[^,;]{0,127})(?:;[^,;]{0,127})*?;b
 _MEDIA_TYPE: Final = re.compile(r"[a-z]{1,20}/[a-zA-Z0-9.+-]{1,60}")
 _SPACE: Final = re.compile(r"\s+")
 _WEB: Final = ("http://", "https://")
+_KINDS: Final = frozenset({IMAGE, "image_url", "input_image"})  # types of parts
 _NAMES: Final = ("image_url", "source", "image", "data", "url")  # of the image, within a part
 
 
@@ -34,9 +35,9 @@ class ImageSource:
 
     field: str
     media_type: str = ""
-    text: str = field(default="", repr=False)
-    url: str = field(default="", repr=False)
-    data: bytes = field(default=b"", repr=False)
+    text: str = ""
+    url: str = ""
+    data: bytes = b""
 
     def decoded(self, *, max_bytes: int) -> bytes:
         """The bytes of an image that is within the request. Raises InvalidRequest."""
@@ -60,9 +61,8 @@ class ImageSource:
         """The error for an image that cannot be used."""
         return InvalidRequest(reason, field=self.field)
 
-    def __str__(self) -> str:
-        """For the log, which must not contain the whole image."""
-        return f"({self.media_type or 'image'})"
+    def __repr__(self) -> str:
+        return f"<{self.media_type or 'image'}>"
 
 
 def image_source(part: Mapping[str, Any], field: str) -> ImageSource:
@@ -125,6 +125,19 @@ def text_source(given: Any, field: str, *, media_type: Any = None) -> ImageSourc
 def image_part(source: ImageSource) -> dict[str, Any]:
     """The part of a message that contains an image."""
     return {"type": IMAGE, IMAGE: source}
+
+
+def is_image_kind(kind: str) -> bool:
+    """Whether clients send images in parts of this type."""
+    return kind in _KINDS
+
+
+def with_image(part: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """A message part as a client sent it, as the part of a prompt if it is an image.
+
+    Raises InvalidRequest if the part of an image contains none.
+    """
+    return image_part(image_source(part, field)) if is_image_kind(part["type"]) else dict(part)
 
 
 def is_image(part: Any) -> bool:
