@@ -48,7 +48,16 @@ BLOCK_SUFFIX = ".block"
 _NAME_FILE = "name"  # file beside a model's blocks with the name under which it was last served
 _LONGEST_NAME = 200
 
-_OUR_FOLDERS = ("blocks", "incoming", "index", "quarantine", "sessions", "answers", "responses", "images")
+_OUR_FOLDERS = (
+    "blocks",
+    "incoming",
+    "index",
+    "quarantine",
+    "sessions",
+    "answers",
+    "responses",
+    "images",
+)
 # files that operating systems put into folders
 _HARMLESS = {".DS_Store", "lost+found", ".localized", "desktop.ini"}
 _MODEL_NAME = re.compile(r"[0-9a-f]{16}")

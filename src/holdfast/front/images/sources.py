@@ -76,6 +76,8 @@ def image_source(part: Mapping[str, Any], field: str) -> ImageSource:
     for name in _NAMES:
         if (given := part.get(name)) is not None:
             at = f"{field}.{name}"
+            if isinstance(given, bytes):  # only from the library
+                return ImageSource(field=at, data=given)
             kind = part.get("media_type") or part.get("mimeType")
             if isinstance(given, Mapping):
                 kind = given.get("media_type") or kind
@@ -157,6 +159,20 @@ def images_in(messages: Sequence[Any]) -> Iterator[Any]:
             for part in content:
                 if is_image(part):
                     yield part[IMAGE]
+
+
+def for_log(messages: Sequence[Any]) -> list[Any]:
+    """The messages with short names in place of images that were not checked yet."""
+    return [
+        {**message, "content": [_for_log(part) for part in message["content"]]}
+        if any(True for _ in images_in([message]))
+        else message
+        for message in messages
+    ]
+
+
+def _for_log(part: Any) -> Any:
+    return {**part, IMAGE: repr(part[IMAGE])} if is_image(part) else part
 
 
 def left_out_note(what: str) -> str:

@@ -41,6 +41,7 @@ from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle
 from holdfast.front.structured.answer import is_constrained
 from holdfast.wire.events import ModelInfo, Rejected
+from holdfast.wire.images import ImageCommand
 from holdfast.wire.output import (
     ChoiceFinished,
     Embedding,
@@ -248,8 +249,14 @@ class Gateway:
             self._images.entered(request.prompt, client.info.vision)
         )
         request = msgspec.structs.replace(request, prompt=checked.prompt)
+        model = client.info.fingerprint
+        layouts = self._layouts.known(checked.fields, model=model)
+        missing = tuple(checked.fields.keys() - layouts.keys())
         try:
-            return request, await self._layouts.of(tuple(checked.fields), client)
+            if missing:
+                answer = await client.ask(ImageCommand(images=missing))
+                layouts |= self._layouts.learn(answer, model=model)
+            return request, layouts
         except ImageMisfit as misfit:
             self._images.folder.forget([misfit.image])
             raise misfit.at(checked.fields[misfit.image]) from misfit

@@ -16,9 +16,8 @@ from typing import Any, Final
 
 from holdfast.errors import InvalidRequest
 from holdfast.front.images.sources import IMAGE, is_image
-from holdfast.front.link.event_stream import EngineClient
 from holdfast.front.prompt.lru_cache import LruCache
-from holdfast.wire.images import ImageAnswer, ImageCommand, ImageLayout, ImageSpan
+from holdfast.wire.images import ImageAnswer, ImageLayout, ImageSpan
 from holdfast.wire.requests import PlacedImage, TokenIds
 
 _OPENING: Final = f"\ufdd6{secrets.token_hex(8)}"  # random, so that no client can write a mark
@@ -133,32 +132,25 @@ class ImageMisfit(InvalidRequest):
         return ImageMisfit(self.image, str(self), field=field)
 
 
-def read_layouts(answer: ImageAnswer) -> dict[str, ImageLayout]:
-    """The layouts in a worker's answer, by image. Raises ImageMisfit if one of them has none."""
-    for image, reason in answer.failures.items():
-        raise ImageMisfit(image, reason)
-    return {layout.image: layout for layout in answer.layouts}
-
-
 class ImageLayouts:
-    """Remembers how models see images. Forgets the least recently used. Event loop's thread only."""
+    """Remembers how models see images. Forgets the least recently used. Thread-safe."""
 
     def __init__(self, *, max_bytes: int = 16_000_000) -> None:
         self._known: LruCache[tuple[str, str], ImageLayout] = LruCache(max_bytes)
 
-    async def of(self, images: Sequence[str], client: EngineClient) -> dict[str, ImageLayout]:
-        """The layouts of images. Asks the worker for those that are not known.
+    def known(self, images: Iterable[str], *, model: str) -> dict[str, ImageLayout]:
+        """The known layouts of images. model: the fingerprint of the model."""
+        found = {image: self._known.get((model, image)) for image in images}
+        return {image: layout for image, layout in found.items() if layout is not None}
 
-        Raises ImageMisfit if the model cannot use an image, and WorkerUnavailable.
+    def learn(self, answer: ImageAnswer, *, model: str) -> dict[str, ImageLayout]:
+        """Remember the layouts in a worker's answer, and return them by image.
+
+        Raises ImageMisfit if the model cannot use one of the images.
         """
-        model = client.info.fingerprint
-        known = {image: self._known.get((model, image)) for image in images}
-        missing = tuple(image for image, layout in known.items() if layout is None)
-        found = {image: layout for image, layout in known.items() if layout is not None}
-        if missing:
-            answer = await client.ask(ImageCommand(images=missing))
-            found |= read_layouts(answer)
-            for layout in answer.layouts:
-                size = len(layout.token_ids.packed) + _ENTRY_BYTES
-                self._known.put((model, layout.image), layout, size=size)
-        return found
+        for layout in answer.layouts:
+            size = len(layout.token_ids.packed) + _ENTRY_BYTES
+            self._known.put((model, layout.image), layout, size=size)
+        for image, reason in answer.failures.items():
+            raise ImageMisfit(image, reason)
+        return {layout.image: layout for layout in answer.layouts}
