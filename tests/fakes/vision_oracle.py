@@ -40,11 +40,13 @@ def _content(part: str | bytes) -> dict[str, Any]:
 @dataclass(frozen=True)
 class OracleAnswer:
     """prompt_token_ids: with the tokens of the images.
+    prompt_logits: after each of them: [prompt tokens, vocabulary], float32.
     token_ids: drawn greedily.
-    logits: [drawn tokens, vocabulary], float32.
+    logits: from which they were drawn: [drawn tokens, vocabulary], float32.
     """
 
     prompt_token_ids: tuple[int, ...]
+    prompt_logits: np.ndarray
     token_ids: tuple[int, ...]
     logits: np.ndarray
 
@@ -90,18 +92,23 @@ class VisionOracle:
         found = dict(self.processor(text=[text], images=images))
         return {key: _as_mlx(value) for key, value in found.items() if value is not None}
 
-    def answer(self, messages: Sequence[Message], *, tokens: int = 1) -> OracleAnswer:
-        """The greedy answer to a conversation, whatever ends answers."""
+    def answer(
+        self, messages: Sequence[Message], *, tokens: int = 1, said: Sequence[int] = ()
+    ) -> OracleAnswer:
+        """The greedy answer to a conversation, whatever ends answers. said: how it begins."""
         inputs = self.inputs(messages)
         prompt = tuple(inputs["input_ids"][0].tolist())
         cache = make_prompt_cache(self.model.language_model)
-        logits = [self.logits(inputs, cache)]
-        drawn = [int(logits[0].argmax())]
+        read = self._read(inputs, cache)
+        last = read[-1]
+        for token_id in said:
+            last = self._step(token_id, cache)
+        logits = [last]
+        drawn = [int(last.argmax())]
         while len(drawn) < tokens:
-            last = mx.array([drawn[-1:]])
-            logits.append(_last(self.model.language_model(last, cache=cache)))
+            logits.append(self._step(drawn[-1], cache))
             drawn.append(int(logits[-1].argmax()))
-        return OracleAnswer(prompt, tuple(drawn), np.stack(logits))
+        return OracleAnswer(prompt, read, tuple(drawn), np.stack(logits))
 
     def generated(self, messages: Sequence[Message], *, tokens: int) -> tuple[int, ...]:
         """The greedy answer of mlx-vlm's generate, whatever ends answers."""
@@ -121,8 +128,8 @@ class VisionOracle:
         finally:
             self.tokenizer.stopping_criteria = criteria
 
-    def logits(self, inputs: dict[str, Any], cache: list[Any] | None = None) -> np.ndarray:
-        """The logits of the token behind a prompt: [vocabulary], float32."""
+    def _read(self, inputs: dict[str, Any], cache: list[Any]) -> np.ndarray:
+        """The logits of a whole prompt: [prompt tokens, vocabulary], float32."""
         model = self.model
         for name in _MODULE_STATE:
             if hasattr(model.language_model, name):
@@ -139,8 +146,12 @@ class VisionOracle:
         }
         if "mm_token_type_ids" in inputs:
             found["mm_token_type_ids"] = inputs["mm_token_type_ids"]
-        cache = cache or make_prompt_cache(model.language_model)
-        return _last(model.language_model(ids, cache=cache, **found))
+        output = model.language_model(ids, cache=cache, **found)
+        return np.array(output.logits[0].astype(mx.float32))
+
+    def _step(self, token_id: int, cache: list[Any]) -> np.ndarray:
+        output = self.model.language_model(mx.array([[token_id]]), cache=cache)
+        return np.array(output.logits[0, -1].astype(mx.float32))
 
 
 def _images(messages: Sequence[Message]) -> list[Image.Image]:
@@ -156,10 +167,6 @@ def _flat(message: Message) -> str:
     """A message as text, for templates that know nothing of images."""
     parts = [part.get("text", "<image>\n") for part in message["content"]]
     return "".join(parts)
-
-
-def _last(output: Any) -> np.ndarray:
-    return np.array(output.logits[0, -1].astype(mx.float32))
 
 
 def _as_mlx(value: Any) -> Any:
