@@ -475,6 +475,36 @@ DEFAULT_TOOLS = ToolsSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImagesSettings:
+    """Images in prompts."""
+
+    urls: bool = _setting(
+        False,
+        "Whether to fetch images that a request names by an http or https URL. Only public "
+        "addresses are contacted. Images within the request are always allowed.",
+    )
+    max_count: int = _setting(100, "Maximum number of images in a request.", limits=NOT_NEGATIVE)
+    max_bytes: int = _setting(20 * _MIB, "Largest image file.", limits=Limits(at_least=1024))
+    max_pixels: int = _setting(
+        40_000_000, "Maximum number of pixels of an image.", limits=AT_LEAST_ONE
+    )
+    check_seconds: float = _setting(
+        30.0,
+        "How long it may take to fetch and check the images of a request.",
+        limits=POSITIVE,
+    )
+    disk_bytes: int = _setting(
+        4096 * _MIB,
+        "Disk space for the images of prompts; the least recently used are deleted first. They "
+        "are in the store's folder or, without a store, in a temporary folder.",
+        limits=Limits(at_least=1 << 20),
+    )
+
+
+DEFAULT_IMAGES = ImagesSettings()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings:
     """The prefix cache on disk and in RAM."""
 
@@ -593,6 +623,7 @@ class Settings:
     scheduler: SchedulerSettings = SchedulerSettings()
     limits: LimitsSettings = LimitsSettings()
     tools: ToolsSettings = ToolsSettings()
+    images: ImagesSettings = ImagesSettings()
     store: StoreSettings = StoreSettings()
     responses: ResponsesSettings = ResponsesSettings()
     log: LogSettings = LogSettings()

@@ -111,6 +111,10 @@ class PromptTooLong(InvalidRequest):
         self.context_tokens = context_tokens
 
 
+class ImagesRefused(InvalidRequest):
+    """The request contains an image, but the model cannot be given images."""
+
+
 class NoEmbeddings(InvalidRequest):
     """The model gives no embeddings, because its hidden states cannot be accessed."""
 

@@ -8,10 +8,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, overload
 
 from holdfast.errors import WorkerUnavailable
-from holdfast.front.link.event_stream import RequestEvent
+from holdfast.front.link.event_stream import Answer, Question, RequestEvent
 from holdfast.wire.commands import (
     SHUT_DOWN,
     TELL_STATISTICS,
@@ -29,6 +29,7 @@ from holdfast.wire.events import (
     WorkerReady,
     WorkerStatistics,
 )
+from holdfast.wire.images import ImageAnswer, ImageCommand
 from holdfast.wire.requests import RequestId
 from holdfast.wire.sessions import SessionAnswer, SessionCommand
 
@@ -112,7 +113,7 @@ class InProcessClient:
         self._inbox = QueueInbox(self._deliver)
         self._started: Future[WorkerReady | WorkerFailed] = Future()
         self._statistics: queue.SimpleQueue[Future[WorkerStatistics]] = queue.SimpleQueue()
-        self._session_calls: dict[str, Future[SessionAnswer]] = {}
+        self._calls: dict[str, Future[Answer]] = {}
         self._lock = threading.Lock()
         self._streams: dict[RequestId, BlockingEventStream] = {}
         self._gone = ""
@@ -155,14 +156,20 @@ class InProcessClient:
             self._inbox.put(TELL_STATISTICS)
         return answer.result()
 
-    def ask_session(self, command: SessionCommand) -> SessionAnswer:
-        """Carry out a session command.
+    @overload
+    def ask(self, command: SessionCommand) -> SessionAnswer: ...
+
+    @overload
+    def ask(self, command: ImageCommand) -> ImageAnswer: ...
+
+    def ask(self, command: Question) -> Answer:
+        """Send a command that the worker answers once.
 
         Raises WorkerUnavailable if the worker has ended, or ends meanwhile.
         """
-        answer: Future[SessionAnswer] = Future()
+        answer: Future[Answer] = Future()
         with self._alive():
-            self._session_calls[command.call_id] = answer
+            self._calls[command.call_id] = answer
             self._inbox.put(command)
         return answer.result()
 
@@ -182,7 +189,7 @@ class InProcessClient:
         with self._lock:
             self._gone = gone
             streams, self._streams = self._streams, {}
-            calls: list[Future[Any]] = [*self._session_calls.values()]
+            calls: list[Future[Any]] = [*self._calls.values()]
             while not self._statistics.empty():
                 calls.append(self._statistics.get())
         for call in calls:
@@ -227,8 +234,8 @@ class InProcessClient:
                 self._started.set_result(event)
             elif isinstance(event, WorkerStatistics) and event.in_answer:
                 self._statistics.get_nowait().set_result(event)
-            elif isinstance(event, SessionAnswer):
-                call = self._session_calls.pop(event.call_id, None)
+            elif isinstance(event, Answer):
+                call = self._calls.pop(event.call_id, None)
                 if call is not None:
                     call.set_result(event)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
 import weakref
 from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +21,9 @@ from holdfast.config import KVBitsChoice, Settings, load_settings
 from holdfast.errors import InvalidRequest, ModelLoadError
 from holdfast.files import hash_cache_file
 from holdfast.front.answers.choice import ChoiceText
+from holdfast.front.images.folder import images_folder
+from holdfast.front.images.intake import ImageIntake
+from holdfast.front.images.sources import is_image_kind, with_image
 from holdfast.front.link.event_stream import refusal
 from holdfast.front.prompt.conversation import answer_message
 from holdfast.front.prompt.embed_and_rank import (
@@ -28,9 +33,10 @@ from holdfast.front.prompt.embed_and_rank import (
     embedding_sequences,
 )
 from holdfast.front.prompt.gateway import sessions_of
+from holdfast.front.prompt.images import ImageLayouts, ImageMisfit
 from holdfast.front.prompt.limits import tenant_of
 from holdfast.front.prompt.next_turn import Observe, observer
-from holdfast.front.prompt.prepare import prepare
+from holdfast.front.prompt.prepare import NO_IMAGES, Layouts, prepare
 from holdfast.front.prompt.tokenizer_bundle import load_tokenizer_bundle
 from holdfast.library.in_process import (
     BlockingEventStream,
@@ -52,6 +58,7 @@ from holdfast.wire.events import (
     WorkerFailed,
     WorkerStatistics,
 )
+from holdfast.wire.images import ImageCommand
 from holdfast.wire.output import (
     ChoiceFinished,
     OutputDelta,
@@ -162,9 +169,16 @@ class LLM:
         self._adapters = tuple(adapter_folders(self._settings.model.adapters))
         folder = resolve_model(self._settings.model, progress=lambda stage, fraction: None)
         store = library_folder(self._settings.store, os.environ)
-        self._client = _start(self._settings, folder, store)
+        images = images_folder(store)
+        if not store:
+            images = images.with_name(f"holdfast-images-{uuid.uuid4().hex}")
+        self._images = ImageIntake(images, self._settings.images)
+        self._layouts = ImageLayouts()
+        self._client = _start(self._settings, folder, store, images=images)
         close_before_exit(self._client)
-        self._finalizer = weakref.finalize(self, closed, self._client)
+        self._finalizer = weakref.finalize(
+            self, _close, self._client, temporary=None if store else images
+        )
         try:
             self._bundle = load_tokenizer_bundle(
                 folder,
@@ -174,6 +188,9 @@ class LLM:
             outcome = self._client.wait_started()
             if isinstance(outcome, WorkerFailed):
                 raise ModelLoadError(outcome.message)
+            vision = outcome.model.vision
+            if vision is not None and not vision.refused:
+                self._bundle = self._bundle.seeing(vision)
         except BaseException:
             self.close()
             raise
@@ -223,7 +240,8 @@ class LLM:
     def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Completion:
         """Answer a conversation.
 
-        Messages are as in OpenAI's API; a plain text counts as one user message.
+        Messages are as in OpenAI's API; a plain text counts as one user message. Images are parts
+        such as `{"type": "image", "path": "cat.png"}`, or as in OpenAI's API.
 
         With `tools`, the answer's `tool_calls` are the calls that the model wants. For the next
         turn, append the answer's `message` and the results of the calls.
@@ -312,21 +330,54 @@ class LLM:
         return results
 
     def _start_answer(self, request: GenerationRequest, *, adapter: str) -> TextStream:
-        prepared = prepare(
-            request,
-            self._bundle,
-            info=self._client.info,
-            limits=self._settings.limits,
-            tools=self._settings.tools,
-        )
-        (sequence,) = prepared.sequences
+        held = ExitStack()
+        try:
+            request, layouts = self._with_images(request, held)
+            prepared = prepare(
+                request,
+                self._bundle,
+                info=self._client.info,
+                limits=self._settings.limits,
+                tools=self._settings.tools,
+                layouts=layouts,
+            )
+            (sequence,) = prepared.sequences
+            events = self._submit(sequence, adapter=adapter)
+        except BaseException:
+            held.close()
+            raise
         return TextStream(
-            self._submit(sequence, adapter=adapter),
+            events,
             prepared.choice(0),
+            held=held,
             prompt_tokens=prepared.prompt_tokens,
             left_out=prepared.left_out,
             observe=observer(request, self._bundle, prepared),
         )
+
+    def _with_images(
+        self, request: GenerationRequest, held: ExitStack
+    ) -> tuple[GenerationRequest, Layouts]:
+        """Check the images of a request, and ask how the model sees them. held: holds their files.
+
+        Returns the request with the hashes of its images, and their layouts.
+        """
+        if not isinstance(request.prompt, ChatPrompt):
+            return request, NO_IMAGES
+        vision = self._client.info.vision
+        checked = held.enter_context(self._images.entered_here(request.prompt, vision))
+        request = msgspec.structs.replace(request, prompt=checked.prompt)
+        model = self._client.info.fingerprint
+        layouts = self._layouts.known(checked.fields, model=model)
+        missing = tuple(checked.fields.keys() - layouts.keys())
+        try:
+            if missing:
+                answer = self._client.ask(ImageCommand(images=missing))
+                layouts |= self._layouts.learn(answer, model=model)
+            return request, layouts
+        except ImageMisfit as misfit:
+            self._images.folder.forget([misfit.image])
+            raise misfit.at(checked.fields[misfit.image]) from misfit
 
     def _submit(self, sequence: SequenceRequest, *, adapter: str) -> BlockingEventStream:
         if adapter and adapter not in self._adapters:
@@ -338,11 +389,18 @@ class LLM:
         return self._client.submit(msgspec.structs.replace(sequence, adapter=adapter))
 
 
-def _start(settings: Settings, folder: Path, store: str) -> InProcessClient:
+def _close(client: InProcessClient, *, temporary: Path | None) -> None:
+    closed(client)
+    if temporary is not None:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _start(settings: Settings, folder: Path, store: str, *, images: Path) -> InProcessClient:
     worker = WorkerSettings(
         folder=str(folder),
         # without a store, write nothing to disk
         hash_cache=hash_cache_file(os.environ) if store else "",
+        images=str(images),
         model=replace(settings.model, name=served_id(settings.model)),
         scheduler=settings.scheduler,
         store=replace(settings.store, folder=store),
@@ -405,11 +463,14 @@ class TextStream:
         events: BlockingEventStream,
         choice: ChoiceText,
         *,
+        held: ExitStack,
         prompt_tokens: int,
         left_out: TruncatedPart | None = None,
         observe: Observe,
     ) -> None:
+        """held: closed when the answer has ended."""
         self._events = events
+        self._held = held
         self._choice = choice
         self._observe = observe
         self._prompt_tokens = prompt_tokens
@@ -484,11 +545,13 @@ class TextStream:
     def close(self) -> None:
         """Stop generating; the model computes at most one further step."""
         self._events.close()
+        self._held.close()
 
     def _read(self) -> Iterator[OutputEvent]:
         """Iterate over the events. Raises the error of a refused request, and GenerationFailed."""
         for event in self._events:
             if isinstance(event, Rejected):
+                self.close()
                 raise refusal(event)
             for output in self._choice.feed(event):
                 if isinstance(output, PromptProgress):
@@ -519,7 +582,7 @@ class Sessions:
 
     def list(self) -> tuple[SessionInfo, ...]:
         """Return all sessions, the most recently used first."""
-        return sessions_of(self._client.ask_session(self._command(operation="list")))
+        return sessions_of(self._client.ask(self._command(operation="list")))
 
     def get(self, session_id: str) -> SessionInfo:
         """Return one session."""
@@ -597,7 +660,7 @@ class Sessions:
         return self._ask(operation="import", session_id=session_id, path=str(Path(path).absolute()))
 
     def _ask(self, **fields: Any) -> SessionInfo:
-        (session,) = sessions_of(self._client.ask_session(self._command(**fields)))
+        (session,) = sessions_of(self._client.ask(self._command(**fields)))
         return session
 
 
@@ -677,7 +740,9 @@ def chat_request(messages: Messages, options: Mapping[str, Any]) -> GenerationRe
         messages = [{"role": "user", "content": messages}]
     given = dict(options)
     prompt = ChatPrompt(
-        messages=tuple(dict(message) for message in messages),
+        messages=tuple(
+            _with_images(message, f"messages.{place}") for place, message in enumerate(messages)
+        ),
         tools=tuple(dict(tool) for tool in given.pop("tools", ())),
         template_options=dict(given.pop("template_options", None) or {}),
     )
@@ -688,6 +753,30 @@ def chat_request(messages: Messages, options: Mapping[str, Any]) -> GenerationRe
                 "a tool must have a function with a name", field=f"tools.{place}.function"
             )
     return request_of(prompt, given)
+
+
+def _with_images(message: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """The message with its images in the form of a prompt. Raises InvalidRequest."""
+    content = message.get("content")
+    if not isinstance(content, list | tuple):
+        return dict(message)
+    parts = [
+        _with_image(part, f"{field}.content.{place}")
+        if isinstance(part, Mapping) and is_image_kind(str(part.get("type")))
+        else part
+        for place, part in enumerate(content)
+    ]
+    return {**message, "content": parts}
+
+
+def _with_image(part: Mapping[str, Any], field: str) -> dict[str, Any]:
+    path = part.get("path")
+    if path is None:
+        return with_image(part, field)
+    try:
+        return with_image({"type": part["type"], "data": Path(path).read_bytes()}, field)
+    except OSError as error:
+        raise InvalidRequest(f"the image cannot be read: {error}", field=f"{field}.path") from error
 
 
 def _refuse_unknown(names: Collection[str], options: type) -> None:

@@ -61,7 +61,7 @@ def check_image(data: bytes, *, max_pixels: int, field: str = "") -> None:
     Raises InvalidRequest, which names the field; ModelLoadError without Pillow.
     """
     require_pillow()
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     if not data:
         raise InvalidRequest("the image is empty", field=field)
@@ -75,7 +75,7 @@ def check_image(data: bytes, *, max_pixels: int, field: str = "") -> None:
             image.load()
     except (InvalidRequest, MemoryError):
         raise
-    except Image.UnidentifiedImageError as error:
+    except UnidentifiedImageError as error:
         raise InvalidRequest(
             f"the data is not an image in one of the formats {_FORMATS_SHOWN}", field=field
         ) from error

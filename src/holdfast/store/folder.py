@@ -10,6 +10,7 @@
     sessions/<model>/           records of sessions, see `Records`
     answers/                    the exact tokens of generated answers, see answers.py
     responses/                  stored responses and conversations, see responses.py
+    images/                     images of prompts, written by the front
 
 Nothing outside the folder is touched: only this module builds paths, links are not followed, and
 only files whose names have one of these forms are removed.
@@ -47,7 +48,16 @@ BLOCK_SUFFIX = ".block"
 _NAME_FILE = "name"  # file beside a model's blocks with the name under which it was last served
 _LONGEST_NAME = 200
 
-_OUR_FOLDERS = ("blocks", "incoming", "index", "quarantine", "sessions", "answers", "responses")
+_OUR_FOLDERS = (
+    "blocks",
+    "incoming",
+    "index",
+    "quarantine",
+    "sessions",
+    "answers",
+    "responses",
+    "images",
+)
 # files that operating systems put into folders
 _HARMLESS = {".DS_Store", "lost+found", ".localized", "desktop.ini"}
 _MODEL_NAME = re.compile(r"[0-9a-f]{16}")

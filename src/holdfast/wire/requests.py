@@ -101,6 +101,14 @@ class PlacedAnswer:
     token_ids: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class PlacedImage:
+    """An image in a prompt, whose placeholder begins at a character, or whose tokens at a token."""
+
+    start: int
+    image: str  # SHA-256 of the file, in hexadecimal digits
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptText:
     """A prompt before tokenization. If the client sent `token_ids`, `text` is empty."""
@@ -109,6 +117,7 @@ class PromptText:
     token_ids: tuple[int, ...] = ()
     add_special_tokens: bool = False
     answers: tuple[PlacedAnswer, ...] = ()  # earlier answers in a chat, in order of appearance
+    images: tuple[PlacedImage, ...] = ()  # in order of appearance
     # whether the template opens the reasoning, so that the answer begins inside it
     in_reasoning: bool = False
     # positions in the text after which later prompts are likely to differ; empty for models that
@@ -135,6 +144,7 @@ class PromptTokens:
     token_ids: TokenIds
     branch_points: tuple[int, ...] = ()  # `PromptText.branch_points`, as token positions
     breakpoints: tuple[int, ...] = ()
+    images: tuple[PlacedImage, ...] = ()
     put_back_tokens: int = 0  # tokens of earlier answers that were put back exactly as generated
 
 
@@ -199,7 +209,8 @@ RESERVED_TEMPLATE_ARGUMENTS: Final = frozenset(
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation for the model's chat template.
 
-    Messages are dictionaries as in OpenAI's API.
+    Messages are dictionaries as in OpenAI's API. An image is a content part
+    `{"type": "image", "image": …}`, with the SHA-256 of its file.
     """
 
     messages: tuple[dict[str, Any], ...]

@@ -118,7 +118,7 @@ async def test_a_session_command_of_a_dead_worker_is_answered_by_the_next_one() 
         client = await made.client("m")
         pid = made.statuses()[0].pid
         psutil.Process(pid).suspend()
-        asked = asyncio.create_task(client.ask_session(SessionCommand(operation="list", tenant="")))
+        asked = asyncio.create_task(client.ask(SessionCommand(operation="list", tenant="")))
         await asyncio.sleep(0)
         await kill(made)
         assert (await asked).failure is SessionFailure.OFF  # this one keeps nothing

@@ -345,7 +345,7 @@ async def asked(front: Front, operation: OperationName = "get") -> asyncio.Task[
     command = SessionCommand(
         operation=operation, tenant="", call_id="c", session_id="s", new_session_id="t"
     )
-    task = asyncio.create_task(front.client.ask_session(command))
+    task = asyncio.create_task(front.client.ask(command))
     await asyncio.sleep(0)
     return task
 

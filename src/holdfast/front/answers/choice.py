@@ -39,6 +39,7 @@ from holdfast.wire.events import (
     TokenLogprob,
     TokensGenerated,
 )
+from holdfast.wire.images import FIRST_IMAGE_KEY
 from holdfast.wire.output import (
     ChoiceFinished,
     DivergentTexts,
@@ -53,6 +54,8 @@ from holdfast.wire.output import (
 )
 from holdfast.wire.requests import TokenIds
 
+_IMAGE = "[an image]"
+_OTHER_IMAGE = "[another image]"
 _TOKENS_BEFORE = 16  # number of tokens to show before the first one that differs from the cache
 
 
@@ -368,12 +371,26 @@ class ChoiceText:
         before = self._rules.prompt_token_ids[
             max(0, found.position - _TOKENS_BEFORE) : found.position
         ]
-        raw = b"".join(self._pieces.all_bytes(token_id) for token_id in before)
+        texts = [
+            _IMAGE
+            if is_image
+            else b"".join(map(self._pieces.all_bytes, run)).decode(errors="replace")
+            for is_image, run in groupby(before, key=_is_image)
+        ]
+        prompt = self._shown(found.prompt_token_id)
+        stored = self._shown(found.stored_token_id)
         return DivergentTexts(
-            before=raw.decode("utf-8", "replace"),
-            stored=text_and_bytes(self._pieces, found.stored_token_id)[0],
-            prompt=text_and_bytes(self._pieces, found.prompt_token_id)[0],
+            before="".join(texts),
+            stored=stored,
+            prompt=_OTHER_IMAGE if prompt == stored == _IMAGE else prompt,
         )
+
+    def _shown(self, token_id: int) -> str:
+        return _IMAGE if _is_image(token_id) else text_and_bytes(self._pieces, token_id)[0]
+
+
+def _is_image(token_id: int) -> bool:
+    return token_id >= FIRST_IMAGE_KEY
 
 
 def _reader(rules: ChoiceRules) -> AnswerReader | PlainReader:

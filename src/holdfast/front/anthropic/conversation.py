@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, Tag, with_config
 from typing_extensions import TypedDict
 
 from holdfast.config import LimitsSettings
+from holdfast.front.images.sources import is_image_kind, with_image
 from holdfast.front.server.access import Seal
 from holdfast.front.server.fields import (
     STRICT,
@@ -21,9 +22,9 @@ from holdfast.front.server.fields import (
     choice_among,
     is_media,
     log_once,
+    readable_part,
     refuse_too_many,
     refused_media,
-    without_media,
 )
 from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
 from holdfast.wire.output import separator
@@ -224,6 +225,9 @@ class Conversation:
                 self.mark(block, messages=len(self.messages), parts=len(parts))
             elif block["type"] == "tool_reference":
                 parts.append(_reference(block))
+            elif is_image_kind(block["type"]) and role == "user":
+                parts.append(with_image(block, f"{field}.{place}"))
+                self.mark(block, messages=len(self.messages), parts=len(parts))
             else:
                 _refuse_unless_left_out(block["type"], f"{field}.{place}")
         if parts or not blocks:
@@ -291,7 +295,7 @@ def _result(block: Mapping[str, Any], field: str) -> Message:
             elif not _is_left_out(part["type"]):
                 if not is_media(part["type"]):
                     raise _refused_type(part["type"], f"{field}.content.{place}")
-                parts += without_media([part])
+                parts.append(readable_part(part, field=f"{field}.content.{place}"))
         content = parts
     if block.get("is_error"):  # chat templates have no field for errors
         content = _failed(content)

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, overload
 
 import msgspec
 
@@ -39,10 +39,14 @@ from holdfast.wire.events import (
     TokensGenerated,
     WorkerStatistics,
 )
+from holdfast.wire.images import ImageAnswer, ImageCommand
 from holdfast.wire.requests import RequestId
 from holdfast.wire.sessions import SessionAnswer, SessionCommand
 
 RequestEvent = Accepted | Rejected | PromptRead | Started | TokensGenerated | Finished
+Question: TypeAlias = SessionCommand | ImageCommand
+"""A command that a worker answers with one `Answer` of the same call id."""
+Answer: TypeAlias = SessionAnswer | ImageAnswer
 _PauseReason: TypeAlias = Literal["unread", "reader"]
 
 _TOKEN_BYTES = 256  # memory of a token in an event; about the same as JSON and as Python objects
@@ -74,8 +78,14 @@ class EngineClient(Protocol):
         """
         ...
 
-    async def ask_session(self, command: SessionCommand) -> SessionAnswer:
-        """Carry out a session command.
+    @overload
+    async def ask(self, command: SessionCommand) -> SessionAnswer: ...
+
+    @overload
+    async def ask(self, command: ImageCommand) -> ImageAnswer: ...
+
+    async def ask(self, command: Question) -> Answer:
+        """Send a command that the worker answers once.
 
         If the worker dies meanwhile, the command is sent to the next worker. If it fails there, but
         the first worker may already have carried it out, the message of the answer says so. Raises

@@ -15,12 +15,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, overload
 
 import msgspec
 
 from holdfast.errors import SessionFailure, WorkerUnavailable
-from holdfast.front.link.event_stream import EventStream, RequestEvent
+from holdfast.front.link.event_stream import Answer, EventStream, Question, RequestEvent
 from holdfast.front.link.worker_link import WorkerLink
 from holdfast.wire.commands import ReadAheadRun, SequenceControl, SequenceRequest, ThoughtLimit
 from holdfast.wire.events import (
@@ -33,6 +33,7 @@ from holdfast.wire.events import (
     Started,
     WorkerStatistics,
 )
+from holdfast.wire.images import ImageAnswer, ImageCommand
 from holdfast.wire.requests import RequestId, TokenIds, common_tokens
 from holdfast.wire.sessions import OperationName, SessionAnswer, SessionCommand
 
@@ -149,7 +150,13 @@ class ModelClient:
         """See `EngineClient`."""
         return await self.worker.statistics()
 
-    async def ask_session(self, command: SessionCommand) -> SessionAnswer:
+    @overload
+    async def ask(self, command: SessionCommand) -> SessionAnswer: ...
+
+    @overload
+    async def ask(self, command: ImageCommand) -> ImageAnswer: ...
+
+    async def ask(self, command: Question) -> Answer:
         """See `EngineClient`."""
         if self._end:
             raise WorkerUnavailable(self._end)
@@ -165,7 +172,7 @@ class ModelClient:
         """Pass each event to its stream. Events of closed streams are dropped."""
         for event in events:
             if not isinstance(event, RequestEvent):
-                if isinstance(event, SessionAnswer) and event.call_id in self._asked:
+                if isinstance(event, Answer) and event.call_id in self._asked:
                     self._asked.pop(event.call_id).end(event)
                 elif isinstance(event, BudgetChanged) and self._info is not None:
                     self._note_info(self._info.with_budget(event))
@@ -380,21 +387,27 @@ class AdaptedClient:
         """Return the current figures of the model's worker."""
         return await self._client.statistics()
 
-    async def ask_session(self, command: SessionCommand) -> SessionAnswer:
-        """Carry out a session command; see `EngineClient`."""
-        return await self._client.ask_session(
-            msgspec.structs.replace(command, adapter=self._adapter)
-        )
+    @overload
+    async def ask(self, command: SessionCommand) -> SessionAnswer: ...
+
+    @overload
+    async def ask(self, command: ImageCommand) -> ImageAnswer: ...
+
+    async def ask(self, command: Question) -> Answer:
+        """Send a command that the worker answers once; see `EngineClient`."""
+        if isinstance(command, SessionCommand):
+            command = msgspec.structs.replace(command, adapter=self._adapter)
+        return await self._client.ask(command)
 
 
 @dataclass(slots=True, eq=False)
 class _OpenCommand:
-    command: SessionCommand
-    answer: asyncio.Future[SessionAnswer]
+    command: Question
+    answer: asyncio.Future[Answer]
     sendings: int = 0
     is_sent: bool = False  # to the current worker
 
-    def end(self, answer: SessionAnswer) -> None:
+    def end(self, answer: Answer) -> None:
         if not self.answer.done():  # otherwise nobody waits for the answer any more
             self.answer.set_result(answer)
 
@@ -454,8 +467,10 @@ def _let_run(opened: _OpenRequest, worker: WorkerLink) -> None:
         worker.send(SequenceControl(request_id=stream.request_id, action="pause"))
 
 
-def _with_note(answer: SessionAnswer, asked: _OpenCommand) -> SessionAnswer:
+def _with_note(answer: Answer, asked: _OpenCommand) -> Answer:
     """Add a note to the answer if an earlier worker may already have carried out the command."""
+    if not isinstance(answer, SessionAnswer) or not isinstance(asked.command, SessionCommand):
+        return answer
     if asked.sendings == 1 or answer.failure is None:
         return answer
     if answer.failure is not _IF_DONE_BEFORE.get(asked.command.operation):

@@ -64,13 +64,11 @@ _DURATION = re.compile(rf"[-+]?(?:{_NUMBER}|(?:{_NUMBER}{_UNIT})+)", re.ASCII)
 _LONGEST_DURATION = 64
 _UNSUPPORTED = UnsupportedFields(
     neutral={
-        "images": ([],),
         "template": ("",),
         "suffix": ("",),
         **dict.fromkeys(("width", "height", "steps"), (0,)),
     },
     reasons={
-        "images": "only text is supported so far",
         "template": "the model's own template is used; to format the prompt yourself, use `raw`",
         "suffix": "no model here is known to fill in the middle of a text",
         **dict.fromkeys(("width", "height", "steps"), "no model here generates images"),

@@ -19,6 +19,7 @@ from typing_extensions import TypedDict
 
 from holdfast.config import LimitsSettings
 from holdfast.errors import UnknownModel
+from holdfast.front.images.sources import image_part, text_source
 from holdfast.front.ollama.answer import (
     ChatLine,
     ChatLines,
@@ -54,7 +55,6 @@ from holdfast.front.server.fields import (
     optional,
     refuse_too_many,
     refused_media,
-    without_media,
 )
 from holdfast.front.server.generation import SESSION_FIELDS, EmbeddingPlan, embed, generate
 from holdfast.front.server.problem import Problem, invalid_field
@@ -67,6 +67,7 @@ _FUNCTION = "function"
 # beginning of the User-Agent of a client that always asks the model to think, and has no setting
 # to turn that off
 _COPILOT = "GitHubCopilotChat/"
+_WITH_IMAGES = frozenset({"user", "tool"})  # roles of messages that may have images
 _UNSUPPORTED = UnsupportedFields(neutral=SESSION_FIELDS)
 
 
@@ -97,7 +98,7 @@ class OllamaMessage(TypedDict):
     images: NotRequired[
         Annotated[
             list[Any] | None,
-            Field(description="Not supported yet; in tool results, images are left out."),
+            Field(description="Images in base64, in messages of the user and in tool results."),
         ]
     ]
     tool_calls: NotRequired[Annotated[list[PastCall], Field(fail_fast=True)] | None]
@@ -155,7 +156,7 @@ def definitions(
 def conversation(messages: Sequence[OllamaMessage]) -> tuple[dict[str, Any], ...]:
     """Convert the messages of a request to the messages of a prompt.
 
-    Images in tool results are replaced by notes. Raises RequestRefused for images of the user.
+    Raises InvalidRequest for images in other messages than the user's and tool results.
 
     A result is assigned to the call with its id. A result without an id is assigned to the first
     unanswered call of the tool it names, or else to the first unanswered call.
@@ -165,12 +166,10 @@ def conversation(messages: Sequence[OllamaMessage]) -> tuple[dict[str, Any], ...
     for place, message in enumerate(messages):
         turn: dict[str, Any] = {"role": message["role"], "content": message.get("content") or ""}
         if images := message.get("images"):
-            if message["role"] != "tool":
-                raise refused_media("image", field=f"messages.{place}.images")
-            notes = without_media([{"type": "image"}] * len(images))
-            turn["content"] = "\n".join(
-                [*filter(None, [turn["content"]]), *[note["text"] for note in notes]]
-            )
+            field = f"messages.{place}.images"
+            if message["role"] not in _WITH_IMAGES:
+                raise refused_media("image", field=field)
+            turn["content"] = with_images(turn["content"], images, field=field)
         if thought := message.get("thinking"):
             turn["reasoning_content"] = thought
         if calls := message.get("tool_calls"):
@@ -183,6 +182,17 @@ def conversation(messages: Sequence[OllamaMessage]) -> tuple[dict[str, Any], ...
             open_calls.pop(answered, None)
         ready.append(turn)
     return tuple(ready)
+
+
+def with_images(text: str, images: Sequence[Any], *, field: str) -> list[dict[str, Any]]:
+    """The content of a message with images, which come before its text, as in Ollama.
+
+    Raises InvalidRequest for an image that is not a text. field: the request field of the images.
+    """
+    parts = [
+        image_part(text_source(image, f"{field}.{number}")) for number, image in enumerate(images)
+    ]
+    return [*parts, {"type": "text", "text": text}] if text else parts
 
 
 def _calls(calls: Sequence[PastCall], place: int) -> list[dict[str, Any]]:
@@ -335,6 +345,7 @@ class OllamaGenerate(OllamaGeneration):
     """
 
     prompt: str | None = optional("The user message.")
+    images: list[Any] | None = optional("Images in base64, which come before the prompt.")
     system: str | None = optional("The system message before the user message.")
     raw: bool | None = optional("Continue the prompt as it is, without the model's template.")
     context: Annotated[list[int], Field(fail_fast=True)] | None = optional(
@@ -358,13 +369,13 @@ class OllamaGenerate(OllamaGeneration):
         prompt = self._prompt(services)
         form = self.form(services)
         if isinstance(prompt, ChatPrompt):
-            form.turns = prompt.messages
+            form.turns = [_without_images(turn) for turn in prompt.messages]
         return self.plan_of(self.request(services, prompt=prompt, prompt_field="prompt"), form)
 
     def _prompt(self, services: Services) -> Prompt:
         text = self.prompt or ""
         if self.raw:
-            for field in ("system", "context"):
+            for field in ("system", "context", "images"):
                 if getattr(self, field):
                     raise invalid_field(field, "not allowed with `raw`: a raw prompt is complete")
             return text
@@ -374,7 +385,16 @@ class OllamaGenerate(OllamaGeneration):
         if self.system:  # replaces the earlier one, because clients send it with every prompt
             others = [turn for turn in past if turn["role"] != "system"]
             past = ({"role": "system", "content": self.system}, *others)
-        return ChatPrompt(messages=(*past, {"role": "user", "content": text}))
+        said: Any = with_images(text, self.images, field="images") if self.images else text
+        return ChatPrompt(messages=(*past, {"role": "user", "content": said}))
+
+
+def _without_images(turn: dict[str, Any]) -> dict[str, Any]:
+    """A turn as it is packed into a `context`, which has no images, as in Ollama."""
+    content = turn["content"]
+    if isinstance(content, str):
+        return turn
+    return {**turn, "content": "".join(part.get("text", "") for part in content)}
 
 
 @operation(

@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, Tag, with_config
 from typing_extensions import TypedDict
 
 from holdfast.config import LimitsSettings
+from holdfast.front.images.sources import is_image_kind, with_image
 from holdfast.front.server.fields import (
     STRICT,
     TAG_MARK,
@@ -18,9 +19,9 @@ from holdfast.front.server.fields import (
     checked_definitions,
     choice_among,
     is_media,
+    readable,
     refuse_too_many,
     refused_media,
-    without_media,
 )
 from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
 from holdfast.wire.requests import ToolChoice
@@ -53,7 +54,7 @@ def _object_or_text(value: Any) -> str:
 
 @with_config(STRICT)
 class ContentPart(TypedDict):
-    """A part of a message's content: text, or an earlier thought of the assistant."""
+    """A part of a message's content: text, an image, or an earlier thought of the assistant."""
 
     type: str
     text: NotRequired[str | None]
@@ -125,14 +126,19 @@ def history(messages: Sequence[ChatMessage]) -> tuple[dict[str, Any], ...]:
     """Convert the messages of a request to the messages of a prompt.
 
     Calls and results of the older form (`functions`) become tool calls, thoughts are moved from the
-    content to `reasoning_content`, and media in results are replaced by notes.
+    content to `reasoning_content`, and media in results other than images are replaced by notes.
     """
     ready: list[dict[str, Any]] = []
     latest: dict[str, str] = {}  # for the older form: name of a function → id of its latest call
     for place, message in enumerate(messages):
         turn: dict[str, Any] = dict(message)
         if turn["role"] in _RESULTS and isinstance(turn.get("content"), list):
-            turn["content"] = without_media(turn["content"])
+            turn["content"] = readable(turn["content"], field=f"messages.{place}.content")
+        elif isinstance(turn.get("content"), list):
+            turn["content"] = [
+                with_image(part, f"messages.{place}.content.{number}")
+                for number, part in enumerate(turn["content"])
+            ]
         if call := turn.pop("function_call", None):
             name = call["name"]
             latest[name] = f"call_{place}"
@@ -170,7 +176,7 @@ def _thought(part: Mapping[str, Any]) -> str:
 def refuse_what_is_not_text(messages: Sequence[ChatMessage]) -> None:
     """Raise RequestRefused for the first message or part that is not text.
 
-    Thoughts of the assistant and media in tool results are also allowed.
+    Also allowed are images of the user, thoughts of the assistant, and media in tool results.
     """
     for position, message in enumerate(messages):
         field = f"messages.{position}.content"
@@ -182,7 +188,8 @@ def refuse_what_is_not_text(messages: Sequence[ChatMessage]) -> None:
             for place, part in enumerate(content):
                 is_thought = part["type"] in _THOUGHTS and message["role"] == _ASSISTANT
                 is_result = is_media(part["type"]) and message["role"] in _RESULTS
-                if not is_thought and not is_result:
+                is_shown = is_image_kind(part["type"]) and message["role"] == "user"
+                if not is_thought and not is_result and not is_shown:
                     _refuse_unless_text(part, f"{field}.{place}")
 
 

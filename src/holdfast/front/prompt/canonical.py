@@ -17,6 +17,8 @@ from typing import Any, cast
 
 import msgspec
 
+from holdfast.front.images.sources import IMAGE, is_image
+from holdfast.front.prompt.images import image_mark, joined
 from holdfast.front.prompt.known_answers import canonical_arguments
 from holdfast.front.prompt.lru_cache import LruCache
 from holdfast.front.prompt.tokenize import Guard
@@ -166,7 +168,7 @@ def _definition(name: str, found: dict[str, Any]) -> dict[str, str]:
 
 
 def _canonical_message(message: Any, forms: FirstForms, tenant: str) -> Any:
-    """The message with its text as one string.
+    """The message with its text as one string, in which images are marks.
 
     Content that no template can use is left unchanged, so that an error can name it.
     """
@@ -178,7 +180,7 @@ def _canonical_message(message: Any, forms: FirstForms, tenant: str) -> Any:
         text = forms.system_text(_without_accounting(parts), tenant=tenant)
         ready["content"] = text or None
     elif parts is not None:
-        ready["content"] = "\n".join(parts) or None
+        ready["content"] = joined(parts) or None
     calls = message.get("tool_calls")
     if isinstance(calls, list | tuple):
         ready["tool_calls"] = [_canonical_call(call, forms, tenant) for call in calls]
@@ -195,7 +197,7 @@ def _without_accounting(parts: Sequence[str]) -> list[str]:
 
 
 def _texts(content: Any) -> list[str] | None:
-    """The texts of a message's content; None if a part is not text."""
+    """The texts of a message's content, and the marks of its images; None if a part is neither."""
     if content is None:
         return []
     if isinstance(content, str):
@@ -204,6 +206,9 @@ def _texts(content: Any) -> list[str] | None:
         return None
     texts: list[str] = []
     for part in content:
+        if is_image(part):
+            texts.append(image_mark(part[IMAGE]))
+            continue
         is_text_part = isinstance(part, dict) and part.get("type", "text") in _TEXT_KINDS
         text = part.get("text") if is_text_part else part
         if not isinstance(text, str):
@@ -224,21 +229,25 @@ def _canonical_call(call: Any, forms: FirstForms, tenant: str) -> Any:
     return call if first == arguments else {**call, "function": {**function, "arguments": first}}
 
 
-def guarded(prompt: ChatPrompt, guard: Guard) -> ChatPrompt:
+def guarded(prompt: ChatPrompt, guard: Guard, *, answers: Guard | None = None) -> ChatPrompt:
     """The conversation with control tokens broken up in all text that the model did not write.
 
     Otherwise a tool result that contains `<|im_end|>` would end its message.
+
+    answers: breaks up what even the model's own texts must not contain.
     """
     return msgspec.structs.replace(
         prompt,
-        messages=tuple(_guarded_message(message, guard) for message in prompt.messages),
+        messages=tuple(_guarded_message(message, guard, answers) for message in prompt.messages),
         tools=tuple(_guarded_tool(tool, guard) for tool in prompt.tools),
     )
 
 
-def _guarded_message(message: Any, guard: Guard) -> Any:
-    if not isinstance(message, dict) or message.get("role") == "assistant":
+def _guarded_message(message: Any, guard: Guard, answers: Guard | None) -> Any:
+    if not isinstance(message, dict):
         return message
+    if message.get("role") == "assistant":
+        return message if answers is None else _guarded(message, answers)
     if "content" not in message:
         return message
     return {**message, "content": _guarded(message["content"], guard)}

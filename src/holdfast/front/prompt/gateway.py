@@ -19,6 +19,7 @@ from holdfast.config import DEFAULT_TOOLS, LimitsSettings, ToolsSettings
 from holdfast.errors import GenerationFailed, SessionRefused, WorkerUnavailable
 from holdfast.front.answers.choice import ChoiceText
 from holdfast.front.answers.stops import RepetitionGuard
+from holdfast.front.images.intake import ImageIntake, text_only
 from holdfast.front.link.event_stream import EngineClient, EventStream, LeaseOf, refusal
 from holdfast.front.prompt.embed_and_rank import (
     embedding_of,
@@ -26,12 +27,21 @@ from holdfast.front.prompt.embed_and_rank import (
     ranking,
     read_prompts,
 )
+from holdfast.front.prompt.images import ImageLayouts, ImageMisfit, visible_tokens
 from holdfast.front.prompt.next_turn import Observe, WarmAhead, observer
-from holdfast.front.prompt.prepare import Prepared, prepare, prompt_text, prompt_tokens
+from holdfast.front.prompt.prepare import (
+    NO_IMAGES,
+    Layouts,
+    Prepared,
+    prepare,
+    prompt_text,
+    prompt_tokens,
+)
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle
 from holdfast.front.structured.answer import is_constrained
 from holdfast.wire.events import ModelInfo, Rejected
+from holdfast.wire.images import ImageCommand
 from holdfast.wire.output import (
     ChoiceFinished,
     Embedding,
@@ -81,8 +91,13 @@ class Gateway:
         bundles: Bundles,
         limits: LimitsSettings,
         tools: ToolsSettings = DEFAULT_TOOLS,
+        *,
+        images: ImageIntake | None = None,
     ) -> None:
+        """images: None: no model can be given images."""
         self._lease_of = lease_of
+        self._images = images
+        self._layouts = ImageLayouts()
         self._bundles = bundles
         self._limits = limits
         self._tools = tools
@@ -98,7 +113,8 @@ class Gateway:
         """
         async with AsyncExitStack() as held:
             client, bundle = await self._model(request.model, request.choices, held)
-            prepared = await self._prepare(request, bundle, client.info)
+            request, layouts = await self._with_images(request, client, held)
+            prepared = await self._prepare(request, bundle, client.info, layouts)
             if prepared.shortened is not None:
                 request = msgspec.structs.replace(request, prompt=prepared.shortened)
             observe = self._warm_ahead.observer(
@@ -132,13 +148,16 @@ class Gateway:
         far beyond the window.
         """
 
-        def encoded() -> EncodedPrompt:
-            prompt = prompt_text(request, bundle, info=client.info)
-            tokens = prompt_tokens(request, bundle, prompt, info=client.info)
-            return EncodedPrompt(text=prompt.text, token_ids=tokens.token_ids)
-
         async with AsyncExitStack() as lease:
             client, bundle = await self._model(request.model, 0, lease)
+            request, layouts = await self._with_images(request, client, lease)
+
+            def encoded() -> EncodedPrompt:
+                prompt = prompt_text(request, bundle, info=client.info)
+                tokens = prompt_tokens(request, bundle, prompt, info=client.info, layouts=layouts)
+                shown = visible_tokens(tokens.token_ids, tokens.images, layouts)
+                return EncodedPrompt(text=prompt.text, token_ids=shown)
+
             return await asyncio.get_running_loop().run_in_executor(
                 self._threads_of(request.model), encoded
             )
@@ -196,7 +215,7 @@ class Gateway:
         or the command kills two workers.
         """
         async with self._lease_of(model, 1) as client:
-            return sessions_of(await client.ask_session(command))
+            return sessions_of(await client.ask(command))
 
     async def _model(
         self, model: str, sequences: int, lease: AsyncExitStack
@@ -204,7 +223,43 @@ class Gateway:
         """The client of a model's worker, and the tokenizer. Both are loaded at the same time."""
         self._bundles.begin(model)
         client = await lease.enter_async_context(self._lease_of(model, sequences))
-        return client, await self._bundles.of(model)
+        bundle = await self._bundles.of(model)
+        vision = client.info.vision
+        if vision is None or vision.refused:
+            return client, bundle
+        if vision not in bundle.seen:
+            await asyncio.to_thread(bundle.seeing, vision)
+        return client, bundle.seeing(vision)
+
+    async def _with_images(
+        self, request: GenerationRequest, client: EngineClient, held: AsyncExitStack
+    ) -> tuple[GenerationRequest, Layouts]:
+        """Check the images of a request, and ask how the model sees them.
+
+        Returns the request with the hashes of its images, and their layouts.
+
+        held: holds the files of the images.
+        """
+        if not isinstance(request.prompt, ChatPrompt):
+            return request, NO_IMAGES
+        if self._images is None:
+            prompt = text_only(request.prompt).prompt
+            return msgspec.structs.replace(request, prompt=prompt), NO_IMAGES
+        checked = await held.enter_async_context(
+            self._images.entered(request.prompt, client.info.vision)
+        )
+        request = msgspec.structs.replace(request, prompt=checked.prompt)
+        model = client.info.fingerprint
+        layouts = self._layouts.known(checked.fields, model=model)
+        missing = tuple(checked.fields.keys() - layouts.keys())
+        try:
+            if missing:
+                answer = await client.ask(ImageCommand(images=missing))
+                layouts |= self._layouts.learn(answer, model=model)
+            return request, layouts
+        except ImageMisfit as misfit:
+            self._images.folder.forget([misfit.image])
+            raise misfit.at(checked.fields[misfit.image]) from misfit
 
     def _threads_of(self, model: str) -> ThreadPoolExecutor:
         if model not in self._threads:
@@ -214,9 +269,21 @@ class Gateway:
         return self._threads[model]
 
     async def _prepare(
-        self, request: GenerationRequest, bundle: TokenizerBundle, info: ModelInfo
+        self,
+        request: GenerationRequest,
+        bundle: TokenizerBundle,
+        info: ModelInfo,
+        layouts: Layouts,
     ) -> Prepared:
-        ready = partial(prepare, request, bundle, info=info, limits=self._limits, tools=self._tools)
+        ready = partial(
+            prepare,
+            request,
+            bundle,
+            info=info,
+            limits=self._limits,
+            tools=self._tools,
+            layouts=layouts,
+        )
         # Compiling a new schema takes milliseconds, mostly without the GIL.
         if _takes_long(request.prompt) or is_constrained(request, tools=self._tools):
             return await asyncio.get_running_loop().run_in_executor(

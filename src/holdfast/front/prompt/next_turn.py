@@ -25,6 +25,7 @@ import msgspec
 from holdfast.errors import HoldfastError
 from holdfast.front.link.event_stream import EngineClient
 from holdfast.front.prompt.conversation import REASONING_FIELDS, answer_message
+from holdfast.front.prompt.images import image_spans
 from holdfast.front.prompt.known_answers import AnswerMeaning, meaning_of_deltas, meaning_of_text
 from holdfast.front.prompt.prepare import Prepared, conversation_tokens
 from holdfast.front.prompt.template_probes import next_messages
@@ -269,6 +270,7 @@ def read_ahead_request(
         reasoning=text_of(deltas, "reasoning") if sends_thoughts else "",
         calls=calls,
     )
+    layouts = prepared.layouts
     first, second = (
         conversation_tokens(
             request,
@@ -276,10 +278,15 @@ def read_ahead_request(
                 prompt, messages=(*prompt.messages, answer, *next_messages(calls, probe))
             ),
             bundle,
+            layouts=layouts,
         )
         for probe in _PROBES
     )
-    ahead = first[: common_tokens(first.packed, second.packed)]
+    shared = common_tokens(first.token_ids.packed, second.token_ids.packed)
+    images = image_spans(first.images, layouts)
+    # an image is prefilled as a whole
+    shared = min((span.start for span in images if span.start < shared < span.end), default=shared)
+    ahead = first.token_ids[:shared]
     generated = TokenIds.of(token_id for delta in deltas for token_id in delta.token_ids)
     known = common_tokens(ahead.packed, (prepared.rules.prompt_token_ids + generated).packed)
     if len(ahead) - known < MIN_TOKENS or len(ahead) >= context_tokens:
@@ -287,6 +294,7 @@ def read_ahead_request(
     return SequenceRequest(
         request_id=f"{request.request_id}/ahead",
         prompt_token_ids=ahead,
+        images=tuple(span for span in images if span.end <= shared),
         max_tokens=0,
         sampling=SamplingParams(seed=0),
         tenant=request.tenant,

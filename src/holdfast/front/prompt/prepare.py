@@ -10,9 +10,9 @@ from __future__ import annotations
 import itertools
 import secrets
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -22,13 +22,23 @@ from holdfast.front.answers.choice import ChoiceRules, ChoiceText
 from holdfast.front.answers.pieces import TokenPieces
 from holdfast.front.prompt.canonical import canonical, guarded
 from holdfast.front.prompt.dialects import prompt_opens_thought
+from holdfast.front.prompt.images import (
+    ImageMisfit,
+    has_images,
+    image_spans,
+    images_of,
+    pieces,
+    visible_tokens,
+    with_marks,
+    without_images,
+)
 from holdfast.front.prompt.known_answers import PastAnswers
 from holdfast.front.prompt.limits import check_limits, check_token_ids, with_model_defaults
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.template_probes import opens_thought
 from holdfast.front.prompt.text_places import breakpoint_places, pinned_prefixes
 from holdfast.front.prompt.tokenize import EncodedText, RememberedText, Tokenizer, well_formed
-from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
+from holdfast.front.prompt.tokenizer_bundle import ImageTokens, TokenizerBundle
 from holdfast.front.prompt.truncation import middle_of_tokens, text_note, without_middle
 from holdfast.front.structured.answer import AnswerGrammar, answer_grammar
 from holdfast.front.toolcalls.declared import DeclaredTools
@@ -36,6 +46,7 @@ from holdfast.front.toolcalls.dialect import PLAIN
 from holdfast.models.model_folder import planned_answer_tokens
 from holdfast.wire.commands import PinnedPrefix, SequenceRequest, ThinkingBudget
 from holdfast.wire.events import ModelInfo
+from holdfast.wire.images import ImageLayout, image_keys
 from holdfast.wire.output import TruncatedPart
 from holdfast.wire.requests import (
     SAMPLING_RANGES,
@@ -43,12 +54,16 @@ from holdfast.wire.requests import (
     ChatPrompt,
     GenerationRequest,
     PlacedAnswer,
+    PlacedImage,
     Prompt,
     PromptText,
     PromptTokens,
     TokenIds,
 )
 
+Layouts: TypeAlias = Mapping[str, ImageLayout]
+"""How a model sees images, by image."""
+NO_IMAGES: Final[Layouts] = {}
 # No natural text has this many characters per token. The beginning of a longer text is tokenized
 # and checked first, so that a body of many megabytes costs neither minutes nor gigabytes.
 MAX_CHARACTERS_PER_TOKEN = 32
@@ -81,6 +96,7 @@ class Prepared:
     # the prompt without its middle, and what was left out; None if the prompt was not shortened
     shortened: Prompt | None = None
     left_out: TruncatedPart | None = None
+    layouts: Layouts = field(default_factory=dict)  # of the images in the conversation
 
     @property
     def prompt_tokens(self) -> int:
@@ -99,8 +115,11 @@ def prepare(
     info: ModelInfo,
     limits: LimitsSettings,
     tools: ToolsSettings = DEFAULT_TOOLS,
+    layouts: Layouts = NO_IMAGES,
 ) -> Prepared:
     """Prepare a request. Raises InvalidRequest and PromptTooLong.
+
+    layouts: how the model sees the images of the conversation, by image.
 
     A max_tokens beyond the context window is silently reduced, because agents send large constants.
     """
@@ -115,12 +134,12 @@ def prepare(
     prompt = prompt_text(request, bundle, info=info)
     left_out: TruncatedPart | None = None
     if request.truncation == "middle":
-        request, left_out = _fitted(request, bundle, prompt, info=info)
+        request, left_out = _fitted(request, bundle, prompt, info=info, layouts=layouts)
         if left_out is not None:
             prompt = prompt_text(request, bundle, info=info)
     grammar = answer_grammar(request, bundle.dialect, prompt=prompt, limits=limits, tools=tools)
     try:
-        tokens = prompt_tokens(request, bundle, prompt, info=info)
+        tokens = prompt_tokens(request, bundle, prompt, info=info, layouts=layouts)
     except PromptTooLong as error:
         raise _too_long(request, error.prompt_tokens, info=info) from None
     # an answer needs at least one token
@@ -128,11 +147,19 @@ def prepare(
     if len(tokens.token_ids) > limit_tokens:
         raise _too_long(request, len(tokens.token_ids), info=info)
     if bundle.tokenizer.vocab_size > info.vocab_size:  # if not larger, skipping this saves 1 ms
-        check_token_ids(tokens.token_ids, vocab_size=info.vocab_size, field=request.prompt_field)
+        shown = visible_tokens(tokens.token_ids, tokens.images, layouts)
+        check_token_ids(shown, vocab_size=info.vocab_size, field=request.prompt_field)
     thought_end = _thought_end(request, bundle, in_reasoning=prompt.in_reasoning)
     pins = pinned_prefixes(request.prompt, tokens)
     sequences = _sequences(
-        request, bundle, tokens, grammar, pins=pins, thought_end=thought_end, info=info
+        request,
+        bundle,
+        tokens,
+        grammar,
+        pins=pins,
+        thought_end=thought_end,
+        info=info,
+        layouts=layouts,
     )
     return Prepared(
         sequences=sequences,
@@ -146,6 +173,7 @@ def prepare(
         unenforced=grammar.unenforced,
         shortened=None if left_out is None else request.prompt,
         left_out=left_out,
+        layouts=layouts,
     )
 
 
@@ -190,6 +218,7 @@ def prompt_text(
     return PromptText(
         text=text,
         answers=rendered.answers,
+        images=rendered.images,
         in_reasoning=in_reasoning,
         branch_points=(
             template.branch_points(prompt, text) if info.fixed_bytes_per_sequence else ()
@@ -208,6 +237,7 @@ class _Rendered:
     past: PastAnswers
     text: str
     answers: tuple[PlacedAnswer, ...]
+    images: tuple[PlacedImage, ...]
 
 
 def _rendered(
@@ -222,29 +252,51 @@ def _rendered(
     prompt = canonical(prompt, bundle.first_forms, tenant=request.tenant)
     past = bundle.known_answers.recall(prompt.messages, tenant=request.tenant)
     prompt = msgspec.structs.replace(prompt, messages=past.messages)
-    prompt = guarded(prompt, bundle.tokenizer.guard)
+    seen = bundle.images
+    prompt = guarded(prompt, bundle.tokenizer.guard, answers=None if seen is None else seen.guard)
     # the template writes the special tokens itself, BOS included
     text = well_formed(template.render(prompt, field=request.prompt_field))
     answers = past.places(text, frame=bundle.answer_frame, read=bundle.history_reader(prompt.tools))
-    return _Rendered(prompt=prompt, past=past, text=text, answers=answers)
+    images = () if seen is None else _placed(text, seen.placeholder, template.images(prompt))
+    return _Rendered(prompt=prompt, past=past, text=text, answers=answers, images=images)
+
+
+def _placed(text: str, placeholder: str, images: Sequence[str]) -> tuple[PlacedImage, ...]:
+    """The places of images in a rendered text, which has one placeholder for each."""
+    placed = []
+    start = 0
+    for image in images:
+        start = text.index(placeholder, start)
+        placed.append(PlacedImage(start, image))
+        start += len(placeholder)
+    return tuple(placed)
 
 
 def conversation_tokens(
-    request: GenerationRequest, prompt: ChatPrompt, bundle: TokenizerBundle
-) -> TokenIds:
+    request: GenerationRequest,
+    prompt: ChatPrompt,
+    bundle: TokenizerBundle,
+    *,
+    layouts: Layouts = NO_IMAGES,
+) -> PromptTokens:
     """The tokens that the prompt of a request with this conversation would have.
 
     Updates no counters. Returns no tokens if the model has no chat template. Raises InvalidRequest.
     """
     if bundle.template is None:
-        return TokenIds()
+        return PromptTokens(token_ids=TokenIds())
     rendered = _rendered(request, prompt, bundle, bundle.template)
-    text = PromptText(text=rendered.text, answers=rendered.answers)
-    return _encoded(text, bundle, tenant=request.tenant).token_ids
+    text = PromptText(text=rendered.text, answers=rendered.answers, images=rendered.images)
+    return _encoded(text, bundle, tenant=request.tenant, layouts=layouts)
 
 
 def prompt_tokens(
-    request: GenerationRequest, bundle: TokenizerBundle, prompt: PromptText, *, info: ModelInfo
+    request: GenerationRequest,
+    bundle: TokenizerBundle,
+    prompt: PromptText,
+    *,
+    info: ModelInfo,
+    layouts: Layouts = NO_IMAGES,
 ) -> PromptTokens:
     """The tokens of a prompt, which may be longer than the context window.
 
@@ -262,7 +314,7 @@ def prompt_tokens(
     bos = tokenizer.bos_token_id
     if prompt.text or prompt.add_special_tokens:
         refuse_by_beginning(tokenizer, prompt.text, context_tokens=info.context_tokens, field=field)
-        tokens = _encoded(prompt, bundle, tenant=request.tenant)
+        tokens = _encoded(prompt, bundle, tenant=request.tenant, layouts=layouts)
         has_two_bos = bos is not None and tokens.token_ids[:2] == TokenIds.of((bos, bos))
         if prompt.add_special_tokens and has_two_bos:  # the client wrote a BOS itself
             tokens = replace(tokens, token_ids=tokens.token_ids[1:])
@@ -277,7 +329,12 @@ def prompt_tokens(
 
 
 def _fitted(
-    request: GenerationRequest, bundle: TokenizerBundle, prompt: PromptText, *, info: ModelInfo
+    request: GenerationRequest,
+    bundle: TokenizerBundle,
+    prompt: PromptText,
+    *,
+    info: ModelInfo,
+    layouts: Layouts,
 ) -> tuple[GenerationRequest, TruncatedPart | None]:
     """Leave out the middle of a prompt that does not leave enough room for the answer.
 
@@ -292,13 +349,16 @@ def _fitted(
     limit = info.context_tokens - answer_tokens
     characters = info.context_tokens * MAX_CHARACTERS_PER_TOKEN * _MOST_SHORTENED
     try:
-        before = len(prompt_tokens(request, bundle, prompt, info=info).token_ids)
+        tokens = prompt_tokens(request, bundle, prompt, info=info, layouts=layouts)
+        before = len(tokens.token_ids)
     except PromptTooLong as error:
         before = error.prompt_tokens
     if before <= limit or len(prompt.text) > characters:
         return request, None
     if isinstance(request.prompt, ChatPrompt):
-        return _fitted_conversation(request, request.prompt, bundle, before=before, limit=limit)
+        return _fitted_conversation(
+            request, request.prompt, bundle, before=before, limit=limit, layouts=layouts
+        )
     return _fitted_text(request, request.prompt, bundle, before=before, limit=limit)
 
 
@@ -309,16 +369,18 @@ def _fitted_conversation(
     *,
     before: int,
     limit: int,
+    layouts: Layouts,
 ) -> tuple[GenerationRequest, TruncatedPart | None]:
     def count(messages: Sequence[Mapping[str, Any]]) -> int:
-        return len(conversation_tokens(request, _with_messages(prompt, messages), bundle))
+        shorter = _with_messages(prompt, messages)
+        return len(conversation_tokens(request, shorter, bundle, layouts=layouts).token_ids)
 
     shortened = without_middle(
-        prompt.messages,
+        [with_marks(message) for message in prompt.messages],
         tokens=before,
         limit=limit,
         count=count,
-        ruler=_TokenRuler(bundle, tenant=request.tenant),
+        ruler=_TokenRuler(bundle, tenant=request.tenant, layouts=layouts),
     )
     if shortened is None:
         return request, None
@@ -412,16 +474,44 @@ def _fitted_text(
 class _TokenRuler:
     """Measures and cuts texts of one tenant with a model's tokenizer."""
 
-    def __init__(self, bundle: TokenizerBundle, *, tenant: str) -> None:
+    def __init__(self, bundle: TokenizerBundle, *, tenant: str, layouts: Layouts) -> None:
         self._bundle = bundle
         self._tenant = tenant
+        self._layouts = layouts
 
     def tokens(self, text: str) -> int:
-        """The number of tokens in a text."""
-        return len(self._known(well_formed(text)).token_ids)
+        """The number of tokens in a text, including its images."""
+        images = sum(len(self._layouts[image].token_ids) for image in images_of(text))
+        return images + len(self._known(well_formed(without_images(text))).token_ids)
 
     def ends(self, text: str, first: int, last: int) -> tuple[str, str]:
-        """The first and the last tokens of a text, as texts. Both numbers are at least 1."""
+        """The first and the last tokens of a text, as texts. Both numbers are at least 1.
+
+        An image is kept if all of its tokens are among these tokens.
+        """
+        if not has_images(text):
+            return self._ends(text, first, last)
+        parts = list(pieces(text))
+        head = self._kept(parts, first, end=0)
+        tail = self._kept(parts[::-1], last, end=1)
+        return "".join(head), "".join(tail[::-1])
+
+    def _kept(self, parts: Iterable[str], tokens: int, *, end: int) -> list[str]:
+        """The first parts that have so many tokens. A text that has more is cut at the end with
+        this index.
+        """
+        kept: list[str] = []
+        for part in parts:
+            size = self.tokens(part)
+            if size > tokens:
+                if tokens and not has_images(part):
+                    kept.append(self._ends(part, tokens, tokens)[end])
+                break
+            kept.append(part)
+            tokens -= size
+        return kept
+
+    def _ends(self, text: str, first: int, last: int) -> tuple[str, str]:
         text = well_formed(text)
         known = self._known(text)
         tokens = len(known.token_ids)
@@ -462,38 +552,61 @@ def refuse_by_beginning(
         )
 
 
-def _encoded(prompt: PromptText, bundle: TokenizerBundle, *, tenant: str) -> PromptTokens:
+def _encoded(
+    prompt: PromptText, bundle: TokenizerBundle, *, tenant: str, layouts: Layouts
+) -> PromptTokens:
     edges = (edge for answer in prompt.answers for edge in (answer.start, answer.end))
+    images = (image.start for image in prompt.images)
     text = bundle.token_memory.tokens_of(
         prompt.text,
         bundle.tokenizer,
         tenant=tenant,
-        places={*prompt.branch_points, *prompt.breakpoints, *edges},
+        places={*prompt.branch_points, *prompt.breakpoints, *edges, *images},
     )
     if prompt.add_special_tokens:
         return PromptTokens(token_ids=bundle.tokenizer.with_special_tokens(text.token_ids))
-    return splice(prompt, text)
+    return splice(prompt, text, layouts=layouts, images=bundle.images)
 
 
-def splice(prompt: PromptText, text: EncodedText | RememberedText) -> PromptTokens:
-    """The tokens of a prompt's text, in which the generated tokens replace those of known answers.
+def splice(
+    prompt: PromptText,
+    text: EncodedText | RememberedText,
+    *,
+    layouts: Layouts = NO_IMAGES,
+    images: ImageTokens | None = None,
+) -> PromptTokens:
+    """The tokens of a prompt's text, in which the generated tokens replace those of known answers,
+    and image keys replace the placeholders of images.
 
     If an answer starts or ends within one of the tokenizer's tokens, its tokens are not replaced.
+
+    images: set if the prompt has images.
     """
     token_ids = text.token_ids
     parts: list[TokenIds] = []
     shifts: list[tuple[int, int]] = []  # (first token, shift of the tokens from there on)
+    placed_images: list[PlacedImage] = []
     taken = 0  # number of tokens of the text that are in `parts` or were replaced
     shift = 0
     put_back = 0
-    for answer in prompt.answers:
-        span = text.span(answer.start, answer.end)
-        if span is None:
-            continue
-        start, end = span
-        parts += (token_ids[taken:start], TokenIds.of(answer.token_ids))
-        put_back += len(answer.token_ids)
-        shift += len(answer.token_ids) - (end - start)
+    every: list[PlacedAnswer | PlacedImage] = [*prompt.answers, *prompt.images]
+    for placed in sorted(every, key=lambda placed: placed.start):
+        if isinstance(placed, PlacedAnswer):
+            span = text.span(placed.start, placed.end)
+            if span is None:
+                continue
+            start, end = span
+            new = TokenIds.of(placed.token_ids)
+            put_back += len(new)
+        else:
+            start = text.tokens_before(placed.start)
+            end = start + 1
+            if images is None or tuple(token_ids[start:end]) != (images.token_id,):
+                raise ImageMisfit(placed.image, "the model's tokenizer breaks up its placeholder")
+            placed_images.append(PlacedImage(start + shift, placed.image))
+            new = image_keys(layouts[placed.image])
+        parts += (token_ids[taken:start], new)
+        shift += len(new) - (end - start)
         shifts.append((end, shift))
         taken = end
 
@@ -507,6 +620,7 @@ def splice(prompt: PromptText, text: EncodedText | RememberedText) -> PromptToke
         token_ids=TokenIds.joined((*parts, token_ids[taken:])) if taken else token_ids,
         branch_points=tuple(moved(prompt.branch_points)),
         breakpoints=tuple(moved(prompt.breakpoints)),
+        images=tuple(placed_images),
         put_back_tokens=put_back,
     )
 
@@ -520,6 +634,7 @@ def _sequences(
     pins: tuple[PinnedPrefix, ...],
     thought_end: ThinkingBudget | None,
     info: ModelInfo,
+    layouts: Layouts,
 ) -> tuple[SequenceRequest, ...]:
     max_tokens = _max_tokens(request, prompt_tokens=len(tokens.token_ids), info=info)
     seed = secrets.randbits(62) if request.sampling.seed is None else request.sampling.seed
@@ -534,10 +649,12 @@ def _sequences(
     predicted = _predicted_tokens(request, bundle, most=max_tokens, info=info)
     banned = dict.fromkeys(grammar.banned_token_ids, SAMPLING_RANGES["logit_bias"][0])
     logit_bias = request.sampling.logit_bias | banned
+    images = image_spans(tokens.images, layouts)
     return tuple(
         SequenceRequest(
             request_id=f"{request.request_id}/{index}",
             prompt_token_ids=tokens.token_ids,
+            images=images,
             max_tokens=max_tokens,
             sampling=msgspec.structs.replace(
                 request.sampling, seed=(seed + index) & _SEED_MASK, logit_bias=logit_bias

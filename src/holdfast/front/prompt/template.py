@@ -8,7 +8,8 @@ import copy
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,12 @@ from holdfast.front.prompt.conversation import (
     with_habits,
     with_roles,
 )
+from holdfast.front.prompt.images import content_parts, has_images, images_of, with_placeholders
 from holdfast.front.prompt.template_process import SandboxedTemplate
 from holdfast.front.prompt.template_worker import RENDER_ERRORS
 from holdfast.front.prompt.tool_definitions import KeptTool, complete_tool
 from holdfast.models.tokenizer_files import named_special_tokens, read_json
+from holdfast.wire.images import VisionInfo
 from holdfast.wire.requests import RESERVED_TEMPLATE_ARGUMENTS, ChatPrompt
 
 # in private-use characters, which no text contains and no template strips
@@ -39,6 +42,11 @@ _PROBE = "probe7391"
 _LATER_PROBE = "probe8204"
 _CHANGES_LISTS = re.compile(r"\.(?:append|pop)\(")
 _FUNCTIONS = re.compile(r"\+ *functions\b")
+_WITH_IMAGE = (
+    {"type": "text", "text": _PROBE},
+    {"type": "image"},
+    {"type": "text", "text": _LATER_PROBE},
+)
 _SYSTEM = frozenset({"system", "developer"})
 _JUDGED = ("query", "document")  # roles in the templates of reranking models
 
@@ -73,6 +81,7 @@ class ChatTemplate:
                 raise ModelLoadError(
                     f"the chat template {name!r} is broken: {error.message}"
                 ) from error
+        self._vision: _Seeing | None = None
         self._keep_parts = not self._shows(_PROBE) and self._shows(
             [{"type": "text", "text": _PROBE}]
         )
@@ -89,6 +98,25 @@ class ChatTemplate:
         adapted = copy.copy(self)
         adapted._habits = habits
         return adapted
+
+    def seeing(self, vision: VisionInfo) -> ChatTemplate:
+        """Return a copy of this template for conversations with images."""
+        adapted = copy.copy(self)
+        adapted._vision = _Seeing(
+            vision,
+            roles=frozenset(
+                role
+                for role, messages in self._with_content([*_WITH_IMAGE]).items()
+                if self._writes_image(messages, vision)
+            ),
+            image_text=self._image_text(vision),
+        )
+        return adapted
+
+    def images(self, prompt: ChatPrompt) -> tuple[str, ...]:
+        """The images of a conversation in the order in which the template writes them."""
+        messages = self._text_messages(prompt, "")
+        return tuple(image for message in messages for image in images_of(_text_of(message)))
 
     @property
     def with_tools(self) -> str:
@@ -118,6 +146,8 @@ class ChatTemplate:
                 field=field,
                 shown=f": {error}",  # may quote the conversation
             ) from error
+        if self._vision is not None and self._vision.is_incomplete(text, self.images(prompt)):
+            raise InvalidRequest("the model's chat template leaves out an image", field=field)
         if not prompt.continue_last:
             return text.removesuffix(self._habits.left_to_model)
         before, mark, _ = text.rpartition(_MARK)
@@ -197,6 +227,11 @@ class ChatTemplate:
         return len(other) if text.startswith(other) else 0
 
     def _messages(self, prompt: ChatPrompt, field: str) -> list[Message]:
+        messages = self._text_messages(prompt, field)
+        return messages if self._vision is None else [*map(self._vision.shown, messages)]
+
+    def _text_messages(self, prompt: ChatPrompt, field: str) -> list[Message]:
+        """The messages for the template, in which images are marks."""
         messages = template_messages(
             prompt.messages,
             keep_parts=self._keep_parts,
@@ -243,7 +278,8 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": answer,
         }
-        return self._templates[name].render(variables)
+        text = self._templates[name].render(variables)
+        return text if self._vision is None else self._vision.written(text)
 
     def _text_arguments(self, name: str, tools: list[dict[str, Any]] | None) -> dict[str, Any]:
         """Template arguments for templates that expect the tools as text and today's date."""
@@ -269,6 +305,35 @@ class ChatTemplate:
             same_in_a_row=bool(self._try([user, user])),
         )
 
+    def _with_content(self, content: Any) -> dict[str, list[Message]]:
+        """Conversations with this content, by the role of the message with it."""
+        user = self._message("user", "text")
+        call = {
+            "type": "function",
+            "id": "call00001",
+            "function": {"name": "name", "arguments": "{}" if self._arguments_as_text else {}},
+        }
+        calling = {**self._message("assistant", ""), "tool_calls": [call]}
+        result = {"role": "tool", "content": content, "tool_call_id": "call00001", "name": "name"}
+        return {
+            "user": [{"role": "user", "content": content}],
+            "tool": [user, calling, result],
+            "system": [{"role": "system", "content": content}, user],
+        }
+
+    def _writes_image(self, messages: list[Message], vision: VisionInfo) -> bool:
+        text = self._try(messages)
+        return (
+            _PROBE in text and _LATER_PROBE in text and text.count(vision.template_placeholder) == 1
+        )
+
+    def _image_text(self, vision: VisionInfo) -> str:
+        """What the template writes for an image between two texts."""
+        text = self._try(self._with_content([*_WITH_IMAGE])["user"])
+        between = text.partition(_PROBE)[2].partition(_LATER_PROBE)[0]
+        is_all = between.count(vision.template_placeholder) == 1
+        return between if is_all else vision.template_placeholder
+
     def _shows(self, content: Any) -> bool:
         """Whether the rendered text contains this content of a user message."""
         return _PROBE in self._try([{"role": "user", "content": content}])
@@ -293,6 +358,48 @@ class ChatTemplate:
             return self._run(name, messages, tools=None, options={}, answer=answer)
         except RENDER_ERRORS:
             return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seeing:
+    """How a template writes images.
+
+    roles: of messages in which the template writes image parts. image_text: what takes the place of
+        an image in other messages.
+    """
+
+    vision: VisionInfo
+    roles: frozenset[str]
+    image_text: str
+
+    def shown(self, message: Message) -> Message:
+        """A message with parts or texts in place of marks."""
+        content = message["content"]
+        text = _text_of(message)
+        if not has_images(text):
+            return message
+        if message["role"] in self.roles:
+            texts = [content] if isinstance(content, str) else [part["text"] for part in content]
+            return {**message, "content": [part for each in texts for part in content_parts(each)]}
+        if isinstance(content, str):
+            return {**message, "content": with_placeholders(content, self.image_text)}
+        parts = [
+            {**part, "text": with_placeholders(part["text"], self.image_text)} for part in content
+        ]
+        return {**message, "content": parts}
+
+    def written(self, text: str) -> str:
+        """A rendered text in the form that is tokenized."""
+        return text.replace(self.vision.template_placeholder, self.vision.written)
+
+    def is_incomplete(self, text: str, images: Sequence[str]) -> bool:
+        """Whether the rendered text does not have one placeholder for each image."""
+        return bool(images) and text.count(self.vision.placeholder) != len(images)
+
+
+def _text_of(message: Message) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 def _is_text_of_assistant(message: Any) -> bool:

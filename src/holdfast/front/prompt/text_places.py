@@ -16,7 +16,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
+from holdfast.front.images.sources import IMAGE, is_image
 from holdfast.front.prompt.conversation import Message
+from holdfast.front.prompt.images import image_mark
 from holdfast.front.prompt.template import ChatTemplate, common_prefix
 from holdfast.front.prompt.tokenize import Guard, well_formed
 from holdfast.wire.commands import PinnedPrefix
@@ -351,7 +353,13 @@ def _parts(message: Any) -> list[str]:
     """The texts of a content that is given in parts."""
     content = message.get("content")
     parts = content if isinstance(content, list | tuple) else ()
-    return [str(part.get("text") or "") if isinstance(part, dict) else str(part) for part in parts]
+    return [_text_of_part(part) for part in parts]
+
+
+def _text_of_part(part: Any) -> str:
+    if is_image(part):
+        return image_mark(part[IMAGE])
+    return str(part.get("text") or "") if isinstance(part, dict) else str(part)
 
 
 def _text(message: Any) -> str:

@@ -5,6 +5,7 @@ Uses the `tokenizers` library alone: `transformers` would cost the front process
 
 from __future__ import annotations
 
+import copy
 import re
 import sys
 import unicodedata
@@ -54,6 +55,7 @@ SAMPLES = {
     "rare characters": "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 ∀x∈ℝ: ⌈x⌉ ≥ x 𓀀 ‰ ½",
 }
 _BREAK: Final = "\ufdd5"  # a Unicode noncharacter, which no text contains
+_JOINER: Final = "\u2060"  # a word joiner, which is invisible; normalization does not remove it
 _SHORT_CHARACTERS = 4096  # takes about 1 ms to tokenize
 _ENTRY_BYTES = 400  # overhead per remembered piece, on top of its text: key, record, table entries
 _PLACE_BYTES = 200
@@ -94,6 +96,13 @@ class Tokenizer:
         self._prefix = TokenIds.of(complete[:before])
         self._suffix = TokenIds.of(complete[before + len(plain) :])
         self.eos_token_ids = end_token_ids(backend, self.special_tokens, named=eos_token_ids)
+
+    def guarding(self, texts: Iterable[str]) -> Tokenizer:
+        """A copy of this tokenizer whose guard also breaks up these texts."""
+        guarding = copy.copy(self)
+        own, further = self.guard, guard_against(self.backend, texts)
+        guarding.guard = lambda text: further(own(text))
+        return guarding
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """The token ids of a text.
@@ -177,6 +186,25 @@ def _guard_against(backend: Backend) -> Guard:
         return lambda text: text
     pattern = any_of(contents)
     return lambda text: pattern.sub(lambda found: found[0][0] + _BREAK + found[0][1:], text)
+
+
+def guard_against(backend: Backend, texts: Iterable[str]) -> Guard:
+    """A guard that breaks up these texts, whether they are tokens or not."""
+    normalized = {
+        token.content for token in backend.get_added_tokens_decoder().values() if token.normalized
+    }
+    broken = {
+        text: text[0] + (_JOINER if text in normalized else _BREAK) + text[1:]
+        for text in sorted(texts, key=len)  # a longer text may contain a shorter one
+        if len(text) > 1
+    }
+
+    def guard(text: str) -> str:
+        for whole, pieces in broken.items():
+            text = text.replace(whole, pieces)
+        return text
+
+    return guard
 
 
 def any_of(texts: Iterable[str]) -> re.Pattern[str]:

@@ -12,7 +12,7 @@ import hashlib
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -34,10 +34,12 @@ from holdfast.front.prompt.template_probes import (
 )
 from holdfast.front.prompt.text_places import AnswerFrame, find_frame
 from holdfast.front.prompt.tokenize import (
+    Guard,
     Tokenizer,
     TokenMemory,
     any_of,
     check_round_trip,
+    guard_against,
     load_tokenizer,
 )
 from holdfast.front.toolcalls.declared import DeclaredTools
@@ -46,9 +48,22 @@ from holdfast.front.toolcalls.families import FAMILIES
 from holdfast.models.sentence_modules import AnswerTokens, OwnPooling, answer_tokens, own_pooling
 from holdfast.models.tokenizer_files import read_json
 from holdfast.store.answers import AnswerFile
+from holdfast.wire.images import VisionInfo
 
 # the least recently used bundle is dropped; a large vocabulary and the remembered texts take 100 MB
 _MAX_BUNDLES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageTokens:
+    """What stands for an image in a prompt until its own tokens replace it.
+
+    guard: breaks up texts that the chat template or the tokenizer would take for an image.
+    """
+
+    placeholder: str
+    token_id: int | None  # None: the tokenizer does not have this token
+    guard: Guard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +87,32 @@ class TokenizerBundle:
     dialect_report: DialectReport = DialectReport()
     read_ahead: frozenset[NextTurn] = frozenset()  # the next turns to prefill in advance
     own_pooling: OwnPooling = OwnPooling()
+    images: ImageTokens | None = None  # set by `seeing`
+    seen: dict[VisionInfo, TokenizerBundle] = field(default_factory=dict)  # results of `seeing`
     answer_tokens: AnswerTokens | None = None  # set if the model was trained to judge documents
+
+    def seeing(self, vision: VisionInfo) -> TokenizerBundle:
+        """This bundle, for prompts with images. It remembers the same texts and answers.
+
+        The first call renders a few probes. Thread-safe.
+        """
+        if vision not in self.seen:
+            self.seen[vision] = self._seeing(vision)
+        return self.seen[vision]
+
+    def _seeing(self, vision: VisionInfo) -> TokenizerBundle:
+        placeholders = (vision.template_placeholder, vision.placeholder)
+        tokenizer = self.tokenizer.guarding(placeholders)
+        return replace(
+            self,
+            tokenizer=tokenizer,
+            template=None if self.template is None else self.template.seeing(vision),
+            images=ImageTokens(
+                placeholder=vision.placeholder,
+                token_id=tokenizer.backend.token_to_id(vision.placeholder),
+                guard=guard_against(tokenizer.backend, placeholders),
+            ),
+        )
 
     def answer_reader(self, tools: Sequence[Mapping[str, Any]]) -> AnswerReader:
         """Create a reader for one answer, whose text has encoded markers (`Markers.encode`)."""

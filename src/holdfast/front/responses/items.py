@@ -16,13 +16,14 @@ import msgspec
 from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
+from holdfast.front.images.sources import IMAGE, ImageSource, with_image
 from holdfast.front.server.access import Seal
 from holdfast.front.server.fields import (
     STRICT,
     TextOrMany,
     is_media,
+    readable,
     refused_media,
-    without_media,
 )
 from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
 from holdfast.store.responses import Item
@@ -202,7 +203,12 @@ class _Messages:
         if role not in _ROLES:
             shown = f", got {role[:_LONGEST_SHOWN]!r}"
             raise invalid_field(f"{place}.role", f"must be {' or '.join(_ROLES)}", shown=shown)
-        content = _content(_required(item, "content", place), f"{place}.content")
+        content = _required(item, "content", place)
+        if role == "user" and not isinstance(content, str):
+            content = [
+                with_image(part, f"{place}.content.{number}") for number, part in enumerate(content)
+            ]
+        content = _content(content, f"{place}.content")
         if role != "assistant":
             self.add(role, content)
             return
@@ -238,7 +244,7 @@ class _Messages:
     def _call_output(self, item: Mapping[str, Any], place: str) -> None:
         output = _required(item, "output", place)
         if not isinstance(output, str):
-            output = _content(without_media(output), f"{place}.output")
+            output = _content(readable(output, field=f"{place}.output"), f"{place}.output")
         self.add("tool", output, tool_call_id=_required(item, "call_id", place))
 
     def _compaction(self, item: Mapping[str, Any], place: str) -> None:
@@ -285,7 +291,9 @@ def _content(given: str | Sequence[Mapping[str, Any]], field: str) -> str | list
     if isinstance(given, str):
         return given
     return [
-        {"type": "text", "text": _text(part, f"{field}.{number}")}
+        dict(part)
+        if isinstance(part.get(IMAGE), ImageSource)
+        else {"type": "text", "text": _text(part, f"{field}.{number}")}
         for number, part in enumerate(given)
     ]
 

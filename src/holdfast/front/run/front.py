@@ -33,6 +33,7 @@ from holdfast.files import (
 from holdfast.front.fleet.catalog import Catalog, CatalogEntry, catalog_of
 from holdfast.front.fleet.residency import Residency
 from holdfast.front.fleet.slot import ModelFiles
+from holdfast.front.images.folder import images_folder
 from holdfast.front.run.running_servers import (
     ReadyServer,
     RunningServer,
@@ -177,6 +178,7 @@ class Front:
             hash_cache=hash_cache_file(os.environ),
             compiled_code=compiled_code_folder(os.environ),
             crash_reports=crash_reports_folder(os.environ),
+            images=str(images_folder(settings.store.folder)),
             model=replace(entry.model, name=entry.name),
             scheduler=settings.scheduler,
             store=settings.store,

@@ -24,6 +24,8 @@ from holdfast.front.application import DIALECTS, create_application
 from holdfast.front.fleet.catalog import Catalog, catalog_of
 from holdfast.front.fleet.library import Library
 from holdfast.front.fleet.residency import Residency
+from holdfast.front.images.folder import images_folder
+from holdfast.front.images.intake import ImageIntake
 from holdfast.front.prompt.gateway import Gateway
 from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle, load_tokenizer_bundle
 from holdfast.front.server.access import KeyRing, Seal
@@ -132,7 +134,13 @@ def build_application(
     for name in residency.catalog.at_start:
         bundles.begin(name)
     reloaded = ReloadedCatalog(partial(catalog_of, settings, os.environ, is_reload=True), residency)
-    gateway = Gateway(residency.lease, bundles, settings.limits, settings.tools)
+    gateway = Gateway(
+        residency.lease,
+        bundles,
+        settings.limits,
+        settings.tools,
+        images=ImageIntake(images_folder(settings.store.folder), settings.images),
+    )
     services = Services(
         generate=gateway.generate,
         encode=gateway.encode,

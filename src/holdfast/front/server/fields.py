@@ -7,11 +7,14 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from holdfast.errors import InvalidRequest
+from holdfast.front.images.sources import is_image_kind, left_out_note, with_image
 from holdfast.front.prompt.limits import nesting_of
 from holdfast.front.server.problem import RequestRefused, invalid_field
 from holdfast.wire.requests import SAMPLING_RANGES, Thinking, ThinkingEffort, ToolChoice
@@ -331,23 +334,37 @@ def refused_media(kind: str, *, field: str) -> RequestRefused:
     """The error for a media part in a field where only text is allowed."""
     shown = f"; got a part of type {kind[:_LONGEST_SHOWN]!r}"
     return invalid_field(
-        field, "only text is supported so far", code="unsupported_content", shown=shown
+        field, "only text and images are supported", code="unsupported_content", shown=shown
     )
 
 
-def without_media(parts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The parts of a tool's result, with a note in place of each media part.
+def readable(parts: Iterable[Mapping[str, Any]], *, field: str) -> list[dict[str, Any]]:
+    """The parts of a tool's result as parts of a prompt.
+
+    field: the request field that contains the parts.
+    """
+    return [readable_part(part, field=f"{field}.{place}") for place, part in enumerate(parts)]
+
+
+def readable_part(part: Mapping[str, Any], *, field: str) -> dict[str, Any]:
+    """A part of a tool's result as a part of a prompt: a note in place of media that no model here
+    reads.
 
     Each media type is logged only once.
+
+    field: the request field that contains the part.
     """
-    return [_note(part) if is_media(part["type"]) else dict(part) for part in parts]
+    if is_image_kind(part["type"]):
+        with suppress(InvalidRequest):  # it contains no image, or one in an unknown form
+            return with_image(part, field)
+    return _note(part) if is_media(part["type"]) else dict(part)
 
 
 def _note(part: Mapping[str, Any]) -> dict[str, str]:
     kind = part["type"]
-    log_once("media in tool results are omitted, because models here take only text: %r", kind)
+    log_once("media in tool results are omitted, because no model here takes them: %r", kind)
     what = next(_media_types(part), kind[:_LONGEST_SHOWN])
-    return {"type": "text", "text": f"[{what} left out: this model takes text only]"}
+    return {"type": "text", "text": left_out_note(what)}
 
 
 def _media_types(part: Mapping[str, Any]) -> Iterator[str]:

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.errors import GenerationFailed, HoldfastError, QueueFull, WorkerUnavailable
+from holdfast.front.images.sources import for_log
 from holdfast.front.server.access import caller_of
 from holdfast.front.server.answers import (
     AnswerFormat,
@@ -332,10 +333,9 @@ def _content(plan: AnswerPlan) -> str:
     """The texts of the prompts, for the log."""
     asked = []
     for request in plan.requests:
-        prompt = (
-            request.prompt.messages if isinstance(request.prompt, ChatPrompt) else request.prompt
-        )
-        asked.append(prompt if isinstance(prompt, str) else msgspec.json.encode(prompt).decode())
+        prompt = request.prompt
+        shown = for_log(prompt.messages) if isinstance(prompt, ChatPrompt) else prompt
+        asked.append(shown if isinstance(shown, str) else msgspec.json.encode(shown).decode())
     return "\n".join(asked) or "(empty)"
 
 

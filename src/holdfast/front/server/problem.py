@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from holdfast.errors import (
     GenerationFailed,
     HoldfastError,
+    ImagesRefused,
     InvalidRequest,
     ModelInUse,
     ModelLoadError,
@@ -38,6 +39,7 @@ _PROBLEMS: Mapping[type[BaseException], tuple[int, str]] = {  # the most specifi
     InvalidRequest: (400, "invalid_value"),
     PromptTooLong: (400, "context_length_exceeded"),
     TooLargeForMemory: (400, "request_too_large_for_memory"),
+    ImagesRefused: (400, "unsupported_content"),
     UnknownModel: (404, "model_not_found"),
     ModelPinned: (409, "model_pinned"),
     ModelInUse: (409, "model_in_use"),

@@ -36,14 +36,14 @@ _LONGEST_REASON = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Case:
+class _ImagePrompt:
     """A prompt with two images. token_ids: the model's own tokens."""
 
     token_ids: tuple[int, ...]
     spans: tuple[ImageSpan, ...]
 
     @staticmethod
-    def of(layouts: Sequence[ImageLayout], *, before: tuple[int, ...]) -> _Case:
+    def of(layouts: Sequence[ImageLayout], *, before: tuple[int, ...]) -> _ImagePrompt:
         """before: the tokens that precede an image in the prompts of this model."""
         token_ids: list[int] = []
         spans = []
@@ -51,7 +51,7 @@ class _Case:
             token_ids += (*text, *before)
             spans.append(ImageSpan(start=len(token_ids), layout=layout))
             token_ids += layout.token_ids
-        return _Case(token_ids=(*token_ids, *_TEXTS[-1]), spans=tuple(spans))
+        return _ImagePrompt(token_ids=(*token_ids, *_TEXTS[-1]), spans=tuple(spans))
 
     def changed(self) -> tuple[int, ...]:
         """The tokens with another one in the text after the images."""
@@ -91,7 +91,7 @@ def examine_images(runner: Runner, images: WorkerImages) -> VisionInfo:
     try:
         pictures = [_picture(size) for size in _SIZES]
         layouts = [images.add_picture(picture) for picture in pictures]
-        case = _Case.of(layouts, before=images.before)
+        case = _ImagePrompt.of(layouts, before=images.before)
         expected, changed = images.reference(pictures, [case.token_ids, case.changed()])
         for way, compute in _WAYS.items():
             if not is_close(compute(runner, images, case), expected, changed=changed):
@@ -143,11 +143,11 @@ def _step(runner: Runner, chunks: Sequence[tuple[EngineSequence, int]]) -> mx.ar
     return logits
 
 
-def _whole(runner: Runner, images: WorkerImages, case: _Case) -> mx.array:
+def _whole(runner: Runner, images: WorkerImages, case: _ImagePrompt) -> mx.array:
     return _read(runner, images, case.sequence(runner, images), [len(case.token_ids)])
 
 
-def _divided(runner: Runner, images: WorkerImages, case: _Case) -> mx.array:
+def _divided(runner: Runner, images: WorkerImages, case: _ImagePrompt) -> mx.array:
     """Chunks end within each image, or behind it if the image must not be divided."""
     ends = [
         span.end if images.attends_both_ways else (span.start + span.end) // 2
@@ -156,10 +156,10 @@ def _divided(runner: Runner, images: WorkerImages, case: _Case) -> mx.array:
     return _read(runner, images, case.sequence(runner, images), [*ends, len(case.token_ids)])
 
 
-def _beside(runner: Runner, images: WorkerImages, case: _Case) -> mx.array:
+def _beside(runner: Runner, images: WorkerImages, case: _ImagePrompt) -> mx.array:
     """The last token is in a step with that of another sequence, whose positions differ."""
     sequence = case.sequence(runner, images)
-    other = _Case.of([case.spans[1].layout], before=images.before)
+    other = _ImagePrompt.of([case.spans[1].layout], before=images.before)
     beside = other.sequence(runner, images)
     _read(runner, images, beside, [len(other.token_ids) - 1])
     _read(runner, images, sequence, [len(case.token_ids) - 1])
@@ -168,7 +168,7 @@ def _beside(runner: Runner, images: WorkerImages, case: _Case) -> mx.array:
     return logits[-1]
 
 
-def _from_copy(runner: Runner, images: WorkerImages, case: _Case) -> mx.array:
+def _from_copy(runner: Runner, images: WorkerImages, case: _ImagePrompt) -> mx.array:
     first = case.sequence(runner, images)
     _read(runner, images, first, [case.spans[0].end])
     kept = keep_everything(first)
@@ -178,7 +178,7 @@ def _from_copy(runner: Runner, images: WorkerImages, case: _Case) -> mx.array:
 
 
 _FROM_COPY = "from a copy of the state behind the first image"
-_WAYS: dict[str, Callable[[Runner, WorkerImages, _Case], mx.array]] = {
+_WAYS: dict[str, Callable[[Runner, WorkerImages, _ImagePrompt], mx.array]] = {
     "whole": _whole,
     "in chunks": _divided,
     "beside another one": _beside,

@@ -1,0 +1,182 @@
+"""Fetches images by URL, only from public addresses.
+
+A client must not be able to make the server reach machines that only the server can reach. So the
+name in a URL is resolved once, all of its addresses are checked, and the connection is made to a
+checked address, not to the name. A redirect is a new URL and is checked in the same way. Proxies of
+the environment are not used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import ipaddress
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Final, TypeAlias
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+import psutil
+
+from holdfast.errors import InvalidRequest
+
+_Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+AddressTest: TypeAlias = Callable[[_Address], bool]
+_MOST_REDIRECTS: Final = 3
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_LONGEST_URL: Final = 8192
+_READ_BYTES: Final = 1 << 16
+_PORTS: Final = {"http": 80, "https": 443}
+_NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
+_HEADERS: Final = {
+    "Accept": "image/*",
+    "Accept-Encoding": "identity",
+    "User-Agent": "holdfast",
+}
+
+
+def is_public(address: _Address) -> bool:
+    """Whether an address is reachable from the whole internet, and not one of this machine."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.sixtofour is not None or address.teredo is not None:
+            return False  # tunnels lead to an IPv4 address
+        if address.ipv4_mapped is not None:
+            return is_public(address.ipv4_mapped)
+        if address in _NAT64:
+            return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+        if address.scope_id is not None or address.is_site_local:
+            return False
+    return address.is_global and not address.is_multicast and address not in _own_addresses()
+
+
+def _own_addresses() -> set[_Address]:
+    return {
+        ipaddress.ip_address(each.address.partition("%")[0])
+        for interface in psutil.net_if_addrs().values()
+        for each in interface
+        if each.family in (socket.AF_INET, socket.AF_INET6)
+    }
+
+
+def fetch_image(
+    url: str,
+    *,
+    field: str,
+    max_bytes: int,
+    seconds: float,
+    is_allowed: AddressTest = is_public,
+) -> bytes:
+    """Fetch an image. Blocks for at most about `seconds`, and for the time to resolve its name.
+
+    Raises InvalidRequest, which names the field.
+
+    is_allowed: whether an address may be contacted.
+    """
+    deadline = time.monotonic() + seconds
+    try:
+        for _ in range(_MOST_REDIRECTS + 1):
+            parts = _checked_url(url)
+            with _response(parts, is_allowed=is_allowed, deadline=deadline) as response:
+                location = response.getheader("Location")
+                if response.status in _REDIRECTS and location:
+                    url = urljoin(url, location)
+                    continue
+                if response.status != http.client.OK:
+                    raise _Refused(f"its server answered with status {response.status}")
+                return _body(response, max_bytes=max_bytes)
+        raise _Refused(f"it has more than {_MOST_REDIRECTS} redirects")
+    except _Refused as error:
+        reason = str(error)
+    except TimeoutError:
+        reason = f"it took longer than {seconds:g} s"
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        is_late = time.monotonic() >= deadline
+        reason = f"it took longer than {seconds:g} s" if is_late else type(error).__name__
+    raise InvalidRequest(f"the image cannot be fetched: {reason}", field=field)
+
+
+class _Refused(Exception):
+    """The reason why an image is not fetched."""
+
+
+def _checked_url(url: str) -> SplitResult:
+    if len(url) > _LONGEST_URL:
+        raise _Refused(f"a URL may have at most {_LONGEST_URL:,} characters")
+    parts = urlsplit(url)
+    if parts.scheme not in _PORTS or not parts.hostname:
+        raise _Refused("only http and https URLs are allowed")
+    if parts.username is not None or parts.password is not None:
+        raise _Refused("a URL must not contain a user name")
+    return parts
+
+
+@contextlib.contextmanager
+def _response(
+    parts: SplitResult, *, is_allowed: AddressTest, deadline: float
+) -> Iterator[http.client.HTTPResponse]:
+    """Send the request, and yield the response, whose socket is closed at the deadline."""
+    host = str(parts.hostname)
+    port = parts.port or _PORTS[parts.scheme]
+    sock = _connected(host, port, is_allowed=is_allowed, deadline=deadline)
+    timer = threading.Timer(max(0.0, deadline - time.monotonic()), _cut, [sock])
+    timer.daemon = True
+    timer.start()
+    connection = http.client.HTTPConnection(host, port)
+    try:
+        if parts.scheme == "https":
+            sock = ssl.create_default_context().wrap_socket(sock, server_hostname=host)
+        connection.sock = sock
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        connection.request("GET", path, headers=_HEADERS)
+        with connection.getresponse() as response:
+            yield response
+    finally:
+        timer.cancel()
+        connection.close()
+        sock.close()
+
+
+def _connected(host: str, port: int, *, is_allowed: AddressTest, deadline: float) -> socket.socket:
+    """Connect to an address of a host, after all of its addresses were checked."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise _Refused("its host has no address") from error
+    for *_, target in found:
+        if not is_allowed(ipaddress.ip_address(target[0])):
+            raise _Refused("its host is not a public one")
+    problem: OSError | None = None
+    for family, kind, protocol, _, target in found:
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(max(0.001, deadline - time.monotonic()))
+            sock.connect(target)
+            return sock
+        except OSError as error:
+            sock.close()
+            problem = error
+    raise problem or _Refused("its host has no address")
+
+
+def _cut(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def _body(response: http.client.HTTPResponse, *, max_bytes: int) -> bytes:
+    too_large = f"it has more than {max_bytes:,} bytes"
+    if (response.length or 0) > max_bytes:
+        raise _Refused(too_large)
+    pieces = []
+    size = 0
+    while piece := response.read(_READ_BYTES):
+        pieces.append(piece)
+        size += len(piece)
+        if size > max_bytes:
+            raise _Refused(too_large)
+    if response.length:
+        raise _Refused("its server closed the connection too early")
+    return b"".join(pieces)

@@ -1,0 +1,148 @@
+"""The folder with the images of prompts: each file is named by the SHA-256 of its contents.
+
+Workers read the files. The least recently used files are removed when they take more space than
+allowed, but none that a running request uses. The time of the last use is the file's modification
+time, so that it outlives the server, and so that servers with a common folder know it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import stat
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from holdfast.errors import WorkerUnavailable
+from holdfast.files import atomic_write
+
+_HASH = re.compile(r"[0-9a-f]{64}")
+_TORN = re.compile(r"\.[0-9a-f]{60}\..+")  # see `atomic_write`
+_TORN_SECONDS = 3600.0
+
+
+def images_folder(store: str) -> Path:
+    """The folder of images: in the store's folder or, without a store, among temporary files."""
+    return Path(store or tempfile.gettempdir()) / "images"
+
+
+class ImageFolder:
+    """The images of all prompts. Thread-safe."""
+
+    def __init__(self, path: Path, *, max_bytes: int) -> None:
+        """path: created when the first image is written."""
+        self.path = path
+        self._max_bytes = max_bytes
+        # the images whose files this process has written or compared with their hash
+        self._sizes: dict[str, int] = {}
+        self._held: Counter[str] = Counter()
+        self._total_bytes: int | None = None  # of all files; None: not counted yet
+        self._lock = threading.RLock()
+
+    def hold(self, data: bytes, *, is_checked: bool) -> str:
+        """Hold the image with these bytes, so that its file is not removed until `release`.
+
+        is_checked: whether the image may be written if the folder does not have it.
+        Returns the image's name; empty if the folder does not have it. Raises WorkerUnavailable if
+        the image cannot be written.
+        """
+        name = hashlib.sha256(data).hexdigest()
+        with self._lock:  # so that no other thread removes the file before it is held
+            if not self._has(name, data):
+                if not is_checked:
+                    return ""
+                self._put(name, data)
+            self._held[name] += 1
+        return name
+
+    def release(self, names: Iterable[str]) -> None:
+        """Let files be removed again, each as often as it was held."""
+        with self._lock:
+            self._held.subtract(names)
+            self._held = +self._held
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Compare files with their hashes before their next use: a worker could not read them."""
+        with self._lock:
+            for name in names:
+                self._sizes.pop(name, None)
+
+    def check_invariants(self) -> None:
+        """Assert that what is known of the files is true."""
+        with self._lock:
+            assert all(count > 0 for count in self._held.values()), "an image is held negatively"
+            for name, size in self._sizes.items():
+                status = (self.path / name).stat()
+                assert status.st_size == size, "a size is wrong"
+                assert stat.S_IMODE(status.st_mode) == 0o600, "others can read an image"
+
+    def _has(self, name: str, data: bytes) -> bool:
+        """Whether the image's file exists and is undamaged. If so, this is a use of the image."""
+        path = self.path / name
+        try:
+            if self._sizes.get(name) != len(data):
+                if path.read_bytes() != data:
+                    return False  # `_put` replaces the file
+                self._sizes[name] = len(data)
+            os.utime(path)
+        except OSError:
+            self._sizes.pop(name, None)
+            return False
+        return True
+
+    def _put(self, name: str, data: bytes) -> None:
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with atomic_write(self.path / name) as file:
+                file.write(data)
+            self._sizes[name] = len(data)
+            if self._total_bytes is not None:
+                self._total_bytes += len(data)  # too much if a file was replaced: `_evict` counts
+            self._evict(written=name)
+        except OSError as error:
+            raise WorkerUnavailable(f"images cannot be kept: {error}") from error
+
+    def _evict(self, *, written: str) -> None:
+        """Remove the least recently used files until all of them take at most the allowed space."""
+        if self._total_bytes is not None and self._total_bytes <= self._max_bytes:
+            return
+        self._remove_torn()
+        files = self._files()
+        total = sum(size for _, size, _ in files)
+        for _, size, name in sorted(files):
+            if total <= self._max_bytes:
+                break
+            if name == written or name in self._held:
+                continue
+            (self.path / name).unlink(missing_ok=True)
+            self._sizes.pop(name, None)
+            total -= size
+        self._total_bytes = total
+
+    def _remove_torn(self) -> None:
+        """Remove files that a process was writing when it died."""
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    is_ours = _TORN.fullmatch(entry.name) is not None
+                    if is_ours and entry.stat().st_mtime < time.time() - _TORN_SECONDS:
+                        os.unlink(entry.path)
+
+    def _files(self) -> list[tuple[float, int, str]]:
+        """All images in the folder: time of the last use, size and name."""
+        found = []
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                if not _HASH.fullmatch(entry.name):
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    if stat.S_ISREG(status.st_mode):
+                        found.append((status.st_mtime, status.st_size, entry.name))
+        return found

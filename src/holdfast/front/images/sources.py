@@ -1,0 +1,180 @@
+"""Images as clients send them: within the request, or by a URL.
+
+The protocols put an `ImageSource` where a message has an image: as the part
+`{"type": "image", "image": source}`. When the model is known, `ImageIntake` checks the image and
+puts its hash in the place of the source.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from holdfast.errors import InvalidRequest
+
+IMAGE: Final = "image"  # type of a message part with an image, and the key of the image in it
+_DATA_URL: Final = re.compile(r"data:(?P<type>[^,;]{0,127})(?:;[^,;]{0,127})*?;base64,", re.I)
+_MEDIA_TYPE: Final = re.compile(r"[a-z]{1,20}/[a-zA-Z0-9.+-]{1,60}")
+_SPACE: Final = re.compile(r"\s+")
+_WEB: Final = ("http://", "https://")
+_KINDS: Final = frozenset({IMAGE, "image_url", "input_image"})  # types of parts
+_NAMES: Final = ("image_url", "source", "image", "data", "url")  # of the image, within a part
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ImageSource:
+    """An image as a client sent it. Exactly one of `text`, `url` and `data` is set.
+
+    field: the request field with the image, for error messages. media_type: as the client says;
+    empty if it does not, or if what it says is not a media type. text: base64.
+    """
+
+    field: str
+    media_type: str = ""
+    text: str = ""
+    url: str = ""
+    data: bytes = b""
+
+    def decoded(self, *, max_bytes: int) -> bytes:
+        """The bytes of an image that is within the request. Raises InvalidRequest."""
+        size = len(self.data) or len(self.text) * 3 // 4
+        if size > max_bytes + 2:
+            raise self.refused(
+                f"the image has about {size:,} bytes, but at most {max_bytes:,} are allowed"
+            )
+        if not self.text:
+            return self.data
+        try:
+            return base64.b64decode(self.text, validate=True)
+        except (binascii.Error, ValueError):
+            pass
+        try:  # some encoders break the lines
+            return base64.b64decode(_SPACE.sub("", self.text), validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise self.refused("the image is not valid base64") from error
+
+    def refused(self, reason: str) -> InvalidRequest:
+        """The error for an image that cannot be used."""
+        return InvalidRequest(reason, field=self.field)
+
+    def __repr__(self) -> str:
+        return f"<{self.media_type or 'image'}>"
+
+
+def image_source(part: Mapping[str, Any], field: str) -> ImageSource:
+    """The image of a message part, in the form of any protocol: `image_url` (a URL, or an object
+    with one), `source` (Anthropic), `image`, or `data` (base64).
+
+    Raises InvalidRequest for a part without an image.
+
+    field: the request field that contains the part.
+    """
+    for name in _NAMES:
+        if (given := part.get(name)) is not None:
+            at = f"{field}.{name}"
+            if isinstance(given, bytes):  # only from the library
+                return ImageSource(field=at, data=given)
+            kind = part.get("media_type") or part.get("mimeType")
+            if isinstance(given, Mapping):
+                kind = given.get("media_type") or kind
+                given = given.get("url") or given.get("data")
+            return text_source(given, at, media_type=kind)
+    if part.get("file_id") is not None:
+        raise InvalidRequest(
+            "files cannot be uploaded to this server; send the image as a data URL",
+            field=f"{field}.file_id",
+        )
+    raise InvalidRequest("the part has no image", field=field)
+
+
+def text_source(given: Any, field: str, *, media_type: Any = None) -> ImageSource:
+    """The image that a text stands for: a data URL, an http(s) URL, or base64.
+
+    Raises InvalidRequest for anything else.
+    """
+    if not isinstance(given, str) or not given:
+        raise InvalidRequest("an image must be a URL or base64 text", field=field)
+    if given[:8].lower().startswith(_WEB):
+        return ImageSource(field=field, url=given)
+    kind = media_type if isinstance(media_type, str) else ""
+    text = given
+    if given[:5].lower() == "data:":
+        head = _DATA_URL.match(given)
+        if head is None:
+            raise InvalidRequest(
+                "a data URL must have the form data:image/png;base64,…", field=field
+            )
+        kind = head["type"] or kind
+        text = given[head.end() :]
+    elif ":" in given[:40]:
+        raise InvalidRequest(
+            "an image must be a data URL, an http or https URL, or base64 text", field=field
+        )
+    if kind and "/" in kind and not kind.lower().startswith("image/"):
+        raise InvalidRequest(
+            "the media type must be that of an image", field=field, shown=f", not {kind[:40]!r}"
+        )
+    if not text:
+        raise InvalidRequest("the image is empty", field=field)
+    named = kind if _MEDIA_TYPE.fullmatch(kind) else ""
+    return ImageSource(field=field, media_type=named, text=text)
+
+
+def image_part(source: ImageSource) -> dict[str, Any]:
+    """The part of a message that contains an image."""
+    return {"type": IMAGE, IMAGE: source}
+
+
+def is_image_kind(kind: str) -> bool:
+    """Whether clients send images in parts of this type."""
+    return kind in _KINDS
+
+
+def with_image(part: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """A message part as a client sent it, as the part of a prompt if it is an image.
+
+    Raises InvalidRequest if the part of an image contains none.
+    """
+    return image_part(image_source(part, field)) if is_image_kind(part["type"]) else dict(part)
+
+
+def is_image(part: Any) -> bool:
+    """Whether a part of a message is an image, checked or not."""
+    return (
+        isinstance(part, Mapping)
+        and part.get("type") == IMAGE
+        and isinstance(part.get(IMAGE), str | ImageSource)
+    )
+
+
+def images_in(messages: Sequence[Any]) -> Iterator[Any]:
+    """The images of a conversation in order: hashes, or sources if they were not checked yet."""
+    for message in messages:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(content, list | tuple):
+            for part in content:
+                if is_image(part):
+                    yield part[IMAGE]
+
+
+def for_log(messages: Sequence[Any]) -> list[Any]:
+    """The messages with short names in place of images that were not checked yet."""
+    return [
+        {**message, "content": [_for_log(part) for part in message["content"]]}
+        if any(True for _ in images_in([message]))
+        else message
+        for message in messages
+    ]
+
+
+def _for_log(part: Any) -> Any:
+    return {**part, IMAGE: repr(part[IMAGE])} if is_image(part) else part
+
+
+def left_out_note(what: str) -> str:
+    """What a model reads in place of something in a tool's result that it cannot read."""
+    return f"[{what} left out: this model takes text only]"

@@ -1,0 +1,156 @@
+"""Images on their way from a conversation to the tokens of a prompt.
+
+In messages that are being prepared, an image is a *mark* within the text, so that everything that
+handles texts handles images as well. The chat template gets a content part in place of each mark,
+and writes the model's placeholder for it. Where the template does not write parts, the placeholder
+itself takes the place of the mark. In the prompt's tokens, image keys (`wire/images.py`) replace
+each placeholder.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from holdfast.errors import InvalidRequest
+from holdfast.front.images.sources import IMAGE, is_image
+from holdfast.front.prompt.lru_cache import LruCache
+from holdfast.wire.images import ImageAnswer, ImageLayout, ImageSpan
+from holdfast.wire.requests import PlacedImage, TokenIds
+
+_OPENING: Final = f"\ufdd6{secrets.token_hex(8)}"  # random, so that no client can write a mark
+_CLOSING: Final = "\ufdd7"
+_MARK: Final = re.compile(f"{_OPENING}([0-9a-f]{{64}}){_CLOSING}")
+_ENTRY_BYTES: Final = 500
+
+
+def with_marks(message: Any) -> Any:
+    """The message with its content as one text, if it consists of images and texts.
+
+    Other messages are returned unchanged.
+    """
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, list | tuple) or not any(map(is_image, content)):
+        return message
+    texts = [image_mark(part[IMAGE]) if is_image(part) else _text_of(part) for part in content]
+    known = [text for text in texts if text is not None]
+    return {**message, "content": joined(known)} if len(known) == len(texts) else message
+
+
+def _text_of(part: Any) -> str | None:
+    text = part.get("text") if isinstance(part, dict) else part
+    return text if isinstance(text, str) else None
+
+
+def image_mark(image: str) -> str:
+    """The mark of an image."""
+    return f"{_OPENING}{image}{_CLOSING}"
+
+
+def has_images(text: str) -> bool:
+    """Whether a text contains marks of images."""
+    return _OPENING in text
+
+
+def images_of(text: str) -> list[str]:
+    """The images of a text with marks, in order."""
+    return _MARK.findall(text) if _OPENING in text else []
+
+
+def without_images(text: str) -> str:
+    """The text without marks."""
+    return _MARK.sub("", text) if _OPENING in text else text
+
+
+def joined(texts: Sequence[str]) -> str:
+    """The parts of a content as one text: line breaks separate texts, but not texts and images."""
+    whole = ""
+    after_text = False
+    for text in texts:
+        is_text = not _MARK.fullmatch(text)
+        whole += f"\n{text}" if after_text and is_text else text
+        after_text = is_text
+    return whole
+
+
+def content_parts(text: str) -> list[dict[str, Any]]:
+    """A text with marks as the content parts that a chat template expects."""
+    parts: list[dict[str, Any]] = []
+    for place, piece in enumerate(_MARK.split(text)):
+        if place % 2:
+            parts.append({"type": IMAGE})
+        elif piece:
+            parts.append({"type": "text", "text": piece})
+    return parts
+
+
+def with_placeholders(text: str, placeholder: str) -> str:
+    """The text with a placeholder in place of each mark."""
+    return _MARK.sub(lambda _: placeholder, text) if _OPENING in text else text
+
+
+def pieces(text: str) -> Iterator[str]:
+    """The pieces of a text with marks: each mark, and each text between them."""
+    for place, piece in enumerate(_MARK.split(text)):
+        if place % 2:
+            yield image_mark(piece)
+        elif piece:
+            yield piece
+
+
+def image_spans(
+    images: Iterable[PlacedImage], layouts: Mapping[str, ImageLayout]
+) -> tuple[ImageSpan, ...]:
+    """The images of a prompt as the worker gets them."""
+    return tuple(ImageSpan(start=each.start, layout=layouts[each.image]) for each in images)
+
+
+def visible_tokens(
+    token_ids: TokenIds, images: Iterable[PlacedImage], layouts: Mapping[str, ImageLayout]
+) -> TokenIds:
+    """The tokens of a prompt with the model's own tokens in place of image keys."""
+    parts: list[TokenIds] = []
+    taken = 0
+    for each in images:
+        layout = layouts[each.image]
+        parts += (token_ids[taken : each.start], layout.token_ids)
+        taken = each.start + len(layout.token_ids)
+    return TokenIds.joined((*parts, token_ids[taken:])) if parts else token_ids
+
+
+class ImageMisfit(InvalidRequest):
+    """The model's processor cannot use an image."""
+
+    def __init__(self, image: str, reason: str, *, field: str = "") -> None:
+        super().__init__(reason, field=field)
+        self.image = image
+
+    def at(self, field: str) -> ImageMisfit:
+        """This error with the request field that contains the image."""
+        return ImageMisfit(self.image, str(self), field=field)
+
+
+class ImageLayouts:
+    """Remembers how models see images. Forgets the least recently used. Thread-safe."""
+
+    def __init__(self, *, max_bytes: int = 16_000_000) -> None:
+        self._known: LruCache[tuple[str, str], ImageLayout] = LruCache(max_bytes)
+
+    def known(self, images: Iterable[str], *, model: str) -> dict[str, ImageLayout]:
+        """The known layouts of images. model: the fingerprint of the model."""
+        found = {image: self._known.get((model, image)) for image in images}
+        return {image: layout for image, layout in found.items() if layout is not None}
+
+    def learn(self, answer: ImageAnswer, *, model: str) -> dict[str, ImageLayout]:
+        """Remember the layouts in a worker's answer, and return them by image.
+
+        Raises ImageMisfit if the model cannot use one of the images.
+        """
+        for layout in answer.layouts:
+            size = len(layout.token_ids.packed) + _ENTRY_BYTES
+            self._known.put((model, layout.image), layout, size=size)
+        for image, reason in answer.failures.items():
+            raise ImageMisfit(image, reason)
+        return {layout.image: layout for layout in answer.layouts}
