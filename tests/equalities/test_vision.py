@@ -286,7 +286,8 @@ def test_damaged_features_are_computed_again(
         content[-5] ^= 1
         file.write_bytes(content)
     after = beside.worker(tmp_path)
-    assert not wrong(after.serve([[second]]), ["two images"], expected)
+    other_tenant = replace(second, tenant="other")  # so that no image is prefilled yet
+    assert not wrong(after.serve([[other_tenant]]), ["two images"], expected)
     assert tower_runs(after) == 2
 
 
