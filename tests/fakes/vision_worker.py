@@ -120,8 +120,7 @@ class VisionBeside:
                 if part["type"] == "image":
                     hashes.append(hashlib.sha256(part["file"]).hexdigest())
                     (self.images / hashes[-1]).write_bytes(part["file"])
-        engine = self.worker().engine
-        answer = engine.measure_images(ImageCommand(images=tuple(hashes)))
+        answer = self.worker_images().answer(ImageCommand(images=tuple(hashes)))
         assert not answer.failures
         return answer.layouts
 
