@@ -67,6 +67,14 @@ class FakeEngine:
     # a step with a longer span raises, as a device does that has no memory for it
     largest_chunk: int = 1 << 30
 
+    image_reuse_refused = ""
+
+    def indivisible(self, request: SequenceRequest) -> tuple[tuple[int, int], ...]:
+        return ()
+
+    def lacks_images(self, span: Span) -> bool:
+        return False
+
     def longest_span(self, request_id: str, start: int) -> int:
         return sys.maxsize
 

@@ -21,7 +21,7 @@ from tests.fakes import vision_templates as templates
 from tests.fakes.tiny_configs import CONTEXT_TOKENS, WINDOW
 from tests.fakes.tiny_models import well_scaled, write_tokenizer
 
-VOCAB_SIZE = 288  # all bytes, and up to 32 special and merged tokens
+VOCAB_SIZE = 288  # all bytes, and 32 special and merged tokens
 # Newlines beside an image merge with those of the text, as in the real tokenizers.
 _MERGES = [("Ċ", "Ċ"), ("ĊĊ", "Ċ"), ("e", "r"), ("t", "h"), ("Ġ", "th")]
 _MODULES = ["text", "vision", "perceiver", "projector", "audio"]
@@ -115,6 +115,78 @@ class VisionFamily:
     def token_id(self, token: str) -> int:
         """The id of a special token."""
         return 256 + len(_MERGES) + self.special_tokens.split().index(token)
+
+
+def _gemma4(**text: Any) -> VisionFamily:
+    """With inputs per layer, shared keys and windows; `text`: more of its text_config."""
+    return VisionFamily(
+        config={
+            "model_type": "gemma4",
+            "hidden_size": 64,
+            "vocab_size": VOCAB_SIZE,
+            "text_config": {
+                **_TEXT,
+                "model_type": "gemma4_text",
+                "num_hidden_layers": 6,
+                "num_key_value_heads": 1,
+                "global_head_dim": 32,
+                "num_kv_shared_layers": 2,
+                "hidden_size_per_layer_input": 16,
+                "vocab_size_per_layer_input": VOCAB_SIZE,
+                "sliding_window": WINDOW,
+                "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+                "tie_word_embeddings": True,
+                **text,
+            },
+            "vision_config": {
+                **_VISION,
+                "model_type": "gemma4_vision",
+                "num_key_value_heads": 2,
+                "head_dim": 16,
+                "global_head_dim": 16,
+                "default_output_length": 16,
+                "position_embedding_size": 64,
+                "pooling_kernel_size": 2,
+            },
+            "vision_soft_tokens_per_image": 16,
+            "audio_config": None,
+        },
+        special_tokens="<turn|> <|turn> <bos> <eos> <pad> <|image> <image|> <|image|> "
+        "<|audio> <audio|> <|audio|> <|video|>",
+        token_ids={
+            "image_token_id": "<|image|>",
+            "boi_token_id": "<|image>",
+            "eoi_token_id": "<image|>",
+            "audio_token_id": "<|audio|>",
+            "boa_token_id": "<|audio>",
+            "eoa_token_id": "<audio|>",
+            "video_token_id": "<|video|>",
+            "pad_token_id": "<pad>",
+        },
+        template=templates.GEMMA4,
+        images={},
+        processor={
+            "processor_class": "Gemma4Processor",
+            "image_processor": {
+                "image_processor_type": "Gemma4ImageProcessor",
+                "patch_size": 4,
+                "max_soft_tokens": 16,
+                "pooling_kernel_size": 2,
+            },
+        },
+        tokenizer={
+            "bos_token": "<bos>",
+            "pad_token": "<pad>",
+            "image_token": "<|image|>",
+            "boi_token": "<|image>",
+            "eoi_token": "<image|>",
+            "audio_token": "<|audio|>",
+            "boa_token": "<|audio>",
+            "eoa_token": "<audio|>",
+            "video_token": "<|video|>",
+        },
+        words=0.5,
+    )
 
 
 FAMILIES: dict[str, VisionFamily] = {
@@ -234,6 +306,198 @@ FAMILIES: dict[str, VisionFamily] = {
         },
         tokenizer={"bos_token": "<s>", "pad_token": "<pad>"},
     ),
+    "qwen2_vl": VisionFamily(
+        config={
+            **_TEXT,
+            "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+            "vision_config": {
+                **_QWEN_VISION,
+                "model_type": "qwen2_vl",
+                "embed_dim": 32,
+                "hidden_size": 64,
+                "mlp_ratio": 2,
+            },
+        },
+        special_tokens=_QWEN_TOKENS,
+        token_ids=_QWEN_IDS,
+        template=templates.QWEN2_VL,
+        images=_QWEN_IMAGES,
+        tokenizer={"pad_token": "<|endoftext|>"},
+    ),
+    "qwen3_vl_moe": VisionFamily(
+        config={
+            "text_config": {
+                **_TEXT,
+                "model_type": "qwen3_vl_moe_text",
+                "rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2]},
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "decoder_sparse_step": 1,
+                "mlp_only_layers": [],
+                "moe_intermediate_size": 64,
+            },
+            "vision_config": {
+                **_QWEN_VISION,
+                "model_type": "qwen3_vl_moe",
+                "num_position_embeddings": 16,
+                "deepstack_visual_indexes": [0],
+            },
+        },
+        special_tokens=_QWEN_TOKENS,
+        token_ids=_QWEN_IDS,
+        template=templates.QWEN3_VL,
+        images=_QWEN_IMAGES,
+        tokenizer={"pad_token": "<|endoftext|>"},
+    ),
+    "qwen3_5": VisionFamily(
+        config={
+            "text_config": {
+                **_TEXT,
+                "model_type": "qwen3_5_text",
+                "num_hidden_layers": 4,
+                "linear_num_value_heads": 4,
+                "linear_num_key_heads": 2,
+                "linear_key_head_dim": 16,
+                "linear_value_head_dim": 16,
+                "linear_conv_kernel_dim": 4,
+                "full_attention_interval": 2,
+                "rope_parameters": {
+                    "type": "default",
+                    "rope_theta": 10000.0,
+                    "partial_rotary_factor": 0.5,
+                    "mrope_section": [2, 1, 1],
+                },
+            },
+            "vision_config": {
+                **_QWEN_VISION,
+                "model_type": "qwen3_5",
+                "num_position_embeddings": 16,
+                "deepstack_visual_indexes": [],
+            },
+        },
+        special_tokens=_QWEN_TOKENS,
+        token_ids=_QWEN_IDS,
+        template=templates.QWEN3_VL,
+        images=_QWEN_IMAGES,
+        tokenizer={"pad_token": "<|endoftext|>"},
+    ),
+    "mistral3": VisionFamily(
+        config={
+            "spatial_merge_size": 2,
+            "text_config": {**_TEXT, "model_type": "mistral"},
+            "vision_config": {**_VISION, "model_type": "pixtral", "head_dim": 16},
+        },
+        special_tokens="</s> <s> <pad> [INST] [/INST] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] "
+        "[IMG] [IMG_BREAK] [IMG_END]",
+        token_ids={"image_token_index": "[IMG]"},
+        template=templates.MISTRAL3,
+        images={
+            "image_processor_type": "PixtralImageProcessor",
+            "size": {"longest_edge": 32},
+            "patch_size": {"height": 4, "width": 4},
+        },
+        processor={"patch_size": 4, "spatial_merge_size": 2, "processor_class": "PixtralProcessor"},
+        tokenizer={"bos_token": "<s>", "pad_token": "<pad>"},
+    ),
+    "smolvlm": VisionFamily(
+        config={
+            "scale_factor": 2,
+            "text_config": {**_TEXT, "model_type": "llama"},
+            "vision_config": {**_VISION, "model_type": "smolvlm_vision"},
+        },
+        special_tokens="<end_of_utterance> <|im_start|> <|im_end|> <image> <global-img> "
+        "<fake_token_around_image> <row_1_col_1> <row_1_col_2> <row_2_col_1> <row_2_col_2>",
+        token_ids={"image_token_id": "<image>"},
+        template=templates.SMOLVLM,
+        images={
+            "image_processor_type": "SmolVLMImageProcessor",
+            "size": {"longest_edge": 64},
+            "max_image_size": {"longest_edge": 32},
+            "image_mean": [0.5] * 3,
+            "image_std": [0.5] * 3,
+            "do_image_splitting": True,
+        },
+        processor={"image_seq_len": 16, "processor_class": "SmolVLMProcessor"},
+        tokenizer={"pad_token": "<|im_end|>"},
+    ),
+    "internvl_chat": VisionFamily(
+        config={
+            "downsample_ratio": 0.5,
+            "force_image_size": 16,
+            "max_dynamic_patch": 4,
+            "use_thumbnail": True,
+            "llm_config": {**_TEXT, "model_type": "qwen2"},
+            "vision_config": {**_VISION, "model_type": "intern_vit_6b", "image_size": 16},
+        },
+        special_tokens="<|im_end|> <|im_start|> <|endoftext|> <img> </img> <IMG_CONTEXT>",
+        token_ids={"image_token_index": "<IMG_CONTEXT>"},
+        template=templates.INTERNVL_CHAT,
+        images={"image_processor_type": "CLIPFeatureExtractor", "size": 16},
+        tokenizer={"pad_token": "<|endoftext|>"},
+    ),
+    "glm4v": VisionFamily(
+        config={
+            "text_config": {
+                **_TEXT,
+                "model_type": "glm4v_text",
+                "partial_rotary_factor": 0.5,
+                "rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 2]},
+            },
+            "vision_config": {
+                **_QWEN_VISION,
+                "model_type": "glm4v",
+                "image_size": 32,
+                "rms_norm_eps": 1e-5,
+            },
+        },
+        special_tokens="<|user|> <|endoftext|> <|assistant|> <|system|> [gMASK] <sop> "
+        "<|begin_of_image|> <|end_of_image|> <|image|> <|begin_of_video|> <|end_of_video|> "
+        "<|video|> <|begin_of_box|> <|end_of_box|>",
+        token_ids={
+            "image_token_id": "<|image|>",
+            "video_token_id": "<|video|>",
+            "image_start_token_id": "<|begin_of_image|>",
+            "image_end_token_id": "<|end_of_image|>",
+            "vision_start_token_id": "<|begin_of_image|>",
+            "vision_end_token_id": "<|end_of_image|>",
+        },
+        template=templates.GLM4V,
+        images={
+            "image_processor_type": "Glm4vImageProcessor",
+            "patch_size": 4,
+            "temporal_patch_size": 2,
+            "merge_size": 2,
+            "size": {"shortest_edge": 128, "longest_edge": 8192},
+            "image_mean": [0.48145466, 0.4578275, 0.40821073],
+            "image_std": [0.26862954, 0.26130258, 0.27577711],
+        },
+        tokenizer={"pad_token": "<|endoftext|>"},
+    ),
+    "gemma4": _gemma4(),
+    "gemma4 with bidirectional images": _gemma4(use_bidirectional_attention="vision"),
+    "llava_next": VisionFamily(
+        config={
+            "vision_feature_layer": -2,
+            "vision_feature_select_strategy": "default",
+            "text_config": {**_TEXT, "model_type": "mistral"},
+            "vision_config": {**_VISION, "model_type": "clip_vision_model"},
+        },
+        special_tokens="</s> <s> <pad> <image>",
+        token_ids={"image_token_index": "<image>"},
+        template=templates.LLAVA_NEXT,
+        images={
+            **_CLIP_IMAGES,
+            "image_processor_type": "LlavaNextImageProcessor",
+            "image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]],
+        },
+        processor={
+            "patch_size": 4,
+            "num_additional_image_tokens": 1,
+            "vision_feature_select_strategy": "default",
+            "processor_class": "LlavaNextProcessor",
+        },
+        tokenizer={"bos_token": "<s>", "pad_token": "<pad>"},
+    ),
 }
 
 
@@ -253,6 +517,8 @@ def _files_of_model(name: str, seed: int) -> dict[str, bytes]:
     family = FAMILIES[name]
     ids = {key: family.token_id(token) for key, token in family.token_ids.items()}
     special_tokens = family.special_tokens.split()
+    unused = VOCAB_SIZE - 256 - len(_MERGES) - len(special_tokens)
+    special_tokens += [f"<unused{number}>" for number in range(unused)]
     eos = family.token_id(special_tokens[0])
     config = {"model_type": name, **family.config, **ids, "eos_token_id": eos}
     parameters = dict(tree_flatten(_random_model(config, seed, family.words).parameters()))
@@ -280,7 +546,7 @@ def _files_of_model(name: str, seed: int) -> dict[str, bytes]:
 def _random_model(config: dict[str, Any], seed: int, words: float) -> nn.Module:
     """As `mlx_vlm.utils.load_model` makes it, with random weights."""
     config = copy.deepcopy(config)  # some families change it
-    config.setdefault("text_config", {})
+    config.setdefault("text_config", config.pop("llm_config", {}))
     package, _ = utils.get_model_and_args(config)
     arguments = package.ModelConfig.from_dict(config)
     arguments = utils.update_module_configs(arguments, package, config, _MODULES)

@@ -52,7 +52,9 @@ class OracleAnswer:
 class VisionOracle:
     """mlx-vlm with the model of one folder.
 
-    Several of its processors fail or depend on the other images of a prompt; see `_inputs`.
+    Its processors are given nothing but text and images: those of llava and llava_next pass what
+    else they are given to the image processor, which refuses it, so that mlx-vlm's own generate
+    fails with llava.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -65,31 +67,27 @@ class VisionOracle:
 
     def rendered(self, messages: Sequence[Message], *, asks: bool = True) -> str:
         """The conversation as the model's chat template writes it, with its placeholders."""
-        template = self.tokenizer.chat_template
+        written = [*messages]
+        if type(self.processor).__name__ == "InternVLChatProcessor":
+            written = [{**message, "content": _flat(message)} for message in messages]
         text: str = self.tokenizer.apply_chat_template(
-            list(messages), chat_template=template, tokenize=False, add_generation_prompt=asks
+            written,
+            chat_template=self.tokenizer.chat_template,
+            tokenize=False,
+            add_generation_prompt=asks,
         )
         return text
 
     def inputs(self, messages: Sequence[Message], *, asks: bool = True) -> dict[str, Any]:
         """What the processor makes of a conversation: `input_ids`, `pixel_values`, …"""
-        images = [
-            Image.open(io.BytesIO(part["file"])).convert("RGB")
-            for message in messages
-            for part in message["content"]
-            if part["type"] == "image"
-        ]
-        return self.processed(self.rendered(messages, asks=asks), images)
+        return self.processed(self.rendered(messages, asks=asks), _images(messages))
 
     def processed(self, text: str, images: list[Image.Image]) -> dict[str, Any]:
         """What the processor makes of a rendered conversation and its images."""
         if not images:
             ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
             return {"input_ids": mx.array([ids])}
-        if type(self.processor).__name__ == "LlavaProcessor":
-            found = self._llava_inputs(text, images)
-        else:
-            found = dict(self.processor(text=[text], images=images, add_special_tokens=False))
+        found = dict(self.processor(text=[text], images=images))
         return {key: _as_mlx(value) for key, value in found.items() if value is not None}
 
     def answer(self, messages: Sequence[Message], *, tokens: int = 1) -> OracleAnswer:
@@ -104,6 +102,24 @@ class VisionOracle:
             logits.append(_last(self.model.language_model(last, cache=cache)))
             drawn.append(int(logits[-1].argmax()))
         return OracleAnswer(prompt, tuple(drawn), np.stack(logits))
+
+    def generated(self, messages: Sequence[Message], *, tokens: int) -> tuple[int, ...]:
+        """The greedy answer of mlx-vlm's generate, whatever ends answers."""
+        criteria = self.tokenizer.stopping_criteria
+        self.tokenizer.stopping_criteria = lambda _: False
+        try:
+            results = mlx_vlm.stream_generate(
+                self.model,
+                self.processor,
+                self.rendered(messages),
+                image=_images(messages),
+                max_tokens=tokens,
+                temperature=0.0,
+            )
+            drawn = [int(result.token) for result in results]  # the last result repeats its token
+            return tuple(drawn[:tokens])
+        finally:
+            self.tokenizer.stopping_criteria = criteria
 
     def logits(self, inputs: dict[str, Any], cache: list[Any] | None = None) -> np.ndarray:
         """The logits of the token behind a prompt: [vocabulary], float32."""
@@ -121,21 +137,25 @@ class VisionOracle:
             for key, value in features.to_dict().items()
             if value is not None and key != "attention_mask_4d"  # which its generate ignores too
         }
+        if "mm_token_type_ids" in inputs:
+            found["mm_token_type_ids"] = inputs["mm_token_type_ids"]
         cache = cache or make_prompt_cache(model.language_model)
         return _last(model.language_model(ids, cache=cache, **found))
 
-    def _llava_inputs(self, text: str, images: list[Image.Image]) -> dict[str, Any]:
-        """LlavaProcessor 0.7.10 passes the tokenizer's arguments to the image processor."""
-        processor = self.processor
-        pixels = processor.image_processor(images)["pixel_values"]
-        height, width = pixels[0].shape[-2:]
-        size = processor.patch_size
-        count = (height // size) * (width // size) + processor.num_additional_image_tokens
-        if processor.vision_feature_select_strategy == "default":
-            count -= 1
-        text = text.replace(processor.image_token, processor.image_token * count)
-        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return {"input_ids": [ids], "pixel_values": np.stack(pixels)}
+
+def _images(messages: Sequence[Message]) -> list[Image.Image]:
+    return [
+        Image.open(io.BytesIO(part["file"])).convert("RGB")
+        for message in messages
+        for part in message["content"]
+        if part["type"] == "image"
+    ]
+
+
+def _flat(message: Message) -> str:
+    """A message as text, for templates that know nothing of images."""
+    parts = [part.get("text", "<image>\n") for part in message["content"]]
+    return "".join(parts)
 
 
 def _last(output: Any) -> np.ndarray:

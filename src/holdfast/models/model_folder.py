@@ -244,7 +244,9 @@ def _checked(folder: Path) -> Mapping[str, Any]:
     check_is_folder(folder)
     config = checked_config(folder)
     model_type = str(config["model_type"])
-    if not (is_supported(model_type) or config.get("model_file")):
+    if not (
+        is_supported(model_type) or config.get("model_file") or _is_supported_with_vision(config)
+    ):
         raise ModelLoadError(f"the installed mlx-lm has no models of the type {model_type}")
     weights = [name for name in os.listdir(folder) if fnmatchcase(name, WEIGHT_FILES)]
     if not weights:
@@ -262,26 +264,46 @@ def is_supported(model_type: str) -> bool:
     return model_type in _modules() or _remapping().get(model_type) in _modules()
 
 
-def _mlx_lm() -> Path:
-    spec = importlib.util.find_spec("mlx_lm")  # this does not import it
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent
+def has_vision(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration is that of a model with vision."""
+    return bool(config.get("vision_config"))
+
+
+def _is_supported_with_vision(config: Mapping[str, Any]) -> bool:
+    """Whether only mlx-vlm supports a model, and is installed."""
+    model_type = str(config["model_type"])
+    return has_vision(config) and (
+        _remapping("mlx_vlm").get(model_type, model_type) in _modules("mlx_vlm")
+    )
+
+
+def _package(name: str) -> Path | None:
+    """The folder of mlx-lm or mlx-vlm, without importing it; None if it is not installed."""
+    spec = importlib.util.find_spec(name)
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
 @cache
-def _modules() -> frozenset[str]:
-    return frozenset(file.stem for file in (_mlx_lm() / "models").glob("*.py"))
+def _modules(package: str = "mlx_lm") -> frozenset[str]:
+    folder = _package(package)
+    return (
+        frozenset()
+        if folder is None
+        else frozenset(each.stem for each in (folder / "models").iterdir())
+    )
 
 
 @cache
-def _remapping() -> dict[str, str]:
-    """Return the model types that mlx-lm maps to another module.
+def _remapping(package: str = "mlx_lm") -> dict[str, str]:
+    """Return the model types that a package maps to another module.
 
     Read from its source, because importing it would import MLX.
     """
-    found = {}
-    for table in _REMAPPINGS.findall((_mlx_lm() / "utils.py").read_text(encoding="utf-8")):
+    found: dict[str, str] = {}
+    folder = _package(package)
+    if folder is None:
+        return found
+    for table in _REMAPPINGS.findall((folder / "utils.py").read_text(encoding="utf-8")):
         for key, module in ast.literal_eval(table).items():
             found[key[0] if isinstance(key, tuple) else key] = module
     return found

@@ -123,6 +123,11 @@ _CONSTRAINED = (
     ("mask_seconds", "Time spent filling masks, in seconds."),
     ("failures", "Sequences that ended because their grammar allowed no token."),
 )
+_IMAGES = (
+    ("encoded", "Images whose features the vision tower computed."),
+    ("encode_seconds", "Time spent in the vision tower, in seconds."),
+    ("reused", "Images whose features were kept from earlier."),
+)
 _RESIDENT = (
     ("loaded", "Whether the model is loaded."),
     ("leases", "Requests that use the model."),
@@ -355,6 +360,8 @@ def _worker_families(statistics: Mapping[str, WorkerStatistics]) -> Iterator[Met
     yield from _plain(CounterMetricFamily, "holdfast_worker_", _COUNTERS, statistics)
     constraints = {model: numbers.constraints for model, numbers in statistics.items()}
     yield from _plain(CounterMetricFamily, "holdfast_constrained_", _CONSTRAINED, constraints)
+    images = {model: numbers.images for model, numbers in statistics.items()}
+    yield from _plain(CounterMetricFamily, "holdfast_images_", _IMAGES, images)
     yield from _histograms("holdfast_worker_", _SECONDS, statistics)
     caches = {
         model: numbers.memory for model, numbers in statistics.items() if numbers.memory is not None

@@ -104,6 +104,14 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     read_ahead: ReadAhead | None = None  # None: an ordinary request, whose client waits
 
     @property
+    def resume_points(self) -> tuple[int, ...]:
+        """Positions in the prompt from which later prompts are likely to continue: the branch
+        points, and the ends of images, the last one first.
+        """
+        ends = [image.end for image in self.images]
+        return (*self.branch_points, *reversed(ends))
+
+    @property
     def is_idle_work(self) -> bool:
         """Whether the request runs only while the worker has nothing else to do."""
         return self.read_ahead is not None

@@ -87,6 +87,17 @@ class ConstraintFigures(msgspec.Struct, kw_only=True):
     failures: int = 0  # sequences that ended because the grammar allowed no token
 
 
+class ImageFigures(msgspec.Struct, kw_only=True):
+    """Counters of the images in prompts since the worker's start.
+
+    The engine counts in one such object; the front gets a copy.
+    """
+
+    encoded: int = 0  # images whose features the vision tower computed
+    encode_seconds: float = 0.0
+    reused: int = 0  # images whose features were kept from earlier
+
+
 class ResidencyFigures(msgspec.Struct, frozen=True, kw_only=True):
     """How a model is loaded and used, with counters since the server's start."""
 
@@ -157,6 +168,7 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     step_seconds: Histogram | None = None
     memory: CacheFigures | None = None  # None: no prefix cache
     constraints: ConstraintFigures = msgspec.field(default_factory=ConstraintFigures)
+    images: ImageFigures = msgspec.field(default_factory=ImageFigures)
     waits: dict[RequestId, WaitReason] = {}  # what each waiting request waits for
 
 

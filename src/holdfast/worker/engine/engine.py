@@ -142,11 +142,21 @@ class Engine:
         """Whether prefill chunks share a forward pass with decoding rows."""
         return self._runner.mixes_chunks
 
+    def indivisible(self, request: SequenceRequest) -> tuple[tuple[int, int], ...]:
+        """The parts of a prompt, from start to end, that one span each must contain as a whole:
+        images whose tokens attend to each other in both directions.
+        """
+        if self.images is None or not self.images.attends_both_ways:
+            return ()
+        return tuple((image.start, image.end) for image in request.images)
+
     def longest_span(self, request_id: RequestId, start: int) -> int:
         """How many tokens a span of a sequence may have at most, beginning at position `start`."""
-        if self.cuts_at_blocks(self._sequences[request_id].live.kv_bits):
+        sequence = self._sequences[request_id]
+        if self.cuts_at_blocks(sequence.live.kv_bits):
             return BLOCK_TOKENS - start % BLOCK_TOKENS
-        return sys.maxsize
+        edges = itertools.chain(*self.indivisible(sequence.request))
+        return min((edge - start for edge in edges if edge > start), default=sys.maxsize)
 
     @property
     def speculation_refused(self) -> str:
@@ -212,11 +222,30 @@ class Engine:
         if request.images:
             if self.images is None:
                 raise InvalidRequest(_NO_IMAGES)
-            sequence.images = self.images.open(request, prefilled_tokens=sequence.live.tokens)
+            sequence.images = self.images.open(request)
         sequence.live.reserve(capacity_tokens)
         sequence.keep = keep
         self._sequences[request.request_id] = sequence
         return sequence.live
+
+    @property
+    def image_reuse_refused(self) -> str:
+        """Why prompts with images must not be cached; empty if they may."""
+        return "" if self.images is None else self.images.info.reuse_refused
+
+    def lacks_images(self, span: Span) -> bool:
+        """Whether features of images in a span are not computed yet."""
+        images = self._sequences[span.request_id].images
+        return images is not None and images.lacks(span.start, span.tokens)
+
+    def provide_images(self, span: Span) -> None:
+        """Compute the features of the images in a span that are not computed yet. `dispatch` does
+        that, too; doing it before keeps the time out of that of the step. Waits for the device.
+        Raises InvalidRequest if an image cannot be used.
+        """
+        images = self._sequences[span.request_id].images
+        if self.images is not None and images is not None:
+            self.images.provide(images, start=span.start, tokens=span.tokens)
 
     def measure_images(self, command: ImageCommand) -> ImageAnswer:
         """How the model sees the images of a command."""
@@ -296,6 +325,8 @@ class Engine:
             "the tokens of the previous step are not sampled yet"
         )
         spans = [SequenceSpan(self._sequences[span.request_id], span) for span in plan.spans]
+        for span in plan.spans:
+            self.provide_images(span)
         for each in spans:
             if each.span.drafted and self._runner.repeats_accepted:
                 each.sequence.saved = each.sequence.live.saved()

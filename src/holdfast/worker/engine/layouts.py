@@ -140,6 +140,8 @@ class Runner(ABC):
         """Why this model's keys and values cannot be quantized; empty if they can."""
         if not self._pairs:
             return "no layer keeps the keys and values of every token"
+        if isinstance(self._model, VisionModel) and self._model.attends_both_ways:
+            return "the tokens of an image attend to each other in both directions"
         sizes = {each.dimension for pair in self._pairs for each in pair}
         odd = sorted(size for size in sizes if group_of(size) is None)
         if odd:
@@ -215,6 +217,7 @@ class RowsRunner(Runner):
         if len(groups) > 1:
             return _in_order(spans, groups, [self._run(group, context) for group in groups])
         if len(spans) == 1:
+            context = _context_for(spans[0], context)
             caches = _views(
                 spans, lambda layers: SpanView(layers[0], context=context), _no_recurrent
             )
@@ -282,6 +285,7 @@ class SplitRunner(Runner):
         return self._pass(token_ids_of(spans)[:, None], caches, spans)
 
     def _read(self, span: SequenceSpan, context: StepContext) -> StepLogits:
+        context = _context_for(span, context)
         if self._gather is not None:  # attention does not go through the seam
             context = replace(context, composes_attention=False, attends_to_parts=False)
         caches = _views([span], lambda layers: SpanView(layers[0], context=context), StateView)
@@ -336,6 +340,16 @@ def _images_apart(spans: Sequence[SequenceSpan]) -> list[list[SequenceSpan]]:
     alone = [[each] for each in spans if each.shows_images]
     others = [each for each in spans if not each.shows_images]
     return [others, *alone] if others else alone
+
+
+def _context_for(span: SequenceSpan, context: StepContext) -> StepContext:
+    """The context for a span with its own forward pass. The mask of an image whose tokens attend to
+    each other in both directions comes from the model, so MLX computes attention with plain arrays.
+    """
+    images = span.sequence.images
+    if images is None or not images.attend_both_ways or not span.shows_images:
+        return context
+    return replace(context, composes_attention=False, attends_to_parts=False)
 
 
 def _arguments(model: VisionModel, ids: mx.array, spans: Sequence[SequenceSpan]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from holdfast.models.model_folder import (
     checked_config,
     checked_tensor_bytes,
     context_tokens,
+    has_vision,
     own_context_tokens,
     parts_of,
     read_json,
@@ -187,7 +188,7 @@ def _image_processor(
     folder: Path, stored_config: dict[str, Any], model: Module
 ) -> tuple[Processor | None, str]:
     """The processor of a model's images, or the reason why a model with vision has none."""
-    if not vision.has_vision(stored_config):
+    if not has_vision(stored_config):
         return None, ""
     if not isinstance(model, VisionModel):
         return None, _why_text_only()
@@ -210,7 +211,7 @@ def _build(
 
     Returns the model and its configuration.
     """
-    if vision.has_vision(stored_config) and vision.is_installed() and not settings.adapters:
+    if has_vision(stored_config) and vision.is_installed() and not settings.adapters:
         model = _with_vision(folder)
         if model is not None:
             return model, stored_config

@@ -107,7 +107,7 @@ LOWERED_SWITCHES = {
 }
 
 # mlx-lm models raise these if a layout does not fit: bad shapes, missing attributes, scalar offsets
-_MISFITS = (
+MISFITS = (
     LayoutError,
     ArithmeticError,
     AssertionError,
@@ -226,7 +226,7 @@ def what_is_wrong_with(kv_bits: KVBits, runner: Runner, *, vocab_size: int) -> s
     reference = _Reference(runner.model, short)
     try:
         got = _staggered(runner, short, kv_bits)
-    except _MISFITS as misfit:
+    except MISFITS as misfit:
         return _first_line(misfit)
     divergence = float(np.median(reference.divergences(got)))
     allowed = QUANTIZED_DIVERGENCE * reference.divergence_effect
@@ -305,7 +305,7 @@ def _switches_lowered(model: Any) -> Iterator[None]:
 def _judge_of(model: Any, vocab_size: int) -> _Judge:
     try:
         return _Judge(model, vocab_size)
-    except _MISFITS as misfit:
+    except MISFITS as misfit:
         raise ModelLoadError(
             f"mlx-lm itself cannot run this model here: {_first_line(misfit)}"
         ) from misfit
@@ -326,7 +326,7 @@ def _candidates(model: Any, head: HeadSeam | None) -> list[Runner]:
 def _try(runner: Runner, judge: _Judge) -> Trial:
     try:
         return judge.trial_of(runner)
-    except _MISFITS as misfit:
+    except MISFITS as misfit:
         return Trial(variant=runner.variant, relative_error=None, note=_first_line(misfit))
 
 
@@ -500,7 +500,7 @@ class _Reference:
             return 0
         try:
             error = _distance(at_once, head.project(set_aside)) / self._effect
-        except _MISFITS:
+        except MISFITS:
             return 0
         return set_aside.shape[-1] if error <= RIGHT_DIVERGENCE[self.logit_bytes] else 0
 
@@ -520,6 +520,20 @@ class _Reference:
         """Whether the most probable token is the expected one, bool [cases, compared positions]."""
         pairs = zip(self._expected, got, strict=True)
         return np.stack([np.array(a.argmax(axis=-1) == b.argmax(axis=-1)) for a, b in pairs])
+
+
+def is_close(got: mx.array, expected: mx.array, *, changed: mx.array) -> bool:
+    """Whether logits, [vocabulary], are the expected ones but for rounding. changed: the logits
+    after a change of one token, whose effect is the scale of errors.
+    """
+    rounding = ROUNDINGS * float(mx.finfo(expected.dtype).eps)
+    if _distance(got, expected) <= max(RIGHT_RELATIVE_ERROR, rounding) * _distance(
+        changed, expected
+    ):
+        return True
+    divergence = float(_divergence(expected[None], got[None])[0])
+    allowed = RIGHT_DIVERGENCE[expected.dtype.size]
+    return divergence <= allowed * float(_divergence(expected[None], changed[None])[0])
 
 
 def _divergence(expected: mx.array, got: mx.array) -> Numbers:

@@ -9,7 +9,7 @@ mask.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -530,6 +530,26 @@ class StateView:
     def __setitem__(self, index: int, value: mx.array) -> None:
         for row, state in enumerate(self._states):
             state.set_row(index, value, row)
+
+    def update_window(
+        self, index: int, source: mx.array, width: int, *, lengths: None = None
+    ) -> mx.array:
+        """Keep the last `width` positions of `source`, [rows, positions, …], in a slot (mlx-vlm)."""
+        self[index] = kept = mx.contiguous(source[:, source.shape[1] - width :])
+        return kept
+
+    def update_recurrent(
+        self,
+        index: int,
+        length: int,
+        update: Callable[[mx.array | None, None], tuple[mx.array, ...]],
+    ) -> tuple[mx.array, mx.array]:
+        """Replace the state in a slot by what `update` makes of it (mlx-vlm). Returns the output and
+        the new state.
+        """
+        output, state, *_ = update(self[index], None)
+        self[index] = state
+        return output, state
 
     def make_mask(self, tokens: int) -> None:
         """Returns None, as mlx-lm's caches do without padding: there is nothing to mask."""

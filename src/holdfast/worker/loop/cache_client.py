@@ -160,10 +160,16 @@ class CacheClient:
         cache = self._cache_for(request)
         if cache is None or not request.is_kept:
             return ()
-        return cache.boundaries(len(request.prompt_token_ids), request.branch_points)
+        return cache.boundaries(len(request.prompt_token_ids), request.resume_points)
+
+    def indivisible(self, request: SequenceRequest) -> tuple[tuple[int, int], ...]:
+        """See `Engine.indivisible`."""
+        return self._engine.indivisible(request)
 
     def _cache_for(self, request: SequenceRequest) -> PrefixCache | None:
         """The cache; None if there is none, or if no token of the prompt may come from it."""
+        if request.images and self._engine.image_reuse_refused:
+            return None
         return self._cache if request.reusable_tokens > 0 else None
 
     # -- look up
@@ -358,7 +364,7 @@ class CacheClient:
             sequence.restore_seconds = lookup.fetch_seconds + self._clock() - began_at
         if cache is not None and request.is_kept:
             with costing_no_answer("the KV of request %s is not cached", sequence.id):
-                keep = cache.policy(sequence.prompt_tokens, request.branch_points)
+                keep = cache.policy(sequence.prompt_tokens, request.resume_points)
         state = self._engine.open(
             request,
             generated=tuple(sequence.generated),

@@ -18,6 +18,7 @@ from holdfast.wire.events import (
     ConstraintFigures,
     FinishReason,
     Histogram,
+    ImageFigures,
     WaitReason,
     WorkerStatistics,
 )
@@ -68,6 +69,7 @@ class Counters:
     restore_seconds: SecondsCounter = field(default_factory=SecondsCounter)  # for cache hits
     # the engine updates this object
     constraints: ConstraintFigures = field(default_factory=ConstraintFigures)
+    images: ImageFigures = field(default_factory=ImageFigures)  # the engine updates it, too
     device_bytes: Callable[[], int] = int  # GPU memory of this worker
 
     def count_step(self, seconds: float) -> None:
@@ -121,6 +123,7 @@ class Counters:
             step_seconds=self.step_seconds.histogram(),
             memory=None if cache is None else self._with_lookups(cache),
             constraints=msgspec.structs.replace(self.constraints),
+            images=msgspec.structs.replace(self.images),
             waits=dict(waits),
         )
 

@@ -88,6 +88,7 @@ class IdleWork:
                 prompt_tokens=sequence.prompt_tokens,
                 max_tokens=request.max_tokens,
                 boundaries=self._cache.boundaries(request),
+                indivisible=self._cache.indivisible(request),
                 is_ready=False,
                 is_idle_work=True,
                 costs=self._costs_of(sequence.kv_bits),

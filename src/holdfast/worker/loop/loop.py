@@ -40,9 +40,11 @@ from holdfast.worker.kv.bits import SAVING, KVBits
 from holdfast.worker.loop.cache_client import CacheClient
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.loop.device_steps import (
+    DeviceFailed,
     DeviceSteps,
     Flight,
     costing_no_answer,
+    device_call,
 )
 from holdfast.worker.loop.drafts import Drafts
 from holdfast.worker.loop.idle_work import IdleWork
@@ -309,6 +311,7 @@ class WorkerLoop:
                 max_tokens=request.max_tokens,
                 drawn_tokens=len(request.generated_token_ids),
                 boundaries=self._cache.boundaries(request),
+                indivisible=self._cache.indivisible(request),
                 scores_prompt=request.want_prompt_logprobs,
                 service=request.service,
                 is_ready=False,  # until its cached prefix is looked up
@@ -577,7 +580,7 @@ class WorkerLoop:
         sequences: list[LiveSequence] = []
         for span in decision.plan.spans:
             sequence = self._ledger.find(span.request_id)
-            if sequence is not None and sequence.is_open:
+            if sequence is not None and sequence.is_open and self._has_images(span, sequence):
                 spans.append(span if self._drafts is None else self._drafts.filled(span, sequence))
                 sequences.append(sequence)
         return Flight(
@@ -588,6 +591,24 @@ class WorkerLoop:
             started_at=self._clock(),
             expected_seconds=decision.expected_seconds,
         )
+
+    def _has_images(self, span: Span, sequence: LiveSequence) -> bool:
+        """Compute the features of the images in a span. Returns False, and ends the sequence, if an
+        image cannot be used.
+        """
+        if not self._engine.lacks_images(span):
+            return True
+        self._pulse.work()
+        try:
+            with device_call():
+                self._engine.provide_images(span)
+        except DeviceFailed as failure:
+            is_refused = isinstance(failure.__cause__, InvalidRequest)
+            reason = FinishReason.REFUSED if is_refused else FinishReason.FAILED
+            logger.warning("request %s ends: an image cannot be used: %s", sequence.id, failure)
+            self._lifetimes.drop(sequence, reason, error=str(failure.__cause__))
+            return False
+        return True
 
     @property
     def _is_idle_work_under_way(self) -> bool:

@@ -27,7 +27,7 @@ from holdfast.store.block import StoreRefused
 from holdfast.store.maintenance import store_limits
 from holdfast.store.store import BlockStore
 from holdfast.wire.commands import WorkerSettings
-from holdfast.wire.events import ModelInfo
+from holdfast.wire.events import ImageFigures, ModelInfo
 from holdfast.wire.images import VisionInfo
 from holdfast.worker.engine.constraints import Constraints, Grammars
 from holdfast.worker.engine.engine import Engine, KVCosts
@@ -36,6 +36,7 @@ from holdfast.worker.engine.fingerprint import (
     files_of_identity,
     runs_own_code,
 )
+from holdfast.worker.engine.image_probe import examine_images
 from holdfast.worker.engine.kv_forms import KVForms
 from holdfast.worker.engine.layouts import Runner, choose_sharing
 from holdfast.worker.engine.load import LoadedModel, load_model
@@ -278,9 +279,11 @@ class _Probed:
             ram_bytes=FEATURE_RAM_BYTES,
             disk_bytes=FEATURE_DISK_BYTES,
         )
-        self.engine.images = WorkerImages(
-            loaded.model, loaded.images, folder=folder, features=features
-        )
+        images = WorkerImages(loaded.model, loaded.images, folder=folder, features=features)
+        loaded.images.info = examine_images(self.runner, images)
+        images.figures = ImageFigures()  # without those of the test
+        if not images.info.refused:
+            self.engine.images = images
 
     @property
     def costs(self) -> KVCosts:
@@ -412,6 +415,8 @@ def _build(
         read_pressure=pressure_reader(),
     )
     counters = Counters(constraints=probed.constraints.figures, device_bytes=platform.taken_bytes)
+    if probed.engine.images is not None:
+        counters.images = probed.engine.images.figures
     return WorkerLoop(
         engine=probed.engine,
         scheduler=scheduler,

@@ -164,6 +164,8 @@ class Allowance:
             tokens = _rounded(tokens, self._quantum)
         if at_least_a_quantum:
             tokens = max(tokens, min(self._quantum, wanted, self.tokens))
+        if tokens > 0 and sequence.is_indivisible(position):
+            tokens = wanted  # even if that is more than the step has left
         if tokens > 0:
             self.tokens -= tokens
             self.seconds -= entry + costs.more_chunk_seconds(
@@ -180,6 +182,8 @@ def _rounded(tokens: int, quantum_tokens: int) -> int:
 
 def longest_chunk(costs: CostModel, sequence: ScheduledSequence) -> int:
     """The largest chunk of a prompt: up to the next boundary, within the bounds of the device."""
+    if sequence.is_indivisible(sequence.position):
+        return sequence.longest_span
     return min(sequence.longest_span, costs.most_chunk_tokens(sequence.position))
 
 
@@ -236,7 +240,10 @@ class ChunkSharing:
 
     def _read_alone(self, prompt: ScheduledSequence, *, tokens: int, seconds: float) -> int:
         """The chunk of the only prompt in a step without decoding rows."""
-        most = min(tokens, longest_chunk(self._costs, prompt))
+        longest = longest_chunk(self._costs, prompt)
+        if prompt.is_indivisible(prompt.position):
+            return longest
+        most = min(tokens, longest)
         if math.isinf(seconds):
             return most
         within = self._costs.tokens_within(seconds, prompt.position)

@@ -74,6 +74,8 @@ class ScheduledSequence:
     boundaries: tuple[
         int, ...
     ] = ()  # ascending; spans of the prompt end there so that state can be saved
+    # parts of the prompt, from one boundary to another, that must be prefilled in one span each
+    indivisible: tuple[tuple[int, int], ...] = ()
     service: ServiceClass = DEFAULT_SERVICE
     waited_seconds: float = 0.0  # total time in the queue, as the sum of step durations
     waits_since: float = 0.0
@@ -128,6 +130,10 @@ class ScheduledSequence:
             )
         later = (boundary for boundary in self.boundaries if boundary > self.position)
         return min(end, next(later, end)) - self.position
+
+    def is_indivisible(self, position: int) -> bool:
+        """Whether the span that contains a position must reach the next boundary."""
+        return any(start <= position < end for start, end in self.indivisible)
 
     @property
     def most_drafted(self) -> int:

@@ -12,6 +12,7 @@ step is reported.
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -204,6 +205,7 @@ class Scheduler:
         max_tokens: int,
         drawn_tokens: int = 0,
         boundaries: tuple[int, ...] = (),
+        indivisible: tuple[tuple[int, int], ...] = (),
         scores_prompt: bool = False,
         is_ready: bool = True,
         service: ServiceClass = DEFAULT_SERVICE,
@@ -216,7 +218,9 @@ class Scheduler:
         drawn_tokens: the number of answer tokens that an earlier worker generated; they are
             prefilled like the prompt and count towards `max_tokens`. Such a request is accepted
             even if the queue is full.
-        boundaries: positions within the prompt, ascending, at which spans must end.
+        boundaries: positions within the prompt at which spans must end.
+        indivisible: parts of the prompt that must be prefilled in one span each, even if that is
+            longer than a step should be.
         scores_prompt: the log-probabilities of the prompt are requested, which makes prefill
             slower.
         is_ready: if False, the request keeps its position until `make_ready` tells where its
@@ -247,7 +251,8 @@ class Scheduler:
             drawn=drawn_tokens,
             submitted_after_step=self._issued_steps,
             costs=costs,
-            boundaries=boundaries,
+            boundaries=tuple(sorted({*boundaries, *itertools.chain(*indivisible)})),
+            indivisible=indivisible,
             scores_prompt=scores_prompt,
             is_ready=is_ready,
             service=service,

@@ -5,18 +5,22 @@ Device thread only: mlx-vlm's processors create arrays.
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
+from mlx.utils import tree_flatten
 
 from holdfast.errors import InvalidRequest
 from holdfast.models.images import open_image
 from holdfast.wire.commands import SequenceRequest
+from holdfast.wire.events import ImageFigures
 from holdfast.wire.images import ImageAnswer, ImageCommand, ImageLayout, VisionInfo
 from holdfast.wire.requests import TokenIds
 from holdfast.worker.vision.feature_cache import FeatureCache
@@ -39,12 +43,13 @@ class ProcessedImage:
     """What a model's processor makes of an image. inputs: for the vision tower."""
 
     layout: ImageLayout
-    inputs: Mapping[str, mx.array]
+    inputs: Mapping[str, Any]
 
     @property
     def nbytes(self) -> int:
         """The memory of the inputs."""
-        return sum(array.nbytes for array in self.inputs.values())
+        leaves: Any = tree_flatten(dict(self.inputs))
+        return sum(leaf.nbytes for _, leaf in leaves if isinstance(leaf, mx.array))
 
 
 class Processor:
@@ -56,17 +61,7 @@ class Processor:
 
     def process(self, image: str, picture: Image.Image) -> ProcessedImage:
         """Process a picture. Raises ImageUnusable if the processor cannot."""
-        from mlx_vlm.models.base import to_mlx
-
-        try:
-            # Without further arguments: LlavaProcessor passes the tokenizer's to the image
-            # processor (mlx-vlm 0.7.10).
-            found = to_mlx(
-                dict(self._processor(text=[self.info.template_placeholder], images=[picture]))
-            )
-        except Exception as error:  # foreign code, fed with a stranger's image
-            reason = " ".join(str(error).split())[:200]
-            raise ImageUnusable(f"the model cannot use this image: {reason}") from error
+        found = self._call([picture])
         ids = np.array(found["input_ids"]).reshape(-1).tolist()
         grids = [found[name] for name in _GRIDS if found.get(name) is not None]
         return ProcessedImage(
@@ -75,12 +70,27 @@ class Processor:
                 token_ids=TokenIds.of(self._own_tokens(ids)),
                 grid=tuple(np.array(grids[0]).reshape(-1).tolist()) if grids else (),
             ),
-            inputs={
-                name: value
-                for name, value in found.items()
-                if name not in _NOT_INPUTS and isinstance(value, mx.array)
-            },
+            inputs=_inputs(found),
         )
+
+    def process_together(self, pictures: Sequence[Image.Image]) -> Mapping[str, Any]:
+        """The inputs of the vision tower for several pictures. Raises ImageUnusable."""
+        return _inputs(self._call(pictures))
+
+    def _call(self, pictures: Sequence[Image.Image]) -> Mapping[str, Any]:
+        from mlx_vlm.models.base import to_mlx
+
+        text = self.info.template_placeholder * len(pictures)
+        try:
+            # Without further arguments: LlavaProcessor passes the tokenizer's to the image
+            # processor (mlx-vlm 0.7.10).
+            found: Mapping[str, Any] = to_mlx(
+                dict(self._processor(text=[text], images=list(pictures)))
+            )
+        except Exception as error:  # foreign code, fed with a stranger's image
+            reason = " ".join(str(error).split())[:200]
+            raise ImageUnusable(f"the model cannot use this image: {reason}") from error
+        return found
 
     def _own_tokens(self, ids: list[int]) -> list[int]:
         """The tokens without those that belong to the text around the image."""
@@ -91,6 +101,15 @@ class Processor:
         if not own:
             raise ImageUnusable("the model's processor writes no tokens for this image")
         return ids[own[0] : own[-1] + 1]
+
+
+def _inputs(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments for the vision tower: arrays, and lists of arrays that differ in shape."""
+    return {
+        name: value
+        for name, value in found.items()
+        if name not in _NOT_INPUTS and value is not None
+    }
 
 
 class WorkerImages:
@@ -105,12 +124,36 @@ class WorkerImages:
         self._folder = folder
         self._features = features
         self._processed: OrderedDict[str, ProcessedImage] = OrderedDict()
-        self.tower_runs = 0  # how often the features of an image were computed
+        self.figures = ImageFigures()
 
     @property
     def info(self) -> VisionInfo:
-        """How prompts for this model are written."""
+        """How prompts for this model are written, before it was examined."""
         return self._processor.info
+
+    @property
+    def attends_both_ways(self) -> bool:
+        """Whether the tokens of an image attend to each other in both directions."""
+        return self._model.attends_both_ways
+
+    @property
+    def before(self) -> tuple[int, ...]:
+        """The tokens that precede an image in prompts, if positions depend on them."""
+        return self._model.marker
+
+    def add_picture(self, picture: Image.Image) -> ImageLayout:
+        """Process a picture that is not in a file, and return its layout. For tests of the model."""
+        image = hashlib.sha256(picture.tobytes()).hexdigest()
+        self._processed[image] = self._processor.process(image, picture)
+        return self._processed[image].layout
+
+    def reference(
+        self, pictures: Sequence[Image.Image], prompts: Iterable[Sequence[int]]
+    ) -> Iterator[mx.array]:
+        """The logits, [vocabulary], that mlx-vlm computes for prompts with these pictures."""
+        inputs = self._processor.process_together(pictures)
+        for token_ids in prompts:
+            yield self._model.reference(token_ids, inputs)
 
     def answer(self, command: ImageCommand) -> ImageAnswer:
         """How the model sees the images of a command."""
@@ -123,31 +166,36 @@ class WorkerImages:
                 failures[image] = str(refusal)
         return ImageAnswer(call_id=command.call_id, layouts=tuple(layouts), failures=failures)
 
-    def open(self, request: SequenceRequest, *, prefilled_tokens: int) -> SequenceImages:
-        """The images of a sequence, with the features of those that are not prefilled yet.
+    def open(self, request: SequenceRequest) -> SequenceImages:
+        """The images of a sequence, without features yet."""
+        return self._model.sequence_images(
+            request.images, prompt_tokens=len(request.prompt_token_ids)
+        )
+
+    def provide(self, images: SequenceImages, *, start: int, tokens: int) -> None:
+        """Add the features of the images in a span, unless they are there.
 
         Waits for the vision tower if the features of an image are not kept. Raises ImageUnusable.
         """
-        images = self._model.sequence_images(
-            request.images, prompt_tokens=len(request.prompt_token_ids)
-        )
-        for index, span in enumerate(request.images):
-            if span.end > prefilled_tokens:
+        for index, span in images.overlapping(start, tokens):
+            if index not in images.features:
                 images.features[index] = self._features_of(span.layout)
-        return images
 
     def _features_of(self, layout: ImageLayout) -> ImageFeatures:
         found = self._features.find(layout.image)
         if found is not None and found.is_visual.size == len(layout.token_ids):
+            self.figures.reused += 1
             return found
         processed = self._process(layout.image)
         if processed.layout != layout:
             raise ImageUnusable("the model's processor makes something else of this image now")
+        began_at = time.perf_counter()
         try:
             features = self._model.features(layout, processed.inputs)
         except VisionMisfit as misfit:
             raise ImageUnusable(f"the model cannot be given images: {misfit}") from misfit
-        self.tower_runs += 1
+        self.figures.encoded += 1
+        self.figures.encode_seconds += time.perf_counter() - began_at
         self._features.add(layout.image, features)
         self._processed.pop(layout.image, None)
         return features

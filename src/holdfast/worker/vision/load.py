@@ -8,7 +8,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,6 @@ from holdfast.worker.vision.model import VisionModel
 _PACKAGE = "mlx_vlm"
 # the packages whose code decides what a model sees of an image
 _PACKAGES = ("mlx-vlm", "transformers", "pillow")
-
-
-def has_vision(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration is that of a model with vision."""
-    return bool(config.get("vision_config"))
 
 
 def is_installed() -> bool:
@@ -49,7 +44,10 @@ def build(folder: Path) -> VisionModel:
     whole = utils.load_model(folder, lazy=True, strict=True)
     if not hasattr(whole, "language_model") or not hasattr(whole, "get_input_embeddings"):
         raise ValueError("mlx-vlm has no language model for it")
-    return VisionModel(whole)
+    model = VisionModel(whole)
+    if model.attends_both_ways:
+        _let_chunks_attend_both_ways(whole.language_model.model)
+    return model
 
 
 def load_processor(folder: Path, model: VisionModel) -> Processor:
@@ -60,7 +58,7 @@ def load_processor(folder: Path, model: VisionModel) -> Processor:
     utils = _utils()
     try:
         with _offline():
-            processor = utils.load_processor(folder, add_detokenizer=False)
+            processor = utils.load_processor(folder, add_detokenizer=False, trust_remote_code=False)
             own = utils.load_image_processor(folder)
             if own is not None:
                 processor.image_processor = own
@@ -79,7 +77,7 @@ def _info(processor: Any, model: VisionModel) -> VisionInfo:
     candidates = [
         getattr(processor, "boi_token", None),
         getattr(processor, "image_token", None),
-        *(_token_of(tokenizer, each) for each in _image_token_ids(model.whole.config)),
+        *(_token_of(tokenizer, each) for each in sorted(model.image_token_ids)),
         "<image>",
     ]
     names = [name for name in candidates if isinstance(name, str) and name]
@@ -98,13 +96,6 @@ def _info(processor: Any, model: VisionModel) -> VisionInfo:
         written=f"{before}{single[0]}{after}",
         placeholder=single[0],
     )
-
-
-def _image_token_ids(config: Any) -> Iterator[int]:
-    for name in ("image_token_id", "image_token_index"):
-        token_id = getattr(config, name, None)
-        if isinstance(token_id, int):
-            yield token_id
 
 
 def _token_of(tokenizer: Any, token_id: int) -> str | None:
@@ -138,6 +129,21 @@ def _rendered(processor: Any) -> tuple[str, str]:
         for content in ([text], [{"type": "image"}, text])
     )
     return plain, with_image
+
+
+def _let_chunks_attend_both_ways(language_model: Any) -> None:
+    """Make gemma4's mask right for images behind a prefix: mlx-vlm 0.7.10 applies it only to whole
+    prompts, and otherwise leaves the mask causal.
+    """
+
+    def overlay(mask: mx.array, types: mx.array) -> mx.array:
+        blocks = language_model._block_sequence_ids_for_mask(types)
+        asking, asked = blocks[:, :, None], blocks[:, None]
+        same = (asking != -1) & (asking == asked)
+        held = mask.shape[-1] - types.shape[1]
+        return mask | mx.pad(same, [(0, 0), (0, 0), (held, 0)])[:, None]
+
+    language_model._apply_blockwise_bidirectional_overlay = overlay
 
 
 def _utils() -> Any:

@@ -81,11 +81,12 @@ class SequenceImages:
     """The images of one sequence, as long as the engine has the sequence.
 
     positions: of the prompt's tokens, for models that take positions. next_position: of the first
-    generated token. features: of the images that are not prefilled yet, by their index
-    in `spans`.
+    generated token. features: of the images that are about to be prefilled, by their index in
+    `spans`. attend_both_ways: see `VisionModel.attends_both_ways`.
     """
 
     spans: Sequence[ImageSpan]
+    attend_both_ways: bool
     positions: Positions
     next_position: int
     features: dict[int, ImageFeatures] = field(default_factory=dict)
@@ -106,6 +107,10 @@ class SequenceImages:
             for index, image in enumerate(self.spans)
             if image.start < end and image.end > start
         ]
+
+    def lacks(self, start: int, tokens: int) -> bool:
+        """Whether the features of an image in a span are not there."""
+        return any(index not in self.features for index, _ in self.overlapping(start, tokens))
 
     def forget_before(self, position: int) -> None:
         """Drop the features of images that end before a position, because they are prefilled."""
@@ -145,6 +150,20 @@ class VisionModel(Module):
         """Whether the language model takes positions of three dimensions."""
         return hasattr(self.whole.language_model, "get_rope_index")
 
+    @property
+    def attends_both_ways(self) -> bool:
+        """Whether the tokens of an image attend to each other in both directions (gemma4). Then an
+        image must be prefilled in one piece.
+        """
+        return getattr(self.args, "use_bidirectional_attention", None) == "vision"
+
+    @property
+    def image_token_ids(self) -> frozenset[int]:
+        """The tokens that stand for parts of images."""
+        names = ("image_token_id", "image_token_index")
+        found = (getattr(self.whole.config, name, None) for name in names)
+        return frozenset(token_id for token_id in found if isinstance(token_id, int))
+
     def make_cache(self) -> list[Any]:
         """Cache objects for one new sequence, one per layer."""
         from mlx_vlm.models.cache import make_prompt_cache
@@ -160,25 +179,48 @@ class VisionModel(Module):
         finally:
             self._given = {}
 
+    @property
+    def marker(self) -> tuple[int, ...]:
+        """The token that tells mlx-vlm that an image follows, if positions depend on it."""
+        token_id = getattr(self.whole.config, "vision_start_token_id", None)
+        return (token_id,) if self.takes_positions and isinstance(token_id, int) else ()
+
+    def reference(self, token_ids: Sequence[int], inputs: Mapping[str, Any]) -> mx.array:
+        """The logits after a prompt with images, [vocabulary], as mlx-vlm itself computes them.
+
+        inputs: what the processor returned for all images together.
+        """
+        language_model = self.whole.language_model
+        for name in ("_rope_deltas", "_position_ids"):
+            if hasattr(language_model, name):
+                setattr(language_model, name, None)
+        ids = mx.array([list(token_ids)])
+        found = self.whole.get_input_embeddings(ids, mask=mx.ones_like(ids), **inputs).to_dict()
+        given = {
+            name: value
+            for name, value in found.items()
+            if value is not None and name not in ("attention_mask_4d", "rope_deltas")
+        }
+        if self.attends_both_ways:
+            visual = np.isin(np.array(token_ids), list(self.image_token_ids))
+            given["mm_token_type_ids"] = mx.array(visual.astype(np.int32))[None]
+        logits: mx.array = language_model(ids, cache=self.make_cache(), **given).logits
+        return logits[0, -1]
+
     def relative_positions(self, layout: ImageLayout) -> Positions:
         """The positions of an image's tokens, if the image is the beginning of a prompt."""
-        before = getattr(self.whole.config, "vision_start_token_id", None)
-        marker = [] if before is None else [before]
-        ids = mx.array([[*marker, *layout.token_ids]])
+        ids = mx.array([[*self.marker, *layout.token_ids]])
         grid = mx.array([layout.grid])
         positions, _ = self.whole.language_model.get_rope_index(ids, image_grid_thw=grid)
-        skipped = len(marker)
+        skipped = len(self.marker)
         return np.array(positions)[:, 0, skipped:].astype(np.int32) - skipped
 
     def sequence_images(self, spans: Sequence[ImageSpan], *, prompt_tokens: int) -> SequenceImages:
         """The positions of a prompt with images; the features are added later."""
-        if not self.takes_positions:
-            counted = text_positions(0, prompt_tokens)
-            return SequenceImages(spans=spans, positions=counted, next_position=prompt_tokens)
         parts: list[Positions] = []
         done = 0  # tokens
         position = 0
-        for span in spans:
+        for span in spans if self.takes_positions else ():
             parts.append(text_positions(position, span.start - done))
             position += span.start - done
             parts.append(self.relative_positions(span.layout) + position)
@@ -187,11 +229,12 @@ class VisionModel(Module):
         parts.append(text_positions(position, prompt_tokens - done))
         return SequenceImages(
             spans=spans,
+            attend_both_ways=self.attends_both_ways,
             positions=np.concatenate(parts, axis=1),
             next_position=position + prompt_tokens - done,
         )
 
-    def features(self, layout: ImageLayout, inputs: Mapping[str, mx.array]) -> ImageFeatures:
+    def features(self, layout: ImageLayout, inputs: Mapping[str, Any]) -> ImageFeatures:
         """Compute the features of an image. Waits for the device.
 
         inputs: what the model's processor returned for the image, without the token ids.
@@ -205,10 +248,10 @@ class VisionModel(Module):
         by_token = {"inputs_embeds": found["inputs_embeds"][0]}
         by_token |= {name: found[name][0] for name in _BY_TOKEN if found.get(name) is not None}
         deepstack = found.get("deepstack_visual_embeds")
-        visual = found.get("visual_pos_masks")
+        visual = np.isin(layout.token_ids.view, list(self.image_token_ids))
         features = ImageFeatures(
             by_token={name: mx.contiguous(array) for name, array in by_token.items()},
-            is_visual=np.zeros(ids.size, bool) if visual is None else np.array(visual)[0],
+            is_visual=visual,
             deepstack=None if deepstack is None else mx.stack(list(deepstack)),
         )
         mx.eval(list(features.arrays().values()))
@@ -248,6 +291,8 @@ class VisionModel(Module):
         if deepstack and visual.any():
             arguments["visual_pos_masks"] = mx.array(visual)[None]
             arguments["deepstack_visual_embeds"] = list(mx.concatenate(deepstack, axis=1))
+        if self.attends_both_ways:
+            arguments["mm_token_type_ids"] = mx.array(visual.astype(np.int32))[None]
         return arguments
 
 

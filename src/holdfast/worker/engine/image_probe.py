@@ -1,0 +1,186 @@
+"""Checks that prompts with images give the same results in the engine as in mlx-vlm.
+
+A prompt with two images is computed whole, in chunks that divide an image, beside another sequence,
+and from a state that was copied behind the first image. Its logits must be those of mlx-vlm, which
+computes the whole prompt alone, in one forward pass. Errors are relative to the effect of changing
+one token of the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+import msgspec
+
+from holdfast.errors import InvalidRequest
+from holdfast.wire.commands import SequenceRequest
+from holdfast.wire.images import ImageLayout, ImageSpan, VisionInfo, image_keys
+from holdfast.wire.requests import SamplingParams, TokenIds
+from holdfast.worker.engine.layouts import Runner
+from holdfast.worker.engine.plan import Span
+from holdfast.worker.engine.probe import MISFITS, is_close
+from holdfast.worker.engine.sequence import EngineSequence, Prefix, SequenceSpan, keep_everything
+from holdfast.worker.engine.views import StepContext
+from holdfast.worker.kv.live import LiveState
+from holdfast.worker.vision.images import WorkerImages
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+_SIZES = ((84, 56), (56, 112))
+_TEXTS = ((5, 9, 4), (11, 3), (7, 12, 6, 8))  # arbitrary tokens before, between and after images
+_LONGEST_REASON = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ImagePrompt:
+    """A prompt with two images. token_ids: the model's own tokens."""
+
+    token_ids: tuple[int, ...]
+    spans: tuple[ImageSpan, ...]
+
+    @staticmethod
+    def of(layouts: Sequence[ImageLayout], *, before: tuple[int, ...]) -> _ImagePrompt:
+        """before: the tokens that precede an image in the prompts of this model."""
+        token_ids: list[int] = []
+        spans = []
+        for text, layout in zip(_TEXTS, layouts, strict=False):
+            token_ids += (*text, *before)
+            spans.append(ImageSpan(start=len(token_ids), layout=layout))
+            token_ids += layout.token_ids
+        return _ImagePrompt(token_ids=(*token_ids, *_TEXTS[-1]), spans=tuple(spans))
+
+    def changed(self) -> tuple[int, ...]:
+        """The tokens with another one in the text after the images."""
+        return (*self.token_ids[:-2], self.token_ids[-2] ^ 1, self.token_ids[-1])
+
+    def sequence(
+        self, runner: Runner, images: WorkerImages, prefix: Prefix | None = None
+    ) -> EngineSequence:
+        """A new sequence with this prompt."""
+        keyed = list(self.token_ids)
+        for span in self.spans:
+            keyed[span.start : span.end] = image_keys(span.layout)
+        request = SequenceRequest(
+            request_id="images",
+            prompt_token_ids=TokenIds.of(keyed),
+            images=self.spans,
+            max_tokens=1,
+            sampling=SamplingParams(temperature=0.0, seed=0),
+        )
+        live = LiveState(runner.fresh_layers())
+        sequence = EngineSequence.begin(request, live=live, vocab_size=1)
+        if prefix is not None:
+            sequence.start_from(prefix)
+        sequence.images = images.open(request)
+        sequence.live.reserve(len(keyed))
+        return sequence
+
+
+def examine_images(runner: Runner, images: WorkerImages) -> VisionInfo:
+    """Compare prompts with images to mlx-vlm's results. Device thread only.
+
+    Returns how prompts are written, and what is refused because its results are wrong.
+    """
+    if any(leaf.is_foreign for layer in runner.fresh_layers() for leaf in layer.leaves()):
+        return msgspec.structs.replace(images.info, refused="it runs in the layout solo")
+    way = "whole"
+    try:
+        pictures = [_picture(size) for size in _SIZES]
+        layouts = [images.add_picture(picture) for picture in pictures]
+        case = _ImagePrompt.of(layouts, before=images.before)
+        expected, changed = images.reference(pictures, [case.token_ids, case.changed()])
+        for way, compute in _WAYS.items():
+            if not is_close(compute(runner, images, case), expected, changed=changed):
+                return _refused(images.info, way, "the results differ from those of mlx-vlm")
+    except (*MISFITS, InvalidRequest) as misfit:
+        return _refused(images.info, way, f"{type(misfit).__name__}: {misfit}")
+    return images.info
+
+
+def _refused(info: VisionInfo, way: str, reason: str) -> VisionInfo:
+    why = " ".join(f"a test prompt with images, computed {way}, failed: {reason}".split())
+    field = "reuse_refused" if way == _FROM_COPY else "refused"
+    return msgspec.structs.replace(info, **{field: why[:_LONGEST_REASON]})
+
+
+def _picture(size: tuple[int, int]) -> Image.Image:
+    from PIL import Image
+
+    return Image.effect_noise(size, 80).convert("RGB")
+
+
+def _read(
+    runner: Runner, images: WorkerImages, sequence: EngineSequence, ends: Sequence[int]
+) -> mx.array:
+    """Prefill a sequence in chunks with these ends. Returns the logits after the last token."""
+    logits = None
+    for end in ends:
+        start = sequence.live.tokens
+        assert sequence.images is not None
+        images.provide(sequence.images, start=start, tokens=end - start)
+        logits = _step(runner, [(sequence, end - start)])
+    assert logits is not None
+    return logits[-1]
+
+
+def _step(runner: Runner, chunks: Sequence[tuple[EngineSequence, int]]) -> mx.array | None:
+    """One step with a chunk of each sequence. Returns the logits after each."""
+    spans = [
+        SequenceSpan(
+            sequence,
+            Span(request_id=f"{index}", start=sequence.live.tokens, tokens=tokens, draws=True),
+        )
+        for index, (sequence, tokens) in enumerate(chunks)
+    ]
+    logits = runner.forward(spans, StepContext()).drawn
+    for each in spans:
+        each.sequence.live.tokens = each.span.start + each.span.tokens
+    mx.eval(logits, [list(sequence.live.arrays()) for sequence, _ in chunks])
+    return logits
+
+
+def _whole(runner: Runner, images: WorkerImages, case: _ImagePrompt) -> mx.array:
+    return _read(runner, images, case.sequence(runner, images), [len(case.token_ids)])
+
+
+def _divided(runner: Runner, images: WorkerImages, case: _ImagePrompt) -> mx.array:
+    """Chunks end within each image, or behind it if the image must not be divided."""
+    ends = [
+        span.end if images.attends_both_ways else (span.start + span.end) // 2
+        for span in case.spans
+    ]
+    return _read(runner, images, case.sequence(runner, images), [*ends, len(case.token_ids)])
+
+
+def _beside(runner: Runner, images: WorkerImages, case: _ImagePrompt) -> mx.array:
+    """The last token is in a step with that of another sequence, whose positions differ."""
+    sequence = case.sequence(runner, images)
+    other = _ImagePrompt.of([case.spans[1].layout], before=images.before)
+    beside = other.sequence(runner, images)
+    _read(runner, images, beside, [len(other.token_ids) - 1])
+    _read(runner, images, sequence, [len(case.token_ids) - 1])
+    logits = _step(runner, [(beside, 1), (sequence, 1)])
+    assert logits is not None
+    return logits[-1]
+
+
+def _from_copy(runner: Runner, images: WorkerImages, case: _ImagePrompt) -> mx.array:
+    first = case.sequence(runner, images)
+    _read(runner, images, first, [case.spans[0].end])
+    kept = keep_everything(first)
+    mx.eval(list(kept.arrays()))
+    continued = case.sequence(runner, images, Prefix(blocks=kept.blocks, state=kept.state))
+    return _read(runner, images, continued, [len(case.token_ids)])
+
+
+_FROM_COPY = "from a copy of the state behind the first image"
+_WAYS: dict[str, Callable[[Runner, WorkerImages, _ImagePrompt], mx.array]] = {
+    "whole": _whole,
+    "in chunks": _divided,
+    "beside another one": _beside,
+    _FROM_COPY: _from_copy,
+}

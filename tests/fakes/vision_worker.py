@@ -1,0 +1,151 @@
+"""Models with vision in a worker, and mlx-vlm with the same files beside it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from holdfast.config import ModelSettings
+from holdfast.wire.commands import SequenceRequest
+from holdfast.wire.events import TokenLogprob, TokensGenerated
+from holdfast.wire.images import ImageCommand, ImageLayout, ImageSpan, image_keys
+from holdfast.wire.requests import TokenIds
+from holdfast.worker.engine.layouts import Runner
+from holdfast.worker.engine.load import LoadedModel, load_model
+from holdfast.worker.engine.probe import choose_layout
+from holdfast.worker.vision.feature_cache import FeatureCache
+from holdfast.worker.vision.images import Processor, WorkerImages
+from holdfast.worker.vision.model import VisionModel
+from tests.fakes.caching_worker import CachingWorker, greedy
+from tests.fakes.script_inbox import ScriptInbox
+from tests.fakes.vision_models import write_vision_model
+from tests.fakes.vision_oracle import Message, OracleAnswer, VisionOracle
+
+TOP = 5  # log-probabilities of each position that are compared
+
+
+@dataclass(frozen=True)
+class VisionBeside:
+    """A tiny model with vision, loaded as a worker loads it, and mlx-vlm with the same files.
+
+    images: the folder in which the front keeps the files of images.
+    """
+
+    loaded: LoadedModel
+    runner: Runner
+    oracle: VisionOracle
+    images: Path
+
+    @staticmethod
+    def load(name: str, folder: Path) -> VisionBeside:
+        """Write and load a model of the family `name`."""
+        files = write_vision_model(folder / "model", name)
+        loaded = load_model(files, ModelSettings(), progress=lambda *_: None)
+        images = folder / "images"
+        images.mkdir()
+        runner = choose_layout(loaded.model, vocab_size=loaded.vocab_size)
+        return VisionBeside(loaded, runner, VisionOracle(files), images)
+
+    @property
+    def processor(self) -> Processor:
+        """Of the model's images."""
+        assert self.loaded.images is not None, self.loaded.images_refused
+        return self.loaded.images
+
+    def worker(self, folder: Path | None = None, **more: Any) -> CachingWorker:
+        """One life of a worker; `folder`: of its store and of the features of images."""
+        worker = CachingWorker(
+            self.runner, vocab_size=self.loaded.vocab_size, folder=folder, **more
+        )
+        assert isinstance(self.loaded.model, VisionModel)
+        features = FeatureCache(
+            None if folder is None else folder / "features",
+            fingerprint="a model",
+            ram_bytes=1 << 24,
+            disk_bytes=1 << 24,
+        )
+        worker.engine.images = WorkerImages(
+            self.loaded.model, self.processor, folder=self.images, features=features
+        )
+        return worker
+
+    def request(self, request_id: str, messages: Sequence[Message], **more: Any) -> SequenceRequest:
+        """A greedy request for the answer to a conversation, as the front writes it."""
+        info = self.processor.info
+        tokenizer = self.oracle.tokenizer
+        text = self.oracle.rendered(messages).replace(info.template_placeholder, info.written)
+        written = tokenizer(text, add_special_tokens=False)["input_ids"]
+        placeholder = tokenizer.convert_tokens_to_ids(info.placeholder)
+        layouts = iter(self._layouts(messages))
+        prompt = TokenIds()
+        spans: list[ImageSpan] = []
+        for token_id in written:
+            if token_id == placeholder:
+                span = ImageSpan(start=len(prompt), layout=next(layouts))
+                spans.append(span)
+                prompt += image_keys(span.layout)
+            else:
+                prompt += TokenIds.of([token_id])
+        assert next(layouts, None) is None, "an image has no place in the prompt"
+        return greedy(
+            request_id,
+            prompt,
+            images=tuple(spans),
+            branch_points=tuple(span.end for span in spans),
+            want_logprobs=True,
+            top_logprobs=TOP,
+            **more,
+        )
+
+    def _layouts(self, messages: Sequence[Message]) -> tuple[ImageLayout, ...]:
+        hashes = []
+        for message in messages:
+            for part in message["content"]:
+                if part["type"] == "image":
+                    hashes.append(hashlib.sha256(part["file"]).hexdigest())
+                    (self.images / hashes[-1]).write_bytes(part["file"])
+        engine = self.worker().engine
+        answer = engine.measure_images(ImageCommand(images=tuple(hashes)))
+        assert not answer.failures
+        return answer.layouts
+
+
+def tower_runs(worker: CachingWorker) -> int:
+    """How often the features of an image were computed."""
+    assert worker.engine.images is not None
+    return worker.engine.images.figures.encoded
+
+
+def differences(inbox: ScriptInbox, request_id: str, expected: OracleAnswer) -> str:
+    """What is wrong with an answer; empty if it is mlx-vlm's, with its log-probabilities."""
+    found = _logprobs(inbox, request_id)
+    tokens = tuple(each.token_id for each in found)
+    if tokens != expected.token_ids:
+        return f"{tokens} instead of {expected.token_ids}"
+    errors = [_error(each, logits) for each, logits in zip(found, expected.logits, strict=True)]
+    return "" if max(errors) < _TOLERANCE else f"log-probabilities differ by up to {max(errors)}"
+
+
+# float32 rounds to 1e-5 here; another image moves log-probabilities by more than 0.1
+_TOLERANCE = 5e-4
+
+
+def _logprobs(inbox: ScriptInbox, request_id: str) -> list[TokenLogprob]:
+    return [
+        each
+        for event in inbox.of(request_id)
+        if isinstance(event, TokensGenerated)
+        for each in event.logprobs
+    ]
+
+
+def _error(found: TokenLogprob, logits: np.ndarray) -> float:
+    exact = logits.astype(np.float64)
+    exact -= np.log(np.exp(exact - exact.max()).sum()) + exact.max()
+    pairs = [(found.token_id, found.logprob), *found.top]
+    return max(abs(logprob - exact[token_id]) for token_id, logprob in pairs)
