@@ -125,6 +125,14 @@ def test_any_model_name_reaches_codex_unchanged(name: str) -> None:
     assert codex_settings(dataclasses.replace(TARGET, model=name))["model"] == name
 
 
+def test_opencode_may_attach_images_if_the_model_takes_them() -> None:
+    target = dataclasses.replace(TARGET, can_see=True)
+    config = json.loads(AGENTS["opencode"].setup(target).environment["OPENCODE_CONFIG_CONTENT"])
+    provider, _, _ = config["model"].partition("/")
+    model = config["provider"][provider]["models"][TARGET.model]
+    assert model["modalities"]["input"] == ["text", "image"]
+
+
 def test_opencode_knows_both_models_with_the_context_of_the_first() -> None:
     config = json.loads(AGENTS["opencode"].setup(TARGET).environment["OPENCODE_CONFIG_CONTENT"])
     provider, _, model = config["model"].partition("/")

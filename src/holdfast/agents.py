@@ -35,6 +35,7 @@ class AgentTarget:
     model: str
     small_model: str
     context_tokens: int | None  # None: unknown, because the model has not been loaded yet
+    can_see: bool = False  # whether the model can be given images
     folder: Path  # for temporary files
 
     @property
@@ -148,6 +149,11 @@ def _opencode(target: AgentTarget) -> AgentSetup:
     models: dict[str, Any] = {
         name: {"name": name, "tool_call": True} for name in (target.model, target.small_model)
     }
+    if target.can_see:
+        models[target.model] |= {
+            "attachment": True,
+            "modalities": {"input": ["text", "image"], "output": ["text"]},
+        }
     if target.context_tokens is not None:
         models[target.model]["limit"] = {
             "context": target.context_tokens,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from holdfast.errors import WorkerUnavailable
 from holdfast.front.link.event_stream import EventStream
+from holdfast.models.images import open_image
 from holdfast.wire.commands import SequenceControl, SequenceRequest, ThinkingBudget, ThoughtLimit
 from holdfast.wire.events import (
     Accepted,
@@ -23,7 +26,10 @@ from holdfast.wire.events import (
     TokensGenerated,
     WorkerStatistics,
 )
+from holdfast.wire.images import ImageAnswer, ImageCommand, ImageLayout
+from holdfast.wire.requests import TokenIds
 
+IMAGE_START, IMAGE_TOKEN, IMAGE_END = 901, 902, 903  # not those of any tokenizer
 Script = Callable[[SequenceRequest], Sequence[Event]]
 
 
@@ -55,6 +61,8 @@ class ScriptedClient:
         self.submitted: list[SequenceRequest] = []
         self.cancelled: list[str] = []
         self.thought_limits: list[tuple[str, ThinkingBudget]] = []
+        self.images: Path | None = None  # the folder from which images are read
+        self.asked: list[ImageCommand] = []
         self.leases = 0
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
@@ -81,6 +89,28 @@ class ScriptedClient:
 
     async def statistics(self) -> WorkerStatistics:
         return WorkerStatistics()
+
+    async def ask(self, command: Any) -> Any:
+        """Answers a question about images: each has one token for every 16 × 16 pixels, between
+        two markers. Images that are wider than 640 pixels do not fit the model.
+        """
+        assert isinstance(command, ImageCommand)
+        self.asked.append(command)
+        layouts, failures = [], {}
+        for name in command.images:
+            width, height = await asyncio.to_thread(lambda name=name: self._size(name))
+            if width > 640:
+                failures[name] = f"the model cannot use this image: {width} pixels"
+                continue
+            tokens = max(4, (width // 16) * (height // 16))
+            ids = (IMAGE_START, *[IMAGE_TOKEN] * tokens, IMAGE_END)
+            layouts.append(ImageLayout(image=name, token_ids=TokenIds.of(ids)))
+        return ImageAnswer(call_id=command.call_id, layouts=tuple(layouts), failures=failures)
+
+    def _size(self, name: str) -> tuple[int, int]:
+        assert self.images is not None, "the model reads text only"
+        with open_image(self.images / name) as image:
+            return image.size
 
     async def close(self) -> None:
         for feeder in list(self._feeders):

@@ -17,6 +17,7 @@ from holdfast.front.fleet.catalog import Catalog, CatalogEntry
 from holdfast.front.fleet.library import Library
 from holdfast.front.fleet.memory_watch import MemoryWatch
 from holdfast.front.fleet.residency import ModelStatus
+from holdfast.front.images.intake import text_only
 from holdfast.front.prompt.dialects import DialectReport
 from holdfast.front.prompt.limits import with_model_defaults
 from holdfast.front.prompt.tokenize import Tokenizer
@@ -42,6 +43,7 @@ from holdfast.wire.output import (
     ToolCallStarted,
 )
 from holdfast.wire.requests import (
+    ChatPrompt,
     EmbeddingRequest,
     EncodedPrompt,
     GenerationRequest,
@@ -228,6 +230,9 @@ class ScriptedGateway:
             await self._changed.wait()
 
     async def generate(self, request: GenerationRequest) -> ScriptedStream:
+        if isinstance(request.prompt, ChatPrompt):  # its model reads text only
+            prompt = text_only(request.prompt).prompt
+            request = msgspec.structs.replace(request, prompt=prompt)
         self.requests.append(request)
         self._changed.set()
         if request.model != MODEL:

@@ -111,6 +111,7 @@ class LayoutCheck(msgspec.Struct, frozen=True, kw_only=True):
     kept_layers: int  # layers that are computed in float32, but keep their stored weights
     attention: str  # what computes the attention of decode steps
     speculation_refused: str  # why drafts are not used with this model; empty: they are
+    images: str  # whether the model can be given images or, for one with vision, why not
     note: str
     seconds: float
     quality_fingerprint: str = ""
@@ -371,6 +372,7 @@ def _model_rows(found: Diagnosis) -> dict[str, str]:
         "layout": f"{model.layout} ({model.reason})",
         "attention": model.attention,
         "speculation": model.speculation_refused or "drafts are verified where that is faster",
+        "images": model.images,
         "kv quality": _quality_text(found),
         "start": f"{model.seconds:.1f} s to load and probe",
     }
@@ -464,11 +466,18 @@ def _load_and_probe(settings: ModelSettings) -> LayoutCheck:
         kept_layers=loaded.kept_layers,
         attention=host_decoder.attention_of(loaded.model),
         speculation_refused=result.speculation_refused,
+        images=_images(loaded),
         note=loaded.note,
         seconds=time.perf_counter() - began,
         quality_fingerprint=fingerprint,
         warnings=(*probe.warnings_about(result), *probe.warnings_about_kernels(loaded.model)),
     )
+
+
+def _images(loaded: Any) -> str:
+    if loaded.images_refused:
+        return f"refused: {loaded.images_refused}"
+    return "read" if loaded.images is not None else "none: this model reads text only"
 
 
 def _fitting_context(loaded: Any, runner: Any, settings: ModelSettings) -> int:

@@ -180,7 +180,7 @@ def _target(
 ) -> AgentTarget:
     """Choose the server's models for the agent. Raises ServerFailed with a hint."""
     try:
-        served = {str(card["id"]): card.get("max_model_len") for card in server.models()}
+        served = {str(card["id"]): card for card in server.models()}
     except ServerFailed as error:
         raise ServerFailed(_with_hint(str(error), server)) from None
     unknown = [model for model in models if model is not None and model not in served]
@@ -195,7 +195,8 @@ def _target(
         api_key=server.api_key,
         model=model,
         small_model=models[1] or model,
-        context_tokens=served[model],
+        context_tokens=served[model].get("max_model_len"),
+        can_see="image" in served[model].get("architecture", {}).get("input_modalities", ()),
         folder=folder.resolve(),
     )
 

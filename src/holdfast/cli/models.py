@@ -55,10 +55,13 @@ from holdfast.models.fit import (
     size_of_folder,
     size_on_hub,
 )
+from holdfast.models.images import HOW_TO_INSTALL
 from holdfast.models.model_folder import (
     UNKNOWN_CONTEXT_TOKENS,
     WEIGHT_FILES,
+    can_see,
     check_loadable,
+    has_vision,
     known_context_tokens,
 )
 
@@ -484,6 +487,10 @@ def _complete_folder(source: ModelSource) -> Path | None:
     return folder
 
 
+def _images(config: Mapping[str, Any]) -> str:
+    return "read" if can_see(config) else f"read with the extra vision: {HOW_TO_INSTALL}"
+
+
 def _print_fit(fit: ModelFit) -> None:
     stored = fit.stored
     weights = f"{size_text(stored.weight_bytes)}, {stored.bits_per_weight:.1f} bits each"
@@ -505,6 +512,7 @@ def _print_fit(fit: ModelFit) -> None:
             ("weights", weights),
             ("context", f"{fit.context_tokens:,} tokens"),
             ("KV", kv),
+            *([("images", _images(stored.config))] if has_vision(stored.config) else []),
             ("this machine", usable),
             ("", verdict),
         ]

@@ -28,6 +28,7 @@ _FORMATS_SHOWN: Final = "PNG, JPEG, WebP, GIF or BMP"
 _MOST_SCANS: Final = 50
 _SCAN: Final = b"\xff\xda"
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
+_LONGEST_REASON: Final = 100
 _BROKEN: Final = (
     OSError,
     SyntaxError,
@@ -60,48 +61,48 @@ def check_image(data: bytes, *, max_pixels: int, field: str = "") -> None:
     Takes up to 4 bytes per pixel while it runs; 10 to 30 ns per pixel. Any thread.
     Raises InvalidRequest, which names the field; ModelLoadError without Pillow.
     """
+    problem = _problem(data, max_pixels=max_pixels)
+    if problem:
+        raise InvalidRequest(problem, field=field)
+
+
+def _problem(data: bytes, *, max_pixels: int) -> str:
+    """Why an image cannot be used; empty if it can.
+
+    Errors are not passed on, because their tracebacks would keep the decoded image alive.
+    """
     require_pillow()
     from PIL import Image, UnidentifiedImageError
 
     if not data:
-        raise InvalidRequest("the image is empty", field=field)
+        return "the image is empty"
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-            _check_size(image, max_pixels=max_pixels, field=field)
+            problem = _unfit(image, max_pixels=max_pixels)
+            if problem:
+                return problem
             if image.format in ("JPEG", "MPO") and data.count(_SCAN) > _MOST_SCANS:
-                raise InvalidRequest(
-                    f"the image must have at most {_MOST_SCANS} progressive scans", field=field
-                )
+                return f"the image must have at most {_MOST_SCANS} progressive scans"
             image.load()
-    except (InvalidRequest, MemoryError):
-        raise
-    except UnidentifiedImageError as error:
-        raise InvalidRequest(
-            f"the data is not an image in one of the formats {_FORMATS_SHOWN}", field=field
-        ) from error
-    except Image.DecompressionBombError as error:
-        raise InvalidRequest(
-            f"the image has more than {max_pixels:,} pixels", field=field
-        ) from error
+    except UnidentifiedImageError:
+        return f"the data is not an image in one of the formats {_FORMATS_SHOWN}"
+    except Image.DecompressionBombError:
+        return f"the image has more than {max_pixels:,} pixels"
     except _BROKEN as error:
-        raise InvalidRequest(
-            "the image is damaged and cannot be decoded", field=field, shown=f": {error}"
-        ) from error
+        reason = " ".join(str(error).split())[:_LONGEST_REASON]
+        return f"the image is damaged and cannot be decoded: {reason}"
+    return ""
 
 
-def _check_size(image: Image.Image, *, max_pixels: int, field: str) -> None:
+def _unfit(image: Image.Image, *, max_pixels: int) -> str:
+    """Why an image has no usable size; empty if it has one."""
     width, height = image.size
+    shown = f"the image has {width:,} × {height:,} pixels"
     if width * height > max_pixels:
-        raise InvalidRequest(
-            f"the image has {width:,} × {height:,} pixels, but at most {max_pixels:,} are allowed",
-            field=field,
-        )
+        return f"{shown}, but at most {max_pixels:,} are allowed"
     if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
-        raise InvalidRequest(
-            f"the image has {width:,} × {height:,} pixels: one side must be at most "
-            f"{MAX_ASPECT_RATIO} times as long as the other",
-            field=field,
-        )
+        return f"{shown}: one side must be at most {MAX_ASPECT_RATIO} times as long as the other"
+    return ""
 
 
 def open_image(path: Path) -> Image.Image:

@@ -269,6 +269,13 @@ def has_vision(config: Mapping[str, Any]) -> bool:
     return bool(config.get("vision_config"))
 
 
+def can_see(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration is that of a model with vision, and what its images need is
+    installed.
+    """
+    return has_vision(config) and _package("mlx_vlm") is not None
+
+
 def _is_supported_with_vision(config: Mapping[str, Any]) -> bool:
     """Whether only mlx-vlm supports a model, and is installed."""
     model_type = str(config["model_type"])

@@ -18,6 +18,7 @@ from holdfast.wire.events import (
     StoreFigures,
     WorkerStatistics,
 )
+from holdfast.wire.images import VisionInfo
 from tests.fakes.http_clients import CHAT, chat_body, client_of
 from tests.fakes.quality_report import REPORT
 from tests.fakes.scripted_gateway import (
@@ -35,10 +36,20 @@ async def get(path: str, directory: ScriptedDirectory | None = None) -> Any:
         return await client.get(path)
 
 
+@pytest.mark.parametrize("refused", ["", "mlx-vlm is not installed"])
+async def test_health_says_whether_a_model_with_vision_takes_images(refused: str) -> None:
+    vision = VisionInfo(
+        template_placeholder="", written="", placeholder="", refused=refused, reuse_refused="why"
+    )
+    model = model_status(info=msgspec.structs.replace(INFO, vision=vision))
+    (health,) = (await get("/health", ScriptedDirectory(models=[model]))).json()["models"]
+    assert health["vision"] == {"refused": refused or None, "reuse_refused": "why"}
+
+
 async def test_models_are_listed_with_their_context_state_and_aliases() -> None:
     models = (
         model_status(aliases=("tiny",), own_context_tokens=4096),
-        model_status(id="b", state="loading", info=None),
+        model_status(id="b", state="loading", info=None, can_see=True),
     )
     response = await get("/v1/models", ScriptedDirectory(models=models))
     usual = {
@@ -56,7 +67,9 @@ async def test_models_are_listed_with_their_context_state_and_aliases() -> None:
         "max_output_tokens": 512,
     }
     first = usual | lengths | {"id": MODEL, "state": "ready", "aliases": ["tiny"]}
+    first["architecture"] = {"input_modalities": ["text"], "output_modalities": ["text"]}
     second = usual | dict.fromkeys(lengths) | {"id": "b", "state": "loading", "aliases": []}
+    second["architecture"] = {"input_modalities": ["text", "image"], "output_modalities": ["text"]}
     assert response.json() == {"object": "list", "data": [first, second]}
 
 
@@ -168,6 +181,7 @@ async def test_health_tells_how_the_model_is_laid_out_and_how_busy_it_is() -> No
                 "fixed_bytes_per_sequence": 0,
                 "kv": {"bits": "native", "bytes_per_token": 8, "forms": {}, "refused": {}},
                 "speculation_refused": None,
+                "vision": None,
                 "context_length": 2048,
                 "max_context_length": None,
             }

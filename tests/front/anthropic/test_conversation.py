@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from holdfast.errors import InvalidRequest
 from holdfast.front.anthropic.conversation import Conversation, Turn, referenced_tools
 from holdfast.front.server.access import Seal
-from holdfast.front.server.problem import RequestRefused
 
 SEAL = Seal()
 TURNS: TypeAdapter[list[Turn]] = TypeAdapter(list[Turn])
@@ -141,13 +141,11 @@ def test_media_in_a_result_are_named_to_the_model_and_no_later_turn_fails_of_the
         "type": "document",
         "source": {"type": "base64", "media_type": "application/pdf", "data": "AAAA"},
     }
-    left_out = [
-        text(f"[{kind} left out: this model takes text only]")
-        for kind in ("image/png", "application/pdf")
-    ]
-    assert talk(("user", [result([text("read"), png, pdf])]))[0]["content"] == [
+    read, image, note = talk(("user", [result([text("read"), png, pdf])]))[0]["content"]
+    assert image["image"].field == "messages.0.content.0.content.1.source"
+    assert [read, note] == [
         text("read"),
-        *left_out,
+        text("[application/pdf left out: this model takes text only]"),
     ]
 
 
@@ -181,7 +179,8 @@ def test_what_only_anthropics_servers_could_use_is_left_out(kind: str) -> None:
 @pytest.mark.parametrize(
     ("role", "blocks", "field"),
     [
-        ("user", [text("x"), {"type": "image", "source": {}}], "messages.0.content.1"),
+        ("user", [text("x"), {"type": "image", "source": {}}], "messages.0.content.1.source"),
+        ("user", [{"type": "image"}], "messages.0.content.0"),
         ("user", [{"type": "document", "source": {"type": "base64"}}], "messages.0.content.0"),
         (
             "user",
@@ -201,7 +200,7 @@ def test_what_only_anthropics_servers_could_use_is_left_out(kind: str) -> None:
     ],
 )
 def test_what_no_model_here_reads_is_named(role: str, blocks: list[Any], field: str) -> None:
-    with pytest.raises(RequestRefused) as error:
+    with pytest.raises(InvalidRequest) as error:
         talk((role, blocks))
     assert error.value.field == field
 

@@ -102,6 +102,13 @@ async def test_a_model_is_shown_with_what_it_can_and_how_much_it_reads(
     assert set(shown.capabilities or ()) >= {"completion", "tools", "thinking"}
 
 
+async def test_a_model_that_takes_images_says_so_in_ollamas_words() -> None:
+    directory = directory_of(models=[model_status(can_see=True)])
+    async with client_of(ScriptedGateway(), directory=directory) as client:
+        shown = await client.post("/api/show", json={"model": MODEL})
+    assert "vision" in shown.json()["capabilities"]
+
+
 async def test_what_a_model_cannot_is_not_among_its_capabilities() -> None:
     able, unable = [
         (await asked(ScriptedGateway(), "/api/show", report=report)).json()

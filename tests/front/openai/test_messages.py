@@ -31,7 +31,13 @@ BAD: list[tuple[Any, str]] = [
     ([{"role": "user", "content": [{"type": "text"}]}], "messages.0.content.0.text"),
     ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "messages.0.content.0.text"),
     ([{"role": "user", "content": [{"type": "smell", "text": "x"}]}], "messages.0.content.0.type"),
-    ([{"role": "user", "content": [TEXT, IMAGE]}], "messages.0.content.1"),
+    ([{"role": "user", "content": [TEXT, IMAGE]}], "messages.0.content.1.image_url"),
+    ([{"role": "system", "content": [TEXT, IMAGE]}], "messages.0.content.1"),
+    ([{"role": "user", "content": [{"type": "image_url"}]}], "messages.0.content.0"),
+    (
+        [{"role": "user", "content": [{"type": "image", "image": "0" * 64}]}],
+        "messages.0.content.0.image",
+    ),
     (
         [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}],
         "messages.0.content.0",
@@ -68,15 +74,15 @@ async def test_a_bad_message_is_a_400_that_names_the_place(messages: Any, param:
     assert gateway.requests == []
 
 
-async def test_an_image_is_refused_with_the_reason() -> None:
+async def test_a_model_that_reads_text_only_refuses_an_image_with_the_reason() -> None:
     async with client_of(ScriptedGateway()) as client:
         response = await client.post(
             CHAT, json=chat_body(messages=[{"role": "user", "content": [IMAGE]}])
         )
-    assert (
-        "only text is supported so far; got a part of type 'image_url'"
-        in response.json()["error"]["message"]
-    )
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "unsupported_content")
+    assert error["message"] == "this model reads text only"
+    assert error["param"] == "messages.0.content.0.image_url"
 
 
 @pytest.mark.parametrize("role", ["tool", "function"])

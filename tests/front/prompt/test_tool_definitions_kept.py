@@ -122,7 +122,8 @@ def test_control_tokens_in_it_are_broken_every_time_by_the_guard_that_is_asked_f
 
     def shown(guard: Any) -> Any:
         prompt = ChatPrompt(messages=({"role": "user", "content": "x"},), tools=(forms.tool(TOOL),))
-        return guarded(prompt, guard).tools[0]["function"]["description"]
+        (tool,) = guarded(prompt, guard).tools
+        return tool[guard("function")][guard("description")]
 
     assert [shown(str.upper), shown(str.upper), shown(str.title)] == ["DÜ", "DÜ", "Dü"]
     assert forms.tool(TOOL) == TOOL

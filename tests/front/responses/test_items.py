@@ -124,11 +124,17 @@ def test_calls_of_custom_tools_and_in_namespaces_have_the_names_that_the_model_k
     }
 
 
-def test_an_image_in_the_output_of_a_call_is_named_to_the_model() -> None:
+def test_images_of_the_user_and_in_the_output_of_a_call_become_images_of_the_prompt() -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
-    (got,) = messages({"type": "function_call_output", "call_id": "c1", "output": [image]})
-    assert got["content"] == [
-        {"type": "text", "text": "[image/png left out: this model takes text only]"}
+    called, said = messages(
+        {"type": "function_call_output", "call_id": "c1", "output": [image]},
+        {"role": "user", "content": [{"type": "input_text", "text": "look"}, image]},
+    )
+    sources = [called["content"][0]["image"], said["content"][1]["image"]]
+    assert [(source.text, source.media_type) for source in sources] == [("AAAA", "image/png")] * 2
+    assert [source.field for source in sources] == [
+        "input.0.output.0.image_url",
+        "input.1.content.1.image_url",
     ]
 
 
@@ -142,7 +148,12 @@ def test_an_image_in_the_output_of_a_call_is_named_to_the_model() -> None:
         ({"role": "tool", "content": "x"}, "input.0.role", "invalid_value"),
         ({"role": "user"}, "input.0.content", "missing_required_parameter"),
         (
-            {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]},
+            {"role": "user", "content": [{"type": "input_file", "file_data": "x"}]},
+            "input.0.content.0",
+            "unsupported_content",
+        ),
+        (
+            {"role": "assistant", "content": [{"type": "image", "image": "0" * 64}]},
             "input.0.content.0",
             "unsupported_content",
         ),

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.front.server.fields import without_media
+from holdfast.front.images.intake import text_only
+from holdfast.front.server.fields import readable
+from holdfast.wire.requests import ChatPrompt
 
 PNG = "data:image/png;base64,AAAA"
 
@@ -34,7 +36,9 @@ PNG = "data:image/png;base64,AAAA"
 )
 def test_media_are_named_by_their_type(part: dict[str, Any], what: str) -> None:
     said = {"type": "text", "text": "x"}
-    assert without_media([said, part]) == [
+    result = {"role": "tool", "content": readable([said, part], field="messages.0.content")}
+    shown = text_only(ChatPrompt(messages=(result,))).prompt.messages[0]["content"]
+    assert shown == [
         said,
         {"type": "text", "text": f"[{what} left out: this model takes text only]"},
     ]
@@ -42,4 +46,4 @@ def test_media_are_named_by_their_type(part: dict[str, Any], what: str) -> None:
 
 @pytest.mark.parametrize("kind", ["text", "thinking", "refusal", "smell"])
 def test_what_is_not_of_a_known_kind_is_no_media(kind: str) -> None:
-    assert without_media([{"type": kind}]) == [{"type": kind}]
+    assert readable([{"type": kind}], field="") == [{"type": kind}]

@@ -142,6 +142,17 @@ class KVHealth(Struct, frozen=True, kw_only=True):
     refused: dict[str, str]
 
 
+class VisionHealth(Struct, frozen=True, kw_only=True):
+    """How a model with vision is served.
+
+    `refused` says why the model cannot be given images; null: it can. `reuse_refused` says why
+    prompts with images are not cached; null: they are.
+    """
+
+    refused: str | None
+    reuse_refused: str | None
+
+
 class ModelHealth(Struct, frozen=True, kw_only=True):
     """The state of one model.
 
@@ -154,7 +165,8 @@ class ModelHealth(Struct, frozen=True, kw_only=True):
     template proves it. A sequence takes `kv_bytes_per_token` for each token and, for windows and
     recurrent states, `fixed_bytes_per_sequence`. These and `kv` are null until the model is loaded.
     `speculation_refused` says why drafts are not used although the setting allows them; null: they
-    are used, or the model is not loaded.
+    are used, or the model is not loaded. `vision` is null if the model reads text only, or is not
+    loaded.
     `context_length` and `max_context_length` are the same as in /v1/models.
     """
 
@@ -178,6 +190,7 @@ class ModelHealth(Struct, frozen=True, kw_only=True):
     fixed_bytes_per_sequence: int | None
     kv: KVHealth | None
     speculation_refused: str | None
+    vision: VisionHealth | None
     context_length: int | None
     max_context_length: int | None
 
@@ -306,8 +319,17 @@ def _health(model: ModelStatus, services: Services, *, shows_ids: bool) -> Model
         fixed_bytes_per_sequence=info.fixed_bytes_per_sequence if info else None,
         kv=_kv(info) if info else None,
         speculation_refused=(info.speculation_refused or None) if info else None,
+        vision=_vision(info) if info else None,
         context_length=model.context_tokens,
         max_context_length=model.own_context_tokens,
+    )
+
+
+def _vision(info: ModelInfo) -> VisionHealth | None:
+    if info.vision is None:
+        return None
+    return VisionHealth(
+        refused=info.vision.refused or None, reuse_refused=info.vision.reuse_refused or None
     )
 
 

@@ -29,7 +29,7 @@ from holdfast.models.adapter_folder import (
     listed_adapter,
 )
 from holdfast.models.download import cached_models, hub_cache_folder, model_source, served_id
-from holdfast.models.model_folder import check_loadable, known_context_tokens
+from holdfast.models.model_folder import can_see, check_loadable, known_context_tokens
 from holdfast.wire.requests import RESERVED_TEMPLATE_ARGUMENTS, SAMPLING_RANGES
 
 FILE_NAME = "models.toml"
@@ -73,6 +73,7 @@ class CatalogEntry:
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     # context window from config.json; 0: unknown
     own_context_tokens: int = 0
+    can_see: bool = False  # whether it can be given images, as far as its config.json tells
     draft: str | None = None  # draft model for speculative decoding; not used yet
 
     @property
@@ -317,6 +318,7 @@ def _entry(name: str, table: object, *, file: Path, settings: Settings) -> Catal
         sampling=_sampling(table),
         template_arguments=_template(table),
         own_context_tokens=known_context_tokens(config),
+        can_see=can_see(config),
         draft=_of_type(table, "draft", str, "a string"),
     )
 
@@ -547,6 +549,7 @@ def _with_found(
             origin=model.origin,
             idle_seconds=settings.residency.idle_seconds,
             own_context_tokens=known_context_tokens(config),
+            can_see=can_see(config),
         )
         taken[model.name] = entry
         served.append(entry)

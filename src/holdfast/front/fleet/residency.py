@@ -82,6 +82,7 @@ class ModelStatus:
     # before the model is loaded: from its entry or config.json
     context_tokens: int | None = None
     own_context_tokens: int | None = None  # the context that the model was trained for
+    can_see: bool = False  # whether it can be given images; before the load, whether that is likely
     is_pinned: bool = False
     # whether the server is ready only once this model is: it is pinned, was named at the start, or
     # is the only one
@@ -675,6 +676,7 @@ class Residency:
             resumed=slot.resumed,
             context_tokens=slot.context_tokens,
             own_context_tokens=slot.own_context_tokens,
+            can_see=slot.can_see,
             aliases=() if entry is None else entry.aliases,
             adapters=() if entry is None else entry.adapters,
             is_pinned=slot.is_pinned,

@@ -756,6 +756,13 @@ class ModelSlot:
         return self.entry.model.context_tokens or self.entry.own_context_tokens or None
 
     @property
+    def can_see(self) -> bool:
+        """Whether the model can be given images; before the load, whether that is likely."""
+        if self.info is None:
+            return self.entry.can_see and not self.entry.model.adapters
+        return self.info.vision is not None and not self.info.vision.refused
+
+    @property
     def own_context_tokens(self) -> int | None:
         """The context that the model was trained for; None if it is unknown."""
         own = 0 if self.info is None else self.info.own_context_tokens

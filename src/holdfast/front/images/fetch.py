@@ -30,6 +30,11 @@ _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _LONGEST_URL: Final = 8192
 _READ_BYTES: Final = 1 << 16
 _PORTS: Final = {"http": 80, "https": 443}
+# besides those that `ipaddress` knows in all versions of Python: protocols, relays and tunnels
+_SPECIAL: Final = [
+    ipaddress.ip_network(network)
+    for network in "192.0.0.0/24 192.88.99.0/24 64:ff9b:1::/48 2001::/23 2002::/16".split()
+]
 _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
 _HEADERS: Final = {
     "Accept": "image/*",
@@ -41,14 +46,14 @@ _HEADERS: Final = {
 def is_public(address: _Address) -> bool:
     """Whether an address is reachable from the whole internet, and not one of this machine."""
     if isinstance(address, ipaddress.IPv6Address):
-        if address.sixtofour is not None or address.teredo is not None:
-            return False  # tunnels lead to an IPv4 address
         if address.ipv4_mapped is not None:
             return is_public(address.ipv4_mapped)
         if address in _NAT64:
             return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
         if address.scope_id is not None or address.is_site_local:
             return False
+    if any(address in network for network in _SPECIAL):
+        return False
     return address.is_global and not address.is_multicast and address not in _own_addresses()
 
 
@@ -90,11 +95,10 @@ def fetch_image(
         raise _Refused(f"it has more than {_MOST_REDIRECTS} redirects")
     except _Refused as error:
         reason = str(error)
-    except TimeoutError:
-        reason = f"it took longer than {seconds:g} s"
     except (OSError, http.client.HTTPException, ValueError) as error:
-        is_late = time.monotonic() >= deadline
-        reason = f"it took longer than {seconds:g} s" if is_late else type(error).__name__
+        reason = type(error).__name__
+    if time.monotonic() >= deadline:  # then the socket was closed, which has many consequences
+        reason = f"it took longer than {seconds:g} s"
     raise InvalidRequest(f"the image cannot be fetched: {reason}", field=field)
 
 

@@ -181,7 +181,9 @@ def text_only(prompt: ChatPrompt, vision: VisionInfo | None = None) -> CheckedPr
     for message in prompt.messages:
         for source in images_in([message]):
             if message["role"] != _RESULT:
-                reason = _TEXT_ONLY if vision is None else vision.refused
+                reason = _TEXT_ONLY
+                if vision is not None:
+                    reason = f"this model cannot be given images: {vision.refused}"
                 raise ImagesRefused(reason, field=source.field)
     return _with_images(prompt, {})
 

@@ -169,7 +169,8 @@ def conversation(messages: Sequence[OllamaMessage]) -> tuple[dict[str, Any], ...
             field = f"messages.{place}.images"
             if message["role"] not in _WITH_IMAGES:
                 raise refused_media("image", field=field)
-            turn["content"] = with_images(turn["content"], images, field=field)
+            shown, said = image_parts(images, field=field), text_parts(turn["content"])
+            turn["content"] = [*shown, *said] if message["role"] == "user" else [*said, *shown]
         if thought := message.get("thinking"):
             turn["reasoning_content"] = thought
         if calls := message.get("tool_calls"):
@@ -184,15 +185,19 @@ def conversation(messages: Sequence[OllamaMessage]) -> tuple[dict[str, Any], ...
     return tuple(ready)
 
 
-def with_images(text: str, images: Sequence[Any], *, field: str) -> list[dict[str, Any]]:
-    """The content of a message with images, which come before its text, as in Ollama.
+def image_parts(images: Sequence[Any], *, field: str) -> list[dict[str, Any]]:
+    """The images of a message as message parts. In Ollama, those of the user come before the text.
 
     Raises InvalidRequest for an image that is not a text. field: the request field of the images.
     """
-    parts = [
+    return [
         image_part(text_source(image, f"{field}.{number}")) for number, image in enumerate(images)
     ]
-    return [*parts, {"type": "text", "text": text}] if text else parts
+
+
+def text_parts(text: str) -> list[dict[str, Any]]:
+    """The text of a message as message parts."""
+    return [{"type": "text", "text": text}] if text else []
 
 
 def _calls(calls: Sequence[PastCall], place: int) -> list[dict[str, Any]]:
@@ -385,7 +390,9 @@ class OllamaGenerate(OllamaGeneration):
         if self.system:  # replaces the earlier one, because clients send it with every prompt
             others = [turn for turn in past if turn["role"] != "system"]
             past = ({"role": "system", "content": self.system}, *others)
-        said: Any = with_images(text, self.images, field="images") if self.images else text
+        said: Any = text
+        if self.images:
+            said = [*image_parts(self.images, field="images"), *text_parts(text)]
         return ChatPrompt(messages=(*past, {"role": "user", "content": said}))
 
 

@@ -46,7 +46,7 @@ from holdfast.models.adapter_folder import SEPARATOR
 from holdfast.models.download import ModelSource, hub_source
 from holdfast.telemetry.request_log import RECORD, RequestRecord
 
-Capability: TypeAlias = Literal["completion", "tools", "thinking"]
+Capability: TypeAlias = Literal["completion", "tools", "thinking", "vision"]
 _LATEST = ":latest"
 _HUB = re.compile(r"^(?:hf\.co|huggingface\.co)/", re.IGNORECASE)
 _LONGEST_SHOWN = 100
@@ -152,6 +152,8 @@ def capabilities(model_id: str, services: Services) -> tuple[Capability, ...]:
     """
     report = services.dialects.get(without_adapter(services, model_id))
     found: list[Capability] = ["completion"]
+    if any(model.id == model_id and model.can_see for model in served_models(services)):
+        found.append("vision")
     if report is not None and report.tools != "none":
         found.append("tools")
     if report is not None and report.thinking is not None:

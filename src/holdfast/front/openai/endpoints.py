@@ -479,6 +479,13 @@ async def create_embedding(request: Request, services: Services) -> Response:
     )
 
 
+class Modalities(Struct, frozen=True, kw_only=True):
+    """What a model takes and gives, as OpenRouter's clients look for it: `text`, `image`."""
+
+    input_modalities: tuple[str, ...]
+    output_modalities: tuple[str, ...] = ("text",)
+
+
 class ModelCard(Struct, frozen=True, kw_only=True):
     """A served model.
 
@@ -488,6 +495,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     max_context_length: the context that the model was trained for, as LM Studio calls it; null if
         unknown.
     max_output_tokens: the answer length that agents should plan for; not a limit.
+    architecture: whether the model takes images. Before it is loaded: whether that is likely.
     state: as in /health.
     aliases: further names that requests may use for the model.
     parent: for a LoRA adapter, the id of its model; otherwise null.
@@ -504,6 +512,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     context_window: int | None = None
     max_context_length: int | None = None
     max_output_tokens: int | None = None
+    architecture: Modalities
     state: str
     aliases: tuple[str, ...] = ()
     parent: str | None = None
@@ -529,11 +538,17 @@ def model_card(model: ModelStatus) -> ModelCard:
         context_window=context_tokens,
         max_context_length=model.own_context_tokens,
         max_output_tokens=answer_tokens,
+        architecture=Modalities(input_modalities=input_modalities(model)),
         state=model.state,
         aliases=model.aliases,
         parent=model.parent or None,
         kv_quality=_kv_quality(model),
     )
+
+
+def input_modalities(model: ModelStatus) -> tuple[str, ...]:
+    """What a model takes: `text`, and `image` if it can be given images."""
+    return ("text", "image") if model.can_see else ("text",)
 
 
 def _kv_quality(model: ModelStatus) -> QualityReport | None:

@@ -21,7 +21,7 @@ from holdfast.front.images.sources import IMAGE, is_image
 from holdfast.front.prompt.images import image_mark, joined
 from holdfast.front.prompt.known_answers import canonical_arguments
 from holdfast.front.prompt.lru_cache import LruCache
-from holdfast.front.prompt.tokenize import Guard
+from holdfast.front.prompt.tokenize import Guard, guarded_value
 from holdfast.front.prompt.tool_definitions import (
     KeptTool,
     exact_key,
@@ -229,41 +229,27 @@ def _canonical_call(call: Any, forms: FirstForms, tenant: str) -> Any:
     return call if first == arguments else {**call, "function": {**function, "arguments": first}}
 
 
-def guarded(prompt: ChatPrompt, guard: Guard, *, answers: Guard | None = None) -> ChatPrompt:
+def guarded(prompt: ChatPrompt, guard: Guard) -> ChatPrompt:
     """The conversation with control tokens broken up in all text that the model did not write.
 
     Otherwise a tool result that contains `<|im_end|>` would end its message.
-
-    answers: breaks up what even the model's own texts must not contain.
     """
     return msgspec.structs.replace(
         prompt,
-        messages=tuple(_guarded_message(message, guard, answers) for message in prompt.messages),
+        messages=tuple(_guarded_message(message, guard) for message in prompt.messages),
         tools=tuple(_guarded_tool(tool, guard) for tool in prompt.tools),
     )
 
 
-def _guarded_message(message: Any, guard: Guard, answers: Guard | None) -> Any:
-    if not isinstance(message, dict):
+def _guarded_message(message: Any, guard: Guard) -> Any:
+    if not isinstance(message, dict) or message.get("role") == "assistant":
         return message
-    if message.get("role") == "assistant":
-        return message if answers is None else _guarded(message, answers)
     if "content" not in message:
         return message
-    return {**message, "content": _guarded(message["content"], guard)}
+    return {**message, "content": guarded_value(message["content"], guard)}
 
 
 def _guarded_tool(tool: Any, guard: Guard) -> Any:
     if isinstance(tool, KeptTool):
-        return made_once(tool, guard, lambda: KeptTool(_guarded(tool, guard)))
-    return _guarded(tool, guard)
-
-
-def _guarded(value: Any, guard: Guard) -> Any:
-    if isinstance(value, str):
-        return guard(value)
-    if isinstance(value, Mapping):
-        return {key: _guarded(each, guard) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_guarded(each, guard) for each in value]
-    return value
+        return made_once(tool, guard, lambda: KeptTool(guarded_value(tool, guard)))
+    return guarded_value(tool, guard)

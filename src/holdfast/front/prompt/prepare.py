@@ -252,11 +252,11 @@ def _rendered(
     prompt = canonical(prompt, bundle.first_forms, tenant=request.tenant)
     past = bundle.known_answers.recall(prompt.messages, tenant=request.tenant)
     prompt = msgspec.structs.replace(prompt, messages=past.messages)
-    seen = bundle.images
-    prompt = guarded(prompt, bundle.tokenizer.guard, answers=None if seen is None else seen.guard)
+    prompt = guarded(prompt, bundle.tokenizer.guard)
     # the template writes the special tokens itself, BOS included
     text = well_formed(template.render(prompt, field=request.prompt_field))
     answers = past.places(text, frame=bundle.answer_frame, read=bundle.history_reader(prompt.tools))
+    seen = bundle.images
     images = () if seen is None else _placed(text, seen.placeholder, template.images(prompt))
     return _Rendered(prompt=prompt, past=past, text=text, answers=answers, images=images)
 

@@ -31,6 +31,7 @@ from holdfast.front.prompt.conversation import (
 from holdfast.front.prompt.images import content_parts, has_images, images_of, with_placeholders
 from holdfast.front.prompt.template_process import SandboxedTemplate
 from holdfast.front.prompt.template_worker import RENDER_ERRORS
+from holdfast.front.prompt.tokenize import Guard, guarded_value
 from holdfast.front.prompt.tool_definitions import KeptTool, complete_tool
 from holdfast.models.tokenizer_files import named_special_tokens, read_json
 from holdfast.wire.images import VisionInfo
@@ -99,8 +100,12 @@ class ChatTemplate:
         adapted._habits = habits
         return adapted
 
-    def seeing(self, vision: VisionInfo) -> ChatTemplate:
-        """Return a copy of this template for conversations with images."""
+    def seeing(self, vision: VisionInfo, *, guard: Guard) -> ChatTemplate:
+        """Return a copy of this template for conversations with images.
+
+        guard: breaks up texts that would be taken for an image. Unlike other control tokens, not
+            even the model's own texts may contain them.
+        """
         adapted = copy.copy(self)
         adapted._vision = _Seeing(
             vision,
@@ -110,6 +115,7 @@ class ChatTemplate:
                 if self._writes_image(messages, vision)
             ),
             image_text=self._image_text(vision),
+            guard=guard,
         )
         return adapted
 
@@ -371,9 +377,11 @@ class _Seeing:
     vision: VisionInfo
     roles: frozenset[str]
     image_text: str
+    guard: Guard
 
     def shown(self, message: Message) -> Message:
-        """A message with parts or texts in place of marks."""
+        """A guarded message with parts or texts in place of marks."""
+        message = guarded_value(message, self.guard)
         content = message["content"]
         text = _text_of(message)
         if not has_images(text):

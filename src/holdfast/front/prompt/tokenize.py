@@ -207,6 +207,19 @@ def guard_against(backend: Backend, texts: Iterable[str]) -> Guard:
     return guard
 
 
+def guarded_value(value: Any, guard: Guard) -> Any:
+    """A JSON value with the guard applied to all of its texts."""
+    if isinstance(value, str):
+        return guard(value)
+    if isinstance(value, Mapping):
+        return {
+            guarded_value(key, guard): guarded_value(each, guard) for key, each in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [guarded_value(each, guard) for each in value]
+    return value
+
+
 def any_of(texts: Iterable[str]) -> re.Pattern[str]:
     """A pattern that matches any of the texts and prefers longer ones."""
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))

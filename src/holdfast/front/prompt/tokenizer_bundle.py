@@ -34,7 +34,6 @@ from holdfast.front.prompt.template_probes import (
 )
 from holdfast.front.prompt.text_places import AnswerFrame, find_frame
 from holdfast.front.prompt.tokenize import (
-    Guard,
     Tokenizer,
     TokenMemory,
     any_of,
@@ -56,14 +55,10 @@ _MAX_BUNDLES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageTokens:
-    """What stands for an image in a prompt until its own tokens replace it.
-
-    guard: breaks up texts that the chat template or the tokenizer would take for an image.
-    """
+    """What stands for an image in a prompt until its own tokens replace it."""
 
     placeholder: str
     token_id: int | None  # None: the tokenizer does not have this token
-    guard: Guard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,14 +98,14 @@ class TokenizerBundle:
     def _seeing(self, vision: VisionInfo) -> TokenizerBundle:
         placeholders = (vision.template_placeholder, vision.placeholder)
         tokenizer = self.tokenizer.guarding(placeholders)
+        guard = guard_against(tokenizer.backend, placeholders)
         return replace(
             self,
             tokenizer=tokenizer,
-            template=None if self.template is None else self.template.seeing(vision),
+            template=None if self.template is None else self.template.seeing(vision, guard=guard),
             images=ImageTokens(
                 placeholder=vision.placeholder,
                 token_id=tokenizer.backend.token_to_id(vision.placeholder),
-                guard=guard_against(tokenizer.backend, placeholders),
             ),
         )
 

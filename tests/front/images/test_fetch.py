@@ -1,0 +1,279 @@
+"""Fetching images by URL: from public addresses only, in bounded time and size."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+import trustme
+
+from holdfast.errors import InvalidRequest
+from holdfast.front.images import fetch
+from holdfast.front.images.fetch import fetch_image, is_public
+from tests.fakes.images import png
+
+LOOPBACK = ipaddress.ip_address("127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        "127.8.9.1",
+        "0.0.0.0",
+        "10.0.0.1",
+        "172.16.0.1",
+        "172.31.255.255",
+        "192.168.1.1",
+        "169.254.169.254",  # metadata of clouds
+        "100.64.0.1",  # carrier-grade NAT
+        "192.0.0.192",
+        "192.0.2.1",
+        "198.18.0.1",
+        "198.51.100.7",
+        "203.0.113.7",
+        "224.0.0.1",
+        "239.255.255.250",
+        "240.0.0.1",
+        "255.255.255.255",
+        "::",
+        "::1",
+        "fe80::1",
+        "fec0::1",
+        "fc00::1",
+        "fd00:ec2::254",
+        "ff02::1",
+        "2001:db8::1",
+        "::ffff:127.0.0.1",
+        "::ffff:10.0.0.1",
+        "::ffff:169.254.169.254",
+        "64:ff9b::127.0.0.1",
+        "64:ff9b::10.0.0.1",
+        "2002:7f00:1::",
+        "2002:a9fe:a9fe::1",
+        "2001:0:4136:e378:8000:63bf:80ff:fffe",
+        "100::1",
+    ],
+)
+def test_an_address_that_is_not_public_is_never_contacted(address: str) -> None:
+    assert not is_public(ipaddress.ip_address(address))
+
+
+@pytest.mark.parametrize(
+    "address", ["93.184.215.14", "8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::8.8.8.8"]
+)
+def test_a_public_address_may_be_contacted(address: str) -> None:
+    assert is_public(ipaddress.ip_address(address))
+
+
+def test_this_machines_own_address_is_never_contacted(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = ipaddress.ip_address("93.184.215.14")
+    monkeypatch.setattr(fetch, "_own_addresses", lambda: {own})
+    assert not is_public(own)
+
+
+def refused(url: str, **options: Any) -> str:
+    with pytest.raises(InvalidRequest) as error:
+        fetch_image(
+            url,
+            **{"field": "messages.0.content.1", "max_bytes": 10_000, "seconds": 20, **options},
+        )
+    assert error.value.field == "messages.0.content.1"
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1/cat.png",
+        "http://127.1/cat.png",
+        "http://2130706433/cat.png",
+        "http://0x7f000001/cat.png",
+        "http://0177.0.0.1/cat.png",
+        "http://0/cat.png",
+        "http://localhost/cat.png",
+        "http://localhost:8321/health",
+        "http://LOCALHOST./cat.png",
+        "http://[::1]/cat.png",
+        "http://[::ffff:127.0.0.1]/cat.png",
+        "http://[fe80::1%25lo]/cat.png",
+        "http://169.254.169.254/latest/meta-data/",
+        "http://10.0.0.1/cat.png",
+        "http://example.com@127.0.0.1/cat.png",
+        "http://127.0.0.1#@example.com/",
+        "http://127.0.0.1\\@example.com/",
+        "https://127.0.0.1:443/cat.png",
+        "file:///etc/passwd",
+        "gopher://127.0.0.1/",
+        "http:///cat.png",
+        "http://",
+        "http://[::1/cat.png",
+        "http://127.0.0.1:99999/",
+        "http://127.0.0.1/\r\nHost: evil",
+        "http://" + "a" * 300 + ".example/",
+        "http://x/" + "a" * 10_000,
+    ],
+)
+def test_no_url_leads_to_this_machine(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(sock: socket.socket, address: Any) -> None:
+        raise AssertionError(f"contacted {address}")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    assert "cannot be fetched" in refused(url)
+
+
+def test_a_name_with_one_private_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80))
+        for address in ("93.184.215.14", "127.0.0.1")
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    assert "not a public one" in refused("http://rebinding.example/cat.png")
+
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+@contextlib.contextmanager
+def served(answer: Answer, *, certificate: trustme.LeafCert | None = None) -> Iterator[str]:
+    """A server on loopback. Yields its port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            with contextlib.suppress(OSError):
+                answer(self)
+
+        def log_message(self, template: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        certificate.configure_cert(context)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"{'http' if certificate is None else 'https'}://localhost:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def sends(body: bytes, status: int = 200, **headers: str) -> Answer:
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(status)
+        for name, value in {"content_length": str(len(body)), **headers}.items():
+            request.send_header(name.replace("_", "-"), value)
+        request.end_headers()
+        request.wfile.write(body)
+
+    return answer
+
+
+def fetched(url: str, **options: Any) -> bytes:
+    return fetch_image(
+        url,
+        **{
+            "field": "f",
+            "max_bytes": 10_000,
+            "seconds": 20,
+            "is_allowed": lambda _: True,
+            **options,
+        },
+    )
+
+
+def test_an_image_is_fetched() -> None:
+    with served(sends(png())) as url:
+        assert fetched(f"{url}/cat.png?size=1") == png()
+
+
+def test_an_image_is_fetched_over_tls_under_the_name_in_its_url(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    authority = trustme.CA()
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    with served(sends(png()), certificate=authority.issue_cert("localhost")) as url:
+        assert "SSLCertVerificationError" in refused(url, is_allowed=lambda _: True)
+        monkeypatch.setattr(ssl, "create_default_context", lambda: context)
+        assert fetched(url) == png()
+        other = url.replace("localhost", "127.0.0.1")
+        assert "SSLCertVerificationError" in refused(other, is_allowed=lambda _: True)
+
+
+def test_a_redirect_is_followed_only_to_an_allowed_address() -> None:
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        if request.path == "/cat.png":
+            sends(png())(request)
+        elif request.path == "/away":
+            sends(b"", 302, location="http://127.9.9.9/cat.png")(request)
+        elif request.path == "/file":
+            sends(b"", 302, location="file:///etc/passwd")(request)
+        elif request.path == "/loop":
+            sends(b"", 301, location="/loop")(request)
+        else:
+            sends(b"", 302, location="/cat.png")(request)
+
+    with served(answer) as url:
+        only_here = {
+            "is_allowed": lambda address: address in (LOOPBACK, ipaddress.ip_address("::1"))
+        }
+        assert fetched(f"{url}/moved", **only_here) == png()
+        assert "not a public one" in refused(f"{url}/away", **only_here)
+        assert "only http and https" in refused(f"{url}/file", **only_here)
+        assert "more than 3 redirects" in refused(f"{url}/loop", **only_here)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (sends(b"gone", 404), "status 404"),
+        (sends(b"no", 500), "status 500"),
+        (sends(b"", 302), "status 302"),
+        (sends(b"x" * 10_001), "more than 10,000 bytes"),
+        (sends(b"x" * 10, content_length="20", connection="close"), "too early"),
+    ],
+)
+def test_an_answer_without_a_whole_image_is_refused(answer: Answer, reason: str) -> None:
+    with served(answer) as url:
+        assert reason in refused(url, is_allowed=lambda _: True)
+
+
+def test_an_endless_answer_is_cut_at_the_limit() -> None:
+    def endless(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.end_headers()
+        while True:
+            request.wfile.write(b"x" * 1000)
+
+    with served(endless) as url:
+        assert "more than 10,000 bytes" in refused(url, is_allowed=lambda _: True)
+
+
+def test_a_slow_server_is_given_up_at_the_deadline() -> None:
+    given_up = threading.Event()
+
+    def dripping(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("content-length", "9999")
+        request.end_headers()
+        while not given_up.wait(0.02):
+            request.wfile.write(b"x")
+            request.wfile.flush()
+
+    with served(dripping) as url:
+        assert "longer than 0.3 s" in refused(url, seconds=0.3, is_allowed=lambda _: True)
+        given_up.set()

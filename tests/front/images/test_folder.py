@@ -1,0 +1,116 @@
+"""The folder of images: what it keeps, and what it removes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import WorkerUnavailable
+from holdfast.front.images.folder import ImageFolder
+
+
+def names(folder: ImageFolder) -> set[str]:
+    return {path.name for path in folder.path.iterdir()}
+
+
+def name_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_a_checked_image_is_written_for_its_owner_only(tmp_path: Path) -> None:
+    folder = ImageFolder(tmp_path / "images", max_bytes=1000)
+    name = folder.hold(b"cat", is_checked=True)
+    path = tmp_path / "images" / name
+    assert (name, path.read_bytes()) == (name_of(b"cat"), b"cat")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    folder.check_invariants()
+
+
+def test_an_image_that_was_not_checked_is_not_written(tmp_path: Path) -> None:
+    folder = ImageFolder(tmp_path / "images", max_bytes=1000)
+    assert folder.hold(b"cat", is_checked=False) == ""
+    assert not (tmp_path / "images").exists()
+
+
+def test_an_image_outlives_its_server(tmp_path: Path) -> None:
+    name = ImageFolder(tmp_path, max_bytes=1000).hold(b"cat", is_checked=True)
+    assert ImageFolder(tmp_path, max_bytes=1000).hold(b"cat", is_checked=False) == name
+
+
+@pytest.mark.parametrize("damage", [b"", b"c", b"dog", b"cat and more"])
+def test_a_file_damaged_meanwhile_is_checked_and_written_again(
+    damage: bytes, tmp_path: Path
+) -> None:
+    name = ImageFolder(tmp_path, max_bytes=1000).hold(b"cat", is_checked=True)
+    (tmp_path / name).write_bytes(damage)
+    folder = ImageFolder(tmp_path, max_bytes=1000)
+    assert folder.hold(b"cat", is_checked=False) == ""
+    assert folder.hold(b"cat", is_checked=True) == name
+    assert (tmp_path / name).read_bytes() == b"cat"
+
+
+def test_a_file_that_a_worker_could_not_read_is_compared_again(tmp_path: Path) -> None:
+    folder = ImageFolder(tmp_path, max_bytes=1000)
+    name = folder.hold(b"cat", is_checked=True)
+    (tmp_path / name).write_bytes(b"dog")
+    folder.forget([name])
+    assert folder.hold(b"cat", is_checked=False) == ""
+
+
+def test_the_least_recently_used_images_are_removed_but_none_in_use(tmp_path: Path) -> None:
+    folder = ImageFolder(tmp_path, max_bytes=30)
+    held, old, used, newer = (f"image {number}".encode() + b" " for number in range(4))
+    for place, data in enumerate((held, old, used)):
+        name = folder.hold(data, is_checked=True)
+        if data != held:
+            folder.release([name])
+        os.utime(tmp_path / name, (place, place))
+    folder.release([folder.hold(used, is_checked=False)])  # touches it
+    folder.hold(newer, is_checked=True)
+    assert names(folder) == {name_of(held), name_of(used), name_of(newer)}
+    folder.release([name_of(held), name_of(newer)])
+    folder.hold(b"x" * 30, is_checked=True)
+    assert names(folder) == {name_of(b"x" * 30)}
+    folder.check_invariants()
+
+
+def test_files_of_dead_writers_are_removed_and_strange_files_stay(tmp_path: Path) -> None:
+    folder = ImageFolder(tmp_path, max_bytes=10)
+    torn = tmp_path / f".{'a' * 60}.k3fp"
+    strange = tmp_path / "notes.txt"
+    for path in (torn, strange):
+        path.write_bytes(b"x" * 50)
+        os.utime(path, (0, 0))
+    folder.hold(b"cat", is_checked=True)
+    assert names(folder) == {"notes.txt", name_of(b"cat")}
+
+
+def test_a_full_disk_is_said(tmp_path: Path) -> None:
+    (tmp_path / "images").write_bytes(b"a file, not a folder")
+    with pytest.raises(WorkerUnavailable, match="images cannot be kept"):
+        ImageFolder(tmp_path / "images", max_bytes=1000).hold(b"cat", is_checked=True)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=40))
+def test_the_bound_holds_but_for_images_in_use(
+    tmp_path_factory: pytest.TempPathFactory, uses: list[tuple[int, bool]]
+) -> None:
+    folder = ImageFolder(tmp_path_factory.mktemp("images"), max_bytes=40)
+    held: list[str] = []
+    for number, stays in uses:
+        name = folder.hold(bytes([number]) * (number + 5), is_checked=True)
+        held.append(name)
+        if not stays:
+            folder.release([held.pop()])
+        assert set(held) <= names(folder)
+        sizes = {path.name: path.stat().st_size for path in folder.path.iterdir()}
+        in_use = sum(sizes[each] for each in set(held))
+        assert sum(sizes.values()) <= max(40, in_use + 14)
+        folder.check_invariants()

@@ -1,0 +1,126 @@
+"""Checking the images of requests: all kinds of files, many at once, and what stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.config import ImagesSettings
+from holdfast.front.images import intake as intake_module
+from tests.fakes.images import bomb, broken_images, data_url, odd_images, png
+from tests.fakes.seeing import SeeingFront, chat, seeing_front
+
+CHAT = "/v1/chat/completions"
+ODD = odd_images()
+BROKEN = broken_images()
+SMALL = ImagesSettings(max_pixels=1_000_000)
+
+
+def image(data: bytes) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": data_url(data) if data else "data:,"}}
+
+
+def files(front: SeeingFront) -> set[str]:
+    folder = front.intake.folder.path
+    return {path.name for path in folder.iterdir()} if folder.exists() else set()
+
+
+@pytest.mark.parametrize("kind", ODD)
+async def test_an_odd_image_is_taken(kind: str, tmp_path: Path) -> None:
+    front = seeing_front(tmp_path / "images", settings=SMALL)
+    answer = await front.http.post(CHAT, json=chat("What?", image(ODD[kind])))
+    assert answer.status_code == 200, answer.text
+    assert len(files(front)) == 1
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+async def test_a_broken_image_is_a_400_that_names_its_field(kind: str, tmp_path: Path) -> None:
+    front = seeing_front(tmp_path / "images", settings=SMALL)
+    answer = await front.http.post(CHAT, json=chat("What?", image(BROKEN[kind][0])))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "messages.0.content.1.image_url")
+    assert files(front) == set()
+    assert front.engine.submitted == []
+
+
+async def test_a_known_image_is_not_decoded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front = seeing_front(tmp_path / "images")
+    assert (await front.http.post(CHAT, json=chat(image(png())))).status_code == 200
+    monkeypatch.setattr(intake_module, "check_image", None)
+    again = await front.http.post(CHAT, json=chat("And?", image(png())))
+    assert again.status_code == 200, again.text
+    restarted = seeing_front(tmp_path / "images")
+    assert (await restarted.http.post(CHAT, json=chat(image(png())))).status_code == 200
+
+
+async def test_200_broken_images_at_once_are_refused_in_bounded_memory(tmp_path: Path) -> None:
+    settings = ImagesSettings(max_pixels=16_000_000)
+    front = seeing_front(tmp_path / "images", settings=settings)
+    huge = bomb(4000, 4000)[:-40]  # its 16 MB of pixels are decoded before it turns out to be torn
+    broken = [data for data, reason in BROKEN.values() if data and "allowed" not in reason]
+    broken = [each for each in broken if each != BROKEN["slightly too large"][0]]
+    bodies = [chat(image(broken[place % len(broken)])) for place in range(185)]
+    bodies += [chat(image(huge))] * 15
+    before = peak_bytes()
+    answers = await asyncio.gather(*(front.http.post(CHAT, json=body) for body in bodies))
+    assert {answer.status_code for answer in answers} == {400}
+    assert peak_bytes() - before < 150 << 20  # 15 decoded at once would take 240 MB
+    assert files(front) == set()
+    usual = await front.http.post(CHAT, json=chat("What?", image(png())))
+    assert usual.status_code == 200
+
+
+def peak_bytes() -> int:
+    scale = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+
+
+async def test_what_takes_too_long_is_given_up_and_held_by_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front = seeing_front(tmp_path / "images", settings=ImagesSettings(check_seconds=0.05))
+    may_end = threading.Event()
+    monkeypatch.setattr(intake_module, "check_image", lambda *_, **__: may_end.wait(60))
+    answer = await front.http.post(CHAT, json=chat(image(png())))
+    assert answer.status_code == 503
+    assert "could not be fetched and checked within 0.05 s" in answer.json()["error"]["message"]
+    may_end.set()
+    while not files(front):  # the thread goes on, and writes the image
+        await asyncio.sleep(0.001)
+    await asyncio.to_thread(front.intake._checkers.shutdown)
+    assert not front.intake.folder._held
+
+
+async def test_an_image_is_held_exactly_as_long_as_its_request(tmp_path: Path) -> None:
+    front = seeing_front(tmp_path / "images")
+    front.engine.may_go_on.clear()
+    asked = asyncio.create_task(front.http.post(CHAT, json=chat(image(png()), image(png(2)))))
+    while not front.engine.submitted:
+        await asyncio.sleep(0.001)
+    names = {span.layout.image for span in front.engine.submitted[0].images}
+    assert dict(front.intake.folder._held) == dict.fromkeys(names, 1)
+    front.engine.may_go_on.set()
+    assert (await asked).status_code == 200
+    assert not front.intake.folder._held
+
+
+async def test_a_url_is_fetched_if_that_is_switched_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front = seeing_front(tmp_path / "images", settings=ImagesSettings(urls=True))
+    body = chat({"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/cat.png"}})
+    answer = await front.http.post(CHAT, json=body)
+    assert answer.status_code == 400
+    assert "not a public one" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"] == "messages.0.content.0.image_url"
+    monkeypatch.setattr(intake_module, "fetch_image", lambda url, **_: png())
+    assert (await front.http.post(CHAT, json=body)).status_code == 200
+    assert len(front.sent.images) == 1
