@@ -56,11 +56,6 @@ class _ImagePrompt:
             token_ids=(*token_ids, *images.text_tokens(_TEXTS[-1])), spans=tuple(spans)
         )
 
-    def changed(self) -> tuple[int, ...]:
-        """The tokens with another one in the text after the images."""
-        *others, changed, last = self.token_ids
-        return (*others, self.token_ids[0] if changed != self.token_ids[0] else last, last)
-
     def sequence(
         self, runner: Runner, images: WorkerImages, prefix: Prefix | None = None
     ) -> EngineSequence:
