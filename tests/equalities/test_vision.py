@@ -4,19 +4,32 @@ conversation alone, in one pass; and what is kept of an image is not computed ag
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from holdfast.wire.commands import SequenceRequest
+from holdfast.wire.commands import Command, SequenceRequest
+from holdfast.wire.events import FinishReason
+from holdfast.wire.requests import TokenIds
 from tests.fakes.caching_worker import one_after_the_other
 from tests.fakes.pictures import image_file
+from tests.fakes.script_inbox import ScriptInbox, cancel
+from tests.fakes.stepped_worker import make_blocks_small
 from tests.fakes.vision_models import FAMILIES
 from tests.fakes.vision_oracle import Message, OracleAnswer, assistant, user
-from tests.fakes.vision_worker import VisionBeside, differences, tower_runs
+from tests.fakes.vision_worker import (
+    FEATURES,
+    TOLERANCE,
+    VisionBeside,
+    differences,
+    prompt_error,
+    tower_runs,
+)
 
 # Each needs something else: positions in three dimensions with features of several layers; windows
 # and text around images; rows of tokens with breaks; recurrent states.
@@ -44,8 +57,6 @@ CONVERSATIONS: dict[str, list[Message]] = {
     "text before images": [user("Hello."), assistant("Hello."), user("See", WIDE, SAME_SIZE)],
 }
 
-Family = tuple[str, VisionBeside]
-
 
 @pytest.fixture(
     scope="module",
@@ -71,9 +82,9 @@ def requests(beside: VisionBeside, *names: str) -> list[SequenceRequest]:
 
 
 def wrong(
-    inbox: object, names: list[str], expected: Callable[[str], OracleAnswer]
+    inbox: ScriptInbox, names: list[str], expected: Callable[[str], OracleAnswer]
 ) -> dict[str, str]:
-    found = {name: differences(inbox, name, expected(name)) for name in names}  # type: ignore[arg-type]
+    found = {name: differences(inbox, name, expected(name)) for name in names}
     return {name: difference for name, difference in found.items() if difference}
 
 
@@ -197,3 +208,100 @@ def test_preempted_prompts_with_images_are_answered_as_alone(
     most = max(len(request.prompt_token_ids) for request in together)
     worker = beside.worker(budget_tokens=most + 2 * TOKENS + 8)
     assert not wrong(worker.serve([together]), names, expected)
+
+
+def test_what_a_client_predicts_changes_no_answer(
+    beside: VisionBeside, expected: Callable[[str], OracleAnswer]
+) -> None:
+    names = ["an image", "two images", "three turns"]
+    together = []
+    for request in requests(beside, *names):
+        right = expected(request.request_id).token_ids
+        predicted = (*right[:2], right[2] ^ 1, *right[3:])
+        together.append(replace(request, predicted_token_ids=TokenIds.of(predicted)))
+    inbox = beside.worker(speculates=True).serve([together])
+    assert not wrong(inbox, names, expected)
+
+
+def test_prompts_with_images_are_scored_as_by_mlx_vlm(
+    beside: VisionBeside, expected: Callable[[str], OracleAnswer]
+) -> None:
+    names = ["text", "an image", "two images"]
+    scored = [replace(each, want_prompt_logprobs=True) for each in requests(beside, *names)]
+    inbox = beside.worker(step_tokens=24).serve([scored])
+    assert not wrong(inbox, names, expected)
+    for name in names:
+        assert prompt_error(inbox, name, expected(name)) < TOLERANCE
+
+
+def test_image_tokens_that_a_model_generates_are_text(beside: VisionBeside) -> None:
+    """As a worker sees them that goes on with the answer of an earlier one."""
+    image_tokens = set(beside.request("a", FIRST).images[0].layout.token_ids)
+    said = (65, *image_tokens, 66)
+    request = replace(
+        beside.request("a", FIRST, max_tokens=len(said) + TOKENS),
+        generated_token_ids=TokenIds.of(said),
+    )
+    inbox = beside.worker().serve([[request]])
+    assert not differences(inbox, "a", beside.oracle.answer(FIRST, tokens=TOKENS, said=said))
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_conversations_that_come_and_go_are_answered_as_alone(
+    beside: VisionBeside,
+    expected: Callable[[str], OracleAnswer],
+    seed: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In two lives of a worker with small blocks, whose requests begin while others run; some are
+    cancelled.
+    """
+    make_blocks_small(monkeypatch)
+    rng = random.Random(seed)
+    for life in range(2):
+        script: list[list[Command]] = []
+        names = {}
+        for number in range(12):
+            name = rng.choice([*CONVERSATIONS])
+            names[f"{life} {number}"] = name
+            request = beside.request(f"{life} {number}", CONVERSATIONS[name], max_tokens=TOKENS)
+            script += [[request], *[[]] * rng.randint(0, 4)]
+            if rng.random() < 0.2:
+                script.append([cancel(request.request_id)])
+        worker = beside.worker(tmp_path, step_tokens=rng.choice([16, 40]), budget_tokens=900)
+        inbox = worker.serve(script)
+        for request_id, name in names.items():
+            if inbox.finished(request_id).reason is not FinishReason.CANCELLED:
+                assert not differences(inbox, request_id, expected(name)), (request_id, name)
+
+
+def test_damaged_features_are_computed_again(
+    beside: VisionBeside, expected: Callable[[str], OracleAnswer], tmp_path: Path
+) -> None:
+    first, second = requests(beside, "an image", "two images")
+    beside.worker(tmp_path).serve([[first]])
+    for file in (tmp_path / FEATURES).iterdir():
+        content = bytearray(file.read_bytes())
+        content[-5] ^= 1
+        file.write_bytes(content)
+    after = beside.worker(tmp_path)
+    other_tenant = replace(second, tenant="other")  # so that no image is prefilled yet
+    assert not wrong(after.serve([[other_tenant]]), ["two images"], expected)
+    assert tower_runs(after) == 2
+
+
+def test_a_request_whose_image_is_gone_ends_alone(
+    beside: VisionBeside, expected: Callable[[str], OracleAnswer]
+) -> None:
+    gone = beside.request("gone", [user(image_file(20, 20, seed=99), "What was it?")])
+    (beside.images / gone.images[0].layout.image).unlink()
+    inbox = beside.worker().serve([[gone, *requests(beside, "an image", "text")]])
+    assert inbox.finished("gone").reason is FinishReason.REFUSED
+    assert "missing" in inbox.finished("gone").error
+    assert not wrong(inbox, ["an image", "text"], expected)
+
+
+def test_a_model_whose_features_do_not_fit_its_tokens_gets_no_images(tmp_path: Path) -> None:
+    """mlx-vlm 0.7.10 makes 384 embeddings of 136 image tokens of llava_next."""
+    assert VisionBeside.load("llava_next", tmp_path).processor.info.refused

@@ -164,6 +164,13 @@ class CachingWorker:
 
         `on_receive`: between two steps.
         """
+        script = [*script]
+        drawn_before = {
+            command.request_id: len(command.generated_token_ids)
+            for commands in script
+            for command in commands
+            if isinstance(command, SequenceRequest)
+        }
         inbox = ScriptInbox(script, in_turn=in_turn, on_receive=on_receive)
         loop = WorkerLoop(
             engine=self.engine,
@@ -178,7 +185,7 @@ class CachingWorker:
             costs=self.weights,
         )
         loop.run()
-        inbox.check_protocol()
+        inbox.check_protocol(drawn_before=drawn_before)
         loop.check_invariants()
         self.index.check_invariants()
         assert not inbox.open_requests()

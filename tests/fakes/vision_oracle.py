@@ -40,11 +40,13 @@ def _content(part: str | bytes) -> dict[str, Any]:
 @dataclass(frozen=True)
 class OracleAnswer:
     """prompt_token_ids: with the tokens of the images.
+    prompt_logits: after each of them: [prompt tokens, vocabulary], float32.
     token_ids: drawn greedily.
-    logits: [drawn tokens, vocabulary], float32.
+    logits: from which they were drawn: [drawn tokens, vocabulary], float32.
     """
 
     prompt_token_ids: tuple[int, ...]
+    prompt_logits: np.ndarray
     token_ids: tuple[int, ...]
     logits: np.ndarray
 
@@ -52,9 +54,20 @@ class OracleAnswer:
 class VisionOracle:
     """mlx-vlm with the model of one folder.
 
-    Its processors are given nothing but text and images: those of llava and llava_next pass what
-    else they are given to the image processor, which refuses it, so that mlx-vlm's own generate
-    fails with llava.
+    What is wrong or odd in mlx-vlm 0.7.10, as far as it matters here:
+    qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5, glm4v: the module keeps the positions of
+        the last prompt; they are reset before each prompt.
+    qwen3_vl, qwen3_vl_moe: batches of its own lose the features of layers of all rows but the first.
+    gemma3: attention within an image is causal, since the mask that allows more is never used; the
+        embeddings that the language model is given are scaled in place.
+    gemma4 with bidirectional images: attention within an image is causal behind a cached prefix, and
+        without `mm_token_type_ids`, which the language model must be given.
+    llava, llava_next: the processors pass what else they are given to the image processor, which
+        refuses it. So they are given texts and images only; mlx-vlm's generate fails with llava.
+    llava_next: 136 tokens of an image become 384 embeddings; all images but the first are ignored.
+    internvl_chat: chat templates know nothing of images; mlx-vlm writes `<image>` into texts.
+    glm4v: from the third image of a prompt on, images attend to each other in the vision tower; with
+        more than three images, the result is wrong.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -90,18 +103,23 @@ class VisionOracle:
         found = dict(self.processor(text=[text], images=images))
         return {key: _as_mlx(value) for key, value in found.items() if value is not None}
 
-    def answer(self, messages: Sequence[Message], *, tokens: int = 1) -> OracleAnswer:
-        """The greedy answer to a conversation, whatever ends answers."""
+    def answer(
+        self, messages: Sequence[Message], *, tokens: int = 1, said: Sequence[int] = ()
+    ) -> OracleAnswer:
+        """The greedy answer to a conversation, whatever ends answers. said: how it begins."""
         inputs = self.inputs(messages)
         prompt = tuple(inputs["input_ids"][0].tolist())
         cache = make_prompt_cache(self.model.language_model)
-        logits = [self.logits(inputs, cache)]
-        drawn = [int(logits[0].argmax())]
+        read = self._read(inputs, cache)
+        last = read[-1]
+        for token_id in said:
+            last = self._step(token_id, cache)
+        logits = [last]
+        drawn = [int(last.argmax())]
         while len(drawn) < tokens:
-            last = mx.array([drawn[-1:]])
-            logits.append(_last(self.model.language_model(last, cache=cache)))
+            logits.append(self._step(drawn[-1], cache))
             drawn.append(int(logits[-1].argmax()))
-        return OracleAnswer(prompt, tuple(drawn), np.stack(logits))
+        return OracleAnswer(prompt, read, tuple(drawn), np.stack(logits))
 
     def generated(self, messages: Sequence[Message], *, tokens: int) -> tuple[int, ...]:
         """The greedy answer of mlx-vlm's generate, whatever ends answers."""
@@ -121,8 +139,8 @@ class VisionOracle:
         finally:
             self.tokenizer.stopping_criteria = criteria
 
-    def logits(self, inputs: dict[str, Any], cache: list[Any] | None = None) -> np.ndarray:
-        """The logits of the token behind a prompt: [vocabulary], float32."""
+    def _read(self, inputs: dict[str, Any], cache: list[Any]) -> np.ndarray:
+        """The logits of a whole prompt: [prompt tokens, vocabulary], float32."""
         model = self.model
         for name in _MODULE_STATE:
             if hasattr(model.language_model, name):
@@ -139,8 +157,12 @@ class VisionOracle:
         }
         if "mm_token_type_ids" in inputs:
             found["mm_token_type_ids"] = inputs["mm_token_type_ids"]
-        cache = cache or make_prompt_cache(model.language_model)
-        return _last(model.language_model(ids, cache=cache, **found))
+        output = model.language_model(ids, cache=cache, **found)
+        return np.array(output.logits[0].astype(mx.float32))
+
+    def _step(self, token_id: int, cache: list[Any]) -> np.ndarray:
+        output = self.model.language_model(mx.array([[token_id]]), cache=cache)
+        return np.array(output.logits[0, -1].astype(mx.float32))
 
 
 def _images(messages: Sequence[Message]) -> list[Image.Image]:
@@ -156,10 +178,6 @@ def _flat(message: Message) -> str:
     """A message as text, for templates that know nothing of images."""
     parts = [part.get("text", "<image>\n") for part in message["content"]]
     return "".join(parts)
-
-
-def _last(output: Any) -> np.ndarray:
-    return np.array(output.logits[0, -1].astype(mx.float32))
 
 
 def _as_mlx(value: Any) -> Any:

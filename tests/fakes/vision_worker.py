@@ -15,6 +15,7 @@ from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import TokenLogprob, TokensGenerated
 from holdfast.wire.images import ImageCommand, ImageLayout, ImageSpan, image_keys
 from holdfast.wire.requests import TokenIds
+from holdfast.worker.engine.image_probe import examine_images
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.load import LoadedModel, load_model
 from holdfast.worker.engine.probe import choose_layout
@@ -26,6 +27,9 @@ from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.vision_models import write_vision_model
 from tests.fakes.vision_oracle import Message, OracleAnswer, VisionOracle
 
+# float32 rounds to 1e-5 here, and another image moves log-probabilities by more than 1e-2
+TOLERANCE = 5e-4
+FEATURES = "features"
 TOP = 5  # log-probabilities of each position that are compared
 
 
@@ -49,7 +53,10 @@ class VisionBeside:
         images = folder / "images"
         images.mkdir()
         runner = choose_layout(loaded.model, vocab_size=loaded.vocab_size)
-        return VisionBeside(loaded, runner, VisionOracle(files), images)
+        beside = VisionBeside(loaded, runner, VisionOracle(files), images)
+        examined = examine_images(runner, beside.worker_images())
+        beside.processor.info = examined
+        return beside
 
     @property
     def processor(self) -> Processor:
@@ -62,17 +69,21 @@ class VisionBeside:
         worker = CachingWorker(
             self.runner, vocab_size=self.loaded.vocab_size, folder=folder, **more
         )
+        worker.engine.images = self.worker_images(folder)
+        return worker
+
+    def worker_images(self, folder: Path | None = None) -> WorkerImages:
+        """The images of one life of a worker; `folder`: of their features."""
         assert isinstance(self.loaded.model, VisionModel)
         features = FeatureCache(
-            None if folder is None else folder / "features",
+            None if folder is None else folder / FEATURES,
             fingerprint="a model",
             ram_bytes=1 << 24,
             disk_bytes=1 << 24,
         )
-        worker.engine.images = WorkerImages(
+        return WorkerImages(
             self.loaded.model, self.processor, folder=self.images, features=features
         )
-        return worker
 
     def request(self, request_id: str, messages: Sequence[Message], **more: Any) -> SequenceRequest:
         """A greedy request for the answer to a conversation, as the front writes it."""
@@ -109,10 +120,21 @@ class VisionBeside:
                 if part["type"] == "image":
                     hashes.append(hashlib.sha256(part["file"]).hexdigest())
                     (self.images / hashes[-1]).write_bytes(part["file"])
-        engine = self.worker().engine
-        answer = engine.measure_images(ImageCommand(images=tuple(hashes)))
+        answer = self.worker_images().answer(ImageCommand(images=tuple(hashes)))
         assert not answer.failures
         return answer.layouts
+
+
+def prompt_error(inbox: ScriptInbox, request_id: str, expected: OracleAnswer) -> float:
+    """How much the log-probabilities of a prompt differ from those of mlx-vlm. Its tokens must be
+    the same.
+    """
+    found = inbox.started(request_id).logprobs
+    assert tuple(each.token_id for each in found) == expected.prompt_token_ids[1:]
+    return max(
+        _error(each, logits)
+        for each, logits in zip(found, expected.prompt_logits[:-1], strict=True)
+    )
 
 
 def tower_runs(worker: CachingWorker) -> int:
@@ -128,11 +150,7 @@ def differences(inbox: ScriptInbox, request_id: str, expected: OracleAnswer) -> 
     if tokens != expected.token_ids:
         return f"{tokens} instead of {expected.token_ids}"
     errors = [_error(each, logits) for each, logits in zip(found, expected.logits, strict=True)]
-    return "" if max(errors) < _TOLERANCE else f"log-probabilities differ by up to {max(errors)}"
-
-
-# float32 rounds to 1e-5 here; another image moves log-probabilities by more than 0.1
-_TOLERANCE = 5e-4
+    return "" if max(errors) < TOLERANCE else f"log-probabilities differ by up to {max(errors)}"
 
 
 def _logprobs(inbox: ScriptInbox, request_id: str) -> list[TokenLogprob]:

@@ -21,6 +21,9 @@ METRICS = {
     "request_seconds": Metric(
         unit="s", better="lower", meaning="one request from connecting to its end"
     ),
+    "first_turn_seconds": Metric(
+        unit="s", better="lower", meaning="the first request of a conversation, which caches it"
+    ),
     "request_bytes": Metric(unit="bytes", better="neither", meaning="the body of one request"),
     "front_seconds": Metric(
         unit="s", better="lower", meaning="processor time of the front process for one request"

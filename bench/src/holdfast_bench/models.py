@@ -209,6 +209,30 @@ SHAPES = {
         },
     ),
 }
+# with vision: a vision tower whose images of 448 × 448 pixels have 256 tokens
+SHAPES["qwen2_5_vl-30m"] = Shape(
+    model_type="qwen2_5_vl",
+    vocabulary=8192,
+    config={
+        **_plain(512, 7, heads=8, kv_heads=4, head=64, intermediate=1536),
+        "rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]},
+        "vision_config": {
+            "model_type": "qwen2_5_vl",
+            "depth": 8,
+            "hidden_size": 512,
+            "intermediate_size": 1024,
+            "out_hidden_size": 512,
+            "num_heads": 8,
+            "patch_size": 14,
+            "spatial_patch_size": 14,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "in_chans": 3,
+            "window_size": 112,
+            "fullatt_block_indexes": [3, 7],
+        },
+    },
+)
 WIDE_DEMO = f"{DEMO_ID}-120m"
 MODEL_NAMES = (
     *(name + bits for name in SHAPES for bits in ("", FOUR_BIT)),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 _SIZES = ((84, 56), (56, 112))
-_TEXTS = ((5, 9, 4), (11, 3), (7, 12, 6, 8))  # arbitrary tokens before, between and after images
+_TEXTS = ("Look at this", "and at this.", "Which one is larger?")  # around the images
 _LONGEST_REASON = 300
 
 
@@ -43,19 +43,22 @@ class _ImagePrompt:
     spans: tuple[ImageSpan, ...]
 
     @staticmethod
-    def of(layouts: Sequence[ImageLayout], *, before: tuple[int, ...]) -> _ImagePrompt:
-        """before: the tokens that precede an image in the prompts of this model."""
+    def of(images: WorkerImages, layouts: Sequence[ImageLayout]) -> _ImagePrompt:
+        """A prompt with text before, between and after the images."""
         token_ids: list[int] = []
         spans = []
         for text, layout in zip(_TEXTS, layouts, strict=False):
-            token_ids += (*text, *before)
+            token_ids += (*images.text_tokens(text), *images.before)
             spans.append(ImageSpan(start=len(token_ids), layout=layout))
             token_ids += layout.token_ids
-        return _ImagePrompt(token_ids=(*token_ids, *_TEXTS[-1]), spans=tuple(spans))
+        return _ImagePrompt(
+            token_ids=(*token_ids, *images.text_tokens(_TEXTS[-1])), spans=tuple(spans)
+        )
 
     def changed(self) -> tuple[int, ...]:
         """The tokens with another one in the text after the images."""
-        return (*self.token_ids[:-2], self.token_ids[-2] ^ 1, self.token_ids[-1])
+        *others, changed, last = self.token_ids
+        return (*others, self.token_ids[0] if changed != self.token_ids[0] else last, last)
 
     def sequence(
         self, runner: Runner, images: WorkerImages, prefix: Prefix | None = None
@@ -91,7 +94,7 @@ def examine_images(runner: Runner, images: WorkerImages) -> VisionInfo:
     try:
         pictures = [_picture(size) for size in _SIZES]
         layouts = [images.add_picture(picture) for picture in pictures]
-        case = _ImagePrompt.of(layouts, before=images.before)
+        case = _ImagePrompt.of(images, layouts)
         expected, changed = images.reference(pictures, [case.token_ids, case.changed()])
         for way, compute in _WAYS.items():
             if not is_close(compute(runner, images, case), expected, changed=changed):
@@ -159,7 +162,7 @@ def _divided(runner: Runner, images: WorkerImages, case: _ImagePrompt) -> mx.arr
 def _beside(runner: Runner, images: WorkerImages, case: _ImagePrompt) -> mx.array:
     """The last token is in a step with that of another sequence, whose positions differ."""
     sequence = case.sequence(runner, images)
-    other = _ImagePrompt.of([case.spans[1].layout], before=images.before)
+    other = _ImagePrompt.of(images, [case.spans[1].layout])
     beside = other.sequence(runner, images)
     _read(runner, images, beside, [len(other.token_ids) - 1])
     _read(runner, images, sequence, [len(case.token_ids) - 1])

@@ -204,10 +204,12 @@ class SequenceSpan:
 
     @property
     def scored_tokens(self) -> tuple[int, ...]:
-        """The tokens of the prompt that follow the scored rows."""
+        """The tokens of the prompt that follow the scored rows, those of images included."""
         first = self.span.start + 1
         rows = self.scored_rows
-        return tuple(self.sequence.request.prompt_token_ids[first + rows.start : first + rows.stop])
+        known = self.sequence.known[first + rows.start : first + rows.stop]
+        tokens: list[int] = known.tolist()  # type: ignore[assignment]
+        return tuple(tokens)
 
     @property
     def pooled_rows(self) -> range:

@@ -156,11 +156,16 @@ class CacheClient:
         )
 
     def boundaries(self, request: SequenceRequest) -> tuple[int, ...]:
-        """The positions at which spans of the request's prompt must end."""
+        """The positions at which spans of the request's prompt must end; none of them divides an
+        indivisible part.
+        """
         cache = self._cache_for(request)
         if cache is None or not request.is_kept:
             return ()
-        return cache.boundaries(len(request.prompt_token_ids), request.resume_points)
+        found = cache.boundaries(len(request.prompt_token_ids), request.resume_points)
+        for start, end in self.indivisible(request):
+            found = tuple(each for each in found if not start < each < end)
+        return found
 
     def indivisible(self, request: SequenceRequest) -> tuple[tuple[int, int], ...]:
         """See `Engine.indivisible`."""

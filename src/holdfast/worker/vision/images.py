@@ -73,6 +73,11 @@ class Processor:
             inputs=_inputs(found),
         )
 
+    def text_tokens(self, text: str) -> list[int]:
+        """The tokens of a text, without special tokens."""
+        ids: list[int] = self._processor.tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
     def process_together(self, pictures: Sequence[Image.Image]) -> Mapping[str, Any]:
         """The inputs of the vision tower for several pictures. Raises ImageUnusable."""
         return _inputs(self._call(pictures))
@@ -140,6 +145,10 @@ class WorkerImages:
     def before(self) -> tuple[int, ...]:
         """The tokens that precede an image in prompts, if positions depend on them."""
         return self._model.marker
+
+    def text_tokens(self, text: str) -> list[int]:
+        """The tokens of a text, without special tokens."""
+        return self._processor.text_tokens(text)
 
     def add_picture(self, picture: Image.Image) -> ImageLayout:
         """Process a picture that is not in a file, and return its layout. For tests of the model."""
