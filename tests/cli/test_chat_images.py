@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from holdfast.cli.chat_images import ImageUnreadable, image_part, take_images, typed_path
-from tests.cli.test_chat_session import converse
 from tests.fakes.command_line import holdfast_here
+from tests.fakes.conversing import converse
 from tests.fakes.echo_server import running_server
 from tests.fakes.images import data_url, png
 
