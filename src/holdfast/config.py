@@ -497,7 +497,7 @@ class ImagesSettings:
         4096 * _MIB,
         "Disk space for the images of prompts; the least recently used are deleted first. They "
         "are in the store's folder or, without a store, in a temporary folder.",
-        limits=Limits(at_least=1 << 20),
+        limits=Limits(at_least=1024),
     )
 
 

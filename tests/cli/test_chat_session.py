@@ -11,6 +11,7 @@ from rich.console import Console
 
 from holdfast.cli.chat import Answer, AnswerPiece, ChatSession, answer_pieces
 from holdfast.cli.server_client import ServerClient, ServerFailed
+from tests.fakes.conversing import converse
 from tests.fakes.echo_server import EchoServer, running_server
 
 HELLO = {"model": "echo", "messages": [{"role": "user", "content": "hello wörld"}]}
@@ -20,35 +21,6 @@ HELLO = {"model": "echo", "messages": [{"role": "user", "content": "hello wörld
 def server() -> Iterator[EchoServer]:
     with running_server() as running:
         yield running
-
-
-def converse(
-    server: EchoServer,
-    *lines: str,
-    interactive: bool = False,
-    system: str = "",
-    terminal: bool = False,
-    **options: object,
-) -> tuple[int, str]:
-    """Exit code and output of a conversation."""
-    output = io.StringIO()
-    console = Console(
-        file=output,
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-        force_terminal=terminal,
-        _environ={"TERM": "xterm"},
-    )
-    session = ChatSession(
-        ServerClient(url=server.url),
-        "echo",
-        console,
-        interactive=interactive,
-        system=system,
-        options=dict(options),
-    )
-    return session.run(lines), output.getvalue()
 
 
 def contents(server: EchoServer, request: int) -> list[tuple[str, str]]:

@@ -59,6 +59,7 @@ def test_all_state_is_listed_with_size_and_bound_and_cleared_if_unused(
         "store",
         "responses",
         "answers",
+        "images",
         "logs",
         "crashes",
         "compiled",

@@ -26,8 +26,8 @@ def test_a_folder_is_made_and_marked_and_nobody_else_may_look_into_it(tmp_path: 
     assert folder.exists
     assert folder.path.stat().st_mode & 0o777 == 0o700
     prepared(folder.path)
-    ours = [MARKER, "answers", "blocks", "incoming", "index", "quarantine", "responses", "sessions"]
-    assert sorted(path.name for path in folder.path.iterdir()) == ours
+    ours = "answers blocks images incoming index quarantine responses sessions".split()
+    assert sorted(path.name for path in folder.path.iterdir()) == [MARKER, *ours]
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "model.safetensors", "index.html", ".git"])

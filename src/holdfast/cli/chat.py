@@ -20,13 +20,14 @@ import sys
 import tempfile
 import time
 import unicodedata
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import typer
 
+from holdfast.cli.chat_images import ImageUnreadable, image_part, take_images, typed_path
 from holdfast.cli.output import complain, count_text, plain_errors
 from holdfast.cli.server_client import (
     ServerClient,
@@ -74,6 +75,7 @@ _SET_BY_OWN_SERVER = (
 HELP = """\
 /reset          start a new conversation (the system prompt stays)
 /system [TEXT]  show the system prompt, or set it and start over; /system none removes it
+/image PATH     send an image with the next message; a path within a message works as well
 /stats          tokens and times of the last answer and of the conversation
 /help           this list
 /exit           leave (also Ctrl-D)
@@ -81,7 +83,7 @@ Enter sends. Alt-Enter, or a \\ at the end of a line, starts a new line; pasted 
 Ctrl-C stops an answer; the part already shown stays in the conversation.
 Type two slashes to send a message that begins like a command."""
 LEAVE_HINT = "(press Ctrl-C again to leave; Ctrl-D and /exit leave too)"
-_COMMANDS = ("/reset", "/system", "/stats", "/help", "/exit")
+_COMMANDS = ("/reset", "/system", "/image", "/stats", "/help", "/exit")
 _LEAVE = frozenset({"/exit", "/quit", "/bye", "/q"})
 _COMMAND_WORD = re.compile(r"/[A-Za-z?]*")  # does not match a path such as /usr/bin
 # an answer that took less time arrived in one piece, so its speed means nothing
@@ -99,6 +101,10 @@ Temperature: TypeAlias = Annotated[
 ]
 MaxTokens: TypeAlias = Annotated[
     int | None, typer.Option("--max-tokens", min=1, help="Maximum length of an answer in tokens.")
+]
+Images: TypeAlias = Annotated[
+    list[Path] | None,
+    typer.Option("--image", metavar="PATH", help="Image for the question. Can be repeated."),
 ]
 
 
@@ -123,6 +129,7 @@ def chat(
     system: System = "",
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
+    image: Images = None,
 ) -> None:
     """Chat with a model in the terminal.
 
@@ -132,7 +139,15 @@ def chat(
     """
     question = sys.stdin.read() if prompt == _STDIN else prompt
     options = {"temperature": temperature, "max_tokens": max_tokens}
-    _converse(effective, question, url=url, own=own_server, system=system, options=options)
+    _converse(
+        effective,
+        question,
+        url=url,
+        own=own_server,
+        system=system,
+        options=options,
+        images=image or (),
+    )
 
 
 def run(
@@ -149,6 +164,7 @@ def run(
     system: System = "",
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
+    image: Images = None,
 ) -> None:
     """Ask a model one question, or chat with it.
 
@@ -165,7 +181,15 @@ def run(
             )
         effective = read_settings({"model.path": model})
         options = {"temperature": temperature, "max_tokens": max_tokens}
-        _converse(effective, question, url=url, own=own_server, system=system, options=options)
+        _converse(
+            effective,
+            question,
+            url=url,
+            own=own_server,
+            system=system,
+            options=options,
+            images=image or (),
+        )
 
 
 def _converse(
@@ -176,10 +200,15 @@ def _converse(
     own: bool,
     system: str,
     options: dict[str, float | None],
+    images: Sequence[Path],
 ) -> None:
-    """Answer the question; if it is empty, answer all typed or piped messages. Then exit."""
+    """Answer the question; if it is empty, answer all typed or piped messages. Then exit.
+
+    images: for the question or the first message. Raises ImageUnreadable.
+    """
     from rich.console import Console
 
+    parts = [image_part(path) for path in images]
     _check_is_no_question(effective.settings.model.path)
     interactive = not question and sys.stdin.isatty()
     console = Console(highlight=False, markup=False, soft_wrap=True)
@@ -201,6 +230,8 @@ def _converse(
             system=system,
             options={name: value for name, value in options.items() if value is not None},
         )
+        for path, part in zip(images, parts, strict=True):
+            session.attach(path, part)
         if question:
             raise typer.Exit(0 if session.ask(question) else 1)
         raise typer.Exit(session.run(lines))
@@ -309,6 +340,7 @@ class ChatSession:
         self._options = options or {}
         self._messages: list[dict[str, Any]] = []
         self._answers: list[Answer] = []
+        self._attached: list[dict[str, Any]] = []  # images for the next message
         self._shown_kind = ""  # kind of the last piece that was shown of the current answer
 
     def run(self, lines: Iterable[str]) -> int:
@@ -331,15 +363,37 @@ class ChatSession:
                 self._run_command(text.strip())
             else:
                 message = text.removeprefix("/") if text.startswith("//") else text
+                if self._interactive:
+                    message = self._without_images(message)
                 failed |= not self.ask(message)
         return 1 if failed and not self._interactive else 0
+
+    def attach(self, path: Path, part: dict[str, Any]) -> None:
+        """Send an image with the next message. part: see `image_part`."""
+        self._attached.append(part)
+        if self._interactive:
+            self._say(f"(with the image {path.name})")
+
+    def _without_images(self, text: str) -> str:
+        """Attach the image files whose paths are in a message. Returns the rest of the message."""
+        taken = take_images(text)
+        try:
+            for path in taken.images:
+                self.attach(path, image_part(path))
+        except ImageUnreadable as error:
+            self._say(str(error))
+        return taken.text
 
     def ask(self, text: str) -> bool:
         """Send a message and print the answer as it arrives.
 
         Returns False if the answer failed. An answer that was stopped has not failed.
         """
-        self._messages.append({"role": "user", "content": text})
+        attached, self._attached = self._attached, []
+        content: Any = text
+        if attached:
+            content = [*attached, *([{"type": "text", "text": text}] if text else [])]
+        self._messages.append({"role": "user", "content": content})
         system = [{"role": "system", "content": self._system}] if self._system else []
         body = {"model": self._model, "messages": system + self._messages, **self._options}
         answer = Answer()
@@ -421,6 +475,10 @@ class ChatSession:
                 self._reset()
             case "/system":
                 self._say(self._system or "(no system prompt)")
+            case "/image" if argument:
+                self._attach_typed(argument)
+            case "/image":
+                self._say("which image? /image PATH")
             case "/stats":
                 self._say(self._statistics())
             case "/help":
@@ -430,8 +488,16 @@ class ChatSession:
                 hint = f" did you mean {near[0]}?" if near else ""
                 self._say(f"there is no command {command};{hint} /help lists the commands")
 
+    def _attach_typed(self, typed: str) -> None:
+        path = typed_path(typed)
+        try:
+            self.attach(path, image_part(path))
+        except ImageUnreadable as error:
+            self._say(str(error))
+
     def _reset(self) -> None:
         self._messages.clear()
+        self._attached.clear()
         self._answers.clear()
         self._say("(a new conversation)")
 

@@ -650,12 +650,12 @@ def _kinds_in_store(folder: Path, settings: Settings) -> list[StateKind]:
     return [
         StateKind(
             name="store",
-            what="the prefix cache and sessions; clearing it also clears responses and answers",
+            what="the prefix cache and sessions; clearing it also clears all of the following",
             place=folder,
             bound="a fifth of the volume" if allowed_bytes is None else size_text(allowed_bytes),
             clear=lambda: clear_store(folder) if exists else None,
             is_used_by=is_used_by,
-            other_kinds=("responses", "answers"),
+            other_kinds=("responses", "answers", "images"),
         ),
         StateKind(
             name="responses",
@@ -671,6 +671,12 @@ def _kinds_in_store(folder: Path, settings: Settings) -> list[StateKind]:
             place=folder / "answers",
             bound=size_text(MOST_BYTES),
             clear=lambda: clear_answers(folder),
+            is_used_by=is_used_by,
+        ),
+        StateKind.of_folder(
+            folder / "images",
+            what="images of prompts, and what models computed of them",
+            bound=f"{size_text(settings.images.disk_bytes)} of images",
             is_used_by=is_used_by,
         ),
     ]

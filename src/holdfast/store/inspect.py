@@ -177,8 +177,8 @@ def prune_store(folder: Path, *, limits: StoreLimits) -> RemovalReport:
 def clear_store(folder: Path, *, model: str | None = None) -> RemovalReport:
     """Delete everything, or the blocks and sessions of one model (short name).
 
-    Answers and responses are only deleted together with everything: answers are hashed, so their
-    model is unknown, and responses belong to no model. Raises StoreRefused, OSError.
+    Answers, responses and images are only deleted together with everything: answers are hashed, so
+    their model is unknown, and responses and images belong to no model. Raises StoreRefused, OSError.
     """
     with _opened(folder, StoreLimits()) as opened:
         found = list(opened.folder.block_files(model=model))
@@ -193,6 +193,7 @@ def clear_store(folder: Path, *, model: str | None = None) -> RemovalReport:
         if model is None:
             clear_answers(opened.folder.path)
             clear_responses(opened.folder.path)
+            shutil.rmtree(opened.folder.path / "images", ignore_errors=True)
             for path in quarantined_files(opened.folder.quarantine_folder):
                 path.unlink(missing_ok=True)
     return RemovalReport(keys=keys, freed_bytes=sum(file.file_bytes for file in found))

@@ -32,7 +32,7 @@ from holdfast.models.images import check_image
 from holdfast.wire.images import VisionInfo
 from holdfast.wire.requests import ChatPrompt
 
-_CHECKED_AT_ONCE: Final = 2  # a decoded image takes up to 4 bytes per pixel
+_CHECKED_AT_ONCE: Final = 2  # see `check_image` for the memory
 _FETCHED_AT_ONCE: Final = 4
 _READ_AT_ONCE: Final = 4
 _TEXT_ONLY: Final = "this model reads text only"

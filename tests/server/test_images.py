@@ -1,0 +1,199 @@
+"""Official clients send images to a real server with a tiny random model that sees."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import ollama
+import openai
+import pytest
+
+from holdfast.files import caches_folder
+from tests.fakes.images import data_url, png
+from tests.fakes.server_process import ServerProcess, running_server
+from tests.fakes.vision_models import write_vision_model
+
+CAT, DOG = png(1, size=(64, 48)), png(2, size=(48, 64))
+MODEL = "seeing"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_vision_model(tmp_path_factory.mktemp("model") / MODEL, "qwen2_5_vl")
+
+
+@pytest.fixture(scope="module")
+def seeing(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    store = tmp_path_factory.mktemp("seeing") / "store"
+    with running_server(str(folder), "--store", str(store)) as server:
+        yield server
+
+
+def image(data: bytes) -> Any:
+    return {"type": "image_url", "image_url": {"url": data_url(data)}}
+
+
+def user(*parts: Any) -> Any:
+    texts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+    return {"role": "user", "content": texts}
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.is_file()]
+
+
+def asked(url: str, *messages: Any, tenant: str = "") -> Any:
+    """A greedy answer of OpenAI's client: its text and its usage."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        answer = client.chat.completions.create(
+            model=MODEL,
+            messages=list(messages),
+            max_tokens=8,
+            temperature=0,
+            extra_body={"cache_salt": tenant} if tenant else {},
+        )
+    return answer.choices[0].message.content, answer.usage
+
+
+def cached(usage: Any) -> int:
+    return int(usage.prompt_tokens_details.cached_tokens)
+
+
+def test_openais_client_talks_about_images_and_no_image_is_prefilled_twice(
+    seeing: ServerProcess,
+) -> None:
+    first = user("What is this?", image(CAT))
+    text, usage = asked(seeing.url, first, tenant="openai")
+    assert cached(usage) == 0
+    again, repeated = asked(seeing.url, first, tenant="openai")
+    assert again == text
+    assert cached(repeated) == repeated.prompt_tokens - 1
+    second = (first, {"role": "assistant", "content": text}, user("And this?", image(DOG)))
+    _, later = asked(seeing.url, *second, tenant="openai")
+    assert cached(later) >= usage.prompt_tokens
+    other, elsewhere = asked(seeing.url, user("What is this?", image(DOG)), tenant="openai")
+    assert cached(elsewhere) < usage.prompt_tokens - 10
+    assert other != text
+
+
+def test_openais_client_streams_and_uses_responses(seeing: ServerProcess) -> None:
+    expected, _ = asked(seeing.url, user("What is this?", image(CAT)))
+    with openai.OpenAI(base_url=f"{seeing.url}/v1", api_key="none", max_retries=0) as client:
+        chunks = client.chat.completions.create(
+            model=MODEL,
+            messages=[user("What is this?", image(CAT))],
+            max_tokens=8,
+            temperature=0,
+            stream=True,
+        )
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        parts: Any = [
+            {"type": "input_text", "text": "What is this?"},
+            {"type": "input_image", "image_url": data_url(CAT), "detail": "auto"},
+        ]
+        first = client.responses.create(
+            model=MODEL,
+            input=[{"role": "user", "content": parts}],
+            max_output_tokens=8,
+            temperature=0,
+        )
+        second = client.responses.create(
+            model=MODEL, input="And now?", previous_response_id=first.id, max_output_tokens=8
+        )
+    assert text == first.output_text == expected
+    assert second.usage is not None
+    assert second.usage.input_tokens_details.cached_tokens > first.usage.input_tokens  # type: ignore[union-attr]
+
+
+def test_anthropics_client_sends_and_counts_images(seeing: ServerProcess) -> None:
+    expected, usage = asked(seeing.url, user("What is this?", image(CAT)))
+    source = {
+        "type": "base64",
+        "media_type": "image/png",
+        "data": base64.b64encode(CAT).decode(),
+    }
+    content: Any = [
+        {"type": "text", "text": "What is this?"},
+        {"type": "image", "source": source},
+    ]
+    messages: Any = [{"role": "user", "content": content}]
+    with anthropic.Anthropic(base_url=seeing.url, api_key="none", max_retries=0) as client:
+        counted = client.messages.count_tokens(model=MODEL, messages=messages)
+        answer = client.messages.create(
+            model=MODEL, max_tokens=8, messages=messages, extra_body={"temperature": 0}
+        )
+    assert counted.input_tokens == usage.prompt_tokens
+    assert [block.text for block in answer.content if block.type == "text"] == [expected]
+
+
+def test_ollamas_client_sends_images_and_sees_that_it_may(seeing: ServerProcess) -> None:
+    expected, usage = asked(seeing.url, user(image(CAT), "What is this?"))
+    client = ollama.Client(host=seeing.url)
+    options = {"temperature": 0, "num_predict": 8}
+    chatted = client.chat(
+        MODEL,
+        [{"role": "user", "content": "What is this?", "images": [CAT]}],
+        options=options,
+    )
+    generated = client.generate(MODEL, "What is this?", images=[CAT], options=options)
+    shown = client.show(MODEL)
+    client._client.close()
+    assert chatted.message.content == generated.response == expected
+    assert chatted.prompt_eval_count == usage.prompt_tokens
+    assert "vision" in (shown.capabilities or ())
+
+
+def test_a_broken_image_is_each_clients_own_error(seeing: ServerProcess) -> None:
+    broken = CAT[:100]
+    with (
+        openai.OpenAI(base_url=f"{seeing.url}/v1", api_key="none", max_retries=0) as client,
+        pytest.raises(openai.BadRequestError, match="damaged") as refused,
+    ):
+        client.chat.completions.create(model=MODEL, messages=[user("?", image(broken))])
+    assert refused.value.param == "messages.0.content.1.image_url"
+    local = ollama.Client(host=seeing.url)
+    with pytest.raises(ollama.ResponseError, match=r"messages\.0\.images\.0.*damaged"):
+        local.chat(MODEL, [{"role": "user", "content": "?", "images": [broken]}])
+    local._client.close()
+
+
+def test_the_server_says_that_the_model_takes_images(seeing: ServerProcess) -> None:
+    (card,) = httpx.get(f"{seeing.url}/v1/models", timeout=60).json()["data"]
+    assert card["architecture"]["input_modalities"] == ["text", "image"]
+    assert seeing.model()["vision"]["refused"] is None
+
+
+@pytest.mark.slow
+def test_an_image_and_its_kv_outlive_the_server(folder: Path, tmp_path: Path) -> None:
+    arguments = (str(folder), "--store", str(tmp_path / "store"))
+    question = user("What is this?", image(CAT))
+    with running_server(*arguments) as server:
+        text, usage = asked(server.url, question)
+    (kept,) = files(tmp_path / "store" / "images")
+    assert kept.read_bytes() == CAT
+    kept.write_bytes(DOG)  # damaged meanwhile
+    with running_server(*arguments) as server:
+        again, restored = asked(server.url, question)
+        assert again == text
+        assert cached(restored) >= usage.prompt_tokens - 2
+        assert kept.read_bytes() == CAT
+
+
+@pytest.mark.slow
+def test_without_a_store_images_are_gone_with_the_server(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "holdfast").mkdir()
+    kernels = caches_folder(os.environ) / "kernels"  # compiling them would take long
+    (tmp_path / "holdfast" / "kernels").symlink_to(kernels)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        with running_server(str(folder), "--store", "off") as server:
+            asked(server.url, user("What is this?", image(CAT)))
+            (images,) = tmp_path.rglob("images")
+            assert [path.read_bytes() for path in files(images)] == [CAT]
+        assert not list(tmp_path.rglob("images"))
