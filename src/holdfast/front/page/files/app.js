@@ -8,9 +8,11 @@ import { announce } from './view.js';
 const VIEWS = {
   '/': ['Chat', 'chat-view', './views/chat.js'],
   '/page/now': ['Now', 'now-view', './views/now.js'],
+  '/page/performance': ['Performance', 'performance-view', './views/performance.js'],
   '/page/memory': ['Memory', 'memory-view', './views/memory.js'],
   '/page/models': ['Models', 'models-view', './views/models.js'],
   '/page/connect': ['Connect', 'connect-view', './views/connect.js'],
+  '/page/logs': ['Logs', 'logs-view', './views/logs.js'],
 };
 
 const main = /** @type {HTMLElement} */ (document.getElementById('view'));
