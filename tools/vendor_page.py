@@ -1,7 +1,7 @@
 """Fetches the libraries of the page from the npm registry and writes them into its `vendor` folder.
 
-Each library becomes one minified ES module, and a style sheet if it has one. The folder also gets the licenses of everything in the
-modules, and `manifest.json` with versions and hashes, which a test compares with the files.
+Each library becomes one minified ES module, and a style sheet if it has one. The folder also gets
+the licenses of everything in the modules, and `manifest.json` with versions and hashes, which a test compares with the files.
 
 Run it with `python -m tools.vendor_page` after changing a version below. It needs npm; the product
 does not.

@@ -49,6 +49,7 @@ QUIET_PATHS = frozenset(  # polled by programs
         "/admin/models",
         "/admin/performance",
         "/admin/logs",
+        "/admin/logs/events",
     }
 )
 _QUIET_FOLDER = "/page/"  # the files of the page for browsers

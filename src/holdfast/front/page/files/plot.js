@@ -153,7 +153,7 @@ class LinePlot extends Component {
           ...axis,
           size: 66,
           space: 36,
-          values: (_, values) => values.map((value) => this.text(value)),
+          values: (_, values) => values.map((value) => (value ? this.text(value) : '0')),
         },
       ],
       series: [

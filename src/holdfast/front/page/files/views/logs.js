@@ -1,7 +1,6 @@
 // Logs: the end of the server's log, as it grows. A line is untrusted, and shown as text only.
 
-import { html, nothing } from '../vendor/lit.js';
-import { repeat } from '../vendor/lit.js';
+import { html, nothing, repeat } from '../vendor/lit.js';
 import { access, eventsOf } from '../api.js';
 import { count, counted } from '../format.js';
 import { View } from '../view.js';
@@ -215,7 +214,16 @@ class LogsView extends View {
       </div>`;
     }
     const shown = found.slice(-this.mostShown);
-    return html`<div class="log" tabindex="0" role="region" aria-label="Lines of the log">
+    return html`<div class="actions log-head">
+        <p class="hint">
+          ${counted(found.length, 'line')}${found.length < this.lines.length
+            ? ` of ${count(this.lines.length)}`
+            : ''}.
+          In the terminal: <code>holdfast logs -f</code>
+        </p>
+        <copy-button .text=${plain(found)} label="Copy lines"></copy-button>
+      </div>
+      <div class="log" tabindex="0" role="region" aria-label="Lines of the log">
         ${shown.length < found.length
           ? html`<button type="button" @click=${() => this.showMore()}>
               Show ${count(found.length - shown.length)} earlier lines
@@ -228,15 +236,6 @@ class LogsView extends View {
             (line) => this.line(line),
           )}
         </ol>
-      </div>
-      <div class="actions">
-        <p class="hint">
-          ${counted(found.length, 'line')}${found.length < this.lines.length
-            ? ` of ${count(this.lines.length)}`
-            : ''}.
-          In the terminal: <code>holdfast logs -f</code>
-        </p>
-        <copy-button .text=${plain(found)} label="Copy lines"></copy-button>
       </div>`;
   }
 
@@ -254,16 +253,21 @@ class LogsView extends View {
         ? html`<button
             type="button"
             class="quiet"
-            title="Show only this request"
+            title="Show only the request ${line.request_id}"
             @click=${() => this.filter({ request: line.request_id })}
           >
-            ${line.request_id}
+            ${shortened(line.request_id)}
           </button>`
         : html`<span class="hint">${line.logger}</span>`}
     </li>`;
   }
 }
 customElements.define('logs-view', LogsView);
+
+/** The beginning of a request's id, which is enough to tell requests apart. */
+function shortened(id) {
+  return id.length > 16 ? `${id.slice(0, 12)}…` : id;
+}
 
 function clock(time) {
   return new Date(1000 * time).toLocaleTimeString('en-GB');

@@ -41,7 +41,8 @@ class PerformanceView extends PolledView {
     this.range = range in RANGES ? range : '1h';
     this.model = query.get('model') ?? '';
     this.report = null;
-    this.cards = [];
+    /** the models, as /v1/models has them; null: to be read */
+    this.cards = null;
   }
 
   async load() {
@@ -50,15 +51,16 @@ class PerformanceView extends PolledView {
     if (this.model) query.set('model', this.model);
     const [report, { data }] = await Promise.all([
       get(`/admin/performance?${query}`),
-      get('/v1/models'),
+      this.cards ? { data: this.cards } : get('/v1/models'),
     ]);
+    this.cards = data;
     if (report.range !== this.range || (report.model ?? '') !== this.model) return;
     this.report = report;
-    this.cards = data;
   }
 
   choose(change) {
     Object.assign(this, change);
+    this.cards = null;
     const query = new URLSearchParams({ range: this.range });
     if (this.model) query.set('model', this.model);
     history.replaceState(null, '', `${location.pathname}?${query}`);
@@ -83,7 +85,7 @@ class PerformanceView extends PolledView {
 
   controls() {
     const names = new Set((this.report?.models ?? []).map((each) => each.model));
-    for (const card of this.cards) names.add(card.id);
+    for (const card of this.cards ?? []) names.add(card.id);
     if (this.model) names.add(this.model);
     return html`<div class="row controls">
       <label
@@ -302,7 +304,7 @@ class PerformanceView extends PolledView {
   }
 
   quality() {
-    const measured = this.cards.filter(
+    const measured = (this.cards ?? []).filter(
       (card) => card.kv_quality && (!this.model || card.id === this.model),
     );
     return html`<section aria-labelledby="quality-title">
