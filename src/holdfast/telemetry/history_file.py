@@ -103,12 +103,13 @@ class HistoryFile:
         self._has_changed = False
         packed = self._history.packed()
         try:
-            await asyncio.to_thread(_write, self._path, packed)
+            await asyncio.to_thread(write_history, self._path, packed)
         except OSError as error:
             _log.warning("the history of the performance is not saved: %s", error)
 
 
-def _write(path: Path, packed: bytes) -> None:
+def write_history(path: Path, packed: bytes) -> None:
+    """Replace the file by what `PerformanceHistory.packed` has returned. Raises OSError."""
     checksum = zlib.crc32(packed).to_bytes(_CHECKSUM_BYTES, "big")
     with atomic_write(path) as file:
         file.write(_MAGIC + checksum + packed)

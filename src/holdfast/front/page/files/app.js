@@ -21,8 +21,12 @@ let shown = '';
 async function show() {
   const [title, tag, module] = VIEWS[location.pathname] ?? VIEWS['/'];
   for (const link of document.querySelectorAll('header nav a')) {
-    if (link.getAttribute('href') === location.pathname) link.setAttribute('aria-current', 'page');
-    else link.removeAttribute('aria-current');
+    if (link.getAttribute('href') === location.pathname) {
+      link.setAttribute('aria-current', 'page');
+      link.scrollIntoView({ block: 'nearest', inline: 'nearest' });
+    } else {
+      link.removeAttribute('aria-current');
+    }
   }
   document.title = `${title} – Holdfast`;
   const isSame = shown === tag;

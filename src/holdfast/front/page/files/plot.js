@@ -71,7 +71,7 @@ class LinePlot extends Component {
       <div>
         <h3>${this.heading}</h3>
         ${this.note ? html`<p class="hint">${this.note}</p>` : nothing}
-        <ul class="legend">
+        <ul class="plot-legend">
           ${this.series.map(
             (each, index) =>
               html`<li>

@@ -159,10 +159,10 @@ class PerformanceView extends PolledView {
             </tr>
           </thead>
           <tbody>
-            ${rows.map(([name, [title, what]]) => {
+            ${rows.map(([name, [title]]) => {
               const found = total[name];
               return html`<tr>
-                <th scope="row">${title}<br /><span class="hint">${what}</span></th>
+                <th scope="row">${title}</th>
                 ${SPREAD.map(
                   ([key]) => html`<td class="number">${found ? seconds(found[key]) : '–'}</td>`,
                 )}
@@ -186,9 +186,13 @@ class PerformanceView extends PolledView {
             (${percent(total.accepted_tokens, total.drafted_tokens)}).
           </p>`
         : nothing}
-      <p class="hint">
-        The history counts durations in buckets; percentiles are exact up to 19 %, means are exact.
-      </p>
+      <details class="hint">
+        <summary>What the phases are</summary>
+        <dl>
+          ${rows.map(([, [title, what]]) => html`<dt>${title}</dt><dd>${what}</dd>`)}
+        </dl>
+        <p>Percentiles are exact up to 19 %, means are exact.</p>
+      </details>
     </section>`;
   }
 
