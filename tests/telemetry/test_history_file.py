@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import stat
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.telemetry import history_file
 from holdfast.telemetry.history import Cell, PerformanceHistory
 from holdfast.telemetry.history_file import HistoryFile
 
@@ -117,3 +119,18 @@ async def test_a_failed_save_leaves_the_earlier_file(
         ".server-1.history.lock",
         "server-1.history",
     ]
+
+
+async def test_changes_are_saved_some_time_later_without_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_file, "SAVE_SECONDS", 0.0)
+    path = tmp_path / "server-1.history"
+    history, file = opened(path)
+    for _ in range(2):
+        history.add("m", Cell(answers=1))
+        while not path.exists():
+            await asyncio.sleep(0)
+        path.unlink()
+    await file.close()
+    assert not path.exists()  # nothing has changed since

@@ -105,6 +105,7 @@ class HistoryFile:
         try:
             await asyncio.to_thread(write_history, self._path, packed)
         except OSError as error:
+            self._has_changed = True  # the next change, or the end, tries again
             _log.warning("the history of the performance is not saved: %s", error)
 
 

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from holdfast.config import ServerSettings
+from holdfast.front.application import create_application
 from holdfast.telemetry.history import Cell
+from holdfast.telemetry.history_file import HistoryFile
 from tests.fakes.http_clients import CHAT, chat_body, client_of
-from tests.fakes.scripted_gateway import MODEL, ScriptedGateway
+from tests.fakes.scripted_gateway import MODEL, ScriptedGateway, scripted_services
 
 PATH = "/admin/performance"
 
@@ -69,6 +74,18 @@ async def test_only_administrators_see_what_others_did(path: str) -> None:
     async with client_of(ScriptedGateway(), address="192.168.1.9") as client:
         refused = await client.get(path)
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "admin_only")
+
+
+async def test_the_history_is_saved_when_the_server_stops(tmp_path: Path) -> None:
+    services = scripted_services(ScriptedGateway())
+    path = tmp_path / "server-1.history"
+    file = HistoryFile(services.metrics.history, path)
+    file.open()
+    app = create_application(replace(services, history_file=file))
+    async with app.router.lifespan_context(app):
+        services.metrics.history.add("m", Cell(answers=1))
+        assert not path.exists()
+    assert path.exists()
 
 
 def test_cells_have_no_names_and_no_texts() -> None:
