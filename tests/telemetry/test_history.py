@@ -65,6 +65,14 @@ def test_a_percentile_is_exact_up_to_the_width_of_a_bucket(
     assert exact / WIDTH <= distribution(values).percentile(share) <= exact * WIDTH
 
 
+@given(values=st.lists(st.floats(min_value=0, max_value=1e9)))
+def test_values_are_counted_together_as_they_are_one_by_one(values: list[float]) -> None:
+    together = Distribution()
+    together.add_all(values)
+    assert together.counts == distribution(values).counts
+    assert together.total == pytest.approx(distribution(values).total)
+
+
 @given(parts=st.lists(st.lists(VALUES), min_size=1), share=SHARES)
 def test_merged_distributions_have_the_percentiles_of_all_values(
     parts: list[list[float]], share: float

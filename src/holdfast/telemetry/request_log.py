@@ -55,6 +55,7 @@ QUIET_PATHS = frozenset(  # polled by programs
 _QUIET_FOLDER = "/page/"  # the files of the page for browsers
 _LONGEST_PATH = 200
 _LONGEST_ERROR = 160
+_GAPS_AT_ONCE = 256  # counted together, since that takes half of the time
 _LONGEST_CONTENT = 20_000  # characters of a prompt or an answer in the log
 _MIN_SPEED_SECONDS = 0.01  # an answer that arrived at once has no meaningful speed
 _FIGURES = (  # fields that appear in the text of a log line
@@ -313,6 +314,7 @@ class AnswerRecord:
         self._latest_text: dict[int, float] = {}
         self._gaps: Histogram | None = None
         self._gaps_of_answer = Distribution()
+        self._uncounted_gaps: list[float] = []
 
     def accepted(
         self,
@@ -470,7 +472,9 @@ class AnswerRecord:
             self._metrics.first_token_seconds.labels(self._model).observe(now - self.began)
         elif self._gaps is not None:
             self._gaps.observe(now - latest)
-            self._gaps_of_answer.add(now - latest)
+            self._uncounted_gaps.append(now - latest)
+            if len(self._uncounted_gaps) == _GAPS_AT_ONCE:
+                self._count_gaps()
         self._latest_text[index] = now
         self._tokens[index] = self._tokens.get(index, 0) + len(event.token_ids)
         if isinstance(event, ToolCallFinished):
@@ -499,6 +503,10 @@ class AnswerRecord:
         self.ends.append((event, now))
         self._tokens[event.index] = event.completion_tokens
 
+    def _count_gaps(self) -> None:
+        self._gaps_of_answer.add_all(self._uncounted_gaps)
+        self._uncounted_gaps.clear()
+
     def _performance(self, waited: Mapping[WaitReason, float]) -> Cell:
         """What this answer took, for the history: the same figures as in the metrics."""
         cell = Cell()
@@ -507,6 +515,7 @@ class AnswerRecord:
             cell.note("load", loaded_after)
         for at in self._first_text.values():
             cell.note("first_token", at - self.began)
+        self._count_gaps()
         if self._gaps_of_answer.counts:
             cell.phases["gap"] = self._gaps_of_answer
         if (speed := self.tokens_per_second) is not None:
