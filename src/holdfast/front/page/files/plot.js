@@ -14,6 +14,36 @@ function addStyles() {
   document.head.append(Object.assign(document.createElement('link'), { rel: 'stylesheet', href: STYLES }));
 }
 
+/** The names of the series; with the values at a time while the pointer is there. */
+class PlotLegend extends Component {
+  static properties = { plot: { attribute: false }, series: { attribute: false }, place: { state: true } };
+
+  constructor() {
+    super();
+    this.plot = null;
+    this.series = [];
+    /** the index of the time under the pointer; null: none */
+    this.place = null;
+  }
+
+  render() {
+    const { clock, times, valueText } = this.plot;
+    const place = this.place;
+    return html`<ul class="plot-legend">
+      ${this.series.map(
+        (each, index) =>
+          html`<li>
+            <span class="swatch series-${index + 1}"></span>${each.label}${place === null
+              ? nothing
+              : html` <b>${valueText.call(this.plot, each.values[place])}</b>`}
+          </li>`,
+      )}
+      ${place === null ? nothing : html`<li class="hint">${clock(times[place])}</li>`}
+    </ul>`;
+  }
+}
+customElements.define('plot-legend', PlotLegend);
+
 /**
  * heading: what is plotted. times: seconds since 1970, at equal distances. series: `{label, values}`
  * with a value, or null, for each time. text: turns a value into text. note: what the reader has to
@@ -28,7 +58,6 @@ class LinePlot extends Component {
     text: { attribute: false },
     clock: { attribute: false },
     top: { attribute: false },
-    place: { state: true },
   };
 
   constructor() {
@@ -41,8 +70,6 @@ class LinePlot extends Component {
     this.text = String;
     this.clock = String;
     this.top = 0;
-    /** the index of the time under the pointer; null: none */
-    this.place = null;
     this.plot = null;
     this.dark = matchMedia('(prefers-color-scheme: dark)');
     this.onColours = () => this.draw();
@@ -71,19 +98,7 @@ class LinePlot extends Component {
       <div>
         <h3>${this.heading}</h3>
         ${this.note ? html`<p class="hint">${this.note}</p>` : nothing}
-        <ul class="plot-legend">
-          ${this.series.map(
-            (each, index) =>
-              html`<li>
-                <span class="swatch series-${index + 1}"></span>${each.label}${this.place === null
-                  ? nothing
-                  : html` <b>${this.valueText(each.values[this.place])}</b>`}
-              </li>`,
-          )}
-          ${this.place === null
-            ? nothing
-            : html`<li class="hint">${this.clock(this.times[this.place])}</li>`}
-        </ul>
+        <plot-legend .plot=${this} .series=${this.series}></plot-legend>
         <div
           class="plot-area"
           role="img"
@@ -174,7 +189,8 @@ class LinePlot extends Component {
   }
 
   point(place) {
-    this.place = place;
+    const legend = this.querySelector('plot-legend');
+    if (legend) legend.place = place;
   }
 
   fit() {

@@ -2,7 +2,7 @@
 
 import { html, nothing, repeat } from '../vendor/lit.js';
 import { access, eventsOf } from '../api.js';
-import { count, counted } from '../format.js';
+import { clockOf, count, counted } from '../format.js';
 import { View } from '../view.js';
 
 const LEVELS = ['debug', 'info', 'warning', 'error', 'critical'];
@@ -13,7 +13,7 @@ const TITLES = {
   error: 'Errors',
 };
 const MOST_KEPT = 4000; // lines
-const MOST_SHOWN = 400;
+const MOST_SHOWN = 200;
 const RETRY_MILLISECONDS = 2000;
 const NEAR_END = 40; // pixels
 
@@ -221,7 +221,7 @@ class LogsView extends View {
             : ''}.
           In the terminal: <code>holdfast logs -f</code>
         </p>
-        <copy-button .text=${plain(found)} label="Copy lines"></copy-button>
+        <copy-button .text=${() => plain(found)} label="Copy lines"></copy-button>
       </div>
       <div class="log" tabindex="0" role="region" aria-label="Lines of the log">
         ${shown.length < found.length
@@ -246,7 +246,7 @@ class LogsView extends View {
 
   line(line) {
     return html`<li class="log-line level-${line.level}">
-      <time datetime=${new Date(1000 * line.time).toISOString()}>${clock(line.time)}</time>
+      <time>${clockOf(new Date(1000 * line.time), true)}</time>
       <span class="level">${line.level}</span>
       <span class="text">${line.text}</span>
       ${line.request_id
@@ -267,10 +267,6 @@ customElements.define('logs-view', LogsView);
 /** The beginning of a request's id, which is enough to tell requests apart. */
 function shortened(id) {
   return id.length > 16 ? `${id.slice(0, 12)}…` : id;
-}
-
-function clock(time) {
-  return new Date(1000 * time).toLocaleTimeString('en-GB');
 }
 
 function plain(lines) {

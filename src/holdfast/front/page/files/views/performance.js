@@ -2,7 +2,7 @@
 
 import { html, nothing } from '../vendor/lit.js';
 import { access, get } from '../api.js';
-import { bytes, count, percent, seconds } from '../format.js';
+import { bytes, clockOf, count, percent, seconds } from '../format.js';
 import '../plot.js';
 import { PolledView } from '../view.js';
 
@@ -32,7 +32,11 @@ const EVERY_MODEL = 'All models';
 
 class PerformanceView extends PolledView {
   static pollMilliseconds = 10_000;
-  static properties = { report: { state: true }, cards: { state: true } };
+  static properties = {
+    report: { state: true },
+    cards: { state: true },
+    plotsShown: { state: true },
+  };
 
   constructor() {
     super();
@@ -41,6 +45,8 @@ class PerformanceView extends PolledView {
     this.range = range in RANGES ? range : '1h';
     this.model = query.get('model') ?? '';
     this.report = null;
+    this.plotted = null;
+    this.plotsShown = 1;
     /** the models, as /v1/models has them; null: to be read */
     this.cards = null;
   }
@@ -197,72 +203,31 @@ class PerformanceView extends PolledView {
   }
 
   plots(report) {
-    const { times, points } = spread(report, RANGES[this.range].step);
-    const clock = (time) => clockText(time, this.range);
-    const phase = (name) =>
-      SPREAD.map(([key, label]) => ({
-        label,
-        values: points.map((point) => point?.figures[name]?.[key] ?? null),
-      }));
-    const p95 = ['load', 'queue', 'restore', 'prefill'].map((name) => ({
-      label: PHASES[name][0],
-      values: points.map((point) => point?.figures[name]?.p95 ?? null),
-    }));
-    const rate = (label, amount) => ({
-      label,
-      values: points.map((point) =>
-        point ? amount(point.figures) / Math.max(1, point.seconds) : null,
-      ),
-    });
-    const share = (part, whole) => ({
-      label: 'Share',
-      values: points.map((point) =>
-        point?.figures[whole] ? (100 * point.figures[part]) / point.figures[whole] : null,
-      ),
-    });
-    const rates = [
-      rate('Generated', (figures) => figures.generated_tokens),
-      rate('Prefilled', (figures) => figures.prompt_tokens - figures.cached_tokens),
-      rate('From the cache', (figures) => figures.cached_tokens),
-    ];
-    const speeds = [
-      ['p50', 'Median'],
-      ['p5', '95 % have at least'],
-    ].map(([key, label]) => ({
-      label,
-      values: points.map((point) => point?.figures.speed?.[key] ?? null),
-    }));
-    const plot = (heading, series, text, { note = '', top = 0 } = {}) =>
-      html`<line-plot
-        .heading=${heading}
-        .note=${note}
-        .times=${times}
-        .series=${series}
-        .text=${text}
-        .clock=${clock}
-        .top=${top}
-      ></line-plot>`;
+    if (this.plotted?.report !== report) this.plotted = { report, plots: plotsOf(report) };
+    const { times, clock, plots } = this.plotted.plots;
     return html`<section aria-labelledby="plots-title">
       <h2 id="plots-title">Over time</h2>
-      ${plot('Time to first token', phase('first_token'), seconds)}
-      ${plot('Gaps between tokens', phase('gap'), seconds)}
-      ${plot('Speed of an answer', speeds, speed, { note: 'Tokens per second, after the first.' })}
-      ${plot('Tokens of all answers', rates, speed, {
-        note: 'Tokens per second, counted when an answer ends.',
-      })}
-      ${plot('Before the first token', p95, seconds, { note: '95 % took at most this long.' })}
-      ${plot('Prompt tokens from the cache', [share('cached_tokens', 'prompt_tokens')], share100, {
-        top: 100,
-      })}
-      ${report.total.drafted_tokens
-        ? plot(
-            'Drafted tokens accepted',
-            [share('accepted_tokens', 'drafted_tokens')],
-            share100,
-            { top: 100 },
-          )
-        : nothing}
+      ${plots.slice(0, this.plotsShown).map(
+        (plot) =>
+          html`<line-plot
+            .heading=${plot.heading}
+            .note=${plot.note ?? ''}
+            .times=${times}
+            .series=${plot.series}
+            .text=${plot.text}
+            .clock=${clock}
+            .top=${plot.top ?? 0}
+          ></line-plot>`,
+      )}
     </section>`;
+  }
+
+  updated() {
+    // one plot after the other, so that the page never stands still
+    if (this.plotsShown >= (this.plotted?.plots.plots.length ?? 0)) return;
+    setTimeout(() => {
+      this.plotsShown += 1;
+    });
   }
 
   byModel({ models, model }) {
@@ -377,12 +342,89 @@ function spread(report, step) {
   return { times, points: times.map((time) => byTime.get(time) ?? null) };
 }
 
-function clockText(time, range) {
-  const at = new Date(1000 * time);
-  const clock = at.toLocaleTimeString('en-GB', { hour: '2-digit', minute: '2-digit' });
-  if (range !== '7d') return clock;
-  const day = at.toLocaleDateString('en-GB', { weekday: 'short', day: 'numeric' });
-  return `${day} ${clock}`;
+/** The plots of a report, as the properties of `line-plot`. */
+function plotsOf(report) {
+  const { times, points } = spread(report, RANGES[report.range].step);
+  const clock = clockFor(times, report.range);
+  const valuesOf = (value) => points.map((point) => (point ? value(point) : null));
+  const percentiles = (name, kinds) =>
+    kinds.map(([key, label]) => ({
+      label,
+      values: valuesOf(({ figures }) => figures[name]?.[key] ?? null),
+    }));
+  const rate = (label, tokens) => ({
+    label,
+    values: valuesOf(({ figures, seconds: length }) => tokens(figures) / Math.max(1, length)),
+  });
+  const share = (part, whole) => [
+    {
+      label: 'Share',
+      values: valuesOf(({ figures }) =>
+        figures[whole] ? (100 * figures[part]) / figures[whole] : null,
+      ),
+    },
+  ];
+  const plots = [
+    {
+      heading: 'Time to first token',
+      series: percentiles('first_token', SPREAD),
+      text: seconds,
+    },
+    { heading: 'Gaps between tokens', series: percentiles('gap', SPREAD), text: seconds },
+    {
+      heading: 'Speed of an answer',
+      note: 'Tokens per second, after the first.',
+      series: percentiles('speed', [
+        ['p50', 'Median'],
+        ['p5', '95 % have at least'],
+      ]),
+      text: speed,
+    },
+    {
+      heading: 'Tokens of all answers',
+      note: 'Tokens per second, counted when an answer ends.',
+      series: [
+        rate('Generated', (figures) => figures.generated_tokens),
+        rate('Prefilled', (figures) => figures.prompt_tokens - figures.cached_tokens),
+        rate('From the cache', (figures) => figures.cached_tokens),
+      ],
+      text: speed,
+    },
+    {
+      heading: 'Before the first token',
+      note: '95 % took at most this long.',
+      series: ['load', 'queue', 'restore', 'prefill'].flatMap((name) =>
+        percentiles(name, [['p95', PHASES[name][0]]]),
+      ),
+      text: seconds,
+    },
+    {
+      heading: 'Prompt tokens from the cache',
+      series: share('cached_tokens', 'prompt_tokens'),
+      text: share100,
+      top: 100,
+    },
+  ];
+  if (report.total.drafted_tokens) {
+    plots.push({
+      heading: 'Drafted tokens accepted',
+      series: share('accepted_tokens', 'drafted_tokens'),
+      text: share100,
+      top: 100,
+    });
+  }
+  return { times, clock, plots };
+}
+
+/** A function that turns a time into text; the texts of `times` are made only once. */
+function clockFor(times, range) {
+  const days = new Intl.DateTimeFormat('en-GB', { weekday: 'short', day: 'numeric' });
+  const text = (time) => {
+    const at = new Date(1000 * time);
+    return range === '7d' ? `${days.format(at)} ${clockOf(at)}` : clockOf(at);
+  };
+  const known = new Map(times.map((time) => [time, text(time)]));
+  return (time) => known.get(time) ?? text(time);
 }
 
 function speed(value) {
