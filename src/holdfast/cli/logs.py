@@ -83,17 +83,20 @@ def _asked_lines(
     number: int | None, wanted: Mapping[str, str], most: int, *, follows: bool
 ) -> Iterator[str]:
     """Yield lines of a running server. Raises NoSuchServer, ServerFailed."""
+    from holdfast.telemetry.log_ring import MOST_LINES
+
     api_key = read_settings().settings.server.api_key
     after = 0
     with client_of_own(chosen_server(number), api_key=api_key) as client:
         while True:
             query = {**wanted, "after": str(after)}
             found = client.call("GET", "/admin/logs", params=query)["lines"]
-            for line in found if after or not most else found[-most:]:
+            for line in found[max(0, len(found) - most) :]:
                 yield line_text(line)
             if not follows:
                 return
             after = max([after, *(line["number"] for line in found)])
+            most = MOST_LINES  # from now on, every new line
             time.sleep(_ASK_AGAIN_SECONDS)
 
 

@@ -86,7 +86,7 @@ def _print_phases(total: Mapping[str, Any]) -> None:
 
 def _print_models(models: list[dict[str, Any]]) -> None:
     typer.echo()
-    numbers = ("answers", "generated", "first token", "tokens/s", "from the cache")
+    numbers = ("answers", "generated", "first token", "gap", "tokens/s", "from the cache")
     table = new_table("model", *numbers, right=numbers)
     for each in models:
         table.add_row(each["model"], *_summary(each["figures"]))
@@ -95,7 +95,7 @@ def _print_models(models: list[dict[str, Any]]) -> None:
 
 def _print_points(points: list[dict[str, Any]], *, has_days: bool) -> None:
     typer.echo()
-    numbers = ("answers", "generated", "first token", "tokens/s", "from the cache")
+    numbers = ("answers", "generated", "first token", "gap", "tokens/s", "from the cache")
     table = new_table("time", *numbers, right=numbers)
     form = "%Y-%m-%d %H:%M" if has_days else "%H:%M"
     for point in points:
@@ -105,11 +105,13 @@ def _print_points(points: list[dict[str, Any]], *, has_days: bool) -> None:
 
 
 def _summary(figures: Mapping[str, Any]) -> tuple[str, ...]:
-    first, speed = figures["first_token"], figures["speed"]
+    """Counts, and medians."""
+    first, gap, speed = (figures[name] for name in ("first_token", "gap", "speed"))
     return (
         f"{figures['answers']:,}",
         f"{figures['generated_tokens']:,}",
         "" if first is None else seconds_text(first["p50"]),
+        "" if gap is None else seconds_text(gap["p50"]),
         "" if speed is None else f"{speed['p50']:.1f}",
         share_text(figures["cached_tokens"], figures["prompt_tokens"]),
     )

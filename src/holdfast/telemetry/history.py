@@ -124,7 +124,8 @@ class PerformanceFigures(msgspec.Struct, frozen=True, kw_only=True):
     accepted_tokens: of `drafted_tokens`, those that became part of an answer.
     load: the wait for the model, of requests that had to wait for it.
     queue: in the worker, before prefill; it includes `lookup` and `restore`.
-    lookup: of the prompt in the prefix cache. restore: of blocks from disk.
+    lookup: of the prompt in the prefix cache. restore: of cached blocks, from disk if they are
+        there.
     prefill: from admission to the first token.
     first_token: from the request to the first text, including all waiting.
     gap: between two pieces of text of one answer.

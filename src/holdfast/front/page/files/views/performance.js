@@ -18,7 +18,7 @@ const PHASES = {
   load: ['Load', 'waiting for the model; only requests that had to wait'],
   queue: ['Queue', 'in the worker, before prefill'],
   lookup: ['Lookup', 'of the prompt in the prefix cache; part of the queue'],
-  restore: ['Restore', 'of cached blocks from disk; part of the queue'],
+  restore: ['Restore', 'of cached blocks, from disk if they are there; part of the queue'],
   prefill: ['Prefill', 'from admission to the first token'],
   first_token: ['First token', 'from the request to the first text, with all waiting'],
   gap: ['Gap between tokens', 'between two pieces of text of one answer'],
