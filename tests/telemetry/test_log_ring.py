@@ -7,7 +7,14 @@ import pytest
 
 from holdfast.telemetry import log_ring
 from holdfast.telemetry.log_ring import LogRing
-from holdfast.telemetry.request_log import RequestRecord, current_record, write_line
+from holdfast.telemetry.metrics import Metrics
+from holdfast.telemetry.request_log import (
+    AnswerRecord,
+    RequestRecord,
+    current_record,
+    write_line,
+)
+from holdfast.wire.output import TextDelta
 
 
 @pytest.fixture
@@ -52,6 +59,19 @@ def test_lines_belong_to_the_request_during_which_they_are_written(ring: LogRing
         "within",
         "1.2.3.4 GET /x 499 in 0.00 s",
     ]
+
+
+def test_prompts_and_answers_stay_in_the_log_where_their_owner_wanted_them(ring: LogRing) -> None:
+    answer = AnswerRecord(Metrics())
+    answer.accepted("m", prompt_tokens=3, prompt="a secret")
+    answer.observe(TextDelta(index=0, text="an answer"))
+    record = RequestRecord(method="POST", path="/x", client="1.2.3.4", answer=answer)
+    write_line(record)
+    assert "a secret" in str(record)
+    assert "an answer" in str(record)
+    (text,) = texts(ring)
+    assert "a secret" not in text
+    assert "an answer" not in text
 
 
 def test_control_characters_are_escaped_and_tracebacks_are_kept(ring: LogRing) -> None:

@@ -47,7 +47,8 @@ customElements.define('plot-legend', PlotLegend);
 /**
  * heading: what is plotted. times: seconds since 1970, at equal distances. series: `{label, values}`
  * with a value, or null, for each time. text: turns a value into text. note: what the reader has to
- * know. top: the least upper end of the vertical axis. clock: turns a time into text.
+ * know. top: the least upper end of the vertical axis. clock: turns a time into text. tick: the same,
+ * for the axis.
  */
 class LinePlot extends Component {
   static properties = {
@@ -57,6 +58,7 @@ class LinePlot extends Component {
     series: { attribute: false },
     text: { attribute: false },
     clock: { attribute: false },
+    tick: { attribute: false },
     top: { attribute: false },
   };
 
@@ -69,6 +71,7 @@ class LinePlot extends Component {
     this.series = [];
     this.text = String;
     this.clock = String;
+    this.tick = String;
     this.top = 0;
     this.plot = null;
     this.dark = matchMedia('(prefers-color-scheme: dark)');
@@ -163,7 +166,7 @@ class LinePlot extends Component {
       cursor: { drag: { x: false, y: false }, y: false, points: { size: 7 } },
       scales: { y: { range: (_, __, most) => [0, Math.max(this.top, most * 1.08) || 1] } },
       axes: [
-        { ...axis, space: 70, values: (_, times) => times.map((time) => this.clock(time)) },
+        { ...axis, size: 34, space: 70, values: (_, times) => times.map((time) => this.tick(time)) },
         {
           ...axis,
           size: 66,

@@ -204,7 +204,7 @@ class PerformanceView extends PolledView {
 
   plots(report) {
     if (this.plotted?.report !== report) this.plotted = { report, plots: plotsOf(report) };
-    const { times, clock, plots } = this.plotted.plots;
+    const { times, clock, tick, plots } = this.plotted.plots;
     return html`<section aria-labelledby="plots-title">
       <h2 id="plots-title">Over time</h2>
       ${plots.slice(0, this.plotsShown).map(
@@ -216,6 +216,7 @@ class PerformanceView extends PolledView {
             .series=${plot.series}
             .text=${plot.text}
             .clock=${clock}
+            .tick=${tick}
             .top=${plot.top ?? 0}
           ></line-plot>`,
       )}
@@ -345,7 +346,7 @@ function spread(report, step) {
 /** The plots of a report, as the properties of `line-plot`. */
 function plotsOf(report) {
   const { times, points } = spread(report, RANGES[report.range].step);
-  const clock = clockFor(times, report.range);
+  const { clock, tick } = clocksFor(times, report.range);
   const valuesOf = (value) => points.map((point) => (point ? value(point) : null));
   const percentiles = (name, kinds) =>
     kinds.map(([key, label]) => ({
@@ -413,18 +414,24 @@ function plotsOf(report) {
       top: 100,
     });
   }
-  return { times, clock, plots };
+  return { times, clock, tick, plots };
 }
 
-/** A function that turns a time into text; the texts of `times` are made only once. */
-function clockFor(times, range) {
+/**
+ * Two functions that turn a time into text: for tables, where the texts of `times` are made only once,
+ * and for the axis of a plot, where there is no room for the day at each hour.
+ */
+function clocksFor(times, range) {
   const days = new Intl.DateTimeFormat('en-GB', { weekday: 'short', day: 'numeric' });
-  const text = (time) => {
+  const text = (at) => (range === '7d' ? `${days.format(at)} ${clockOf(at)}` : clockOf(at));
+  const known = new Map(times.map((time) => [time, text(new Date(1000 * time))]));
+  const clock = (time) => known.get(time) ?? text(new Date(1000 * time));
+  const tick = (time) => {
     const at = new Date(1000 * time);
-    return range === '7d' ? `${days.format(at)} ${clockOf(at)}` : clockOf(at);
+    const isMidnight = at.getHours() === 0 && at.getMinutes() === 0;
+    return range === '7d' && isMidnight ? days.format(at) : clockOf(at);
   };
-  const known = new Map(times.map((time) => [time, text(time)]));
-  return (time) => known.get(time) ?? text(time);
+  return { clock, tick };
 }
 
 function speed(value) {
