@@ -1,7 +1,7 @@
 """Fetches the libraries of the page from the npm registry and writes them into its `vendor` folder.
 
-Each library becomes one minified ES module. The folder also gets the licenses of everything in the
-modules, and `manifest.json` with versions and hashes, which a test compares with the files.
+Each library becomes one minified ES module, and a style sheet if it has one. The folder also gets
+the licenses of everything in the modules, and `manifest.json` with versions and hashes, which a test compares with the files.
 
 Run it with `python -m tools.vendor_page` after changing a version below. It needs npm; the product
 does not.
@@ -61,6 +61,13 @@ LIBRARIES = (
         license="Apache-2.0",
         entry="export { default } from 'dompurify';\n",
     ),
+    Library(
+        name="uplot",
+        version="1.6.32",
+        file="uplot.js",
+        license="MIT",
+        entry="import 'uplot/dist/uPlot.min.css';\nexport { default } from 'uplot';\n",
+    ),
 )
 
 
@@ -70,7 +77,7 @@ def main() -> None:
         _install(folder)
         shutil.rmtree(VENDOR, ignore_errors=True)
         VENDOR.mkdir(parents=True)
-        entries = [_bundled(library, folder) for library in LIBRARIES]
+        entries = [entry for library in LIBRARIES for entry in _bundled(library, folder)]
         _write_licenses(folder)
     manifest = {"bundled_with": ESBUILD, "files": entries}
     (VENDOR / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
@@ -87,15 +94,17 @@ def _install(folder: Path) -> None:
     _run(folder, "node", "node_modules/esbuild/install.js")
 
 
-def _bundled(library: Library, folder: Path) -> dict[str, str]:
+def _bundled(library: Library, folder: Path) -> list[dict[str, str]]:
     entry = folder / f"entry-{library.file}"
     entry.write_text(library.entry)
     options = ("--bundle", "--format=esm", "--minify", "--legal-comments=none", _TARGET)
     output = VENDOR / library.file
     _run(folder, "node_modules/.bin/esbuild", entry.name, *options, f"--outfile={output}")
     head = f"/*! {library.name} {library.version}, {library.license}; see {LICENSES} */\n"
-    output.write_text(head + output.read_text())
-    return _described(output, library)
+    written = [path for path in (output, output.with_suffix(".css")) if path.exists()]
+    for path in written:
+        path.write_text(head + path.read_text())
+    return [_described(path, library) for path in written]
 
 
 def _described(output: Path, library: Library) -> dict[str, str]:

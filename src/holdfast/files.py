@@ -81,6 +81,11 @@ def logs_folder(environ: Mapping[str, str]) -> Path:
     return state_folder(environ) / "logs"
 
 
+def performance_folder(environ: Mapping[str, str]) -> Path:
+    """The folder for histories of the performance. Raises RuntimeError if the user has no home."""
+    return state_folder(environ) / "performance"
+
+
 def crash_reports_folder(environ: Mapping[str, str]) -> str:
     """The folder for reports of crashed workers; empty if the user has no home."""
     try:

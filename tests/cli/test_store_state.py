@@ -30,6 +30,7 @@ def kept(tmp_path: Path) -> dict[str, str]:
         caches / "quality",
         state / "logs",
         state / "crashes",
+        state / "performance",
         settings,
         caches / "run",
     ):
@@ -62,6 +63,7 @@ def test_all_state_is_listed_with_size_and_bound_and_cleared_if_unused(
         "images",
         "logs",
         "crashes",
+        "performance",
         "compiled",
         "kernels",
         "hashes",
@@ -70,7 +72,7 @@ def test_all_state_is_listed_with_size_and_bound_and_cleared_if_unused(
     ]
     assert all(each["bound"] for each in found.values())
     assert found["store"]["bytes"] > 3000
-    folders = ("logs", "crashes", "compiled", "kernels", "hashes", "quality")
+    folders = ("logs", "crashes", "performance", "compiled", "kernels", "hashes", "quality")
     assert {found[name]["bytes"] for name in folders} == {1000}
     assert found["keys"]["path"].endswith("config/holdfast/keys.json")
 

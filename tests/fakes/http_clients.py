@@ -120,10 +120,12 @@ async def served(
     dialects: Sequence[Dialect] = DIALECTS,
     certificate: ServerCertificate | None = None,
     directory: ScriptedDirectory | None = None,
+    keys: KeyRing | None = None,
 ) -> AsyncIterator[str]:
     """The application on a free loopback port, with the real server and the options that matter."""
     settings = settings or ServerSettings(port=0, shutdown_seconds=0, reconnect_seconds=0)
     services = scripted_services(gateway, server=settings, directory=directory)
+    services = replace(services, keys=keys or services.keys)
     app = create_application(services, dialects=dialects)
     with listen(settings) as listener:
         started = asyncio.Event()
@@ -139,14 +141,25 @@ async def served(
 
 @contextmanager
 def served_on_a_thread(
-    *, settings: ServerSettings, certificate: ServerCertificate | None = None
+    *,
+    settings: ServerSettings,
+    certificate: ServerCertificate | None = None,
+    directory: ScriptedDirectory | None = None,
+    keys: KeyRing | None = None,
 ) -> Iterator[str]:
     """The same for tests that are no coroutines; the model answers nothing."""
     listening: queue.Queue[str] = queue.Queue()
     stop = threading.Event()
 
     async def serve() -> None:
-        async with served(ScriptedGateway([]), settings=settings, certificate=certificate) as url:
+        serving = served(
+            ScriptedGateway([]),
+            settings=settings,
+            certificate=certificate,
+            directory=directory,
+            keys=keys,
+        )
+        async with serving as url:
             listening.put(url)
             await asyncio.to_thread(stop.wait)
 

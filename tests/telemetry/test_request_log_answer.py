@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.request_log import AnswerRecord
-from holdfast.wire.events import CacheReport, FinishReason, Timings
+from holdfast.wire.events import CacheOutcome, CacheReport, FinishReason, Timings, WaitReason
 from holdfast.wire.output import ChoiceFinished, TextDelta, ToolCallFinished
 
 
@@ -106,3 +110,59 @@ def test_an_answer_ended_by_a_stop_string_is_timed_here() -> None:
     assert answer.first_text_seconds(0) == 3.0
     assert sample(metrics, "holdfast_prefill_seconds_sum") == 2.0
     assert sample(metrics, "holdfast_decode_seconds_sum") == 4.0
+
+
+def finished(**facts: Any) -> ChoiceFinished:
+    usual = {"index": 0, "reason": FinishReason.STOP, "prompt_tokens": 10, "completion_tokens": 4}
+    return ChoiceFinished(**(usual | facts))
+
+
+def test_the_history_gets_what_the_metrics_get() -> None:
+    metrics, clock = Metrics(), Clock()
+    answer = AnswerRecord(metrics, clock=clock)
+    answer.accepted("m", prompt_tokens=10)
+    for seconds in (0.5, 0.02, 0.04):
+        clock.now += seconds
+        answer.observe(TextDelta(index=0, text="x", token_ids=(1,)))
+    memory = CacheReport(
+        outcome=CacheOutcome.COMPLETE, ram_tokens=6, lookup_seconds=0.001, restore_seconds=0.03
+    )
+    timings = Timings(queue_seconds=0.1, prefill_seconds=0.3, decode_seconds=0.06)
+    answer.observe(finished(memory=memory, timings=timings, accepted_tokens=2, rejected_tokens=3))
+    answer.close({WaitReason.PLACE: 1.0, WaitReason.LOAD: 2.0})
+    total = metrics.history.report("15m").total
+    assert (total.answers, total.prompt_tokens, total.cached_tokens) == (1, 10, 6)
+    assert (total.generated_tokens, total.drafted_tokens, total.accepted_tokens) == (4, 5, 2)
+    means = {
+        name: getattr(total, name).mean
+        for name in ("load", "queue", "lookup", "restore", "prefill", "first_token", "gap")
+    }
+    assert means == {
+        "load": 3.0,
+        "queue": 0.1,
+        "lookup": 0.001,
+        "restore": 0.03,
+        "prefill": 0.3,
+        "first_token": 0.5,
+        "gap": 0.03,
+    }
+    assert total.gap is not None and total.gap.count == 2
+    assert total.speed is not None and total.speed.mean == pytest.approx(3 / 0.06)
+
+
+def test_the_history_has_no_phases_that_did_not_happen() -> None:
+    metrics = Metrics()
+    answer = AnswerRecord(metrics)
+    answer.accepted("m", prompt_tokens=10)
+    answer.observe(finished(completion_tokens=0, reason=FinishReason.CANCELLED))
+    answer.close({WaitReason.LOAD: 0.0001})
+    total = metrics.history.report("15m").total
+    assert total.answers == 1
+    phases = ("load", "queue", "lookup", "restore", "prefill", "first_token", "gap", "speed")
+    assert [getattr(total, name) for name in phases] == [None] * 8
+
+
+def test_a_request_that_no_model_accepted_is_not_in_the_history() -> None:
+    metrics = Metrics()
+    AnswerRecord(metrics).close({WaitReason.LOAD: 3.0})
+    assert metrics.history.models == frozenset()

@@ -15,10 +15,12 @@ import holdfast as package
 from holdfast.cli.chat import chat, run
 from holdfast.cli.doctor import doctor
 from holdfast.cli.launch import launch
+from holdfast.cli.logs import logs
 from holdfast.cli.models import models
 from holdfast.cli.output import require_working_folder
+from holdfast.cli.performance import performance
 from holdfast.cli.quality import quality
-from holdfast.cli.servers import load, logs, ps, serve, service, stop, unload
+from holdfast.cli.servers import load, ps, serve, service, stop, unload
 from holdfast.cli.settings import config, keys
 from holdfast.cli.store import sessions, state, store
 
@@ -128,7 +130,7 @@ _MACHINE = "This machine"
 
 for panel, commands in {
     _SERVING: (serve, run, chat),
-    _SERVERS: (ps, stop, logs, load, unload),
+    _SERVERS: (ps, stop, logs, performance, load, unload),
     _KEPT: (quality,),
     _MACHINE: (doctor, config, version),
 }.items():

@@ -12,12 +12,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 from urllib.parse import quote
 
 import typer
@@ -59,7 +58,6 @@ if TYPE_CHECKING:
 _REPORT_SECONDS = 5.0
 _ASK_SECONDS = 2.0
 _POLL_SECONDS = 0.1
-_LOG_HINT = "start the server with --log-file auto, or set log.file"
 _REQUEST_FIELDS = (
     "id",
     "path",
@@ -75,10 +73,6 @@ ModelName: TypeAlias = Annotated[
     typer.Argument(metavar="MODEL", help="The model's id or alias, as in `holdfast models ls`."),
 ]
 _command = partial(server_command, options=SERVER_OPTIONS)
-
-
-class LogUnavailable(HoldfastError):
-    """There is no log file, or it cannot be read."""
 
 
 @settings_command
@@ -399,118 +393,6 @@ def unload(
 def _change_model(server: ServerClient, name: str, action: str, **request: Any) -> str:
     """Change a model and return its new state. Raises ServerFailed."""
     return str(server.call("POST", f"/admin/models/{quote(name)}/{action}", **request)["state"])
-
-
-def logs(
-    server: Server = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Keep showing new lines as they are written.")
-    ] = False,
-    lines: Annotated[
-        int, typer.Option("--lines", "-n", min=0, help="How many of the last lines to show.")
-    ] = 100,
-) -> None:
-    """Show the log of a server.
-
-    Without an argument, this is the log of the running server, or else the latest log. Use the port
-    for a server that has stopped.
-    """
-    with plain_errors():
-        path = _log_of(server)
-        try:
-            file = path.open(encoding="utf-8", errors="replace")
-            shown = list(last_lines(path, file, lines))
-        except OSError as error:
-            raise LogUnavailable(
-                f"the log {path} cannot be read: {error.strerror or error}"
-            ) from None
-    for line in shown:
-        typer.echo(line)
-    if follow:
-        with contextlib.suppress(KeyboardInterrupt):
-            for line in followed(path, file):
-                typer.echo(line)
-
-
-def _log_of(number: int | None) -> Path:
-    """Return the log of the server with this process id or port.
-
-    Raises LogUnavailable, NoSuchServer.
-    """
-    from holdfast.files import logs_folder
-    from holdfast.telemetry.logs import LOG_SUFFIX
-
-    running = own_servers()
-    with_log = [server for server in running if server.log_file]
-    files: list[Path] = []
-    with contextlib.suppress(RuntimeError):  # the user has no home
-        files = sorted(logs_folder(os.environ).glob(f"*{LOG_SUFFIX}"), key=_modified_at)
-    if number is None and len(with_log) == 1:
-        return Path(with_log[0].log_file)
-    if number is None and not with_log:
-        if not files:
-            raise LogUnavailable(f"no server has written a log file; {_LOG_HINT}")
-        return files[-1]
-    if not any(number in (server.pid, server.port) for server in running):
-        name = re.compile(rf"server-{number}(-\d+)?{re.escape(LOG_SUFFIX)}")
-        stopped = [path for path in files if name.fullmatch(path.name)]
-        if stopped:
-            return stopped[-1]
-    chosen = chosen_server(number)
-    if not chosen.log_file:
-        raise LogUnavailable(
-            f"the server at {chosen.url} logs to its standard error only; {_LOG_HINT}"
-        )
-    return Path(chosen.log_file)
-
-
-def _modified_at(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:  # the file was just rotated
-        return 0.0
-
-
-def last_lines(path: Path, file: TextIO, number: int) -> Iterator[str]:
-    """Yield the last lines of an open log.
-
-    If it has too few, includes lines of its rotated files.
-    """
-    found = deque(file, maxlen=number)
-    for age in range(1, 101):
-        if len(found) >= number:
-            break
-        rotated = path.with_name(f"{path.name}.{age}")
-        try:
-            with rotated.open(encoding="utf-8", errors="replace") as older:
-                found.extendleft(reversed(deque(older, maxlen=number - len(found))))
-        except FileNotFoundError:
-            break
-    return (line.rstrip("\n") for line in found)
-
-
-def followed(path: Path, file: TextIO) -> Iterator[str]:
-    """Yield new lines of an open log, forever. After a rotation, continues with the new file."""
-    partial_line = ""
-    while True:
-        is_rotated = _is_rotated(path, file)  # checked before the read, so that no line is missed
-        if text := file.readline():
-            partial_line += text
-            if partial_line.endswith("\n"):
-                yield partial_line[:-1]
-                partial_line = ""
-        elif is_rotated:
-            file.close()
-            file = path.open(encoding="utf-8", errors="replace")
-        else:
-            time.sleep(_POLL_SECONDS)
-
-
-def _is_rotated(path: Path, file: TextIO) -> bool:
-    try:
-        return not os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:  # the new file does not exist yet
-        return False
 
 
 service = typer.Typer(help="Run a server as a system service.", no_args_is_help=True)

@@ -578,7 +578,7 @@ def clear_state(
     with plain_errors():
         chosen = _chosen_kinds(kinds, names or [])
     for kind in chosen:
-        typer.echo(f"{kind.name:<10} {size_text(kind.size_bytes()):>10}  {kind.place}")
+        typer.echo(f"{kind.name:<11} {size_text(kind.size_bytes()):>10}  {kind.place}")
     if not yes:
         typer.confirm("Delete this?", abort=True)
         with plain_errors():  # check again, because a server may have started meanwhile
@@ -683,8 +683,9 @@ def _kinds_in_store(folder: Path, settings: Settings) -> list[StateKind]:
 
 
 def _log_kinds(settings: Settings) -> list[StateKind]:
-    from holdfast.files import state_folder
+    from holdfast.files import performance_folder, state_folder
     from holdfast.front.fleet.worker_files import MOST_REPORTS
+    from holdfast.telemetry.history import MOST_BYTES
 
     logs = state_folder(os.environ) / "logs"
     log_size = size_text(settings.log.file_bytes * (settings.log.old_files + 1))
@@ -700,6 +701,11 @@ def _log_kinds(settings: Settings) -> list[StateKind]:
             what="reports of crashed workers",
             bound=f"the latest {MOST_REPORTS}",
             is_used_by=_never,
+        ),
+        StateKind.of_folder(
+            performance_folder(os.environ),
+            what="histories of what answers took",
+            bound=f"{size_text(MOST_BYTES)} for each port",
         ),
     ]
 

@@ -148,6 +148,8 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     await services.library.close()
     await services.held.close()
     await services.responses.close()
+    if services.history_file is not None:
+        await services.history_file.close()
 
 
 def _cors(origins: Sequence[str]) -> Middleware:

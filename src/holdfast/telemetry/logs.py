@@ -23,6 +23,7 @@ from typing import TextIO
 from holdfast.config import LogSettings
 from holdfast.errors import ConfigError
 from holdfast.files import expanded
+from holdfast.telemetry.log_ring import LogRing
 from holdfast.telemetry.request_log import RequestRecord, escaped
 
 LOG_SUFFIX = ".log"  # in rotated files, a number follows: server-8321.log.1
@@ -193,8 +194,10 @@ class TextLines(logging.Formatter):
         return f"\x1b[{colour}m{text}\x1b[0m" if self._coloured and colour else text
 
 
-def configure_logging(settings: LogSettings, *, file: LogFile | None = None) -> None:
-    """Send all logs to standard error and to a file. Replaces earlier handlers.
+def configure_logging(
+    settings: LogSettings, *, file: LogFile | None = None, ring: LogRing | None = None
+) -> None:
+    """Send all logs to standard error, to a file, and into memory. Replaces earlier handlers.
 
     Text is coloured on a terminal, unless NO_COLOR is set or TERM is dumb.
     """
@@ -207,6 +210,8 @@ def configure_logging(settings: LogSettings, *, file: LogFile | None = None) -> 
     if file is not None:
         file.setFormatter(JsonLines() if is_json else TextLines(coloured=False, dated=True))
         handlers.append(file)
+    if ring is not None:
+        handlers.append(ring)
     logging.basicConfig(handlers=handlers, force=True)
     set_level(settings)
 

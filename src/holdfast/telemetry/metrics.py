@@ -25,6 +25,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from holdfast.telemetry.history import PerformanceHistory
 from holdfast.wire.events import (
     CacheFigures,
     PressureFigures,
@@ -190,9 +191,13 @@ class LoopLag:
 
 
 class Metrics(Collector):
-    """The front's own metrics, and those that the workers report when /metrics is requested."""
+    """The front's own metrics, and those that the workers report when /metrics is requested.
+
+    history: what the same answers took, over time.
+    """
 
     def __init__(self, *, loop_tick_seconds: float = 0.05) -> None:
+        self.history = PerformanceHistory()
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._families: list[Metric] = []  # metrics of models and workers, for the next `collect`

@@ -6,14 +6,15 @@ The log line contains no prompt or answer, unless the setting `log.content` is o
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from holdfast.wire.events import FinishReason, WaitReason
+from holdfast.telemetry.history import Cell, Distribution
+from holdfast.wire.events import CacheOutcome, FinishReason, WaitReason
 from holdfast.wire.output import (
     ChoiceFinished,
     OutputDelta,
@@ -39,11 +40,22 @@ UNKNOWN_ROUTE = "other"  # the route of unknown paths
 LONG_PREFILL_SECONDS = 5.0
 PROGRESS_LINE_SECONDS = 5.0  # between two log lines about a prefill
 QUIET_PATHS = frozenset(  # polled by programs
-    {"/", "/health", "/metrics", "/admin/requests", "/admin/activity", "/admin/models"}
+    {
+        "/",
+        "/health",
+        "/metrics",
+        "/admin/requests",
+        "/admin/activity",
+        "/admin/models",
+        "/admin/performance",
+        "/admin/logs",
+        "/admin/logs/events",
+    }
 )
 _QUIET_FOLDER = "/page/"  # the files of the page for browsers
 _LONGEST_PATH = 200
 _LONGEST_ERROR = 160
+_GAPS_AT_ONCE = 256  # counted together, since that takes half of the time
 _LONGEST_CONTENT = 20_000  # characters of a prompt or an answer in the log
 _MIN_SPEED_SECONDS = 0.01  # an answer that arrived at once has no meaningful speed
 _FIGURES = (  # fields that appear in the text of a log line
@@ -121,6 +133,11 @@ class RequestRecord:
         return (self.clock() if self.ended is None else self.ended) - self.began
 
     def __str__(self) -> str:
+        return "\n".join([self.line, *self._contents()])
+
+    @property
+    def line(self) -> str:
+        """The log line, without prompt and answers."""
         fields = self.fields
         figures = (text.format(fields[name]) for name, text in _FIGURES if name in fields)
         waits = ", ".join(f"{reason} {seconds:.2f} s" for reason, seconds in self.waits.items())
@@ -132,7 +149,7 @@ class RequestRecord:
             f"(waited for {waits})" if waits else "",
             self._end(),
         )
-        return "\n".join([" ".join(filter(None, parts)), *self._contents()])
+        return " ".join(filter(None, parts))
 
     @property
     def head(self) -> str:
@@ -223,6 +240,12 @@ def waiting_for(reason: WaitReason) -> Iterator[None]:
         record.waited[reason] = record.waited.get(reason, 0.0) + record.clock() - began
 
 
+def current_request_id() -> str:
+    """The id of the request that the current task serves; empty if it serves none."""
+    record = _current.get()
+    return "" if record is None else record.request_id
+
+
 def is_quiet_path(path: str) -> bool:
     """Whether requests to this path are no news, because programs poll it."""
     return path in QUIET_PATHS or path.startswith(_QUIET_FOLDER)
@@ -290,6 +313,8 @@ class AnswerRecord:
         self._first_text: dict[int, float] = {}
         self._latest_text: dict[int, float] = {}
         self._gaps: Histogram | None = None
+        self._gaps_of_answer = Distribution()
+        self._uncounted_gaps: list[float] = []
 
     def accepted(
         self,
@@ -348,10 +373,14 @@ class AnswerRecord:
             )
             self._observe_end(end, self._clock())
 
-    def close(self) -> None:
-        """Note that the answer has ended, whether it is complete or not."""
+    def close(self, waited: Mapping[WaitReason, float] | None = None) -> None:
+        """Note that the answer has ended, whether it is complete or not.
+
+        waited: how long its request waited in the front, in seconds.
+        """
         if self._model:
             self._metrics.request_seconds.labels(self._model).observe(self._clock() - self.began)
+            self._metrics.history.add(self._model, self._performance(waited or {}))
 
     @property
     def cached_tokens(self) -> int | None:
@@ -443,6 +472,9 @@ class AnswerRecord:
             self._metrics.first_token_seconds.labels(self._model).observe(now - self.began)
         elif self._gaps is not None:
             self._gaps.observe(now - latest)
+            self._uncounted_gaps.append(now - latest)
+            if len(self._uncounted_gaps) == _GAPS_AT_ONCE:
+                self._count_gaps()
         self._latest_text[index] = now
         self._tokens[index] = self._tokens.get(index, 0) + len(event.token_ids)
         if isinstance(event, ToolCallFinished):
@@ -470,6 +502,39 @@ class AnswerRecord:
         metrics.decode_seconds.labels(model).observe(decode_seconds)
         self.ends.append((event, now))
         self._tokens[event.index] = event.completion_tokens
+
+    def _count_gaps(self) -> None:
+        self._gaps_of_answer.add_all(self._uncounted_gaps)
+        self._uncounted_gaps.clear()
+
+    def _performance(self, waited: Mapping[WaitReason, float]) -> Cell:
+        """What this answer took, for the history: the same figures as in the metrics."""
+        cell = Cell()
+        loaded_after = waited.get(WaitReason.PLACE, 0.0) + waited.get(WaitReason.LOAD, 0.0)
+        if loaded_after >= _LEAST_WAIT_SECONDS:
+            cell.note("load", loaded_after)
+        for at in self._first_text.values():
+            cell.note("first_token", at - self.began)
+        self._count_gaps()
+        if self._gaps_of_answer.counts:
+            cell.phases["gap"] = self._gaps_of_answer
+        if (speed := self.tokens_per_second) is not None:
+            cell.speed.add(speed)
+        for end, _ in self.ends:
+            cell.answers += 1
+            cell.prompt_tokens += end.prompt_tokens
+            cell.cached_tokens += end.cached_tokens
+            cell.generated_tokens += end.completion_tokens
+            cell.drafted_tokens += end.accepted_tokens + end.rejected_tokens
+            cell.accepted_tokens += end.accepted_tokens
+            if end.timings.prefill_seconds:  # otherwise it ended before it was admitted
+                cell.note("queue", end.timings.queue_seconds)
+                cell.note("prefill", end.timings.prefill_seconds)
+            if end.memory.outcome is not CacheOutcome.OFF:
+                cell.note("lookup", end.memory.lookup_seconds)
+            if end.memory.restore_seconds:
+                cell.note("restore", end.memory.restore_seconds)
+        return cell
 
 
 def printable(text: str, *, longest: int = 100) -> str:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from holdfast.front.admin import overview, sessions
+from holdfast.front.admin import logs, overview, performance, sessions
 from holdfast.front.admin.status import (
     ModelHealth,
     health,
@@ -27,9 +27,8 @@ from holdfast.front.admin.status import (
 )
 from holdfast.front.fleet.memory_watch import level_name
 from holdfast.front.fleet.residency import ModelStatus
-from holdfast.front.openai.answers import ErrorBody, openai_error
+from holdfast.front.openai.answers import ErrorBody, EventFormat, openai_error
 from holdfast.front.server.access import caller_of, check_admin
-from holdfast.front.server.answers import StreamFormat
 from holdfast.front.server.dialect import (
     ENDLESS_MARK,
     Dialect,
@@ -39,7 +38,7 @@ from holdfast.front.server.dialect import (
     response_of,
 )
 from holdfast.front.server.generation import FollowingResponse
-from holdfast.front.server.problem import Problem, RequestRefused
+from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.request import json_response, parse, read_body, read_json
 from holdfast.front.server.services import (
     ActiveRequest,
@@ -80,14 +79,6 @@ class ModelEvent(Struct, frozen=True, kw_only=True):
     model: str
     event: EventName
     data: dict[str, Any] = {}
-
-
-class _Events(StreamFormat):
-    """The format of server-sent events, in which comments keep the connection open."""
-
-    def broken(self, problem: Problem) -> bytes:
-        """The error as a server-sent event."""
-        return b"data: %b\n\n" % msgspec.json.encode(openai_error(problem))
 
 
 async def _model_events(services: Services) -> AsyncIterator[bytes]:
@@ -157,7 +148,7 @@ async def follow_models(request: Request, services: Services) -> Response:
 
     The first events give the state of every model. The stream ends when the server stops.
     """
-    return FollowingResponse(_model_events(services), _Events())
+    return FollowingResponse(_model_events(services), EventFormat())
 
 
 class PinChange(BaseModel):
@@ -385,5 +376,7 @@ ADMIN = Dialect(
         openapi_document,
         *OPERATIONS,
         *overview.OPERATIONS,
+        *performance.OPERATIONS,
+        *logs.OPERATIONS,
     ),
 )

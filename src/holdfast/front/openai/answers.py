@@ -15,7 +15,13 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from holdfast.front.server.answers import AnswerFormat, Explanation, TokenCounts, WholeChoice
+from holdfast.front.server.answers import (
+    AnswerFormat,
+    Explanation,
+    StreamFormat,
+    TokenCounts,
+    WholeChoice,
+)
 from holdfast.front.server.problem import Problem
 from holdfast.wire.output import (
     ChoiceFinished,
@@ -201,6 +207,14 @@ class TextCompletion(Struct, frozen=True, kw_only=True):
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
     holdfast: Explanation | UnsetType = UNSET
+
+
+class EventFormat(StreamFormat):
+    """The format of server-sent events other than answers; comments keep the connection open."""
+
+    def broken(self, problem: Problem) -> bytes:
+        """The error as a server-sent event."""
+        return b"data: %b\n\n" % msgspec.json.encode(openai_error(problem))
 
 
 class OpenAIAnswer(AnswerFormat):

@@ -27,9 +27,11 @@ FILES = Path(__file__).parent / "files"
 VIEWS = {
     "Chat": "/",
     "Now": "/page/now",
+    "Performance": "/page/performance",
     "Memory": "/page/memory",
     "Models": "/page/models",
     "Connect": "/page/connect",
+    "Logs": "/page/logs",
 }
 _SHELL = "shell.html.jinja"
 _FILES_PATH = "/page/files/"

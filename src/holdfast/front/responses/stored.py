@@ -32,12 +32,19 @@ from holdfast.front.responses.items import (
     stored_output,
     with_sealed_thought,
 )
-from holdfast.front.server.dialect import Shape, answers_of, operation, request_of
+from holdfast.front.server.dialect import Shape, answers_of, operation, query_of, request_of
 from holdfast.front.server.fields import INT64_MAX, STRICT, UnsupportedFields, optional
 from holdfast.front.server.generation import FollowingResponse
 from holdfast.front.server.held_answers import EventLog, NumberedEvent
 from holdfast.front.server.problem import RequestRefused, invalid_field, problem_of
-from holdfast.front.server.request import M, json_response, parse, read_body, tenant_in
+from holdfast.front.server.request import (
+    M,
+    json_response,
+    number_in,
+    parse,
+    read_body,
+    tenant_in,
+)
 from holdfast.front.server.services import Services, salted
 from holdfast.store.responses import (
     Item,
@@ -53,7 +60,6 @@ _LISTED = 20
 _MOST_ADDED = 20
 _RESPONSE = "/v1/responses/{response_id}"
 _CONVERSATION = "/v1/conversations/{conversation_id}"
-_DIGITS = re.compile(r"[0-9]{1,19}")
 _EVENT_NUMBER = re.compile(rb'"sequence_number":(\d+)')
 _EVENT_STREAM = "text/event-stream; charset=utf-8"
 _LOST = ResponseFailure(
@@ -254,19 +260,7 @@ def _ignore_failure(done: asyncio.Future[Any]) -> None:
 
 def _query(*names: str) -> Shape:
     """Return the OpenAPI description of query parameters; `cache_salt` is always included."""
-    parameters = []
-    for name in (*names, "cache_salt"):
-        schema, description = _QUERY[name]
-        parameters.append(
-            {
-                "name": name,
-                "in": "query",
-                "required": False,
-                "description": description,
-                "schema": schema,
-            }
-        )
-    return {"parameters": parameters}
+    return query_of({name: _QUERY[name] for name in (*names, "cache_salt")})
 
 
 @operation(
@@ -279,7 +273,7 @@ async def get_response(request: Request, services: Services) -> Response:
     """Return a stored response in its current state, or its events after a given number."""
     query = request.query_params
     streams = _boolean_in(query, "stream")
-    given = _number_in(query, "starting_after", 0, INT64_MAX)
+    given = number_in(query, "starting_after", 0, INT64_MAX)
     after = -1 if given is None else given
     run = _run(request, services)
     if run is not None:
@@ -483,7 +477,7 @@ async def _conversation(request: Request, services: Services) -> ConversationObj
 async def _page(request: Request, services: Services, kind: Kind) -> Response:
     """Return a page of the items of a conversation, or of the input items of a response."""
     query = request.query_params
-    limit = _number_in(query, "limit", 1, _MOST_LISTED) or _LISTED
+    limit = number_in(query, "limit", 1, _MOST_LISTED) or _LISTED
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise invalid_field("order", "must be asc or desc")
@@ -528,15 +522,6 @@ def _boolean_in(query: Mapping[str, str], name: str) -> bool:
     if text not in ("true", "1", "false", "0"):
         raise invalid_field(name, "must be true or false")
     return text in ("true", "1")
-
-
-def _number_in(query: Mapping[str, str], name: str, least: int, most: int) -> int | None:
-    text = query.get(name)
-    if text is None:
-        return None
-    if not (_DIGITS.fullmatch(text) and least <= int(text) <= most):
-        raise invalid_field(name, f"must be a number from {least} to {most}")
-    return int(text)
 
 
 def _not_found(what: str, record_id: str) -> RequestRefused:

@@ -48,6 +48,7 @@ from holdfast.models.adapter_folder import SEPARATOR, checked_adapters
 from holdfast.models.download import resolve_model
 from holdfast.models.model_folder import checked_tensor_bytes
 from holdfast.store.folder import chosen_folder
+from holdfast.telemetry.log_ring import LogRing
 from holdfast.telemetry.logs import (
     LogFile,
     configure_logging,
@@ -91,7 +92,8 @@ def run(
     settings = replace(settings, store=store)
     hangups = Hangups()
     log_file = _log_file(settings)
-    configure_logging(settings.log, file=log_file)
+    log_ring = LogRing()
+    configure_logging(settings.log, file=log_file, ring=log_ring)
     signal.signal(signal.SIGTERM, _exit_at_once)
     _allow_open_files(WANTED_OPEN_FILES)
     certificate = _certificate(settings)
@@ -119,6 +121,7 @@ def run(
                 certificate=certificate,
                 run_folder=private,
                 log_path="" if log_file is None else str(log_file.path),
+                log_ring=log_ring,
             )
             front.reloads.append(ReloadedSettings(effective, on_level=front.set_log_level).reload)
             runner.run(front.serve(lambda: hangups.reload_on(front.reloads)))
@@ -142,6 +145,7 @@ class Front:
         certificate: ServerCertificate | None,
         run_folder: Path,
         log_path: str,
+        log_ring: LogRing,
     ) -> None:
         """run_folder: where a description of the server is written as soon as it listens."""
         self._settings = settings
@@ -150,6 +154,7 @@ class Front:
         self.reloads: list[Reload] = [] if certificate is None else [certificate.reload]
         self._run_folder = run_folder
         self._log_path = log_path
+        self._log_ring = log_ring
         self._was_ready = False
         self._on_ready = on_ready
         self._residency = Residency(
@@ -218,7 +223,7 @@ class Front:
         from holdfast.front.server import http_server as http
 
         with http.listen(self._settings.server) as listener:
-            app = build_application(self._settings, self._residency)
+            app = build_application(self._settings, self._residency, log_ring=self._log_ring)
             self.reloads.append(partial(reload_keys, app.state.services.keys))
             self.reloads.append(app.state.reloaded_catalog.reload)
             if signals.came:  # during the lines above, when nothing could be stopped yet

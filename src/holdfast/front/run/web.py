@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 from holdfast import __version__
 from holdfast.config import Settings
 from holdfast.errors import ConfigError, ModelLoadError
+from holdfast.files import performance_folder
 from holdfast.front.application import DIALECTS, create_application
 from holdfast.front.fleet.catalog import Catalog, catalog_of
 from holdfast.front.fleet.library import Library
@@ -35,6 +36,9 @@ from holdfast.models.download import hub_cache_folder
 from holdfast.store.answers import AnswerFile
 from holdfast.store.folder import is_folder
 from holdfast.store.responses import ResponseStore
+from holdfast.telemetry.history import PerformanceHistory
+from holdfast.telemetry.history_file import SUFFIX, HistoryFile
+from holdfast.telemetry.log_ring import LogRing
 from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.traces import open_traces
 
@@ -119,7 +123,11 @@ class ReloadedCatalog:
 
 
 def build_application(
-    settings: Settings, residency: Residency, *, dialects: Sequence[Dialect] = DIALECTS
+    settings: Settings,
+    residency: Residency,
+    *,
+    dialects: Sequence[Dialect] = DIALECTS,
+    log_ring: LogRing | None = None,
 ) -> Starlette:
     """Build the web application that serves the models of `residency`.
 
@@ -141,6 +149,7 @@ def build_application(
         settings.tools,
         images=ImageIntake(images_folder(settings.store.folder), settings.images),
     )
+    metrics = Metrics(loop_tick_seconds=settings.server.loop_tick_seconds)
     services = Services(
         generate=gateway.generate,
         encode=gateway.encode,
@@ -161,8 +170,10 @@ def build_application(
         dialects=bundles.dialects,
         server=settings.server,
         limits=settings.limits,
-        metrics=Metrics(loop_tick_seconds=settings.server.loop_tick_seconds),
+        metrics=metrics,
         log=settings.log,
+        log_ring=log_ring or LogRing(),
+        history_file=_history_file(settings, metrics.history),
         traces=open_traces(__version__) if settings.log.traces else None,
         responses=ResponseStore(store, settings.responses),
         active=ActiveRequests(on_change=Awake().running),
@@ -173,6 +184,17 @@ def build_application(
     app = create_application(services, dialects=dialects)
     app.state.bundles, app.state.reloaded_catalog = bundles, reloaded
     return app
+
+
+def _history_file(settings: Settings, history: PerformanceHistory) -> HistoryFile | None:
+    """The file of the history, opened; None if the user has no home folder for it."""
+    try:
+        folder = performance_folder(os.environ)
+    except RuntimeError:
+        return None
+    file = HistoryFile(history, folder / f"server-{settings.server.port}{SUFFIX}")
+    file.open()
+    return file
 
 
 async def _read_bundle(

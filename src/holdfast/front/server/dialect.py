@@ -275,6 +275,22 @@ def request_of(model: type[BaseModel], *, required: bool = True) -> Shape:
     }
 
 
+def query_of(parameters: Mapping[str, tuple[Any, str]]) -> Shape:
+    """Describe the optional query parameters of an operation: name → schema and description."""
+    return {
+        "parameters": [
+            {
+                "name": name,
+                "in": "query",
+                "required": False,
+                "description": description,
+                "schema": schema,
+            }
+            for name, (schema, description) in parameters.items()
+        ]
+    }
+
+
 def response_of(schemas: Shape, *, statuses: Sequence[str] = ("200",)) -> Shape:
     """Describe the answers of an operation. schemas: the schema for each media type."""
     content = {media_type: {"schema": schema} for media_type, schema in schemas.items()}

@@ -204,7 +204,7 @@ class GenerationResponse(Response):
         finally:
             if self._stream is not None:
                 await self._stream.aclose()
-            self._answer.close()
+            self._answer.close(record.waited)
 
     async def _submit(self, record: RequestRecord) -> OutputStream:
         """Submit the request and wait until the worker accepts it. This may load the model.
@@ -598,4 +598,4 @@ class _ReadingResponse(Response):
             except asyncio.CancelledError:
                 raise active.ended_by() from None
             finally:
-                self._answer.close()
+                self._answer.close(record.waited)

@@ -9,7 +9,7 @@ import hashlib
 import math
 import re
 import zlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, get_args
 
@@ -29,7 +29,9 @@ from holdfast.wire.requests import Priority, ServiceClass
 from holdfast.wire.sessions import LONGEST_SESSION_ID, is_session_id
 
 M = TypeVar("M", bound=pydantic.BaseModel)
+C = TypeVar("C", bound=str)
 _LONGEST_SHOWN = 60
+_DIGITS = re.compile(r"[0-9]{1,19}")
 _NOT_JSON = "json_invalid"
 _GZIP = zlib.MAX_WBITS | 16
 # content encoding → zlib's `wbits`
@@ -148,6 +150,27 @@ def parse(model: type[M], body: bytes) -> M:
         if first["type"] == _NOT_JSON and (mended := _ESCAPE.sub(_whole_character, body)) != body:
             return parse(model, mended)
         raise _refusal(first["type"], first["loc"], first["msg"], first["input"]) from None
+
+
+def number_in(query: Mapping[str, str], name: str, least: int, most: int) -> int | None:
+    """A whole number of a query; None if it is missing. Raises RequestRefused."""
+    text = query.get(name)
+    if text is None:
+        return None
+    if not (_DIGITS.fullmatch(text) and least <= int(text) <= most):
+        raise invalid_field(name, f"must be a number from {least} to {most}")
+    return int(text)
+
+
+def choice_in(query: Mapping[str, str], name: str, choices: Collection[C], default: C) -> C:
+    """One of the words that a query may have; the default if it is missing. Raises
+    RequestRefused.
+    """
+    given = query.get(name, default)
+    for choice in choices:
+        if choice == given:
+            return choice
+    raise invalid_field(name, f"must be one of {', '.join(choices)}")
 
 
 def _whole_character(escape: re.Match[bytes]) -> bytes:

@@ -41,6 +41,8 @@ from holdfast.front.server.held_answers import HeldAnswer, HeldAnswers
 from holdfast.front.server.problem import RequestRefused
 from holdfast.models.adapter_folder import SEPARATOR
 from holdfast.store.responses import ResponseStore
+from holdfast.telemetry.history_file import HistoryFile
+from holdfast.telemetry.log_ring import LogRing
 from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.request_log import RequestRecord, current_record
 from holdfast.telemetry.traces import Traces
@@ -240,6 +242,8 @@ class Services:
     limits: LimitsSettings
     metrics: Metrics
     log: LogSettings = LogSettings()
+    log_ring: LogRing = field(default_factory=LogRing)  # the latest lines of the log
+    history_file: HistoryFile | None = None  # keeps the history of `metrics`
     traces: Traces | None = None
     seal: Seal = field(default_factory=Seal)
     # dialects by model id, for models whose tokenizer has been loaded

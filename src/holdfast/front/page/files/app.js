@@ -8,9 +8,11 @@ import { announce } from './view.js';
 const VIEWS = {
   '/': ['Chat', 'chat-view', './views/chat.js'],
   '/page/now': ['Now', 'now-view', './views/now.js'],
+  '/page/performance': ['Performance', 'performance-view', './views/performance.js'],
   '/page/memory': ['Memory', 'memory-view', './views/memory.js'],
   '/page/models': ['Models', 'models-view', './views/models.js'],
   '/page/connect': ['Connect', 'connect-view', './views/connect.js'],
+  '/page/logs': ['Logs', 'logs-view', './views/logs.js'],
 };
 
 const main = /** @type {HTMLElement} */ (document.getElementById('view'));
@@ -19,8 +21,12 @@ let shown = '';
 async function show() {
   const [title, tag, module] = VIEWS[location.pathname] ?? VIEWS['/'];
   for (const link of document.querySelectorAll('header nav a')) {
-    if (link.getAttribute('href') === location.pathname) link.setAttribute('aria-current', 'page');
-    else link.removeAttribute('aria-current');
+    if (link.getAttribute('href') === location.pathname) {
+      link.setAttribute('aria-current', 'page');
+      link.scrollIntoView({ block: 'nearest', inline: 'nearest' });
+    } else {
+      link.removeAttribute('aria-current');
+    }
   }
   document.title = `${title} – Holdfast`;
   const isSame = shown === tag;

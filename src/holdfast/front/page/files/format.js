@@ -1,10 +1,11 @@
 // Numbers as people read them.
 
+const WHOLE = new Intl.NumberFormat('en');
 const UNITS = ['bytes', 'KiB', 'MiB', 'GiB', 'TiB'];
 
 /** @param {number} value */
 export function count(value) {
-  return Math.round(value).toLocaleString('en');
+  return WHOLE.format(Math.round(value));
 }
 
 /** @param {number} value */
@@ -30,6 +31,12 @@ export function seconds(value) {
 /** @param {number} part @param {number} whole */
 export function percent(part, whole) {
   return whole ? `${Math.round((100 * part) / whole)} %` : '';
+}
+
+/** The time of day, also with seconds. @param {Date} at */
+export function clockOf(at, hasSeconds = false) {
+  const parts = [at.getHours(), at.getMinutes(), ...(hasSeconds ? [at.getSeconds()] : [])];
+  return parts.map((part) => String(part).padStart(2, '0')).join(':');
 }
 
 /** How long ago a time is. @param {number} unixSeconds */

@@ -131,7 +131,7 @@ class ConfirmButton extends Component {
 }
 customElements.define('confirm-button', ConfirmButton);
 
-/** A button that copies a text. */
+/** A button that copies a text, which may also be a function that makes it. */
 class CopyButton extends Component {
   static properties = { text: {}, label: {}, isDone: { state: true } };
 
@@ -149,7 +149,7 @@ class CopyButton extends Component {
   }
 
   async copy() {
-    await copyText(this.text);
+    await copyText(typeof this.text === 'function' ? this.text() : this.text);
     this.isDone = true;
     announce('Copied');
     setTimeout(() => {

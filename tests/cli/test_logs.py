@@ -2,7 +2,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.cli.servers import followed, last_lines
+import pytest
+
+from holdfast.cli.logs import followed, last_lines, line_text
 from tests.fakes.command_line import holdfast_here, only_line
 
 
@@ -48,3 +50,24 @@ def test_the_log_of_a_stopped_server_is_found_by_its_port(tmp_path: Path) -> Non
     variables = {f"XDG_{name}_HOME": str(tmp_path) for name in ("CACHE", "STATE")}
     assert holdfast_here("logs", "8321", cwd=tmp_path, variables=variables).stdout == "of 8321\n"
     assert holdfast_here("logs", "832", cwd=tmp_path, variables=variables).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("logger", "text", "shown"),
+    [
+        ("holdfast.telemetry.request_log", "1.2.3.4 GET /", "WARNING 1.2.3.4 GET /"),
+        ("holdfast.worker", "a\nb", "WARNING holdfast.worker: a\n    b"),
+    ],
+)
+def test_a_line_of_a_running_server_looks_like_one_of_the_file(
+    logger: str, text: str, shown: str
+) -> None:
+    line = {"number": 1, "time": 0.0, "level": "warning", "logger": logger, "text": text}
+    assert line_text(line)[20:] == shown
+
+
+def test_filters_need_a_running_server(tmp_path: Path) -> None:
+    variables = {f"XDG_{name}_HOME": str(tmp_path) for name in ("CACHE", "STATE")}
+    refused = holdfast_here("logs", "--level", "error", cwd=tmp_path, variables=variables)
+    assert refused.returncode == 2
+    assert "no server" in only_line(refused.stderr).lower()

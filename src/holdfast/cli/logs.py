@@ -1,0 +1,190 @@
+"""`holdfast logs`: the log of a server, from its file or from the running server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import typer
+
+from holdfast.cli.output import plain_errors
+from holdfast.cli.server_client import Server, chosen_server, client_of_own, own_servers
+from holdfast.cli.settings import read_settings
+from holdfast.errors import HoldfastError
+
+_POLL_SECONDS = 0.1
+_ASK_AGAIN_SECONDS = 0.5  # for new lines of a running server
+_LOG_HINT = (
+    "start the server with --log-file auto, or set log.file; `holdfast logs --level info` shows the "
+    "latest lines of a running server"
+)
+
+
+class LogUnavailable(HoldfastError):
+    """There is no log file, or it cannot be read."""
+
+
+def logs(
+    server: Server = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Keep showing new lines as they are written.")
+    ] = False,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=0, help="How many of the last lines to show.")
+    ] = 100,
+    level: Annotated[
+        str | None,
+        typer.Option("--level", metavar="LEVEL", help="Only lines of this level or above."),
+    ] = None,
+    request: Annotated[
+        str | None, typer.Option("--request", metavar="ID", help="Only lines of this request.")
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option("--text", help="Only lines that contain this, in any case.")
+    ] = None,
+) -> None:
+    """Show the log of a server.
+
+    Without an argument, this is the log of the running server, or else the latest log. Use the port
+    for a server that has stopped. With --level, --request or --text, a running server is asked for
+    the lines; it keeps the latest 2,000, also without a log file.
+    """
+    given = {"level": level, "request_id": request, "text": text}
+    wanted = {name: value for name, value in given.items() if value is not None}
+    if wanted:
+        with plain_errors(), contextlib.suppress(KeyboardInterrupt):
+            for line in _asked_lines(server, wanted, lines, follows=follow):
+                typer.echo(line)
+        return
+    with plain_errors():
+        path = _log_of(server)
+        try:
+            file = path.open(encoding="utf-8", errors="replace")
+            shown = list(last_lines(path, file, lines))
+        except OSError as error:
+            raise LogUnavailable(
+                f"the log {path} cannot be read: {error.strerror or error}"
+            ) from None
+    for line in shown:
+        typer.echo(line)
+    if follow:
+        with contextlib.suppress(KeyboardInterrupt):
+            for line in followed(path, file):
+                typer.echo(line)
+
+
+def _asked_lines(
+    number: int | None, wanted: Mapping[str, str], most: int, *, follows: bool
+) -> Iterator[str]:
+    """Yield lines of a running server. Raises NoSuchServer, ServerFailed."""
+    from holdfast.telemetry.log_ring import MOST_LINES
+
+    api_key = read_settings().settings.server.api_key
+    after = 0
+    with client_of_own(chosen_server(number), api_key=api_key) as client:
+        while True:
+            query = {**wanted, "after": str(after)}
+            found = client.call("GET", "/admin/logs", params=query)["lines"]
+            for line in found[max(0, len(found) - most) :]:
+                yield line_text(line)
+            if not follows:
+                return
+            after = max([after, *(line["number"] for line in found)])
+            most = MOST_LINES  # from now on, every new line
+            time.sleep(_ASK_AGAIN_SECONDS)
+
+
+def line_text(line: Mapping[str, Any]) -> str:
+    """Format a line of /admin/logs as the log file has it."""
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(line["time"]))
+    text = str(line["text"]).replace("\n", "\n    ")
+    if not line["logger"].endswith("request_log"):
+        text = f"{line['logger']}: {text}"
+    return f"{at} {line['level'].upper():7} {text}"
+
+
+def _log_of(number: int | None) -> Path:
+    """Return the log of the server with this process id or port.
+
+    Raises LogUnavailable, NoSuchServer.
+    """
+    from holdfast.files import logs_folder
+    from holdfast.telemetry.logs import LOG_SUFFIX
+
+    running = own_servers()
+    with_log = [server for server in running if server.log_file]
+    files: list[Path] = []
+    with contextlib.suppress(RuntimeError):  # the user has no home
+        files = sorted(logs_folder(os.environ).glob(f"*{LOG_SUFFIX}"), key=_modified_at)
+    if number is None and len(with_log) == 1:
+        return Path(with_log[0].log_file)
+    if number is None and not with_log:
+        if not files:
+            raise LogUnavailable(f"no server has written a log file; {_LOG_HINT}")
+        return files[-1]
+    if not any(number in (server.pid, server.port) for server in running):
+        name = re.compile(rf"server-{number}(-\d+)?{re.escape(LOG_SUFFIX)}")
+        stopped = [path for path in files if name.fullmatch(path.name)]
+        if stopped:
+            return stopped[-1]
+    chosen = chosen_server(number)
+    if not chosen.log_file:
+        raise LogUnavailable(
+            f"the server at {chosen.url} logs to its standard error only; {_LOG_HINT}"
+        )
+    return Path(chosen.log_file)
+
+
+def _modified_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # the file was just rotated
+        return 0.0
+
+
+def last_lines(path: Path, file: TextIO, number: int) -> Iterator[str]:
+    """Yield the last lines of an open log.
+
+    If it has too few, includes lines of its rotated files.
+    """
+    found = deque(file, maxlen=number)
+    for age in range(1, 101):
+        if len(found) >= number:
+            break
+        rotated = path.with_name(f"{path.name}.{age}")
+        try:
+            with rotated.open(encoding="utf-8", errors="replace") as older:
+                found.extendleft(reversed(deque(older, maxlen=number - len(found))))
+        except FileNotFoundError:
+            break
+    return (line.rstrip("\n") for line in found)
+
+
+def followed(path: Path, file: TextIO) -> Iterator[str]:
+    """Yield new lines of an open log, forever. After a rotation, continues with the new file."""
+    partial_line = ""
+    while True:
+        is_rotated = _is_rotated(path, file)  # checked before the read, so that no line is missed
+        if text := file.readline():
+            partial_line += text
+            if partial_line.endswith("\n"):
+                yield partial_line[:-1]
+                partial_line = ""
+        elif is_rotated:
+            file.close()
+            file = path.open(encoding="utf-8", errors="replace")
+        else:
+            time.sleep(_POLL_SECONDS)
+
+
+def _is_rotated(path: Path, file: TextIO) -> bool:
+    try:
+        return not os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:  # the new file does not exist yet
+        return False

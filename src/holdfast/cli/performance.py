@@ -1,0 +1,135 @@
+"""`holdfast performance`: what answers took, from the history of a running server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+
+from holdfast.cli.output import Json, new_table, print_json, print_rows, print_table
+from holdfast.cli.server_client import SERVER_OPTIONS, ServerClient, server_command
+
+_PHASES = {  # fields of the answer
+    "load": "load",
+    "queue": "queue",
+    "lookup": "lookup",
+    "restore": "restore",
+    "prefill": "prefill",
+    "first_token": "first token",
+    "gap": "gap between tokens",
+}
+_DEFAULT_RANGE = "1h"
+
+
+@partial(server_command, options=SERVER_OPTIONS)
+def performance(
+    server: ServerClient,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="MODEL", help="Show only this model.")
+    ] = None,
+    time_range: Annotated[
+        str, typer.Option("--range", metavar="15m|1h|6h|24h|7d", help="Time up to now.")
+    ] = _DEFAULT_RANGE,
+    over_time: Annotated[
+        bool, typer.Option("--over-time", help="Also show how the figures changed.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what answers took: queue, load, restore, prefill, first token, gaps, speed.
+
+    The server keeps a history of seven days, also while it is stopped.
+    """
+    query = {"range": time_range} | ({"model": model} if model else {})
+    report = server.call("GET", "/admin/performance", params=query)
+    if as_json:
+        print_json(report)
+        return
+    if not report["points"]:
+        typer.echo(f"no answer in the last {time_range}; --range 7d shows more")
+        return
+    _print_totals(report["total"])
+    _print_phases(report["total"])
+    if model is None and len(report["models"]) > 1:
+        _print_models(report["models"])
+    if over_time:
+        _print_points(report["points"], has_days=time_range == "7d")
+
+
+def _print_totals(total: Mapping[str, Any]) -> None:
+    speed = total["speed"]
+    print_rows(
+        [
+            ("answers", f"{total['answers']:,}"),
+            ("generated tokens", f"{total['generated_tokens']:,}"),
+            ("prompt tokens", f"{total['prompt_tokens']:,}"),
+            ("from the cache", share_text(total["cached_tokens"], total["prompt_tokens"])),
+            ("tokens per second", speed_text(speed)),
+            ("drafts accepted", share_text(total["accepted_tokens"], total["drafted_tokens"])),
+        ]
+    )
+    typer.echo()
+
+
+def _print_phases(total: Mapping[str, Any]) -> None:
+    numbers = ("median", "95 %", "99 %", "mean", "number")
+    table = new_table("phase", *numbers, right=numbers)
+    for name, title in _PHASES.items():
+        found = total[name]
+        if found is not None:
+            spread = [seconds_text(found[each]) for each in ("p50", "p95", "p99", "mean")]
+            table.add_row(title, *spread, f"{found['count']:,}")
+    print_table(table)
+
+
+def _print_models(models: list[dict[str, Any]]) -> None:
+    typer.echo()
+    numbers = ("answers", "generated", "first token", "gap", "tokens/s", "from the cache")
+    table = new_table("model", *numbers, right=numbers)
+    for each in models:
+        table.add_row(each["model"], *_summary(each["figures"]))
+    print_table(table)
+
+
+def _print_points(points: list[dict[str, Any]], *, has_days: bool) -> None:
+    typer.echo()
+    numbers = ("answers", "generated", "first token", "gap", "tokens/s", "from the cache")
+    table = new_table("time", *numbers, right=numbers)
+    form = "%Y-%m-%d %H:%M" if has_days else "%H:%M"
+    for point in points:
+        at = time.strftime(form, time.localtime(point["at"]))
+        table.add_row(at, *_summary(point["figures"]))
+    print_table(table)
+
+
+def _summary(figures: Mapping[str, Any]) -> tuple[str, ...]:
+    """Counts, and medians."""
+    first, gap, speed = (figures[name] for name in ("first_token", "gap", "speed"))
+    return (
+        f"{figures['answers']:,}",
+        f"{figures['generated_tokens']:,}",
+        "" if first is None else seconds_text(first["p50"]),
+        "" if gap is None else seconds_text(gap["p50"]),
+        "" if speed is None else f"{speed['p50']:.1f}",
+        share_text(figures["cached_tokens"], figures["prompt_tokens"]),
+    )
+
+
+def speed_text(speed: Mapping[str, Any] | None) -> str:
+    """Describe the speeds of answers; empty if none was measured."""
+    if speed is None:
+        return ""
+    return f"median {speed['p50']:.1f}, 95 % at least {speed['p5']:.1f}"
+
+
+def share_text(part: int, whole: int) -> str:
+    """A share in percent; empty if there is no whole."""
+    return f"{100 * part / whole:.0f} %" if whole else ""
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration with three digits: `1.53 s`, `18.2 ms`."""
+    scaled, unit = (seconds * 1000, "ms") if seconds < 0.1 else (seconds, "s")
+    return f"{scaled:.3g} {unit}" if scaled < 1000 else f"{scaled:,.0f} {unit}"

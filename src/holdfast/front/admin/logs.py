@@ -1,0 +1,124 @@
+"""/admin/logs: the latest lines of the server's log, and those that follow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import TypedDict
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.front.openai.answers import EventFormat
+from holdfast.front.server.dialect import (
+    ENDLESS_MARK,
+    answers_of,
+    operation,
+    query_of,
+    response_of,
+)
+from holdfast.front.server.generation import FollowingResponse
+from holdfast.front.server.request import choice_in, json_response, number_in
+from holdfast.front.server.services import Services
+from holdfast.telemetry.log_ring import LEVELS, MOST_LINES, LevelName, LogLine
+
+POLL_SECONDS = 0.5
+_LATEST_NUMBER = (1 << 63) - 1
+_LINES_PER_EVENT = 500
+_FILTERS = {
+    "level": (
+        {"type": "string", "enum": list(LEVELS)},
+        "The lowest level to show; default: debug, all that the server logs.",
+    ),
+    "request_id": ({"type": "string"}, "Show only lines of this request, or that contain its id."),
+    "text": ({"type": "string"}, "Show only lines that contain this text, in any case."),
+    "after": (
+        {"type": "integer", "minimum": 0},
+        "Show only lines after the one with this number.",
+    ),
+}
+
+
+class LogLines(Struct, frozen=True, kw_only=True):
+    """Lines of the log, the oldest first."""
+
+    lines: list[LogLine]
+
+
+class _Filter(TypedDict):
+    level: LevelName
+    request_id: str
+    text: str
+
+
+def _filter(query: Mapping[str, str]) -> _Filter:
+    return _Filter(
+        level=choice_in(query, "level", LEVELS, LEVELS[0]),
+        request_id=query.get("request_id", ""),
+        text=query.get("text", ""),
+    )
+
+
+def _after(query: Mapping[str, str]) -> int:
+    return number_in(query, "after", 0, _LATEST_NUMBER) or 0
+
+
+@operation(
+    "GET",
+    "/admin/logs",
+    query_of(
+        {
+            **_FILTERS,
+            "limit": (
+                {"type": "integer", "minimum": 1, "maximum": MOST_LINES},
+                "Show only this many lines, the latest ones; default: all that are kept.",
+            ),
+        }
+    ),
+    answers_of(LogLines),
+    needs_admin=True,
+)
+async def show_logs(request: Request, services: Services) -> Response:
+    """Show the latest lines of the log. The server keeps up to 2,000 lines in memory, of its own
+    and of its workers.
+    """
+    query = request.query_params
+    lines = services.log_ring.lines(after=_after(query), **_filter(query))
+    limit = number_in(query, "limit", 1, MOST_LINES) or MOST_LINES
+    return json_response(LogLines(lines=lines[-limit:]))
+
+
+@operation(
+    "GET",
+    "/admin/logs/events",
+    query_of(_FILTERS),
+    response_of({"text/event-stream": LogLines}),
+    {ENDLESS_MARK: True},
+    needs_admin=True,
+)
+async def follow_logs(request: Request, services: Services) -> Response:
+    """Follow the log, as server-sent events.
+
+    The first events have the lines that are kept. The stream ends when the server stops.
+    """
+    query = request.query_params
+    events = _events(services, _filter(query), after=_after(query))
+    return FollowingResponse(events, EventFormat())
+
+
+async def _events(services: Services, wanted: _Filter, *, after: int) -> AsyncIterator[bytes]:
+    yield b""
+    ring = services.log_ring
+    while not services.drain.is_on:
+        latest = ring.latest_number
+        lines = ring.lines(after=after, **wanted) if latest > after else []
+        for start in range(0, len(lines), _LINES_PER_EVENT):
+            part = LogLines(lines=lines[start : start + _LINES_PER_EVENT])
+            yield b"data: %b\n\n" % msgspec.json.encode(part)
+        after = max(after, latest, lines[-1].number if lines else 0)
+        await asyncio.sleep(POLL_SECONDS)
+
+
+OPERATIONS = (show_logs, follow_logs)

@@ -1,0 +1,50 @@
+"""/admin/performance: what answers took, by model and time range."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.front.server.dialect import answers_of, operation, query_of
+from holdfast.front.server.request import choice_in, json_response
+from holdfast.front.server.services import Services, model_of, served_models
+from holdfast.telemetry.history import RANGES, Performance, RangeName
+
+_DEFAULT: RangeName = "1h"
+
+
+@operation(
+    "GET",
+    "/admin/performance",
+    query_of(
+        {
+            "model": ({"type": "string"}, "Show only this model; default: all models."),
+            "range": (
+                {"type": "string", "enum": list(RANGES)},
+                f"The range of time up to now; default: {_DEFAULT}.",
+            ),
+        }
+    ),
+    answers_of(Performance),
+    needs_admin=True,
+)
+async def show_performance(request: Request, services: Services) -> Response:
+    """Show what answers took: queue, load, lookup, restore, prefill, first token, gaps, speed.
+
+    The figures are those of `/metrics`, kept by minute, five minutes and hour for up to seven days,
+    also while the server is stopped.
+    """
+    query = request.query_params
+    range_name = choice_in(query, "range", RANGES, _DEFAULT)
+    name = query.get("model")
+    model = None
+    if name:
+        model = model_of(services, name)
+        if model not in services.metrics.history.models and model not in {
+            each.id for each in served_models(services)
+        }:
+            raise services.catalog().unknown(name)
+    return json_response(services.metrics.history.report(range_name, model=model))
+
+
+OPERATIONS = (show_performance,)

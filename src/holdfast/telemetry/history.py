@@ -1,0 +1,448 @@
+"""How fast the server has been: a bounded history of the last seven days, by model.
+
+It consists of cells: what one model did in one minute, in five minutes, or in one hour. Fine cells
+are kept for a short time and coarse ones for long, so that each range of time is read from a few
+hundred cells at most. Durations are counted in buckets whose bounds are the same everywhere; two
+distributions are merged by adding their counts, and a percentile of the sum has the same accuracy
+as one of a single minute.
+
+The history has no names but those of models, and no texts. A cell that is over is kept as bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+# the finest duration that is told apart, and the buckets per doubling: a percentile is exact up to
+# the width of a bucket, a factor of 1.19
+LEAST: Final = 1e-5
+PER_DOUBLING: Final = 4
+LAST_BUCKET: Final = 160  # up to 1.1e7: for durations in seconds and for tokens per second
+MOST_MODELS = 32
+MOST_BYTES = 4 << 20  # of all cells that are over
+VERSION = 1
+
+PhaseName: TypeAlias = Literal[
+    "load", "queue", "lookup", "restore", "prefill", "first_token", "gap"
+]
+RangeName: TypeAlias = Literal["15m", "1h", "6h", "24h", "7d"]
+
+
+def bucket_of(value: float) -> int:
+    """The bucket of a value: the first one whose upper bound is not below the value."""
+    if value <= LEAST:
+        return 0
+    return min(LAST_BUCKET, math.ceil(math.log2(value / LEAST) * PER_DOUBLING))
+
+
+def bucket_bound(bucket: float) -> float:
+    """The upper bound of a bucket, which is the lower bound of the next one. Between two whole
+    numbers lie the values within a bucket.
+    """
+    return LEAST * math.exp2(bucket / PER_DOUBLING)
+
+
+class Distribution(msgspec.Struct, array_like=True):
+    """How often values fell into each bucket, and their sum."""
+
+    counts: dict[int, int] = {}
+    total: float = 0.0
+
+    def add(self, value: float) -> None:
+        """Count one value."""
+        bucket = bucket_of(value)
+        self.counts[bucket] = self.counts.get(bucket, 0) + 1
+        self.total += value
+
+    def add_all(self, values: Sequence[float]) -> None:
+        """Count many values; twice as fast as one by one."""
+        found = Counter(
+            [math.ceil(math.log2(value / LEAST) * PER_DOUBLING) for value in values if value > 0]
+        )
+        for bucket, count in found.items():
+            place = min(LAST_BUCKET, max(0, bucket))
+            self.counts[place] = self.counts.get(place, 0) + count
+        if zeros := len(values) - found.total():
+            self.counts[0] = self.counts.get(0, 0) + zeros
+        self.total += sum(values)
+
+    def merge(self, other: Distribution) -> None:
+        """Add the values of another distribution."""
+        for bucket, count in other.counts.items():
+            self.counts[bucket] = self.counts.get(bucket, 0) + count
+        self.total += other.total
+
+    def percentile(self, share: float) -> float:
+        """The smallest value that at least this share of all values does not exceed, up to the
+        width of its bucket. There must be a value.
+        """
+        buckets = sorted(self.counts)
+        rank = max(1, math.ceil(share * sum(self.counts.values())))
+        before = 0
+        for bucket in buckets:
+            count = self.counts[bucket]
+            if before + count >= rank:
+                return bucket_bound(bucket - 1 + (rank - before - 0.5) / count)
+            before += count
+        raise AssertionError("a rank is at most the number of values")
+
+
+class Seconds(msgspec.Struct, frozen=True, kw_only=True):
+    """Percentiles of durations, in seconds, exact up to a factor of 1.19; `mean` is exact."""
+
+    count: int
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+
+
+class Speeds(msgspec.Struct, frozen=True, kw_only=True):
+    """Percentiles of speeds, in tokens per second: 95 % of all answers were at least as fast as
+    `p5`, 99 % as `p1`. Exact up to a factor of 1.19; `mean` is exact.
+    """
+
+    count: int
+    mean: float
+    p50: float
+    p5: float
+    p1: float
+
+
+class PerformanceFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What answers took, and how much they processed. A phase without a value is null.
+
+    answers: finished choices; each prompt of an embedding or a ranking counts as one.
+    cached_tokens: of `prompt_tokens`, those that needed no prefill.
+    accepted_tokens: of `drafted_tokens`, those that became part of an answer.
+    load: the wait for the model, of requests that had to wait for it.
+    queue: in the worker, before prefill; it includes `lookup` and `restore`.
+    lookup: of the prompt in the prefix cache. restore: of cached blocks, from disk if they are
+        there.
+    prefill: from admission to the first token.
+    first_token: from the request to the first text, including all waiting.
+    gap: between two pieces of text of one answer.
+    speed: of single answers, after their first text.
+    """
+
+    answers: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
+    load: Seconds | None = None
+    queue: Seconds | None = None
+    lookup: Seconds | None = None
+    restore: Seconds | None = None
+    prefill: Seconds | None = None
+    first_token: Seconds | None = None
+    gap: Seconds | None = None
+    speed: Speeds | None = None
+
+
+class Cell(msgspec.Struct, array_like=True):
+    """What one model did in one span of time. The fields are those of `PerformanceFigures`."""
+
+    answers: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    phases: dict[PhaseName, Distribution] = {}
+    speed: Distribution = msgspec.field(default_factory=Distribution)
+
+    def note(self, phase: PhaseName, seconds: float) -> None:
+        """Count one duration."""
+        self._phase(phase).add(seconds)
+
+    def merge(self, other: Cell) -> None:
+        """Add everything of another cell."""
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for phase, distribution in other.phases.items():
+            self._phase(phase).merge(distribution)
+        self.speed.merge(other.speed)
+
+    def figures(self) -> PerformanceFigures:
+        """The counts, and the percentiles of all phases."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in _COUNTS}
+        values |= {name: _seconds(each) for name, each in self.phases.items()}
+        return PerformanceFigures(**values, speed=_speeds(self.speed))
+
+    def _phase(self, phase: PhaseName) -> Distribution:
+        found = self.phases.get(phase)
+        if found is None:
+            found = self.phases[phase] = Distribution()
+        return found
+
+
+_COUNTS = tuple(name for name in Cell.__struct_fields__ if name not in ("phases", "speed"))
+
+
+def _seconds(values: Distribution) -> Seconds:
+    return Seconds(**_spread(values, p50=0.5, p95=0.95, p99=0.99))
+
+
+def _speeds(values: Distribution) -> Speeds | None:
+    return Speeds(**_spread(values, p50=0.5, p5=0.05, p1=0.01)) if values.counts else None
+
+
+def _spread(values: Distribution, **shares: float) -> dict[str, Any]:
+    count = sum(values.counts.values())
+    figures = {name: _rounded(values.percentile(share)) for name, share in shares.items()}
+    return {"count": count, "mean": _rounded(values.total / count), **figures}
+
+
+def _rounded(value: float) -> float:
+    """Four digits, so that answers and files stay short."""
+    return float(f"{value:.4g}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeRange:
+    """A range of time up to now.
+
+    cell_seconds: the length of the cells that it is read from. point_seconds: the length of its
+    points, a multiple of that.
+    """
+
+    seconds: int
+    cell_seconds: int
+    point_seconds: int
+
+
+RANGES: Mapping[RangeName, TimeRange] = {
+    "15m": TimeRange(seconds=900, cell_seconds=60, point_seconds=60),
+    "1h": TimeRange(seconds=3600, cell_seconds=60, point_seconds=60),
+    "6h": TimeRange(seconds=21_600, cell_seconds=300, point_seconds=300),
+    "24h": TimeRange(seconds=86_400, cell_seconds=300, point_seconds=900),
+    "7d": TimeRange(seconds=604_800, cell_seconds=3600, point_seconds=3600),
+}
+# length of cells in seconds → for how many seconds they are kept
+KEPT = {
+    length: max(each.seconds for each in RANGES.values() if each.cell_seconds == length) + length
+    for length in sorted({each.cell_seconds for each in RANGES.values()})
+}
+
+
+class PerformancePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One span of a time range, which begins at `at` (in seconds since 1970).
+
+    `seconds` is its length; that of the last point ends now.
+    """
+
+    at: float
+    seconds: float
+    figures: PerformanceFigures
+
+
+class ModelPerformance(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of one model in a time range."""
+
+    model: str
+    figures: PerformanceFigures
+
+
+class Performance(msgspec.Struct, frozen=True, kw_only=True):
+    """How fast the server was in a time range.
+
+    `total` and `points` are about `model`, or about all models if it is null. Points without an
+    answer are left out. `models` has every model that answered in the range.
+    """
+
+    range: RangeName
+    model: str | None
+    since: float
+    until: float
+    total: PerformanceFigures
+    models: list[ModelPerformance]
+    points: list[PerformancePoint]
+
+
+class KeptCell(msgspec.Struct, array_like=True, frozen=True):
+    """A cell that is over. cell: a Cell as MessagePack."""
+
+    start: int
+    cell: bytes
+
+
+class _Contents(msgspec.Struct, kw_only=True):
+    """A history as it is saved: the cells by model and by their length."""
+
+    version: int
+    models: dict[str, dict[int, list[KeptCell]]]
+
+
+@dataclass(slots=True)
+class _Open:
+    """The current cell of one model and one length."""
+
+    start: int
+    cell: Cell = field(default_factory=Cell)
+
+
+class _Line:
+    """The cells of one model that have the same length, the oldest first."""
+
+    def __init__(self, length: int, kept: Iterable[KeptCell] = ()) -> None:
+        self.length = length
+        self.kept: deque[KeptCell] = deque(kept, maxlen=KEPT[length] // length + 1)
+        self._open: _Open | None = None
+
+    def at(self, now: float) -> Cell:
+        """The cell of this time."""
+        start = int(now // self.length) * self.length
+        if self._open is None or self._open.start != start:
+            self.kept.extend(self._packed())
+            self._open = _Open(start)
+        return self._open.cell
+
+    def expire(self, now: float) -> None:
+        """Forget what is too old."""
+        while self.kept and self.kept[0].start + KEPT[self.length] <= now:
+            self.kept.popleft()
+        if self._open is not None and self._open.start + KEPT[self.length] <= now:
+            self._open = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.kept and self._open is None
+
+    def packed(self) -> list[KeptCell]:
+        """All cells, also the current one."""
+        return [*self.kept, *self._packed()]
+
+    def within(self, first: int, until: float) -> Iterator[tuple[int, Cell]]:
+        """Yield the cells that begin in this time, and when they begin."""
+        for each in self.kept:
+            if first <= each.start <= until:
+                yield each.start, msgspec.msgpack.decode(each.cell, type=Cell)
+        if self._open is not None and first <= self._open.start <= until:
+            yield self._open.start, self._open.cell
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum(len(each.cell) for each in self.kept)
+
+    def _packed(self) -> Iterator[KeptCell]:
+        if self._open is not None:
+            yield KeptCell(self._open.start, msgspec.msgpack.encode(self._open.cell))
+
+
+class PerformanceHistory:
+    """The history of all models. Event loop's thread only.
+
+    Its size is bounded by the lengths and times of `KEPT`, by MOST_MODELS (the model that has been
+    idle for longest is forgotten) and by MOST_BYTES (the oldest cells are).
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
+        """clock: the time in seconds since 1970."""
+        self._clock = clock
+        self._models: dict[str, dict[int, _Line]] = {}  # the latest used model last
+        self._bounded_at = 0.0
+        # called after each change
+        self.on_change: Callable[[], None] = lambda: None
+
+    def add(self, model: str, cell: Cell) -> None:
+        """Add what a model has just done."""
+        now = self._clock()
+        lines = self._models.pop(model, None) or {length: _Line(length) for length in KEPT}
+        self._models[model] = lines
+        if len(self._models) > MOST_MODELS:
+            del self._models[next(iter(self._models))]
+        for line in lines.values():
+            line.at(now).merge(cell)
+        if not self._bounded_at <= now < self._bounded_at + min(KEPT):
+            self._bounded_at = now
+            self._bound(now)
+        self.on_change()
+
+    @property
+    def models(self) -> frozenset[str]:
+        """The models that it knows."""
+        return frozenset(self._models)
+
+    def report(self, range_name: RangeName, *, model: str | None = None) -> Performance:
+        """The figures of a range of time, of one model or of all."""
+        wanted = RANGES[range_name]
+        now = self._clock()
+        step = wanted.point_seconds
+        first = (int(now // step) + 1) * step - wanted.seconds
+        points: dict[int, Cell] = {}
+        total = Cell()
+        models: list[ModelPerformance] = []
+        for name, lines in self._models.items():
+            of_model = Cell()
+            for start, cell in lines[wanted.cell_seconds].within(first, now):
+                of_model.merge(cell)
+                if model in (None, name):
+                    points.setdefault(start // step * step, Cell()).merge(cell)
+            if of_model.answers or of_model.phases:
+                models.append(ModelPerformance(model=name, figures=of_model.figures()))
+            if model in (None, name):
+                total.merge(of_model)
+        return Performance(
+            range=range_name,
+            model=model,
+            since=float(first),
+            until=now,
+            total=total.figures(),
+            models=sorted(models, key=lambda each: each.model),
+            points=[
+                PerformancePoint(
+                    at=float(at), seconds=round(min(step, now - at), 1), figures=cell.figures()
+                )
+                for at, cell in sorted(points.items())
+            ],
+        )
+
+    def packed(self) -> bytes:
+        """Everything, to be saved."""
+        self._bound(self._clock())
+        models = {
+            name: {length: line.packed() for length, line in lines.items()}
+            for name, lines in self._models.items()
+        }
+        return msgspec.msgpack.encode(_Contents(version=VERSION, models=models))
+
+    def unpack(self, packed: bytes) -> None:
+        """Take in what `packed` has returned, in place of everything.
+
+        Raises msgspec.DecodeError if that is something else.
+        """
+        contents = msgspec.msgpack.decode(packed, type=_Contents)
+        if contents.version != VERSION:
+            raise msgspec.ValidationError(f"version {contents.version} is not {VERSION}")
+        self._models = {
+            name: {length: _Line(length, kept.get(length, ())) for length in KEPT}
+            for name, kept in contents.models.items()
+        }
+        self._bound(self._clock())
+
+    def _bound(self, now: float) -> None:
+        for name, lines in list(self._models.items()):
+            for line in lines.values():
+                line.expire(now)
+            if all(line.is_empty for line in lines.values()):
+                del self._models[name]
+        while len(self._models) > MOST_MODELS:
+            del self._models[next(iter(self._models))]
+        all_lines = [line for lines in self._models.values() for line in lines.values()]
+        too_many = sum(line.kept_bytes for line in all_lines) - MOST_BYTES
+        while too_many > 0:
+            oldest = min((line for line in all_lines if line.kept), key=_oldest_start)
+            too_many -= len(oldest.kept.popleft().cell)
+
+
+def _oldest_start(line: _Line) -> int:
+    return line.kept[0].start

@@ -1,0 +1,129 @@
+"""The file in which the history of a server survives restarts.
+
+One server at a time uses a file: it holds a lock beside it. The file is written anew some minutes
+after a change, and when the server stops. Without requests, nothing happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import zlib
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from holdfast.files import atomic_write, sync_to_drive, try_lock
+from holdfast.telemetry.history import MOST_BYTES, PerformanceHistory
+
+SAVE_SECONDS = 300.0
+SUFFIX = ".history"
+_MAGIC: Final = b"HFHIST1\n"
+_CHECKSUM_BYTES = 4
+_LONGEST_BYTES = 2 * MOST_BYTES  # the cells, their frame, and the current cells
+
+_log = logging.getLogger(__name__)
+
+
+class HistoryFile:
+    """Keeps a history in a file. Event loop's thread only, except for `open`."""
+
+    def __init__(self, history: PerformanceHistory, path: Path) -> None:
+        """The file is read by `open`."""
+        self._history = history
+        self._path = path
+        self._lock: int | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._saving: asyncio.Task[None] | None = None
+        self._has_changed = False
+
+    def open(self) -> None:
+        """Lock and read the file. If that is not possible, the reason is logged: the history then
+        starts empty, and without the lock it is not saved.
+        """
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(
+                self._path.with_name(f".{self._path.name}.lock"),
+                os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW,
+                0o600,
+            )
+            if not try_lock(lock):
+                os.close(lock)
+                _log.info("another server for this port keeps %s", self._path)
+                return
+            self._lock = lock
+            self._read()
+        except OSError as error:
+            _log.warning("the history of the performance cannot be kept: %s", error)
+            return
+        self._history.on_change = self._changed
+
+    async def close(self) -> None:
+        """Save what has changed, and let another server use the file."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._saving is not None:
+            await self._saving
+        if self._lock is None:
+            return
+        await self._save()
+        os.close(self._lock)
+        self._lock = None
+        self._history.on_change = lambda: None
+
+    def _read(self) -> None:
+        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
+            content = file.read(_LONGEST_BYTES + 1)
+            try:
+                self._history.unpack(_checked(content))
+            except msgspec.DecodeError as error:
+                _log.warning(
+                    "the history of the performance starts empty, because %s is damaged: %s",
+                    self._path,
+                    error,
+                )
+
+    def _changed(self) -> None:
+        self._has_changed = True
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(SAVE_SECONDS, self._begin_to_save)
+
+    def _begin_to_save(self) -> None:
+        self._timer = None
+        self._saving = asyncio.create_task(self._save(), name="history is saved")
+
+    async def _save(self) -> None:
+        if not self._has_changed:
+            return
+        self._has_changed = False
+        packed = self._history.packed()
+        try:
+            await asyncio.to_thread(write_history, self._path, packed)
+        except OSError as error:
+            self._has_changed = True  # the next change, or the end, tries again
+            _log.warning("the history of the performance is not saved: %s", error)
+
+
+def write_history(path: Path, packed: bytes) -> None:
+    """Replace the file by what `PerformanceHistory.packed` has returned. Raises OSError."""
+    checksum = zlib.crc32(packed).to_bytes(_CHECKSUM_BYTES, "big")
+    with atomic_write(path) as file:
+        file.write(_MAGIC + checksum + packed)
+        file.flush()
+        sync_to_drive(file.fileno())
+
+
+def _checked(content: bytes) -> bytes:
+    """What was saved. Raises msgspec.DecodeError if it is damaged."""
+    head = len(_MAGIC) + _CHECKSUM_BYTES
+    packed = content[head:]
+    if not content.startswith(_MAGIC) or len(content) > _LONGEST_BYTES:
+        raise msgspec.DecodeError("it is no history")
+    if zlib.crc32(packed).to_bytes(_CHECKSUM_BYTES, "big") != content[len(_MAGIC) : head]:
+        raise msgspec.DecodeError("its checksum is wrong")
+    return packed

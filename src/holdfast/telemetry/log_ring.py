@@ -1,0 +1,130 @@
+"""The latest lines of the log in memory, for `/admin/logs`: bounded in number and in size."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from itertools import dropwhile
+from typing import Literal, TypeAlias, get_args
+
+import msgspec
+
+from holdfast.telemetry.request_log import (
+    RequestRecord,
+    current_request_id,
+    escaped,
+    printable,
+)
+
+LevelName: TypeAlias = Literal["debug", "info", "warning", "error", "critical"]
+LEVELS: tuple[LevelName, ...] = get_args(LevelName)
+MOST_LINES = 2000
+MOST_CHARACTERS = 1 << 20
+LONGEST_LINE = 8000  # characters
+_NUMBERS = logging.getLevelNamesMapping()
+
+
+class LogLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the log.
+
+    `number` counts the lines since the server's start, from 1. `time` is in seconds since 1970.
+    `request_id` is the id of the request during which it was written, empty if none. Control
+    characters in `text` are escaped, except for line breaks; prompts and answers are left out, even
+    if they are logged.
+    """
+
+    number: int
+    time: float
+    level: LevelName
+    logger: str
+    request_id: str
+    text: str
+
+
+class LogRing(logging.Handler):
+    """Keeps the latest lines. Thread-safe."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: deque[LogLine] = deque(maxlen=MOST_LINES)
+        self._characters = 0
+        self._number = 0
+        self._formatter = logging.Formatter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the line of a record. The handler's lock is held."""
+        try:
+            line = self._line_of(record)
+        except (TypeError, ValueError, LookupError):  # the message does not fit its arguments
+            self.handleError(record)
+            return
+        if len(self._lines) == MOST_LINES:
+            self._drop()
+        self._lines.append(line)
+        self._characters += len(line.text)
+        while self._characters > MOST_CHARACTERS:
+            self._drop()
+
+    def lines(
+        self,
+        *,
+        after: int = 0,
+        level: LevelName = "debug",
+        request_id: str = "",
+        text: str = "",
+    ) -> list[LogLine]:
+        """The kept lines with a number above `after`, the oldest first.
+
+        level: the lowest level. request_id: which lines belong to it, or contain it. text: what
+        the lines contain, in any case.
+        """
+        self.acquire()
+        try:
+            found = [*dropwhile(lambda line: line.number <= after, self._lines)]
+        finally:
+            self.release()
+        wanted = text.casefold()
+        least = LEVELS.index(level)
+        return [
+            line
+            for line in found
+            if LEVELS.index(line.level) >= least
+            and (not request_id or request_id == line.request_id or request_id in line.text)
+            and (not wanted or wanted in f"{line.logger} {line.text}".casefold())
+        ]
+
+    @property
+    def latest_number(self) -> int:
+        """The number of the latest line; 0 if there is none."""
+        return self._number
+
+    def _line_of(self, record: logging.LogRecord) -> LogLine:
+        if isinstance(record.msg, RequestRecord):
+            request_id = record.msg.request_id
+            text = record.msg.line
+        else:
+            request_id = current_request_id()
+            text = "\n".join(escaped(part) for part in record.getMessage().split("\n"))
+        if record.exc_info:
+            trace = self._formatter.formatException(record.exc_info)
+            text = "\n".join((text, *(escaped(part) for part in trace.split("\n"))))
+        if len(text) > LONGEST_LINE:
+            text = f"{text[:LONGEST_LINE]}… ({len(text) - LONGEST_LINE:,} more characters)"
+        self._number += 1
+        return LogLine(
+            number=self._number,
+            time=record.created,
+            level=_level_name(record.levelno),
+            logger=record.name,
+            request_id=printable(request_id),
+            text=text,
+        )
+
+    def _drop(self) -> None:
+        self._characters -= len(self._lines.popleft().text)
+
+
+def _level_name(level: int) -> LevelName:
+    """The highest level that is not above this number."""
+    reached = (name for name in LEVELS[::-1] if level >= _NUMBERS[name.upper()])
+    return next(reached, LEVELS[0])

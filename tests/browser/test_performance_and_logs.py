@@ -1,0 +1,252 @@
+"""The views Performance and Logs, with a real server whose history has answers of three hours ago."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+
+from holdfast.config import ServerSettings
+from holdfast.front.server.access import KeyRing, named_key, write_keys
+from holdfast.models.quality import save_quality
+from holdfast.telemetry.history import Cell, PerformanceHistory
+from holdfast.telemetry.history_file import write_history
+from tests.fakes.browser import Visitor, visiting
+from tests.fakes.http_clients import served_on_a_thread
+from tests.fakes.page_script import LONG
+from tests.fakes.quality_report import REPORT
+from tests.fakes.scripted_gateway import INFO, ScriptedDirectory, model_status
+from tests.fakes.scripted_model import write_scripted
+from tests.fakes.server_process import ServerProcess, running_server
+
+ATTACK = "<img/src=x/onerror=document.title='stolen'>"
+HOURS_AGO = 3
+WIDTHS_AND_SCHEMES = [(1280, False), (360, True)]
+
+
+def earlier_answers() -> PerformanceHistory:
+    """Answers of two models that no server serves, three hours ago."""
+    now = [time.time() - HOURS_AGO * 3600]
+    history = PerformanceHistory(clock=lambda: now[0])
+    for number in range(20):
+        now[0] += 60
+        cell = Cell(answers=1, prompt_tokens=1000, cached_tokens=750, generated_tokens=100)
+        cell.drafted_tokens, cell.accepted_tokens = 80, 20
+        cell.note("queue", 0.01)
+        cell.note("prefill", 0.2)
+        cell.note("first_token", 1.0 + 0.01 * number)
+        cell.note("gap", 0.02)
+        cell.speed.add(50.0)
+        history.add(f"earlier-{number % 2}", cell)
+    return history
+
+
+@pytest.fixture(scope="module")
+def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    state = tmp_path_factory.mktemp("state")
+    file = state / "holdfast" / "performance" / "server-0.history"
+    file.parent.mkdir(parents=True)
+    write_history(file, earlier_answers().packed())
+    model = write_scripted(tmp_path_factory.mktemp("scripted") / "model", (LONG,) * 4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(state))
+        with running_server(str(model), "--name", "scripted", "--store", "off") as server:
+            yield server
+
+
+@pytest.fixture
+def visitor(browser: Browser, server: ServerProcess) -> Iterator[Visitor]:
+    with visiting(browser, server.url) as visitor:
+        yield visitor
+
+
+def serious_violations(page: Page) -> list[str]:
+    found = Axe().run(page).response["violations"]
+    return [
+        f"{each['id']}: {[node['html'] for node in each['nodes']]}"
+        for each in found
+        if each["impact"] in ("serious", "critical")
+    ]
+
+
+def scrolls_sideways(page: Page) -> bool:
+    return bool(
+        page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
+    )
+
+
+def test_the_history_of_an_earlier_server_is_shown_as_plots_and_tables(visitor: Visitor) -> None:
+    page = visitor.open("/page/performance?range=6h&model=earlier-0")
+    phases = page.get_by_role("region", name="Phases")
+    expect(phases.get_by_role("row", name="First token")).to_contain_text("10")
+    expect(
+        page.get_by_text("Speculation: 800 tokens drafted, 200 accepted (25 %).")
+    ).to_be_visible()
+    for plot in page.locator("line-plot").all():
+        expect(plot.get_by_role("img")).to_be_visible()
+        expect(plot.locator("canvas")).to_be_visible()
+        assert plot.get_by_role("row").count() >= 2
+    share = page.get_by_role("region", name="Numbers of prompt tokens from the cache")
+    expect(share.get_by_role("cell", name="75 %").first).to_be_visible()
+    page.get_by_label("Model").select_option("All models")
+    expect(page.get_by_role("region", name="By model").get_by_role("row")).to_have_count(3)
+    assert "model=" not in page.url
+
+
+def test_an_answer_of_the_chat_appears_in_the_performance(visitor: Visitor) -> None:
+    page = visitor.open()
+    visitor.ask("Say many words.")
+    visitor.until_answered()
+    visitor.view("Performance")
+    page.get_by_label("Model").select_option("scripted")
+    row = page.get_by_role("region", name="Phases").get_by_role("row", name="Gap between tokens")
+    expect(row.get_by_role("cell").first).to_contain_text("ms")
+    page.get_by_role("button", name="15 min").click()
+    expect(page.get_by_role("button", name="15 min")).to_have_attribute("aria-pressed", "true")
+    expect(page.locator("line-plot").first.get_by_role("row")).not_to_have_count(1)
+    page.reload()
+    expect(page.get_by_label("Model")).to_have_value("scripted")
+    expect(page.get_by_role("button", name="15 min")).to_have_attribute("aria-pressed", "true")
+
+
+def test_a_time_without_answers_says_what_to_do(visitor: Visitor) -> None:
+    page = visitor.open("/page/performance?range=15m&model=earlier-1")
+    page.get_by_role("heading", name="No answer in this time").wait_for()
+    expect(page.get_by_text("holdfast quality MODEL")).to_be_visible()
+    page.get_by_role("button", name="6 h").click()
+    page.get_by_role("heading", name="Over time").wait_for()
+
+
+def test_measured_quality_of_kv_forms_is_shown(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    save_quality(REPORT, {"XDG_CACHE_HOME": str(tmp_path)})
+    info = msgspec.structs.replace(INFO, fingerprint=REPORT.fingerprint)
+    directory = ScriptedDirectory(models=(model_status(info=info),))
+    settings = ServerSettings(port=0, shutdown_seconds=0)
+    with (
+        served_on_a_thread(settings=settings, directory=directory) as url,
+        visiting(browser, url) as visitor,
+    ):
+        page = visitor.open("/page/performance")
+        table = page.get_by_role("region", name="Quality of demo")
+        expect(table.get_by_role("row", name="native")).to_contain_text("90 of 104")
+        expect(table.get_by_role("row", name="8 4.020")).to_be_visible()
+        expect(table).to_contain_text("its heads have 48 dimensions")
+
+
+@pytest.mark.parametrize(("view", "words"), [("performance", "performance"), ("logs", "log")])
+def test_an_ordinary_key_is_told_that_the_view_needs_an_admin_key(
+    browser: Browser, tmp_path: Path, view: str, words: str
+) -> None:
+    key = named_key("ann", "sesame", is_admin=False, priority="interactive", max_requests=None)
+    write_keys(tmp_path / "keys.json", (key,))
+    keys = KeyRing(str(tmp_path / "keys.json"))
+    settings = ServerSettings(port=0, shutdown_seconds=0)
+    with (
+        served_on_a_thread(settings=settings, keys=keys) as url,
+        visiting(browser, url) as visitor,
+    ):
+        page = visitor.open(f"/page/{view}")
+        page.get_by_label("API key").fill("sesame")
+        page.get_by_role("button", name="Use this key").click()
+        expect(page.get_by_role("main")).to_contain_text(f"The {words}")
+        expect(page.get_by_role("main")).to_contain_text("needs an admin key")
+        expect(page.get_by_role("main").get_by_role("combobox")).to_have_count(0)
+
+
+def test_the_log_grows_and_is_filtered(visitor: Visitor) -> None:
+    page = visitor.open("/page/logs")
+    log = page.get_by_role("region", name="Lines of the log")
+    expect(log).to_contain_text("GET /admin/caller 200")
+    answered = httpx.get(f"{visitor.url}/v1/nowhere", headers={"x-request-id": "req-nowhere-1"})
+    assert answered.status_code == 404
+    expect(log).to_contain_text("GET /v1/nowhere 404")
+    log.get_by_role("button", name="req-nowhere-1").click()
+    expect(page.get_by_label("Request")).to_have_value("req-nowhere-1")
+    expect(log.get_by_role("listitem")).to_have_count(1)
+    page.get_by_label("Request").fill("")
+    page.get_by_label("Text").fill("NOWHERE")
+    expect(log.get_by_role("listitem")).to_have_count(1)
+    page.get_by_label("Level").select_option("Errors")
+    page.get_by_role("heading", name="No line matches").wait_for()
+    page.reload()
+    page.get_by_role("heading", name="No line matches").wait_for()
+    page.get_by_role("button", name="remove the filter").click()
+    expect(log).to_contain_text("GET /admin/caller 200")
+    assert page.url.endswith("/page/logs")
+
+
+def test_a_paused_log_stands_still_until_it_goes_on(visitor: Visitor) -> None:
+    page = visitor.open("/page/logs")
+    log = page.get_by_role("region", name="Lines of the log")
+    expect(log).to_contain_text("GET /admin/caller 200")
+    page.get_by_role("button", name="Pause").click()
+    httpx.get(f"{visitor.url}/v1/while-paused")
+    expect(page.get_by_text("Paused; 1 new line")).to_be_visible()
+    expect(log).not_to_contain_text("while-paused")
+    page.get_by_role("button", name="Pause").click()
+    expect(log).to_contain_text("GET /v1/while-paused 404")
+
+
+def test_a_log_line_is_shown_as_text(visitor: Visitor) -> None:
+    page = visitor.open("/page/logs")
+    httpx.get(f"{visitor.url}/v1/{ATTACK}", headers={"x-request-id": "attack-1"})
+    log = page.get_by_role("region", name="Lines of the log")
+    expect(log).to_contain_text("attack-1")
+    line = log.get_by_role("listitem").filter(has_text="attack-1")
+    assert ATTACK in line.inner_text()
+    assert log.locator("img").count() == 0
+    assert page.title() == "Logs – Holdfast"
+
+
+@pytest.mark.parametrize(("width", "is_dark"), WIDTHS_AND_SCHEMES)
+@pytest.mark.parametrize("view", ["performance?range=6h", "performance?model=earlier-1", "logs"])
+def test_the_views_fit_and_can_be_read_by_everyone(
+    browser: Browser, server: ServerProcess, view: str, width: int, is_dark: bool
+) -> None:
+    with visiting(browser, server.url, width=width, is_dark=is_dark) as visitor:
+        page = visitor.open(f"/page/{view}")
+        expect(page.locator("line-plot canvas, .log-line, .empty").first).to_be_visible()
+        assert serious_violations(page) == []
+        assert not scrolls_sideways(page)
+
+
+def test_everything_can_be_done_with_the_keyboard(visitor: Visitor) -> None:
+    page = visitor.open()
+    page.get_by_role("link", name="Performance").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Performance", level=1).wait_for()
+    page.get_by_label("Model").focus()
+    for _ in range(3):  # to the third time range
+        page.keyboard.press("Tab")
+    page.keyboard.press("Space")
+    expect(page.get_by_role("button", name="6 h")).to_have_attribute("aria-pressed", "true")
+    expect(page.locator("line-plot").first).to_be_visible()
+    seen = set()
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        seen.add(page.evaluate("document.activeElement.getAttribute('aria-label')"))
+    assert {"Phases", "Numbers of time to first token"} <= seen
+
+    page.get_by_role("link", name="Logs").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("region", name="Lines of the log").wait_for()
+    page.get_by_label("Text").focus()
+    page.keyboard.type("caller")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Space")
+    expect(page.get_by_role("button", name="Pause")).to_have_attribute("aria-pressed", "true")
+
+
+def test_the_views_are_listed_in_their_order(visitor: Visitor) -> None:
+    page = visitor.open("/page/logs")
+    links = page.get_by_role("navigation", name="Views").get_by_role("link").all_inner_texts()
+    assert links == ["Chat", "Now", "Performance", "Memory", "Models", "Connect", "Logs"]
