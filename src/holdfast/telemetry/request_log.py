@@ -39,7 +39,16 @@ UNKNOWN_ROUTE = "other"  # the route of unknown paths
 LONG_PREFILL_SECONDS = 5.0
 PROGRESS_LINE_SECONDS = 5.0  # between two log lines about a prefill
 QUIET_PATHS = frozenset(  # polled by programs
-    {"/", "/health", "/metrics", "/admin/requests", "/admin/activity", "/admin/models"}
+    {
+        "/",
+        "/health",
+        "/metrics",
+        "/admin/requests",
+        "/admin/activity",
+        "/admin/models",
+        "/admin/cache",
+        "/admin/misses",
+    }
 )
 _QUIET_FOLDER = "/page/"  # the files of the page for browsers
 _LONGEST_PATH = 200

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from holdfast.config import KVBitsChoice
+from holdfast.wire.cache_map import CacheMap
 from holdfast.wire.requests import RequestId
 from holdfast.wire.sessions import SessionAnswer
 
@@ -428,5 +429,6 @@ Event: TypeAlias = (
     | WorkerStatistics
     | BudgetChanged
     | SessionAnswer
+    | CacheMap
     | LoadProgress
 )

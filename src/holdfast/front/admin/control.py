@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from holdfast.front.admin import overview, sessions
+from holdfast.front.admin import cache, overview, sessions
 from holdfast.front.admin.status import (
     ModelHealth,
     health,
@@ -385,5 +385,6 @@ ADMIN = Dialect(
         openapi_document,
         *OPERATIONS,
         *overview.OPERATIONS,
+        *cache.OPERATIONS,
     ),
 )

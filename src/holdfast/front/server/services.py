@@ -38,6 +38,7 @@ from holdfast.front.prompt.dialects import DialectReport
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.server.access import AnswersAtOnce, Drain, KeyRing, Seal
 from holdfast.front.server.held_answers import HeldAnswer, HeldAnswers
+from holdfast.front.server.misses import RecentMisses
 from holdfast.front.server.problem import RequestRefused
 from holdfast.models.adapter_folder import SEPARATOR
 from holdfast.store.responses import ResponseStore
@@ -252,6 +253,7 @@ class Services:
     store: StoreSettings = StoreSettings(folder="off")
     keys: KeyRing = field(default_factory=KeyRing)  # in addition to `server.api_key`
     at_once: AnswersAtOnce = field(default_factory=AnswersAtOnce)
+    misses: RecentMisses = field(default_factory=RecentMisses)
 
     @property
     def needs_key(self) -> bool:

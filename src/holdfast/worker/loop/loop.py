@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.errors import InvalidRequest, QueueFull, SessionFailure, WorkerUnavailable
+from holdfast.wire.cache_map import CacheMap, CacheMapQuestion
 from holdfast.wire.commands import (
     Command,
     LogChange,
@@ -264,6 +265,8 @@ class WorkerLoop:
                     logger.debug("the log level of this worker is now %s", command.level)
                 case SessionCommand():
                     self._carry_out(command)
+                case CacheMapQuestion():
+                    self._show_cache(command)
 
     def _as_cached(self, command: Command) -> Command:
         """The command, its tenant replaced by the one under which the adapter's KV is cached."""
@@ -425,6 +428,13 @@ class WorkerLoop:
     def _refuse(self, command: SessionCommand, failure: SessionFailure, message: str) -> None:
         answer = SessionAnswer(call_id=command.call_id, failure=failure, message=message)
         self._ledger.emit(answer)
+
+    def _show_cache(self, question: CacheMapQuestion) -> None:
+        shown = CacheMap(call_id=question.call_id)
+        if self._prefixes is not None:
+            users = () if self._sessions is None else self._sessions.users()
+            shown = self._prefixes.map(question, users=users)
+        self._ledger.emit(shown)
 
     def _tend_sessions(self) -> None:
         if self._sessions is not None:
