@@ -56,7 +56,7 @@ async def test_every_path_is_described() -> None:
         "/metrics",
         *("/admin/models/events", "/admin/requests", "/admin/requests/{id}", "/admin/store"),
         *("/admin/activity", "/admin/cache", "/admin/caller", "/admin/clients", "/admin/misses"),
-            "/admin/models",
+        "/admin/models",
         *(f"/admin/models/{{id}}{rest}" for rest in ("", "/load", "/unload", "/pin")),
         *(
             "/api/chat",

@@ -11,20 +11,19 @@ from holdfast.front.server.answers import Difference, in_words_without_texts
 from holdfast.front.server.dialect import answers_of, operation
 from holdfast.front.server.misses import Miss, TextChange
 from holdfast.front.server.request import json_response, tenant_in
-from holdfast.front.server.services import Services
+from holdfast.front.server.services import Services, model_of
 from holdfast.wire.cache_map import CacheMapQuestion, CachePart, CacheTree
 
 CACHE_PATH = "/admin/cache"
 MISSES_PATH = "/admin/misses"
 _MOST_SHOWN = 100
-_SALT = {
+_QUERY = {
     "parameters": [
-        {
-            "name": "cache_salt",
-            "in": "query",
-            "description": "The salt of the requests to show.",
-            "schema": {"type": "string"},
-        }
+        {"name": name, "in": "query", "description": about, "schema": {"type": "string"}}
+        for name, about in (
+            ("model", "Show only this model. Default: all."),
+            ("cache_salt", "The salt of the requests whose texts to show."),
+        )
     ]
 }
 
@@ -49,7 +48,7 @@ class CacheContents(Struct, frozen=True, kw_only=True):
     models: list[CachedModel]
 
 
-@operation("GET", CACHE_PATH, answers_of(CacheContents), _SALT)
+@operation("GET", CACHE_PATH, answers_of(CacheContents), _QUERY)
 async def show_cache(request: Request, services: Services) -> Response:
     """Show which prompts the prefix caches of the loaded models contain, where, and for whom.
 
@@ -73,6 +72,7 @@ async def show_cache(request: Request, services: Services) -> Response:
             parts=found.parts,
         )
         for model, found in maps.items()
+        if _is_asked_for(model, request, services)
     ]
     return json_response(CacheContents(models=models))
 
@@ -108,7 +108,7 @@ class RecentMissList(Struct, frozen=True, kw_only=True):
     misses: list[RecentMiss]
 
 
-@operation("GET", MISSES_PATH, answers_of(RecentMissList), _SALT)
+@operation("GET", MISSES_PATH, answers_of(RecentMissList), _QUERY)
 async def list_misses(request: Request, services: Services) -> Response:
     """List the last answers whose prompts missed the prefix cache, and what changed in them.
 
@@ -124,9 +124,15 @@ async def list_misses(request: Request, services: Services) -> Response:
     shown = [
         _shown(miss, shows_texts=sees_logged or miss.tenant == tenant)
         for miss in services.misses
-        if caller.is_admin or miss.key == caller.key_name
+        if (caller.is_admin or miss.key == caller.key_name)
+        and _is_asked_for(miss.model, request, services)
     ]
     return json_response(RecentMissList(misses=shown[:_MOST_SHOWN]))
+
+
+def _is_asked_for(model: str, request: Request, services: Services) -> bool:
+    asked = request.query_params.get("model")
+    return asked is None or model_of(services, asked) == model
 
 
 def _shown(miss: Miss, *, shows_texts: bool) -> RecentMiss:

@@ -157,7 +157,7 @@ def _ends(
     for chain in chains:
         node = chain.cursor.node
         if node is not None and index.has(node.key):
-            end = _End(-1, chain.session_id, not chain.is_parked, chain.cursor.cut)
+            end = _End(-chain.used, chain.session_id, not chain.is_parked, chain.cursor.cut)
             ends.setdefault(node.key, []).append(end)
     return ends
 
