@@ -16,7 +16,7 @@ from holdfast.wire.cache_map import CacheMapQuestion, CachePart, CacheTree
 
 CACHE_PATH = "/admin/cache"
 MISSES_PATH = "/admin/misses"
-_MOST_SHOWN = 100
+_MOST_SHOWN = 50
 _QUERY = {
     "parameters": [
         {"name": name, "in": "query", "description": about, "schema": {"type": "string"}}
