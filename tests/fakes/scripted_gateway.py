@@ -162,6 +162,7 @@ class ScriptedStream:
             unenforced,
         )
         self.breakpoints = breakpoints
+        self.cached_tokens: int | None = None
         self.is_paused = False
         self.ended_thoughts = 0
         self.can_end_thoughts = True

@@ -129,6 +129,16 @@ class WaitReason(enum.Enum):
     READER = "reader"  # backpressure: the client does not read the answer
 
 
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that has ended: its batch, and how long it took."""
+
+    at: float  # the end, in seconds since the epoch
+    seconds: float
+    sequences: int  # in its batch
+    prompt_tokens: int  # prefilled
+    generated_tokens: int
+
+
 class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A worker's gauges, and counters since its start."""
 
@@ -158,6 +168,7 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     memory: CacheFigures | None = None  # None: no prefix cache
     constraints: ConstraintFigures = msgspec.field(default_factory=ConstraintFigures)
     waits: dict[RequestId, WaitReason] = {}  # what each waiting request waits for
+    recent_steps: tuple[StepRecord, ...] = ()  # the oldest first; only in an answer
 
 
 class FinishReason(enum.Enum):

@@ -357,10 +357,17 @@ def _shown(active: ActiveRequest, model: ModelStatus | None) -> RunningRequest:
         age_seconds=round(record.seconds, 3),
         prompt_tokens=0 if answer is None else answer.prompt_tokens,
         prefilled_tokens=0 if answer is None else answer.prefilled_tokens,
-        cached_tokens=0 if answer is None else answer.known_cached_tokens,
+        cached_tokens=_cached_tokens(active),
         answer_tokens=0 if answer is None else answer.tokens,
         tokens_per_second=None if answer is None else answer.tokens_per_second,
     )
+
+
+def _cached_tokens(active: ActiveRequest) -> int:
+    if active.thinker is not None and active.thinker.cached_tokens is not None:
+        return active.thinker.cached_tokens
+    answer = active.record.answer
+    return 0 if answer is None else answer.known_cached_tokens
 
 
 OPERATIONS = (

@@ -79,6 +79,11 @@ class OutputStream(Protocol):
         TruncatedPart | None
     )  # what was left out because the prompt did not fit; None: nothing
 
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens that needed no prefill; None until the prompt is prefilled."""
+        ...
+
     def __aiter__(self) -> AsyncIterator[OutputEvent]:
         """Yield the events. Raises GenerationFailed if a choice cannot be finished."""
         ...
@@ -450,6 +455,12 @@ class MergedStream:
         self._unfinished = len(streams)
         for reader in self._readers:
             reader.add_done_callback(self._events.put_nowait)
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens that needed no prefill, as far as prompts are prefilled."""
+        known = [each.cached_tokens for each in self._streams if each.cached_tokens is not None]
+        return sum(known) if known else None
 
     def __aiter__(self) -> MergedStream:
         """Return the stream itself, which can be iterated only once."""

@@ -657,7 +657,8 @@ class WorkerLoop:
         are done.
         """
         ledger = self._ledger
-        ledger.counters.count_step(seconds)
+        counters = ledger.counters
+        before = (counters.prompt_tokens, counters.generated_tokens)
         drawn: dict[RequestId, int] = {}
         repeated: dict[RequestId, int] = {}
         ended: list[tuple[LiveSequence, FinishReason, str]] = []
@@ -686,6 +687,12 @@ class WorkerLoop:
                         self._cache.blame(sequence, live=ledger.live())
                     if end.reason is FinishReason.STOP:
                         ended.append((sequence, FinishReason.STOP, ""))
+        counters.count_step(
+            seconds,
+            sequences=len(flight.sequences),
+            prompt_tokens=counters.prompt_tokens - before[0],
+            generated_tokens=counters.generated_tokens - before[1],
+        )
         # before `observe`: a restarted sequence has not ended, even if it generates no token
         for sequence, failure in failed:
             self._lifetimes.give_up_state(sequence, failure)
