@@ -7,6 +7,7 @@ import * as stored from './conversations.js';
 /** @typedef {import('./conversations.js').Turn} Turn */
 
 const SAVE_MILLISECONDS = 400;
+const CHANGE_MILLISECONDS = 30;
 const LONGEST_TITLE = 60;
 const DEFAULTS = { model: '', instructions: '', temperature: null, maxTokens: null };
 
@@ -21,6 +22,9 @@ class ChatState extends EventTarget {
   followers = new Map();
   settings = { ...DEFAULTS };
   #unsaved = new Set();
+  #isChanging = false;
+  /** @type {ReturnType<typeof stored.alternatives> | null} null: the turns have changed */
+  #alternatives = null;
 
   get path() {
     return this.conversation ? stored.shownPath(this.conversation, this.turns) : [];
@@ -29,6 +33,12 @@ class ChatState extends EventTarget {
   /** The answer of the open conversation that is being generated, if there is one. */
   get running() {
     return this.path.find((turn) => turn.answer?.status === 'running') ?? null;
+  }
+
+  /** The turns that stand for the same place as this one, itself included, the oldest first. */
+  alternatives(turn) {
+    this.#alternatives ??= stored.alternatives(this.turns);
+    return this.#alternatives.get(turn.parent) ?? [];
   }
 
   async refreshList() {
@@ -44,6 +54,7 @@ class ChatState extends EventTarget {
     this.settings = { ...DEFAULTS, ...this.settings, ...found?.settings };
     if (!found) this.settings = { ...this.settings, instructions: '' };
     this.turns = found ? await stored.readTurns(found.id) : new Map();
+    this.#alternatives = null;
     for (const turn of this.turns.values()) {
       // an answer that this page still takes in is newer in memory than in the browser's base
       const follower = this.followers.get(turn.id);
@@ -118,6 +129,7 @@ class ChatState extends EventTarget {
       settings: this.settings,
     };
     this.turns = new Map();
+    this.#alternatives = null;
   }
 
   async #ask(text, parent) {
@@ -171,6 +183,7 @@ class ChatState extends EventTarget {
       created: Date.now(),
     };
     this.turns.set(turn.id, turn);
+    this.#alternatives = null;
     return turn;
   }
 
@@ -188,7 +201,8 @@ class ChatState extends EventTarget {
     const follower = new Follower(turn.answer, (isDurable) => {
       this.#saveSoon(turn, isDurable);
       if (turn.answer.status !== 'running') this.followers.delete(turn.id);
-      this.#changed();
+      if (isDurable) this.#changed();
+      else this.#changedSoon();
     });
     this.followers.set(turn.id, follower);
     return follower;
@@ -207,7 +221,15 @@ class ChatState extends EventTarget {
   }
 
   #changed() {
+    this.#isChanging = false;
     this.dispatchEvent(new Event('change'));
+  }
+
+  /** Tokens come faster than they can be seen. */
+  #changedSoon() {
+    if (this.#isChanging) return;
+    this.#isChanging = true;
+    setTimeout(() => this.#changed(), CHANGE_MILLISECONDS);
   }
 }
 

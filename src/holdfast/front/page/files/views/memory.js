@@ -284,20 +284,8 @@ class MemoryView extends PolledView {
         >
           ${session.pinned ? 'Unpin' : 'Pin'}
         </button>
-        <button
-          type="button"
-          aria-label="Fork ${name ?? session.id}"
-          @click=${() => this.fork(session)}
-        >
-          Fork
-        </button>
-        <button
-          type="button"
-          aria-label="Rename ${name ?? session.id}"
-          @click=${() => this.rename(session)}
-        >
-          Rename
-        </button>
+        <button type="button" @click=${() => this.fork(session)}>Fork</button>
+        <button type="button" @click=${() => this.rename(session)}>Rename</button>
         <confirm-button
           label="Forget"
           question="Delete its cached tokens?"
