@@ -141,7 +141,12 @@ def conversation() -> dict[str, Any]:
             "title": "A long conversation",
             "changed": 1,
             "chosen": "t0",
-            "settings": {"model": MODEL, "instructions": "", "temperature": None, "maxTokens": None},
+            "settings": {
+                "model": MODEL,
+                "instructions": "",
+                "temperature": None,
+                "maxTokens": None,
+            },
         },
         "turns": turns,
     }
@@ -163,7 +168,9 @@ def measure_views(browser: Browser, server: ServerProcess) -> list[dict[str, Any
     """Open each view in a new page, scroll through it, and report times in milliseconds."""
     found = []
     whole = conversation()
-    text = "".join(turn["answer"]["items"][0]["content"][0]["text"] for turn in whole["turns"][1::2])
+    text = "".join(
+        turn["answer"]["items"][0]["content"][0]["text"] for turn in whole["turns"][1::2]
+    )
     print(f"conversation: {tokens_of(server, text):,} tokens, {len(text):,} characters")
     for view, condition in SHOWN.items():
         with visiting(browser, server.url) as visitor:
@@ -233,7 +240,9 @@ def _timed(what: str, work: Callable[[], None]) -> None:
 def main() -> None:
     """Measure, and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--keep", metavar="FOLDER", help="keep model and store here, to begin sooner")
+    parser.add_argument(
+        "--keep", metavar="FOLDER", help="keep model and store here, to begin sooner"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary, running_browser() as browser:
         scratch = arguments.keep or temporary

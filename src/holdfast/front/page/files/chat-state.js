@@ -148,20 +148,21 @@ class ChatState extends EventTarget {
     this.#link(question, turn);
     this.conversation.changed = Date.now();
     await stored.save(this.conversation, turn, question);
-    const request = this.#request(question);
-    const headers = { 'x-session-id': `chat-${this.conversation.id}` };
-    const following = this.#follower(turn).begin(request, headers);
+    const following = this.#follower(turn).begin();
     following.finally(() => this.refreshList());
     this.#changed();
   }
 
-  /** The request for an answer to the path that ends with a question. */
-  #request(question) {
+  /** The request for the answer of a turn. */
+  #request(answered) {
     const path = [];
-    for (let turn = question; turn; turn = this.turns.get(turn.parent)) path.unshift(turn);
-    const { model, instructions, temperature, maxTokens } = this.settings;
-    return {
-      model,
+    const { turns, settings } = this;
+    for (let turn = turns.get(answered.parent); turn; turn = turns.get(turn.parent)) {
+      path.unshift(turn);
+    }
+    const { instructions, temperature, maxTokens } = settings;
+    const body = {
+      model: answered.answer.model,
       input: path.flatMap((turn) =>
         turn.answer ? itemsToSend(turn.answer) : [{ role: 'user', content: turn.text }],
       ),
@@ -171,6 +172,7 @@ class ChatState extends EventTarget {
       ...(temperature !== null && { temperature }),
       ...(maxTokens !== null && { max_output_tokens: maxTokens }),
     };
+    return { body, headers: { 'x-session-id': `chat-${answered.conversation}` } };
   }
 
   #newTurn(role, parent) {
@@ -198,7 +200,7 @@ class ChatState extends EventTarget {
   }
 
   #follower(turn) {
-    const follower = new Follower(turn.answer, (isDurable) => {
+    const follower = new Follower(turn.answer, this.#request(turn), (isDurable) => {
       this.#saveSoon(turn, isDurable);
       if (turn.answer.status !== 'running') this.followers.delete(turn.id);
       if (isDurable) this.#changed();
