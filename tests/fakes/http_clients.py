@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from holdfast.config import LimitsSettings, ServerSettings
+from holdfast.config import LimitsSettings, LogSettings, ServerSettings
 from holdfast.front.application import DIALECTS, create_application
 from holdfast.front.fleet.library import Library
 from holdfast.front.server.access import KeyRing
@@ -42,13 +42,14 @@ def client_of(
     directory: ScriptedDirectory | None = None,
     server: ServerSettings | None = None,
     limits: LimitsSettings | None = None,
+    log: LogSettings | None = None,
     control: ScriptedControl | None = None,
     dialects: Sequence[Dialect] = DIALECTS,
     keys: KeyRing | None = None,
     address: str = "127.0.0.1",
 ) -> httpx.AsyncClient:
     services = scripted_services(
-        gateway, sessions=sessions, directory=directory, server=server, limits=limits
+        gateway, sessions=sessions, directory=directory, server=server, limits=limits, log=log
     )
     services = replace(services, keys=keys or services.keys, control=control or services.control)
     app = create_application(services, dialects=dialects)

@@ -8,6 +8,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from holdfast.wire.cache_map import CacheMap
 from holdfast.wire.commands import SHUT_DOWN, Command, SequenceControl
 from holdfast.wire.events import (
     Accepted,
@@ -80,9 +81,9 @@ class ScriptInbox:
         self.is_closed = True
 
     def open_requests(self) -> Counter[str]:
-        """Requests without an end, and session commands without an answer."""
+        """Requests without an end, and commands without an answer."""
         answered = Counter(
-            event.call_id for event in self.events if isinstance(event, SessionAnswer)
+            event.call_id for event in self.events if isinstance(event, SessionAnswer | CacheMap)
         )
         return self._open() + (self._asked - answered)
 

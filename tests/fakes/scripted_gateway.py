@@ -23,6 +23,7 @@ from holdfast.front.prompt.limits import with_model_defaults
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.server.services import Services
 from holdfast.telemetry.metrics import Metrics
+from holdfast.wire.cache_map import CacheMap, CacheMapQuestion
 from holdfast.wire.commands import PinnedPrefix, SchedulerLimits
 from holdfast.wire.events import (
     CacheOutcome,
@@ -163,6 +164,7 @@ class ScriptedStream:
             unenforced,
         )
         self.breakpoints = breakpoints
+        self.cached_tokens: int | None = None
         self.is_paused = False
         self.ended_thoughts = 0
         self.can_end_thoughts = True
@@ -436,6 +438,12 @@ class ScriptedControl:
     done_when: asyncio.Event | None = None
     done: list[tuple[object, ...]] = field(default_factory=list)
     memory: MemoryWatch = field(default_factory=MemoryWatch)
+    maps: dict[str, CacheMap] = field(default_factory=dict)
+    questions: list[CacheMapQuestion] = field(default_factory=list)
+
+    async def cache_maps(self, question: CacheMapQuestion) -> dict[str, CacheMap]:
+        self.questions.append(question)
+        return self.maps
 
     async def load(self, model: str) -> None:
         await self._do("load", model)

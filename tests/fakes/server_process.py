@@ -52,11 +52,11 @@ def environment() -> dict[str, str]:
 class ServerProcess:
     """Started at once; `wait_ready` returns when the model serves."""
 
-    def __init__(self, *arguments: str, start_new_session: bool = False) -> None:
+    def __init__(self, *arguments: str, port: int = 0, start_new_session: bool = False) -> None:
         self._lines: list[str] = []
         self.url = ""
         self.process = subprocess.Popen(
-            command(*arguments, "--port", "0"),
+            command(*arguments, "--port", str(port)),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -109,9 +109,9 @@ class ServerProcess:
 
 
 @contextlib.contextmanager
-def running_server(*arguments: str) -> Iterator[ServerProcess]:
+def running_server(*arguments: str, port: int = 0) -> Iterator[ServerProcess]:
     """A server that is ready, and that ends in order as soon as it is told to."""
-    server = ServerProcess(*arguments)
+    server = ServerProcess(*arguments, port=port)
     try:
         server.wait_ready()
         yield server

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -102,6 +103,11 @@ def complain(message: str, *, log_format: str = "text") -> None:
         )
     else:
         typer.echo(f"holdfast: {line}", err=True)
+
+
+def time_text(seconds: float) -> str:
+    """Format a time, in seconds since the epoch, as local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 def size_text(size: int) -> str:

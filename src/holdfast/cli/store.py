@@ -13,7 +13,6 @@ import os
 import re
 import shlex
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from urllib.parse import quote
 
 import typer
 
+from holdfast.cli.cached import list_misses, show_tree
 from holdfast.cli.output import (
     BAD_INPUT,
     FAILED,
@@ -35,6 +35,7 @@ from holdfast.cli.output import (
     print_rows,
     print_table,
     size_text,
+    time_text,
 )
 from holdfast.cli.server_client import ServerClient, own_servers, server_command
 from holdfast.cli.settings import read_settings
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _NEVER = "never"
+_NAME = "name"  # key of a session's metadata with the name that the page shows
 
 store = typer.Typer(help="Show, check and empty the prefix cache on disk.", no_args_is_help=True)
 sessions = typer.Typer(help="Show, pin, fork, close and move sessions.", no_args_is_help=True)
@@ -236,7 +238,7 @@ def _print_models(models: Sequence[ModelHoldings]) -> None:
             f"{kept.blocks:,}",
             f"{kept.states:,}",
             size_text(kept.file_bytes),
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.last_used)),
+            time_text(kept.last_used),
         )
     print_table(table)
 
@@ -337,6 +339,27 @@ def unpin_session(server: ServerClient, session_id: Id) -> None:
     _print(_ask(server, "update", session_id, json={"pinned": False}))
 
 
+@sessions.command("rename")
+@server_command
+def rename_session(
+    server: ServerClient,
+    session_id: Id,
+    name: Annotated[
+        str, typer.Argument(metavar="[NAME]", help="A name to show; default: none.")
+    ] = "",
+) -> None:
+    """Give a session a name for people. Its id stays."""
+    metadata: dict[str, str] = dict(_ask(server, "get", session_id)["metadata"])
+    metadata.pop(_NAME, None)
+    if name:
+        metadata[_NAME] = name
+    _print(_ask(server, "update", session_id, json={"metadata": metadata}))
+
+
+sessions.command("tree")(show_tree)
+sessions.command("misses")(list_misses)
+
+
 @sessions.command("close")
 @server_command
 def close_session(
@@ -432,8 +455,8 @@ def _print(session: Mapping[str, Any], *, as_json: bool = False) -> None:
             ("hot", hot),
             ("size", f"{size_text(session['kept_bytes'])} in {branches}"),
             ("requests", f"{session['requests']:,}"),
-            ("last used", _time(session["last_used_at"])),
-            ("ends", _NEVER if session["expires_at"] is None else _time(session["expires_at"])),
+            ("last used", time_text(session["last_used_at"])),
+            ("ends", _NEVER if session["expires_at"] is None else time_text(session["expires_at"])),
             ("pinned", _pinned(session)),
             ("forked from", session["forked_from"]),
             (
@@ -449,14 +472,14 @@ def _print_table(found: Sequence[Mapping[str, Any]]) -> None:
     table = new_table("session", *numbers, "last used", "pinned", right=numbers)
     for session in found:
         table.add_row(
-            session["id"],
+            " ".join(filter(None, (session["id"], session["metadata"].get(_NAME)))),
             f"{session['tokens']:,}",
             f"{session['kept_tokens']:,}",
             f"{session['ram_tokens']:,}",
             f"{session['live_tokens']:,}",
             size_text(session["kept_bytes"]),
             f"{session['requests']:,}",
-            _time(session["last_used_at"]),
+            time_text(session["last_used_at"]),
             _pinned(session),
         )
     print_table(table)
@@ -466,10 +489,6 @@ def _pinned(session: Mapping[str, Any]) -> str:
     if not session["pinned"]:
         return ""
     return "in part: over the quota" if session["pin_state"] == "over_quota" else "yes"
-
-
-def _time(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 class StateInUse(HoldfastError):

@@ -50,6 +50,8 @@ QUIET_PATHS = frozenset(  # polled by programs
         "/admin/performance",
         "/admin/logs",
         "/admin/logs/events",
+        "/admin/cache",
+        "/admin/misses",
     }
 )
 _QUIET_FOLDER = "/page/"  # the files of the page for browsers

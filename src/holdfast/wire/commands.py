@@ -20,6 +20,7 @@ from holdfast.config import (
 )
 from holdfast.errors import InvalidRequest
 from holdfast.machine.device_memory import ALL_OF_IT, MemoryShare, Pressure
+from holdfast.wire.cache_map import CacheMapQuestion
 from holdfast.wire.images import ImageCommand, ImageSpan
 from holdfast.wire.requests import Pooling, RequestId, SamplingParams, ServiceClass, TokenIds
 from holdfast.wire.sessions import SessionCommand
@@ -204,6 +205,7 @@ Command: TypeAlias = (
     | MemoryPressure
     | SessionCommand
     | ImageCommand
+    | CacheMapQuestion
     | ReadAheadRun
 )
 

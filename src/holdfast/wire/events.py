@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from holdfast.config import KVBitsChoice
+from holdfast.wire.cache_map import CacheMap
 from holdfast.wire.images import ImageAnswer, VisionInfo
 from holdfast.wire.requests import RequestId
 from holdfast.wire.sessions import SessionAnswer
@@ -140,6 +141,16 @@ class WaitReason(enum.Enum):
     READER = "reader"  # backpressure: the client does not read the answer
 
 
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that has ended: its batch, and how long it took."""
+
+    at: float  # the end, in seconds since the epoch
+    seconds: float
+    sequences: int  # in its batch
+    prompt_tokens: int  # prefilled
+    generated_tokens: int
+
+
 class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A worker's gauges, and counters since its start."""
 
@@ -170,6 +181,7 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     constraints: ConstraintFigures = msgspec.field(default_factory=ConstraintFigures)
     images: ImageFigures = msgspec.field(default_factory=ImageFigures)
     waits: dict[RequestId, WaitReason] = {}  # what each waiting request waits for
+    recent_steps: tuple[StepRecord, ...] = ()  # the oldest first; only in an answer
 
 
 class FinishReason(enum.Enum):
@@ -443,5 +455,6 @@ Event: TypeAlias = (
     | BudgetChanged
     | SessionAnswer
     | ImageAnswer
+    | CacheMap
     | LoadProgress
 )

@@ -106,6 +106,21 @@ async def test_health_and_the_list_say_what_a_request_waits_for() -> None:
     assert [(each["id"], each["waits_for"]) for each in model["waiting"]] == [("mine", "reader")]
 
 
+async def test_the_cached_part_of_a_prompt_is_listed_as_soon_as_it_is_known() -> None:
+    gateway = endless("Hel")
+    async with (
+        served(gateway) as url,
+        httpx.AsyncClient(base_url=url, trust_env=False) as client,
+        client.stream("POST", CHAT, json=chat_body(stream=True)) as stream,
+    ):
+        lines = stream.aiter_lines()
+        while '"Hel"' not in await anext(lines):
+            continue
+        gateway.streams[0].cached_tokens = 5
+        (shown,) = await listed(client)
+    assert (shown["cached_tokens"], shown["prompt_tokens"]) == (5, 7)
+
+
 async def test_a_whole_answer_that_is_cancelled_is_refused_in_the_form_of_its_protocol_and_is_not_tried_again() -> (
     None
 ):

@@ -19,6 +19,7 @@ import zmq
 from holdfast.errors import WorkerUnavailable
 from holdfast.front.link.model_client import ModelClient
 from holdfast.front.link.worker_link import WorkerLink
+from holdfast.wire.cache_map import CacheMap, CacheMapQuestion
 from holdfast.wire.commands import (
     SHUT_DOWN,
     TELL_STATISTICS,
@@ -103,6 +104,30 @@ async def test_a_request_is_sent_and_its_events_come_back() -> None:
         assert (await client.statistics()).steps == 7
     assert a_request("x") in peer.commands
     assert peer.commands[-1] == SHUT_DOWN
+
+
+async def test_questions_about_the_cache_get_their_own_answers() -> None:
+    def answer(command: Command) -> list[Event]:
+        if isinstance(command, CacheMapQuestion):
+            return [CacheMap(call_id=command.call_id, blocks=len(command.tenant))]
+        return answer_at_once(command)
+
+    async with linked(answer) as (client, _):
+        asked = [client.worker.cache_map(CacheMapQuestion(tenant="x" * size)) for size in range(9)]
+        assert [found.blocks for found in await asyncio.gather(*asked)] == list(range(9))
+
+
+async def test_a_question_about_the_cache_fails_when_the_worker_dies() -> None:
+    async with linked(lambda command: []) as (client, peer):
+        link = client.worker
+        asking = asyncio.create_task(link.cache_map(CacheMapQuestion(tenant="")))
+        while not peer.commands:
+            await asyncio.sleep(0)
+        os.write(peer.wake_writer, b".")
+        with pytest.raises(WorkerUnavailable, match="died"):
+            await asking
+        with pytest.raises(WorkerUnavailable, match="gone"):
+            await link.cache_map(CacheMapQuestion(tenant=""))
 
 
 async def test_closing_a_stream_early_sends_a_cancel() -> None:

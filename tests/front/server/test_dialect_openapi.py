@@ -55,8 +55,8 @@ async def test_every_path_is_described() -> None:
         "/health",
         "/metrics",
         *("/admin/models/events", "/admin/requests", "/admin/requests/{id}", "/admin/store"),
-        *("/admin/performance", "/admin/logs", "/admin/logs/events"),
-        *("/admin/activity", "/admin/caller", "/admin/clients", "/admin/models"),
+        *("/admin/performance", "/admin/logs", "/admin/logs/events", "/admin/models"),
+        *("/admin/activity", "/admin/cache", "/admin/caller", "/admin/clients", "/admin/misses"),
         *(f"/admin/models/{{id}}{rest}" for rest in ("", "/load", "/unload", "/pin")),
         *(
             "/api/chat",

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from holdfast.front.admin import logs, overview, performance, sessions
+from holdfast.front.admin import cache, logs, overview, performance, sessions
 from holdfast.front.admin.status import (
     ModelHealth,
     health,
@@ -348,10 +348,17 @@ def _shown(active: ActiveRequest, model: ModelStatus | None) -> RunningRequest:
         age_seconds=round(record.seconds, 3),
         prompt_tokens=0 if answer is None else answer.prompt_tokens,
         prefilled_tokens=0 if answer is None else answer.prefilled_tokens,
-        cached_tokens=0 if answer is None else answer.known_cached_tokens,
+        cached_tokens=_cached_tokens(active),
         answer_tokens=0 if answer is None else answer.tokens,
         tokens_per_second=None if answer is None else answer.tokens_per_second,
     )
+
+
+def _cached_tokens(active: ActiveRequest) -> int:
+    if active.thinker is not None and active.thinker.cached_tokens is not None:
+        return active.thinker.cached_tokens
+    answer = active.record.answer
+    return 0 if answer is None else answer.known_cached_tokens
 
 
 OPERATIONS = (
@@ -378,5 +385,6 @@ ADMIN = Dialect(
         *overview.OPERATIONS,
         *performance.OPERATIONS,
         *logs.OPERATIONS,
+        *cache.OPERATIONS,
     ),
 )

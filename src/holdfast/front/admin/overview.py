@@ -25,7 +25,7 @@ from holdfast.front.server.request import json_response
 from holdfast.front.server.services import Services, served_models
 from holdfast.models.download import local_folder, model_source
 from holdfast.models.model_folder import WEIGHT_FILES
-from holdfast.wire.events import Histogram, PressureFigures, WorkerStatistics
+from holdfast.wire.events import Histogram, PressureFigures, StepRecord, WorkerStatistics
 
 ACTIVITY_PATH = "/admin/activity"
 _KEY_VARIABLE = "$HOLDFAST_SERVER_API_KEY"
@@ -59,7 +59,8 @@ async def show_caller(request: Request, services: Services) -> Response:
 class WorkerActivity(Struct, frozen=True, kw_only=True):
     """The work of one model. Steps, tokens and `step_seconds` count from its worker's start.
 
-    A step is one forward pass; its batch is the sequences that it continues.
+    A step is one forward pass; its batch is the sequences that it continues. `recent_steps` are the
+    last ones, at most 120, the oldest first.
     """
 
     model: str
@@ -74,6 +75,7 @@ class WorkerActivity(Struct, frozen=True, kw_only=True):
     kv_reserved_bytes: int
     kv_budget_bytes: int
     step_seconds: Histogram | None
+    recent_steps: tuple[StepRecord, ...]
 
 
 class Activity(Struct, frozen=True, kw_only=True):

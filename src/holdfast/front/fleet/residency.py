@@ -37,6 +37,7 @@ from holdfast.front.link.model_client import AdaptedClient
 from holdfast.machine import device_memory
 from holdfast.machine.device_memory import DeviceMemory, MemoryShare, memory_report
 from holdfast.telemetry.request_log import waiting_for
+from holdfast.wire.cache_map import CacheMap, CacheMapQuestion
 from holdfast.wire.commands import SchedulerLimits, WorkerSettings
 from holdfast.wire.events import (
     CacheFigures,
@@ -348,6 +349,22 @@ class Residency:
             model: answer
             for model, answer in zip(clients, answers, strict=True)
             if isinstance(answer, WorkerStatistics)
+        }
+
+    async def cache_maps(self, question: CacheMapQuestion) -> dict[str, CacheMap]:
+        """Return what the prefix caches of the workers that answer contain, by model."""
+        workers = {
+            name: client.worker
+            for name, slot in self._slots.items()
+            if (client := slot.client) is not None
+        }
+        answers = await asyncio.gather(
+            *(worker.cache_map(question) for worker in workers.values()), return_exceptions=True
+        )
+        return {
+            model: answer
+            for model, answer in zip(workers, answers, strict=True)
+            if isinstance(answer, CacheMap)
         }
 
     def forget_files(self, model: str) -> None:

@@ -17,6 +17,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from holdfast.errors import WorkerUnavailable
 from holdfast.files import CLAIM_PREFIX, Claim, claim
+from holdfast.wire.cache_map import CacheMap, CacheMapQuestion
 from holdfast.wire.commands import SHUT_DOWN, TELL_STATISTICS, Command
 from holdfast.wire.events import (
     Event,
@@ -29,6 +30,7 @@ from holdfast.wire.events import (
 
 # during a long prompt chunk the worker may not answer; then the last known figures are used
 STATISTICS_PATIENCE_SECONDS = 1.0
+MAP_PATIENCE_SECONDS = 20.0
 # for sockets whose path in the folder for temporary files would be too long
 SHORT_FOLDER = Path("/tmp")
 _SOCKET = "link"
@@ -67,6 +69,7 @@ class WorkerLink:
         self._decoder = msgspec.msgpack.Decoder(list[Event])
         self._beat_decoder = msgspec.msgpack.Decoder(Heartbeat)
         self._statistics: asyncio.Future[WorkerStatistics] | None = None
+        self._maps: dict[str, asyncio.Future[CacheMap]] = {}  # by call id
         self.last_statistics = WorkerStatistics()  # a busy worker also sends figures unasked
         self._closed = False
         self._context = zmq.Context()
@@ -132,6 +135,23 @@ class WorkerLink:
         except TimeoutError:
             return self.last_statistics
 
+    async def cache_map(self, question: CacheMapQuestion) -> CacheMap:
+        """Ask the worker what its prefix cache contains.
+
+        Raises WorkerUnavailable if the worker is gone or busy with a long step.
+        """
+        answer: asyncio.Future[CacheMap] = self._loop.create_future()
+        self._maps[question.call_id] = answer
+        try:
+            if not self.send(question):
+                raise WorkerUnavailable("the worker process of the model is gone; please try again")
+            async with asyncio.timeout(MAP_PATIENCE_SECONDS):
+                return await answer
+        except TimeoutError:
+            raise WorkerUnavailable("the model's worker is busy; please try again") from None
+        finally:
+            del self._maps[question.call_id]
+
     def poll_heartbeat(self) -> Heartbeat | None:
         """Return the newest heartbeat; None if none has come since the last poll."""
         newest = None
@@ -149,6 +169,9 @@ class WorkerLink:
             self.lost.set_result(None)
         if self._statistics is not None and not self._statistics.done():
             self._statistics.set_result(self.last_statistics)
+        for answer in self._maps.values():
+            if not answer.done():
+                answer.set_exception(WorkerUnavailable(message))
         if not self.started.done():
             self.started.set_result(WorkerFailed(message=message, fatal_input=False))
 
@@ -185,6 +208,10 @@ class WorkerLink:
                     if not self._statistics.done():
                         self._statistics.set_result(event)
                     self._statistics = None
+            elif isinstance(event, CacheMap):
+                answer = self._maps.get(event.call_id)
+                if answer is not None and not answer.done():
+                    answer.set_result(event)
         self._deliver_events(events)
 
     def _notice_disconnect(self) -> None:

@@ -356,6 +356,12 @@ class GenerationStream:
         """Hold resources, such as the lease on the model, until the answer has ended."""
         self._held = resources
 
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens that needed no prefill; None until the prompt is prefilled."""
+        started = self._choices[0].source.started
+        return None if started is None else started.memory.cached_tokens
+
     def __aiter__(self) -> GenerationStream:
         return self
 

@@ -232,6 +232,17 @@ def _in_words(event: ChoiceFinished, difference: Difference | None, *, dropped_t
     return " ".join(sentences)
 
 
+def in_words_without_texts(explanation: Explanation) -> str:
+    """The reason of an explanation in words that quote nothing of the prompt."""
+    outcome = CacheOutcome(explanation.reason)
+    if outcome in _SENTENCES:
+        return _SENTENCES[outcome].format(unused=f"{explanation.unused_tokens:,}")
+    if explanation.difference is None:
+        return "The prompt differs from the cached prompt."
+    position = explanation.difference.position
+    return f"The prompt differs from the cached prompt at token {position:,}."
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCounts:
     """Exact token counts of one answer. A prompt counts once, however many choices it has."""

@@ -252,7 +252,7 @@ class GenerationResponse(Response):
         except HoldfastError as error:
             record_problem(record, problem_of(error), error)
             raise
-        yield form.closing(self._counts(stream), self._explanation(stream))
+        yield form.closing(self._counts(stream), self._explanation(stream, record))
 
     async def _write_whole(self, send: Send, stream: OutputStream, record: RequestRecord) -> None:
         choices = [
@@ -266,7 +266,9 @@ class GenerationResponse(Response):
                 choices[event.index].finished = event
             else:
                 choices[event.index].deltas.append(event)
-        body = self._plan.form.whole(choices, self._counts(stream), self._explanation(stream))
+        body = self._plan.form.whole(
+            choices, self._counts(stream), self._explanation(stream, record)
+        )
         if self._held is not None:
             self._services.held.keep(self._held, body)
             self._held.end()
@@ -295,9 +297,8 @@ class GenerationResponse(Response):
             left_out=stream.left_out,
         )
 
-    def _explanation(self, stream: OutputStream) -> Explanation | None:
-        if not self._plan.explains:
-            return None
+    def _explanation(self, stream: OutputStream, record: RequestRecord) -> Explanation | None:
+        """The explanation for the client, if it asked for one. Notes it for the list of misses."""
         answer = self._answer
         choices = [
             explain_choice(
@@ -310,7 +311,12 @@ class GenerationResponse(Response):
             )
             for event, _ in answer.ends
         ]
-        return explanation_of(choices)
+        per_prompt = self._plan.choices_per_prompt
+        for choice in choices:
+            if choice.index % per_prompt == 0:  # the choices of a prompt share one prefill
+                request = self._plan.requests[choice.index // per_prompt]
+                self._services.misses.note(request, choice, record)
+        return explanation_of(choices) if self._plan.explains else None
 
 
 def _piece_of(form: AnswerFormat, event: OutputEvent) -> bytes:

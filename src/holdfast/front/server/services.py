@@ -38,6 +38,7 @@ from holdfast.front.prompt.dialects import DialectReport
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.server.access import AnswersAtOnce, Drain, KeyRing, Seal
 from holdfast.front.server.held_answers import HeldAnswer, HeldAnswers
+from holdfast.front.server.misses import RecentMisses
 from holdfast.front.server.problem import RequestRefused
 from holdfast.models.adapter_folder import SEPARATOR
 from holdfast.store.responses import ResponseStore
@@ -79,6 +80,11 @@ class OutputStream(Protocol):
     left_out: (
         TruncatedPart | None
     )  # what was left out because the prompt did not fit; None: nothing
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens that needed no prefill; None until the prompt is prefilled."""
+        ...
 
     def __aiter__(self) -> AsyncIterator[OutputEvent]:
         """Yield the events. Raises GenerationFailed if a choice cannot be finished."""
@@ -256,6 +262,7 @@ class Services:
     store: StoreSettings = StoreSettings(folder="off")
     keys: KeyRing = field(default_factory=KeyRing)  # in addition to `server.api_key`
     at_once: AnswersAtOnce = field(default_factory=AnswersAtOnce)
+    misses: RecentMisses = field(default_factory=RecentMisses)
 
     @property
     def needs_key(self) -> bool:
@@ -452,6 +459,12 @@ class MergedStream:
         self._unfinished = len(streams)
         for reader in self._readers:
             reader.add_done_callback(self._events.put_nowait)
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens that needed no prefill, as far as prompts are prefilled."""
+        known = [each.cached_tokens for each in self._streams if each.cached_tokens is not None]
+        return sum(known) if known else None
 
     def __aiter__(self) -> MergedStream:
         """Return the stream itself, which can be iterated only once."""

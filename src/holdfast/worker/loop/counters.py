@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import time
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -19,12 +20,14 @@ from holdfast.wire.events import (
     FinishReason,
     Histogram,
     ImageFigures,
+    StepRecord,
     WaitReason,
     WorkerStatistics,
 )
 from holdfast.wire.requests import RequestId
 from holdfast.worker.scheduler.scheduler import SchedulerStatistics
 
+MOST_RECENT_STEPS = 120
 SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -58,6 +61,7 @@ class Counters:
     quantized: int = 0
     finished: Counter[FinishReason] = field(default_factory=Counter)
     step_seconds: SecondsCounter = field(default_factory=SecondsCounter)
+    recent_steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=MOST_RECENT_STEPS))
     lookups: Counter[CacheOutcome] = field(default_factory=Counter)
     ram_tokens: int = 0  # reused from RAM
     moved_tokens: int = 0  # part of ram_tokens: in a state that was moved to the request
@@ -72,10 +76,21 @@ class Counters:
     images: ImageFigures = field(default_factory=ImageFigures)  # the engine updates it, too
     device_bytes: Callable[[], int] = int  # GPU memory of this worker
 
-    def count_step(self, seconds: float) -> None:
-        """Count a collected step."""
+    def count_step(
+        self, seconds: float, *, sequences: int, prompt_tokens: int, generated_tokens: int
+    ) -> None:
+        """Count a collected step. Its tokens are already counted."""
         self.steps += 1
         self.step_seconds.count(seconds)
+        self.recent_steps.append(
+            StepRecord(
+                at=round(time.time(), 4),
+                seconds=round(seconds, 6),
+                sequences=sequences,
+                prompt_tokens=prompt_tokens,
+                generated_tokens=generated_tokens,
+            )
+        )
 
     def count_report(self, report: CacheReport) -> None:
         """Count the cached tokens of a request that has started."""
@@ -125,6 +140,7 @@ class Counters:
             constraints=msgspec.structs.replace(self.constraints),
             images=msgspec.structs.replace(self.images),
             waits=dict(waits),
+            recent_steps=tuple(self.recent_steps) if in_answer else (),
         )
 
     def _with_lookups(self, cache: CacheFigures) -> CacheFigures:

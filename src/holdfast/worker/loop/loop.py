@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.errors import InvalidRequest, QueueFull, SessionFailure, WorkerUnavailable
+from holdfast.wire.cache_map import CacheMap, CacheMapQuestion
 from holdfast.wire.commands import (
     Command,
     LogChange,
@@ -269,6 +270,8 @@ class WorkerLoop:
                     self._carry_out(command)
                 case ImageCommand():
                     self._ledger.emit(self._engine.measure_images(command))
+                case CacheMapQuestion():
+                    self._show_cache(command)
 
     def _as_cached(self, command: Command) -> Command:
         """The command, its tenant replaced by the one under which the adapter's KV is cached."""
@@ -431,6 +434,13 @@ class WorkerLoop:
     def _refuse(self, command: SessionCommand, failure: SessionFailure, message: str) -> None:
         answer = SessionAnswer(call_id=command.call_id, failure=failure, message=message)
         self._ledger.emit(answer)
+
+    def _show_cache(self, question: CacheMapQuestion) -> None:
+        shown = CacheMap(call_id=question.call_id)
+        if self._prefixes is not None:
+            users = () if self._sessions is None else self._sessions.users()
+            shown = self._prefixes.map(question, users=users)
+        self._ledger.emit(shown)
 
     def _tend_sessions(self) -> None:
         if self._sessions is not None:
@@ -671,7 +681,8 @@ class WorkerLoop:
         are done.
         """
         ledger = self._ledger
-        ledger.counters.count_step(seconds)
+        counters = ledger.counters
+        before = (counters.prompt_tokens, counters.generated_tokens)
         drawn: dict[RequestId, int] = {}
         repeated: dict[RequestId, int] = {}
         ended: list[tuple[LiveSequence, FinishReason, str]] = []
@@ -700,6 +711,12 @@ class WorkerLoop:
                         self._cache.blame(sequence, live=ledger.live())
                     if end.reason is FinishReason.STOP:
                         ended.append((sequence, FinishReason.STOP, ""))
+        counters.count_step(
+            seconds,
+            sequences=len(flight.sequences),
+            prompt_tokens=counters.prompt_tokens - before[0],
+            generated_tokens=counters.generated_tokens - before[1],
+        )
         # before `observe`: a restarted sequence has not ended, even if it generates no token
         for sequence, failure in failed:
             self._lifetimes.give_up_state(sequence, failure)

@@ -17,6 +17,7 @@ import msgspec
 
 from holdfast.store.block import Block, BlockKey, ReadFailed, StoredBlock
 from holdfast.store.store import BlockStore
+from holdfast.wire.cache_map import CacheMap, CacheMapQuestion
 from holdfast.wire.events import CacheFigures, CacheOutcome
 from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.worker.engine.plan import BLOCK_TOKENS, KeepPolicy
@@ -25,6 +26,7 @@ from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.codec import Payload, PayloadFormat, check_sizes, check_values, to_bytes
 from holdfast.worker.kv.layer import ArrayForm, SnapshotMismatch
 from holdfast.worker.kv.live import KVBlock, StateCheckpoint, all_finite
+from holdfast.worker.prefix.cache_map import CacheUser, cache_map
 from holdfast.worker.prefix.chain import Cursor
 from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.prefix.live_tier import LiveTier
@@ -429,6 +431,12 @@ class PrefixCache:
             if payload is not None:
                 self.index.begin_saving(block)
                 self._save(block, payload)
+
+    def map(self, question: CacheMapQuestion, *, users: Sequence[CacheUser]) -> CacheMap:
+        """Summarize what is cached. users: the sessions, the last used first."""
+        return cache_map(
+            self.index, question, adapters=self._adapters, users=users, chains=self.live.chains
+        )
 
     def figures(self) -> CacheFigures:
         """Figures of RAM, live states and store."""

@@ -6,7 +6,7 @@ copies it. When a state is dropped, the tokens that only this state has are copi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import mlx.core as mx
 
@@ -127,6 +127,11 @@ class LiveTier:
         chain.claims.append(claim)
         claim.use = self._use_of(claim, may_move=lookup.may_move)
         return claim
+
+    @property
+    def chains(self) -> Iterable[LiveChain]:
+        """All live chains, running and parked."""
+        return self._chains
 
     def longest(self, chain: bytes, *, tenant: str, kv_bits: KVBits) -> int:
         """The length of the longest prefix of a chain that a live state has in this form."""

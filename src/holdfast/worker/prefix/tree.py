@@ -12,7 +12,7 @@ so a match is unambiguous and takes one comparison per block.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from holdfast.store.block import Block, BlockKey
@@ -88,6 +88,11 @@ class PrefixTree:
         if entry.is_state:
             return entry.node.states.get(entry.cut) == key
         return entry.node.key == key
+
+    @property
+    def root_nodes(self) -> Mapping[BlockKey, Node]:
+        """The roots that have stored chains, by key."""
+        return self._roots
 
     def has_root(self, root: BlockKey) -> bool:
         """Whether a root has stored chains."""

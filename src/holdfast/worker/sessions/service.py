@@ -28,6 +28,7 @@ from holdfast.wire.sessions import (
 )
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.prefix.cache import PrefixCache
+from holdfast.worker.prefix.cache_map import CacheUser
 from holdfast.worker.prefix.tiers import Residence
 from holdfast.worker.sessions.registry import (
     PrefixPins,
@@ -143,6 +144,11 @@ class SessionService:
         """
         self._prefixes.use(began_from, now=self._clock())
         self._prefixes.keep(wanted, tenant=tenant, kv_bits=kv_bits, chain=chain, now=self._clock())
+
+    def users(self) -> list[CacheUser]:
+        """The sessions of all tenants with the chains that they use, the last used first."""
+        sessions = sorted(self._registry, key=lambda each: each.last_used_at, reverse=True)
+        return [CacheUser(each.session_id, each.tenant, each.branches) for each in sessions]
 
     def tend(self) -> list[SessionAnswer]:
         """Continue transfers, close expired sessions and write records. Returns the answers to

@@ -2,7 +2,8 @@
 //
 // Each answer is a background response: the server goes on generating when the page is closed, and
 // numbers its events. An answer keeps the number of the last event it has taken in, so after a reload
-// or a lost connection it continues with the next event, and none is missing or taken twice.
+// or a lost connection it continues with the next event, and none is missing or taken twice. If the
+// server was restarted meanwhile and has lost the answer, it is asked for again, from its beginning.
 
 import { ApiError, eventsOf, post, remove } from './api.js';
 
@@ -17,12 +18,15 @@ import { ApiError, eventsOf, post, remove } from './api.js';
  * @property {number} began  milliseconds, as are the next two
  * @property {number | null} firstAt  when the first text came
  * @property {number | null} lastAt
+ * @property {number} restarts  how often it was asked for again
  * @property {boolean} isRejoined  whether a part came after a lost connection, so that it has no speed
  * @property {object | null} usage
  * @property {object | null} cache  how much of the prompt was cached, and why not more
  */
 
 const LONGEST_PAUSE = 5000; // milliseconds between two attempts to reconnect
+const MOST_RESTARTS = 3; // of the server, after which an answer is asked for again
+const STOPPED = /^the server stopped before the (answer|response) was complete/;
 
 /** @returns {Answer} */
 export function newAnswer(model) {
@@ -36,6 +40,7 @@ export function newAnswer(model) {
     began: Date.now(),
     firstAt: null,
     lastAt: null,
+    restarts: 0,
     isRejoined: false,
     usage: null,
     cache: null,
@@ -60,40 +65,45 @@ export function itemsToSend(answer) {
   );
 }
 
+/** The server was stopped before the answer was complete. */
+class ServerStopped extends Error {}
+
 /** Takes in the events of one answer until it has ended. */
 export class Follower {
   /**
    * @param {Answer} answer
+   * @param {{body: object, headers: object}} request  for the answer
    * @param {(isDurable: boolean) => void} onChange  isDurable: the change must be saved at once
    */
-  constructor(answer, onChange) {
+  constructor(answer, request, onChange) {
     this.answer = answer;
+    this.request = request;
     this.onChange = onChange;
     this.isLost = false; // the connection is lost
     this.leaves = new AbortController();
     this.wantsStop = false;
   }
 
-  /** Send the request and take in its answer. @param {object} request @param {object} headers */
-  async begin(request, headers) {
-    const body = { ...request, background: true, stream: true, store: true };
-    await this.#follow(() => this.#stream('POST', '/v1/responses', { body, headers }));
+  /** Send the request and take in its answer. */
+  async begin() {
+    await this.#follow(() => this.#new());
   }
 
   /** Continue with an answer of which the page has only the beginning. */
   async rejoin() {
-    if (!this.answer.responseId) {
+    if (!this.answer.responseId && !this.answer.restarts) {
       this.#end('failed', 'The page was closed before the server had accepted the message.');
       return;
     }
     this.answer.isRejoined = true;
-    await this.#follow(() => this.#rest());
+    await this.#follow(() => (this.answer.responseId ? this.#rest() : this.#new()));
   }
 
   /** End the answer; what has come stays. */
   async stop() {
     this.wantsStop = true;
     if (this.answer.responseId) await post(`/v1/responses/${this.answer.responseId}/cancel`);
+    else if (this.isLost) this.#end('cancelled', '');
   }
 
   /** Stop taking in events; the server goes on. */
@@ -103,6 +113,12 @@ export class Follower {
 
   #stream(method, path, options = {}) {
     return eventsOf(method, path, { ...options, signal: this.leaves.signal });
+  }
+
+  #new() {
+    const { body, headers } = this.request;
+    const whole = { ...body, background: true, stream: true, store: true };
+    return this.#stream('POST', '/v1/responses', { body: whole, headers });
   }
 
   #rest() {
@@ -121,7 +137,9 @@ export class Follower {
         }
       } catch (error) {
         if (this.leaves.signal.aborted) return;
-        if (this.#isFinal(error)) {
+        if (this.#isForgotten(error)) {
+          this.#beginAgain();
+        } else if (this.#isFinal(error)) {
           this.#end('failed', this.#explained(error));
           return;
         }
@@ -130,15 +148,28 @@ export class Follower {
       this.isLost = true;
       this.answer.isRejoined = true;
       this.onChange(false);
-      open = () => this.#rest();
+      open = () => (this.answer.responseId ? this.#rest() : this.#new());
       await new Promise((resolve) => setTimeout(resolve, pause));
       pause = Math.min(LONGEST_PAUSE, 2 * pause);
     }
   }
 
+  /** Whether the server was stopped and has lost the answer, so that it can be asked for again. */
+  #isForgotten(error) {
+    if (!this.answer.responseId || this.answer.restarts >= MOST_RESTARTS) return false;
+    return error instanceof ServerStopped || (error instanceof ApiError && error.status === 404);
+  }
+
+  #beginAgain() {
+    const { model, restarts } = this.answer;
+    Object.assign(this.answer, newAnswer(model), { restarts: restarts + 1 });
+    this.onChange(true);
+  }
+
   /** Whether no further attempt can help. */
   #isFinal(error) {
-    if (!this.answer.responseId) return true;
+    if (error instanceof ServerStopped) return true;
+    if (!this.answer.responseId && !this.answer.restarts) return true;
     return error instanceof ApiError && error.status < 500 && error.status !== 429;
   }
 
@@ -152,10 +183,13 @@ export class Follower {
   #take(event) {
     const answer = this.answer;
     if (event.error && event.sequence_number === undefined) {
+      if (STOPPED.test(event.error.message)) throw new ServerStopped(event.error.message);
       this.#end('failed', event.error.message);
       return;
     }
     if (event.sequence_number <= answer.seen) return;
+    const failure = event.type === 'response.failed' ? event.response.error?.message : '';
+    if (STOPPED.test(failure)) throw new ServerStopped(failure);
     answer.seen = event.sequence_number;
     const isFirst = !answer.responseId;
     if (isFirst && event.response) answer.responseId = event.response.id;

@@ -7,6 +7,7 @@ import * as stored from './conversations.js';
 /** @typedef {import('./conversations.js').Turn} Turn */
 
 const SAVE_MILLISECONDS = 400;
+const CHANGE_MILLISECONDS = 30;
 const LONGEST_TITLE = 60;
 const DEFAULTS = { model: '', instructions: '', temperature: null, maxTokens: null };
 
@@ -21,6 +22,9 @@ class ChatState extends EventTarget {
   followers = new Map();
   settings = { ...DEFAULTS };
   #unsaved = new Set();
+  #isChanging = false;
+  /** @type {ReturnType<typeof stored.alternatives> | null} null: the turns have changed */
+  #alternatives = null;
 
   get path() {
     return this.conversation ? stored.shownPath(this.conversation, this.turns) : [];
@@ -29,6 +33,12 @@ class ChatState extends EventTarget {
   /** The answer of the open conversation that is being generated, if there is one. */
   get running() {
     return this.path.find((turn) => turn.answer?.status === 'running') ?? null;
+  }
+
+  /** The turns that stand for the same place as this one, itself included, the oldest first. */
+  alternatives(turn) {
+    this.#alternatives ??= stored.alternatives(this.turns);
+    return this.#alternatives.get(turn.parent) ?? [];
   }
 
   async refreshList() {
@@ -44,6 +54,7 @@ class ChatState extends EventTarget {
     this.settings = { ...DEFAULTS, ...this.settings, ...found?.settings };
     if (!found) this.settings = { ...this.settings, instructions: '' };
     this.turns = found ? await stored.readTurns(found.id) : new Map();
+    this.#alternatives = null;
     for (const turn of this.turns.values()) {
       // an answer that this page still takes in is newer in memory than in the browser's base
       const follower = this.followers.get(turn.id);
@@ -118,6 +129,7 @@ class ChatState extends EventTarget {
       settings: this.settings,
     };
     this.turns = new Map();
+    this.#alternatives = null;
   }
 
   async #ask(text, parent) {
@@ -136,20 +148,21 @@ class ChatState extends EventTarget {
     this.#link(question, turn);
     this.conversation.changed = Date.now();
     await stored.save(this.conversation, turn, question);
-    const request = this.#request(question);
-    const headers = { 'x-session-id': `chat-${this.conversation.id}` };
-    const following = this.#follower(turn).begin(request, headers);
+    const following = this.#follower(turn).begin();
     following.finally(() => this.refreshList());
     this.#changed();
   }
 
-  /** The request for an answer to the path that ends with a question. */
-  #request(question) {
+  /** The request for the answer of a turn. */
+  #request(answered) {
     const path = [];
-    for (let turn = question; turn; turn = this.turns.get(turn.parent)) path.unshift(turn);
-    const { model, instructions, temperature, maxTokens } = this.settings;
-    return {
-      model,
+    const { turns, settings } = this;
+    for (let turn = turns.get(answered.parent); turn; turn = turns.get(turn.parent)) {
+      path.unshift(turn);
+    }
+    const { instructions, temperature, maxTokens } = settings;
+    const body = {
+      model: answered.answer.model,
       input: path.flatMap((turn) =>
         turn.answer ? itemsToSend(turn.answer) : [{ role: 'user', content: turn.text }],
       ),
@@ -159,6 +172,7 @@ class ChatState extends EventTarget {
       ...(temperature !== null && { temperature }),
       ...(maxTokens !== null && { max_output_tokens: maxTokens }),
     };
+    return { body, headers: { 'x-session-id': `chat-${answered.conversation}` } };
   }
 
   #newTurn(role, parent) {
@@ -171,6 +185,7 @@ class ChatState extends EventTarget {
       created: Date.now(),
     };
     this.turns.set(turn.id, turn);
+    this.#alternatives = null;
     return turn;
   }
 
@@ -185,10 +200,11 @@ class ChatState extends EventTarget {
   }
 
   #follower(turn) {
-    const follower = new Follower(turn.answer, (isDurable) => {
+    const follower = new Follower(turn.answer, this.#request(turn), (isDurable) => {
       this.#saveSoon(turn, isDurable);
       if (turn.answer.status !== 'running') this.followers.delete(turn.id);
-      this.#changed();
+      if (isDurable) this.#changed();
+      else this.#changedSoon();
     });
     this.followers.set(turn.id, follower);
     return follower;
@@ -207,7 +223,15 @@ class ChatState extends EventTarget {
   }
 
   #changed() {
+    this.#isChanging = false;
     this.dispatchEvent(new Event('change'));
+  }
+
+  /** Tokens come faster than they can be seen. */
+  #changedSoon() {
+    if (this.#isChanging) return;
+    this.#isChanging = true;
+    setTimeout(() => this.#changed(), CHANGE_MILLISECONDS);
   }
 }
 

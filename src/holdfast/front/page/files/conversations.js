@@ -113,9 +113,15 @@ export function shownPath(conversation, turns) {
   return path;
 }
 
-/** The turns that stand for the same place as this one, itself included, the oldest first. */
-export function alternatives(turn, turns) {
-  return [...turns.values()]
-    .filter((other) => other.parent === turn.parent)
-    .sort((one, other) => one.created - other.created);
+/**
+ * The turns that stand for the same place, by their parent, the oldest first.
+ * @param {Map<string, Turn>} turns @returns {Map<string | null, Turn[]>}
+ */
+export function alternatives(turns) {
+  const found = new Map();
+  for (const turn of [...turns.values()].sort((one, other) => one.created - other.created)) {
+    if (!found.has(turn.parent)) found.set(turn.parent, []);
+    found.get(turn.parent).push(turn);
+  }
+  return found;
 }

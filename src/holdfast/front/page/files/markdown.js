@@ -8,6 +8,10 @@ import DOMPurify from './vendor/dompurify.js';
 import MarkdownIt from './vendor/markdown-it.js';
 import { copyText } from './view.js';
 
+const PIECE = 6000; // characters of a long text that are rendered at once
+const MOST_PARSED = 100_000; // characters; a longer block is shown as it is
+const FRAME_MILLISECONDS = 12; // of a frame, for drawing
+const FENCE = /^ {0,3}(`{3,}|~{3,})/;
 const markdown = new MarkdownIt({ html: false, linkify: true });
 const CLEAN = {
   ALLOWED_TAGS: (
@@ -67,16 +71,64 @@ function lastBlock(source) {
   return place;
 }
 
-/** An element whose property `text` is shown as Markdown. */
+/**
+ * Where a long source can be cut so that its parts render like the whole: after the last blank line
+ * within `PIECE` characters, or else after the first one later, that is in no code block and is not
+ * followed by an indented line. Without one, the end. @param {string} source
+ */
+function firstCut(source) {
+  let fence = '';
+  let place = 0;
+  let found = 0;
+  let isBlank = false;
+  while (place < source.length && !(found && place > PIECE)) {
+    const next = source.indexOf('\n', place) + 1 || source.length;
+    const line = source.slice(place, next);
+    const mark = FENCE.exec(line)?.[1] ?? '';
+    if (!fence && isBlank && /^[^\s]/.test(line)) found = place;
+    if (!fence) fence = mark;
+    else if (mark.startsWith(fence) && line.trim() === mark) fence = '';
+    isBlank = !line.trim();
+    place = next;
+  }
+  return found || source.length;
+}
+
+// texts that are far from the visible part of the page are drawn when they come nearer
+const nearby = new IntersectionObserver(
+  (entries) => {
+    for (const { target, isIntersecting } of entries) {
+      if (isIntersecting) target.comeNear();
+    }
+  },
+  { rootMargin: '1500px 0px' },
+);
+
+/**
+ * An element whose property `text` is shown as Markdown. A text that is not drawn yet is shown as it
+ * is, so that the browser finds words in it.
+ */
 class MarkdownText extends HTMLElement {
   #text = '';
   #fixedLength = 0; // characters whose blocks are rendered for good
   #last = document.createElement('div'); // the last block
+  #isNear = false;
   #isDue = false;
   #restMilliseconds = 0;
 
   connectedCallback() {
     if (!this.#last.isConnected) this.append(this.#last);
+    if (!this.#isNear) nearby.observe(this);
+  }
+
+  disconnectedCallback() {
+    nearby.unobserve(this);
+  }
+
+  comeNear() {
+    this.#isNear = true;
+    nearby.unobserve(this);
+    this.#drawSoon();
   }
 
   get text() {
@@ -89,10 +141,14 @@ class MarkdownText extends HTMLElement {
       this.#fixedLength = 0;
       this.replaceChildren(this.#last);
     }
-    const isFirst = this.#text === '';
     this.#text = text;
-    if (isFirst) this.#draw();
-    else this.#drawSoon();
+    if (this.#isNear) this.#drawSoon();
+    else this.#showRest();
+  }
+
+  #showRest() {
+    this.#last.className = 'text';
+    this.#last.textContent = this.#text.slice(this.#fixedLength);
   }
 
   #drawSoon() {
@@ -110,14 +166,38 @@ class MarkdownText extends HTMLElement {
   #draw() {
     const began = performance.now();
     let rest = this.#text.slice(this.#fixedLength);
-    const place = lastBlock(rest);
-    if (place > 0) {
-      this.#last.before(rendered(rest.slice(0, place)));
-      this.#fixedLength += place;
-      rest = rest.slice(place);
+    while (rest.length > PIECE) {
+      if (performance.now() - began > FRAME_MILLISECONDS) {
+        this.#showRest();
+        this.#restMilliseconds = 0;
+        this.#drawSoon();
+        return;
+      }
+      const cut = firstCut(rest);
+      if (cut === rest.length) break;
+      rest = this.#fix(rest, cut);
     }
-    this.#last.replaceChildren(rendered(rest));
+    const place = rest.length > MOST_PARSED ? 0 : lastBlock(rest);
+    if (place > 0) rest = this.#fix(rest, place);
+    this.#last.className = '';
+    this.#last.replaceChildren(rest.length > MOST_PARSED ? plain(rest) : rendered(rest));
     this.#restMilliseconds = Math.min(2000, 5 * (performance.now() - began));
+  }
+
+  /** Render the first characters of the rest for good; returns what is left. */
+  #fix(rest, length) {
+    const text = rest.slice(0, length);
+    this.#last.before(length > MOST_PARSED ? plain(text) : rendered(text));
+    this.#fixedLength += length;
+    return rest.slice(length);
   }
 }
 customElements.define('markdown-text', MarkdownText);
+
+/** A block that is too long to be parsed. */
+function plain(text) {
+  const block = document.createElement('p');
+  block.className = 'text';
+  block.textContent = text;
+  return block;
+}

@@ -4,7 +4,6 @@ import { html, live, nothing, repeat } from '../vendor/lit.js';
 import { textOf } from '../answers.js';
 import { get } from '../api.js';
 import { chat } from '../chat-state.js';
-import { alternatives } from '../conversations.js';
 import { count, counted, percent, seconds } from '../format.js';
 import '../markdown.js';
 import { Component, View, announce, copyText, download } from '../view.js';
@@ -231,12 +230,12 @@ customElements.define('chat-view', ChatView);
 /** Changes whenever an answer has to be drawn again. */
 function versionOf(turn) {
   const { status, seen } = turn.answer;
-  const versions = alternatives(turn, chat.turns).length;
+  const versions = chat.alternatives(turn).length;
   return `${status} ${seen} ${versions} ${chat.followers.get(turn.id)?.isLost} ${Boolean(chat.running)}`;
 }
 
 function branches(turn) {
-  const all = alternatives(turn, chat.turns);
+  const all = chat.alternatives(turn);
   if (all.length < 2) return nothing;
   const place = all.indexOf(turn);
   const choose = (step) => () => chat.choose(all[place + step]);

@@ -1,45 +1,89 @@
-// Memory: what is cached, where, and for whom.
+// Memory: what is cached, where, and for whom; what was missed, and why.
 
 import { html, nothing } from '../vendor/lit.js';
 import { access, get, patch, post, remove } from '../api.js';
 import { ago, bytes, count, counted, percent } from '../format.js';
-import { View } from '../view.js';
+import { PolledView } from '../view.js';
+import { TIERS, laidOut } from './cache-map.js';
 
 const NAME = 'name'; // key of a session's metadata under which the page keeps its name
+const MOST_SESSIONS = 200;
+const MISSES_AT_FIRST = 5;
 
-class MemoryView extends View {
-  static properties = { health: { state: true }, store: { state: true }, sessions: { state: true } };
+class MemoryView extends PolledView {
+  static pollMilliseconds = 10_000;
+  static properties = {
+    health: { state: true },
+    store: { state: true },
+    sessions: { state: true },
+    caches: { state: true },
+    misses: { state: true },
+    showsAllMisses: { state: true },
+  };
 
   constructor() {
     super();
     this.health = { models: [] };
     this.store = null;
     this.sessions = [];
+    this.hasMoreSessions = false;
+    this.caches = [];
+    this.misses = [];
+    this.showsAllMisses = false;
   }
 
   async load() {
-    this.health = await healthOf();
-    this.store = access.isAdmin ? await get('/admin/store') : null;
-    const loaded = this.health.models.filter((model) => model.state === 'ready' && model.memory);
+    const [health, store, caches, misses] = await Promise.all([
+      healthOf(),
+      access.isAdmin ? get('/admin/store') : null,
+      get('/admin/cache'),
+      get('/admin/misses'),
+    ]);
+    const loaded = health.models.filter((model) => model.state === 'ready' && model.memory);
     const lists = await Promise.all(
-      loaded.map((model) => get(`/v1/sessions?model=${encodeURIComponent(model.id)}`)),
+      loaded.map((model) =>
+        get(`/v1/sessions?limit=${MOST_SESSIONS}&model=${encodeURIComponent(model.id)}`),
+      ),
     );
+    this.health = health;
+    this.store = store;
+    this.caches = caches.models;
+    this.misses = misses.misses;
     this.sessions = lists.flatMap((list) => list.data);
+    this.hasMoreSessions = lists.some((list) => list.has_more);
   }
 
   render() {
     const models = this.health.models.filter((model) => model.memory);
-    return html`<h1>Memory</h1>
+    return html`<div class="view-head">
+        <h1>Memory</h1>
+        <button type="button" @click=${() => this.reload()}>Refresh</button>
+      </div>
       ${this.failureLine()}
-      <p class="actions"><button type="button" @click=${() => this.reload()}>Refresh</button></p>
       <section aria-labelledby="tiers-title">
         <h2 id="tiers-title">Tiers</h2>
         ${models.length
-          ? this.tiers(models)
-          : html`<p class="hint">
+          ? models.map((model) => this.tiers(model))
+          : html`<p class="empty">
               ${this.isLoaded ? 'No model with a prefix cache is loaded.' : 'Loading …'}
             </p>`}
         ${this.pressure()} ${this.disk()}
+      </section>
+      <section aria-labelledby="map-title">
+        <div class="view-head">
+          <h2 id="map-title">Cached prompts</h2>
+          <ul class="legend" aria-label="Colors">
+            ${TIERS.map(([tier, words]) => html`<li><i class="tier-${tier}"></i>${words}</li>`)}
+          </ul>
+        </div>
+        ${this.caches.map((model) => this.cache(model))}
+        ${this.isLoaded && !this.caches.length
+          ? html`<p class="empty">Nothing is cached while no model is loaded.</p>`
+          : nothing}
+      </section>
+      <section aria-labelledby="misses-title">
+        <h2 id="misses-title">Recent misses</h2>
+        ${this.missList()}
       </section>
       <section aria-labelledby="sessions-title">
         <h2 id="sessions-title">Sessions</h2>
@@ -57,66 +101,130 @@ class MemoryView extends View {
     </p>`;
   }
 
-  tiers(models) {
-    return html`<div class="table-frame" tabindex="0" role="region" aria-label="Tiers">
-      <table>
-        <thead>
-          <tr>
-            <th scope="col">Model</th>
-            <th scope="col" class="number">Cached tokens</th>
-            <th scope="col">Live states</th>
-            <th scope="col">Blocks in RAM</th>
-            <th scope="col">Blocks on disk</th>
-            <th scope="col" class="number">Written today</th>
-          </tr>
-        </thead>
-        <tbody>
-          ${models.map(
-            ({ id, memory }) =>
-              html`<tr>
-                <th scope="row">${id}</th>
-                <td class="number">${count(memory.kept_tokens)}</td>
-                <td>
-                  ${counted(memory.parked_sequences, 'state')}, ${bytes(memory.parked_bytes)}
-                </td>
-                <td>${share(memory.ram_bytes, memory.ram_budget_bytes)}</td>
-                <td>
-                  ${memory.store
-                    ? html`${counted(memory.store.blocks, 'block')},
-                      ${share(memory.store.stored_bytes, memory.store.allowed_bytes)}${memory.store
-                        .mode === 'writing'
-                        ? ''
-                        : `; ${memory.store.mode}`}`
-                    : 'off'}
-                </td>
-                <td class="number">
-                  ${memory.store ? bytes(memory.store.written_today_bytes) : ''}
-                </td>
-              </tr>`,
-          )}
-        </tbody>
-      </table>
-    </div>`;
+  tiers({ id, memory }) {
+    const { store } = memory;
+    const figures = [
+      ['Cached', `${count(memory.kept_tokens)} tokens`, 'in all tiers together'],
+      [
+        'Live states',
+        bytes(memory.parked_bytes),
+        `of ${counted(memory.parked_sequences, 'ended answer')}`,
+      ],
+      ['Blocks in RAM', bytes(memory.ram_bytes), share(memory.ram_bytes, memory.ram_budget_bytes)],
+      [
+        'Blocks on disk',
+        store ? bytes(store.stored_bytes) : 'off',
+        store ? share(store.stored_bytes, store.allowed_bytes) : 'this server has no store',
+      ],
+      [
+        'Written today',
+        store ? bytes(store.written_today_bytes) : '',
+        store && store.mode !== 'writing' ? store.mode : 'to disk',
+      ],
+    ].filter(([, value]) => value);
+    return html`${this.health.models.length > 1 ? html`<h3>${id}</h3>` : nothing}
+      <dl class="figures" aria-label="Tiers of ${id}">
+        ${figures.map(
+          ([name, value, more]) =>
+            html`<div>
+              <dt>${name}</dt>
+              <dd>
+                <span class="figure">${value}</span><span class="hint">${more}</span>
+              </dd>
+            </div>`,
+        )}
+      </dl>`;
   }
 
   disk() {
     const store = this.store;
     if (!store?.folder) return nothing;
-    return html`<p>
+    return html`<p class="hint">
       The store <code>${store.folder}</code> has ${counted(store.blocks, 'block')} with
       ${bytes(store.file_bytes)} of at most ${bytes(store.allowed_bytes)};
-      ${counted(store.pinned_blocks, 'block')} pinned, ${bytes(store.written_today_bytes)} written
-      today, ${bytes(store.volume_free_bytes)} free on its
+      ${counted(store.pinned_blocks, 'block')} pinned, ${bytes(store.volume_free_bytes)} free on its
       volume${store.quarantined_files
         ? `, ${counted(store.quarantined_files, 'damaged file')} in quarantine`
         : ''}.
     </p>`;
   }
 
+  cache(model) {
+    const names = new Map(
+      this.sessions
+        .filter((session) => session.metadata[NAME])
+        .map((session) => [session.id, session.metadata[NAME]]),
+    );
+    return html`${this.caches.length > 1 ? html`<h3>${model.model}</h3>` : nothing}
+      <div class="panel">
+        <cache-map .model=${model} .names=${names}></cache-map>
+        ${model.parts.length ? this.cacheTable(model) : nothing}
+      </div>`;
+  }
+
+  /** The same as the picture, for who prefers to read. */
+  cacheTable(model) {
+    return html`<details class="as-table">
+      <summary>As a table</summary>
+      <div class="table-frame" tabindex="0" role="region" aria-label="Cached parts of ${model.model}">
+        <table>
+          <thead>
+            <tr>
+              <th scope="col">Tokens</th>
+              ${TIERS.map(([, words]) => html`<th scope="col" class="number">${words}</th>`)}
+              <th scope="col" class="number">Size</th>
+              <th scope="col">Sessions</th>
+            </tr>
+          </thead>
+          <tbody>
+            ${laidOut(model.parts).boxes.map(
+              ({ part, level }) =>
+                html`<tr>
+                  <th scope="row">
+                    ${'– '.repeat(Math.min(level - 1, 12))}${count(part.start)} to
+                    ${count(part.start + part.tokens)}
+                  </th>
+                  ${TIERS.map(
+                    ([tier]) =>
+                      html`<td class="number">${count(part[`${tier}_tokens`])}</td>`,
+                  )}
+                  <td class="number">${bytes(part.bytes)}</td>
+                  <td>${part.sessions.join(', ')}</td>
+                </tr>`,
+            )}
+          </tbody>
+        </table>
+      </div>
+    </details>`;
+  }
+
+  missList() {
+    if (!this.misses.length) {
+      return html`<p class="empty">
+        ${this.isLoaded
+          ? 'Since the server started, the prompts that could be cached were.'
+          : 'Loading …'}
+      </p>`;
+    }
+    const shown = this.showsAllMisses ? this.misses : this.misses.slice(0, MISSES_AT_FIRST);
+    const more = this.misses.length - shown.length;
+    return html`<ol class="misses">
+        ${shown.map((miss) => missItem(miss))}
+      </ol>
+      ${more
+        ? html`<button type="button" @click=${() => (this.showsAllMisses = true)}>
+            Show ${count(more)} more
+          </button>`
+        : nothing}`;
+  }
+
   sessionTable() {
     if (!this.sessions.length) {
-      return html`<p class="hint">
-        ${this.isLoaded ? 'There are no sessions. A request opens one with the header X-Session-ID.' : 'Loading …'}
+      return html`<p class="empty">
+        ${this.isLoaded
+          ? html`There are no sessions. A request opens one with the header
+              <code>X-Session-ID</code>.`
+          : 'Loading …'}
       </p>`;
     }
     return html`<div class="table-frame" tabindex="0" role="region" aria-label="Sessions">
@@ -136,7 +244,10 @@ class MemoryView extends View {
           ${this.sessions.map((session) => this.sessionRow(session))}
         </tbody>
       </table>
-    </div>`;
+    </div>
+    ${this.hasMoreSessions
+      ? html`<p class="hint">These are the ${count(MOST_SESSIONS)} sessions that were used last.</p>`
+      : nothing}`;
   }
 
   sessionRow(session) {
@@ -239,11 +350,43 @@ function addressOf(session, action = '') {
 }
 
 function share(part, whole) {
-  return html`<meter
-      min="0"
-      max=${whole || 1}
-      value=${part}
-      aria-label="${bytes(part)} of ${bytes(whole)}"
-    ></meter>
-    ${bytes(part)} of ${bytes(whole)}`;
+  const words = `of ${bytes(whole)}`;
+  return html`<meter min="0" max=${whole || 1} value=${part} aria-label="${bytes(part)} ${words}"></meter>
+    ${words}`;
+}
+
+function missItem(miss) {
+  const who = [miss.session_id, miss.key, miss.client].filter(Boolean).join(' · ');
+  const { change } = miss;
+  return html`<li class="card miss">
+    <p class="miss-head">
+      <strong>${change ? sentence(`${change.place} changed`) : miss.explanation}</strong>
+      <span class="hint">
+        ${count(miss.cached_tokens)} of ${counted(miss.prompt_tokens, 'token')} cached ·
+        ${ago(miss.at)}
+      </span>
+    </p>
+    <p class="hint">${who} · ${miss.model}</p>
+    ${change ? changeShown(change) : nothing}
+    ${change && miss.explanation
+      ? html`<details>
+          <summary>In tokens</summary>
+          <p>${miss.explanation}</p>
+        </details>`
+      : nothing}
+    ${miss.shows_texts
+      ? nothing
+      : html`<p class="hint">The texts belong to another tenant and are not shown.</p>`}
+  </li>`;
+}
+
+function changeShown({ before, cached, now }) {
+  return html`<pre class="change" tabindex="0" aria-label="What changed" role="region">${before
+      ? html`<span class="context">${before}\n</span>`
+      : nothing}<del>${cached || '(nothing)'}</del>\n<ins>${now || '(nothing)'}</ins></pre>`;
+}
+
+/** With a capital at its beginning and a full stop. */
+function sentence(text) {
+  return `${text.slice(0, 1).toUpperCase()}${text.slice(1)}.`;
 }

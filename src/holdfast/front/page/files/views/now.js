@@ -2,7 +2,7 @@
 
 import { html, nothing } from '../vendor/lit.js';
 import { access, get, remove } from '../api.js';
-import { bytes, count, percent, seconds } from '../format.js';
+import { ago, bytes, count, counted, percent, seconds } from '../format.js';
 import { PolledView } from '../view.js';
 
 const WAITS = {
@@ -13,7 +13,8 @@ const WAITS = {
   memory: 'a free place and KV memory',
   reader: 'its client, which does not read',
 };
-const STEPS_SHOWN = 30;
+const SECONDS_SHOWN = 30;
+const STALL_SECONDS = 0.5;
 
 class NowView extends PolledView {
   static properties = { requests: { state: true }, activity: { state: true } };
@@ -32,6 +33,7 @@ class NowView extends PolledView {
       get('/admin/activity'),
     ]);
     for (const model of activity.models) this.note(model);
+    this.lookedAt = Date.now();
     this.requests = requests.filter((request) => request.model);
     this.activity = activity;
   }
@@ -42,6 +44,7 @@ class NowView extends PolledView {
     const steps = model.steps - before.steps;
     const entry = {
       at: new Date(),
+      seconds: (Date.now() - this.lookedAt) / 1000,
       steps,
       sequences: model.running,
       prompt: (model.prompt_tokens - before.prompt_tokens) / steps,
@@ -49,7 +52,7 @@ class NowView extends PolledView {
       longest: longestStep(before.step_seconds, model.step_seconds),
     };
     const entries = [entry, ...(this.history.get(model.model) ?? [])];
-    this.history.set(model.model, entries.slice(0, STEPS_SHOWN));
+    this.history.set(model.model, entries.slice(0, SECONDS_SHOWN));
   }
 
   render() {
@@ -63,14 +66,14 @@ class NowView extends PolledView {
         <h2 id="workers-title">Models at work</h2>
         ${this.activity.models.map((model) => this.worker(model))}
         ${this.isLoaded && !this.activity.models.length
-          ? html`<p class="hint">No model is loaded.</p>`
+          ? html`<p class="empty">No model is loaded.</p>`
           : nothing}
       </section>`;
   }
 
   requestTable() {
     if (!this.requests.length) {
-      return html`<p class="hint">${this.isLoaded ? 'No request is under way.' : 'Loading …'}</p>`;
+      return html`<p class="empty">${this.isLoaded ? 'No request is under way.' : 'Loading …'}</p>`;
     }
     return html`<div class="table-frame" tabindex="0" role="region" aria-label="Requests">
       <table>
@@ -102,7 +105,9 @@ class NowView extends PolledView {
       <td>${phase(request)}</td>
       <td class="number">${request.prompt_tokens ? count(request.prompt_tokens) : ''}</td>
       <td class="number">
-        ${request.cached_tokens ? percent(request.cached_tokens, request.prompt_tokens) : ''}
+        ${request.cached_tokens || request.answer_tokens
+          ? percent(request.cached_tokens, request.prompt_tokens)
+          : ''}
       </td>
       <td class="number">${request.answer_tokens ? count(request.answer_tokens) : ''}</td>
       <td class="number">${request.tokens_per_second?.toFixed(1) ?? ''}</td>
@@ -128,55 +133,141 @@ class NowView extends PolledView {
 
   worker(model) {
     const entries = this.history.get(model.model) ?? [];
+    const figures = [
+      ['Running', `${count(model.running)} of ${count(model.max_running)}`, 'sequences'],
+      ['Queued', count(model.queued), 'sequences'],
+      ['KV memory', bytes(model.kv_reserved_bytes), `reserved of ${bytes(model.kv_budget_bytes)}`],
+      ['Generated', rate(entries, 'generated'), 'tokens/s'],
+      ['Prefilled', rate(entries, 'prompt'), `tokens/s, ${count(model.step_tokens)} per step at most`],
+    ];
     return html`<h3>${model.model}</h3>
-      <p>
-        ${count(model.running)} of at most ${count(model.max_running)} sequences running,
-        ${count(model.queued)} queued; KV ${bytes(model.kv_reserved_bytes)} of
-        ${bytes(model.kv_budget_bytes)} reserved; ${count(model.steps)} steps since its start;
-        at most ${count(model.step_tokens)} prompt tokens per step.
+      <dl class="figures" aria-label="Work of ${model.model}">
+        ${figures.map(
+          ([name, value, more]) =>
+            html`<div>
+              <dt>${name}</dt>
+              <dd><span class="figure">${value}</span><span class="hint">${more}</span></dd>
+            </div>`,
+        )}
+      </dl>
+      ${model.recent_steps.length ? this.steps(model) : nothing}
+      ${entries.length ? secondsTable(model.model, entries) : nothing}`;
+  }
+
+  /** The last steps, a bar for each: as high as its batch. */
+  steps(model) {
+    const steps = model.recent_steps;
+    const usual = median(steps.map((step) => step.seconds));
+    const highest = Math.max(...steps.map((step) => step.sequences), 1);
+    const stalls = steps.filter((step) => isStall(step, usual));
+    const last = steps.at(-1);
+    return html`<figure class="panel steps-figure" role="region" aria-label="Steps of ${model.model}">
+      <figcaption class="view-head">
+        <span>The last ${count(steps.length)} steps: the size of each batch</span>
+        <ul class="legend" aria-label="Colors">
+          <li><i class="step-decode"></i>decode</li>
+          <li><i class="step-prefill"></i>with prefill</li>
+          <li><i class="step-stall"></i>stall</li>
+        </ul>
+      </figcaption>
+      <div
+        class="steps"
+        role="img"
+        aria-label="Batches of ${model.model}: the last of ${counted(last.sequences, 'sequence')}, the
+        largest of ${highest}, ${counted(stalls.length, 'stall')}"
+      >
+        ${steps.map(
+          (step) =>
+            html`<i
+              class=${kindOf(step, usual)}
+              title=${stepTitle(step)}
+              .style=${`height: ${(100 * step.sequences) / highest}%`}
+            ></i>`,
+        )}
+      </div>
+      <p class="hint">
+        Median ${seconds(usual)} per step; the longest took
+        ${seconds(Math.max(...steps.map((step) => step.seconds)))}.
+        ${stalls.length
+          ? html`<strong>${counted(stalls.length, 'stall')}</strong>, the last one
+              ${ago(stalls.at(-1).at)}: ${stepTitle(stalls.at(-1))}.`
+          : 'No step has stalled.'}
       </p>
-      ${entries.length
-        ? html`<div class="table-frame" tabindex="0" role="region" aria-label="Steps of ${model.model}">
-            <table>
-              <caption>
-                The batch of its steps, in each second
-              </caption>
-              <thead>
-                <tr>
-                  <th scope="col">Time</th>
-                  <th scope="col" class="number">Steps</th>
-                  <th scope="col" class="number">Sequences</th>
-                  <th scope="col" class="number">Prompt tokens per step</th>
-                  <th scope="col" class="number">Generated tokens per step</th>
-                  <th scope="col" class="number">Longest step</th>
-                </tr>
-              </thead>
-              <tbody>
-                ${entries.map(
-                  (entry) =>
-                    html`<tr class=${entry.longest > 0.5 ? 'stall' : ''}>
-                      <th scope="row">${entry.at.toLocaleTimeString()}</th>
-                      <td class="number">${count(entry.steps)}</td>
-                      <td class="number">${count(entry.sequences)}</td>
-                      <td class="number">${entry.prompt.toFixed(1)}</td>
-                      <td class="number">${entry.generated.toFixed(1)}</td>
-                      <td class="number">
-                        ${entry.longest > 0.5 ? 'stall: ' : ''}${stepText(entry.longest)}
-                      </td>
-                    </tr>`,
-                )}
-              </tbody>
-            </table>
-          </div>`
-        : nothing}`;
+    </figure>`;
   }
 }
 customElements.define('now-view', NowView);
 
+/** A step that took so long that people notice, and much longer than usual. */
+function isStall(step, usual) {
+  return step.seconds > STALL_SECONDS && step.seconds > 4 * usual;
+}
+
+function kindOf(step, usual) {
+  if (isStall(step, usual)) return 'step-stall';
+  return step.prompt_tokens ? 'step-prefill' : 'step-decode';
+}
+
+function stepTitle(step) {
+  const parts = [
+    counted(step.sequences, 'sequence'),
+    step.prompt_tokens ? counted(step.prompt_tokens, 'prompt token') : '',
+    step.generated_tokens ? counted(step.generated_tokens, 'generated token') : '',
+    seconds(step.seconds),
+  ];
+  return parts.filter(Boolean).join(', ');
+}
+
+function median(values) {
+  return [...values].sort((one, other) => one - other)[Math.floor(values.length / 2)];
+}
+
+/** Tokens per second between the last two looks. */
+function rate(entries, kind) {
+  const [last] = entries;
+  if (!last || Date.now() - last.at > 3000) return '0';
+  return count((last[kind] * last.steps) / last.seconds);
+}
+
+function secondsTable(model, entries) {
+  return html`<details class="as-table">
+    <summary>As a table, by the second</summary>
+    <div class="table-frame" tabindex="0" role="region" aria-label="Steps of ${model} by the second">
+      <table>
+        <thead>
+          <tr>
+            <th scope="col">Time</th>
+            <th scope="col" class="number">Steps</th>
+            <th scope="col" class="number">Sequences</th>
+            <th scope="col" class="number">Prompt tokens per step</th>
+            <th scope="col" class="number">Generated tokens per step</th>
+            <th scope="col" class="number">Longest step</th>
+          </tr>
+        </thead>
+        <tbody>
+          ${entries.map(
+            (entry) =>
+              html`<tr class=${entry.longest > STALL_SECONDS ? 'stall' : ''}>
+                <th scope="row">${entry.at.toLocaleTimeString()}</th>
+                <td class="number">${count(entry.steps)}</td>
+                <td class="number">${count(entry.sequences)}</td>
+                <td class="number">${entry.prompt.toFixed(1)}</td>
+                <td class="number">${entry.generated.toFixed(1)}</td>
+                <td class="number">${stepText(entry.longest)}</td>
+              </tr>`,
+          )}
+        </tbody>
+      </table>
+    </div>
+  </details>`;
+}
+
 function phase(request) {
   if (request.waits_for) return `waits for ${WAITS[request.waits_for] ?? request.waits_for}`;
   if (request.state === 'reading' && request.prefilled_tokens) {
-    return `prefill, ${percent(request.prefilled_tokens, request.prompt_tokens)}`;
+    const { prefilled_tokens: done, prompt_tokens: all } = request;
+    return html`prefill, ${percent(done, all)}
+      <progress class="progress" max=${all} value=${done} aria-label="Prefill"></progress>`;
   }
   if (request.state === 'reading') return 'queued or in prefill';
   return request.state === 'abandoned' ? 'without a client, for a retry' : request.state;

@@ -1,0 +1,158 @@
+"""/admin/cache: what the prefix caches contain; /admin/misses: recent prompts that missed them."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.front.server.access import caller_of, check_admin
+from holdfast.front.server.answers import Difference, in_words_without_texts
+from holdfast.front.server.dialect import answers_of, operation
+from holdfast.front.server.misses import Miss, TextChange
+from holdfast.front.server.request import json_response, tenant_in
+from holdfast.front.server.services import Services, model_of
+from holdfast.wire.cache_map import CacheMapQuestion, CachePart, CacheTree
+
+CACHE_PATH = "/admin/cache"
+MISSES_PATH = "/admin/misses"
+_MOST_SHOWN = 50
+_QUERY = {
+    "parameters": [
+        {"name": name, "in": "query", "description": about, "schema": {"type": "string"}}
+        for name, about in (
+            ("model", "Show only this model. Default: all."),
+            ("cache_salt", "The salt of the requests whose texts to show."),
+        )
+    ]
+}
+
+
+class CachedModel(Struct, frozen=True, kw_only=True):
+    """What the prefix cache of a model contains: its largest parts, each after its parent.
+
+    is_complete: false if the cache has too many blocks to visit all of them; then `blocks` and the
+    tokens of trees and parts count only those that were visited.
+    """
+
+    model: str
+    blocks: int
+    is_complete: bool
+    trees: tuple[CacheTree, ...]
+    parts: tuple[CachePart, ...]
+
+
+class CacheContents(Struct, frozen=True, kw_only=True):
+    """The prefix caches of all loaded models."""
+
+    models: list[CachedModel]
+
+
+@operation("GET", CACHE_PATH, answers_of(CacheContents), _QUERY)
+async def show_cache(request: Request, services: Services) -> Response:
+    """Show which prompts the prefix caches of the loaded models contain, where, and for whom.
+
+    With an ordinary API key, only what requests of that key have cached. If no keys are set,
+    requires a connection from this machine.
+    """
+    caller = caller_of(request)
+    if not caller.has_key:
+        check_admin(request)
+    salt = request.query_params.get("cache_salt", "")
+    question = CacheMapQuestion(
+        tenant=tenant_in(request, cache_salt=salt), sees_all=caller.is_admin
+    )
+    maps = await services.control.cache_maps(question)
+    models = [
+        CachedModel(
+            model=model,
+            blocks=found.blocks,
+            is_complete=found.is_complete,
+            trees=found.trees,
+            parts=found.parts,
+        )
+        for model, found in maps.items()
+        if _is_asked_for(model, request, services)
+    ]
+    return json_response(CacheContents(models=models))
+
+
+class RecentMiss(Struct, frozen=True, kw_only=True):
+    """An answer whose prompt was not cached as far as possible.
+
+    at: Unix seconds. reason, explanation, unused_tokens: as with `holdfast.explain`. change: the
+    line of the prompt that differs from the most similar earlier prompt; null if there is none in
+    memory. difference: the tokens that differ from the cached ones. shows_texts: false if the
+    prompt belongs to another tenant; then `change` and `difference` are null.
+    """
+
+    at: float
+    model: str
+    key: str
+    client: str
+    path: str
+    session_id: str
+    prompt_tokens: int
+    cached_tokens: int
+    unused_tokens: int
+    reason: str
+    explanation: str
+    change: TextChange | None
+    difference: Difference | None
+    shows_texts: bool
+
+
+class RecentMissList(Struct, frozen=True, kw_only=True):
+    """Recent misses, the latest first."""
+
+    misses: list[RecentMiss]
+
+
+@operation("GET", MISSES_PATH, answers_of(RecentMissList), _QUERY)
+async def list_misses(request: Request, services: Services) -> Response:
+    """List the last answers whose prompts missed the prefix cache, and what changed in them.
+
+    With an ordinary API key, only answers to that key. If no keys are set, requires a connection
+    from this machine. Texts of a prompt are shown only to the tenant that sent it, and to admins
+    if prompts are logged (`log.content`).
+    """
+    caller = caller_of(request)
+    if not caller.has_key:
+        check_admin(request)
+    tenant = tenant_in(request, cache_salt=request.query_params.get("cache_salt", ""))
+    sees_logged = caller.is_admin and services.log.content
+    shown = [
+        _shown(miss, shows_texts=sees_logged or miss.tenant == tenant)
+        for miss in services.misses
+        if (caller.is_admin or miss.key == caller.key_name)
+        and _is_asked_for(miss.model, request, services)
+    ]
+    return json_response(RecentMissList(misses=shown[:_MOST_SHOWN]))
+
+
+def _is_asked_for(model: str, request: Request, services: Services) -> bool:
+    asked = request.query_params.get("model")
+    return asked is None or model_of(services, asked) == model
+
+
+def _shown(miss: Miss, *, shows_texts: bool) -> RecentMiss:
+    why = miss.explanation
+    return RecentMiss(
+        at=round(miss.at, 3),
+        model=miss.model,
+        key=miss.key,
+        client=miss.client,
+        path=miss.path,
+        session_id=miss.session_id,
+        prompt_tokens=why.prompt_tokens,
+        cached_tokens=why.ram_tokens + why.disk_tokens,
+        unused_tokens=why.unused_tokens,
+        reason=why.reason,
+        explanation=why.explanation if shows_texts else in_words_without_texts(why),
+        change=miss.change if shows_texts else None,
+        difference=why.difference if shows_texts else None,
+        shows_texts=shows_texts,
+    )
+
+
+OPERATIONS = (show_cache, list_misses)

@@ -1,0 +1,102 @@
+"""The Memory view: what is cached, for whom, and what was missed, as a browser shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.fakes.browser import Visitor, visiting
+from tests.fakes.server_process import ServerProcess
+
+HEAD = "You help at the harbour. Count the boats twice, and write the number on the wall.\n" * 40
+MODEL = "scripted"
+
+
+def complete(server: ServerProcess, prompt: str, *, session: str) -> None:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 2}
+    headers = {"X-Session-ID": session}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60)
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.fixture(scope="module")
+def used_server(scripted_server: ServerProcess) -> ServerProcess:
+    """A server whose cache has a prompt that forks."""
+    for day in ("Monday", "Tuesday"):
+        complete(scripted_server, f"{HEAD}Today is {day}.\nGo on.", session=f"crew-{day}")
+    return scripted_server
+
+
+@pytest.fixture
+def memory(browser: Browser, used_server: ServerProcess) -> Iterator[Visitor]:
+    with visiting(browser, used_server.url) as visitor:
+        visitor.open("/page/memory")
+        visitor.page.get_by_role("tree").wait_for()
+        yield visitor
+
+
+def test_the_picture_shows_shared_heads_their_branches_and_who_uses_them(memory: Visitor) -> None:
+    tree = memory.page.get_by_role("tree", name=f"Cached prompts of {MODEL}")
+    head, *branches = tree.get_by_role("treeitem").all()
+    assert head.get_attribute("aria-level") == "1"
+    assert "used by crew-Tuesday, crew-Monday" in (head.get_attribute("aria-label") or "")
+    labels = [branch.get_attribute("aria-label") or "" for branch in branches]
+    assert any("used by crew-Monday" in label for label in labels)
+    assert any("used by crew-Tuesday" in label for label in labels)
+    boxes = [part.bounding_box() for part in (head, *branches)]
+    first = boxes[0]
+    assert first is not None
+    for box in boxes[1:]:
+        assert box is not None
+        assert box["x"] >= first["x"] + first["width"] - 1
+        assert box["y"] + box["height"] <= first["y"] + first["height"] + 1
+
+
+def test_the_keyboard_moves_through_the_picture(memory: Visitor) -> None:
+    page = memory.page
+    items = page.get_by_role("treeitem")
+    items.first.focus()
+    page.keyboard.press("ArrowRight")
+    expect(items.nth(1)).to_be_focused()
+    chosen = page.get_by_label("Chosen part")
+    expect(chosen).to_contain_text("crew-")
+    page.keyboard.press("End")
+    expect(items.last).to_be_focused()
+    page.keyboard.press("ArrowLeft")
+    expect(items.first).to_be_focused()
+    expect(page.locator("[role=treeitem][tabindex='0']")).to_have_count(1)
+    expect(chosen).to_contain_text("crew-Tuesday, crew-Monday")
+
+
+def test_the_picture_is_also_a_table(memory: Visitor) -> None:
+    page = memory.page
+    page.get_by_text("As a table").click()
+    rows = page.get_by_role("region", name=f"Cached parts of {MODEL}").get_by_role("row")
+    assert rows.count() == page.get_by_role("treeitem").count() + 1
+    expect(rows.nth(1)).to_contain_text("crew-Tuesday, crew-Monday")
+
+
+def test_a_miss_says_which_line_of_the_prompt_changed(memory: Visitor) -> None:
+    page = memory.page
+    miss = page.get_by_role("listitem").filter(has_text="Line 41 of the prompt changed.").first
+    expect(miss).to_contain_text("crew-Tuesday")
+    change = miss.get_by_role("region", name="What changed")
+    assert change.get_by_role("deletion").inner_text() == "Today is Monday."
+    assert change.get_by_role("insertion").inner_text() == "Today is Tuesday."
+
+
+def test_tiers_and_what_was_written_are_shown(memory: Visitor) -> None:
+    tiers = memory.page.get_by_label(f"Tiers of {MODEL}")
+    for name in ("Live states", "Blocks in RAM", "Blocks on disk", "Written today"):
+        expect(tiers).to_contain_text(name)
+    memory.page.get_by_text("blocks with").wait_for()
+
+
+def test_a_session_is_forked(memory: Visitor) -> None:
+    page = memory.page
+    row = page.get_by_role("row").filter(has_text="crew-Monday").first
+    row.get_by_role("button", name="Fork").click()
+    page.get_by_text("forked from crew-Monday").wait_for()

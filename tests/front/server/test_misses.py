@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.front.server import misses
+from holdfast.front.server.answers import Explanation, explain_choice
+from holdfast.front.server.misses import RecentMisses, TextChange, change_between, parts_of
+from holdfast.telemetry.request_log import RequestRecord
+from holdfast.wire.events import CacheOutcome, CacheReport, FinishReason
+from holdfast.wire.output import ChoiceFinished
+from holdfast.wire.requests import ChatPrompt, GenerationRequest
+
+SYSTEM = "You help.\nThe day is Monday.\nBe brief."
+
+
+def asked(*messages: tuple[str, Any], tenant: str = "", **prompt: Any) -> GenerationRequest:
+    return GenerationRequest(
+        request_id="r",
+        model="m",
+        tenant=tenant,
+        prompt=ChatPrompt(
+            messages=tuple({"role": role, "content": text} for role, text in messages), **prompt
+        ),
+    )
+
+
+def explained(outcome: CacheOutcome = CacheOutcome.DIVERGED) -> Explanation:
+    end = ChoiceFinished(
+        index=0,
+        reason=FinishReason.STOP,
+        prompt_tokens=10,
+        completion_tokens=1,
+        memory=CacheReport(outcome=outcome, ram_tokens=4),
+    )
+    return explain_choice(end, accept_seconds=0.0, first_text_seconds=None)
+
+
+def noted(*requests: GenerationRequest) -> RecentMisses:
+    """What is remembered of requests that all missed."""
+    found = RecentMisses()
+    for request in requests:
+        found.note(request, explained(), RequestRecord(method="POST", path="/", client="c"))
+    return found
+
+
+def last_change(*requests: GenerationRequest) -> TextChange | None:
+    return next(iter(noted(*requests))).change
+
+
+def test_the_changed_line_of_the_system_prompt_is_named_and_shown() -> None:
+    change = last_change(
+        asked(("system", SYSTEM), ("user", "Hello")),
+        asked(("system", SYSTEM.replace("Monday", "Tuesday")), ("user", "Hello")),
+    )
+    assert change == TextChange(
+        place="line 2 of the system prompt",
+        before="You help.",
+        cached="The day is Monday.",
+        now="The day is Tuesday.",
+    )
+
+
+def test_a_changed_message_is_named_by_its_number_and_role() -> None:
+    change = last_change(
+        asked(("user", "one"), ("assistant", "two"), ("user", "three")),
+        asked(("user", "one"), ("assistant", "2"), ("user", "three")),
+    )
+    assert change is not None
+    assert (change.place, change.cached, change.now) == (
+        "line 1 of message 2 (assistant)",
+        "two",
+        "2",
+    )
+
+
+@pytest.mark.parametrize(
+    ("cached", "now", "place", "lines"),
+    [
+        ("a\nb", "a\nb\nc", 3, ("", "c")),
+        ("a\nb\nc", "a\nb", 3, ("c", "")),
+        ("a\nb", "a\nbc", 2, ("b", "bc")),
+        ("", "a", 1, ("", "a")),
+        ("a\n\nb", "a\nb", 2, ("", "b")),
+    ],
+)
+def test_added_and_removed_lines_are_found(
+    cached: str, now: str, place: int, lines: tuple[str, str]
+) -> None:
+    change = last_change(asked(("user", cached)), asked(("user", now)))
+    assert change is not None
+    assert change.place == f"line {place} of message 1 (user)"
+    assert (change.cached, change.now) == lines
+
+
+def test_long_lines_are_cut_around_the_difference() -> None:
+    one, other = "x" * 5000 + "A" + "y" * 5000, "x" * 5000 + "B" + "y" * 5000
+    change = last_change(asked(("user", one)), asked(("user", other)))
+    assert change is not None
+    assert "A" in change.cached and "B" in change.now
+    assert len(change.cached) <= misses.LONGEST_LINE + 2
+
+
+def test_tools_that_changed_or_are_gone_are_named() -> None:
+    def tool(name: str, about: str) -> dict[str, Any]:
+        return {"type": "function", "function": {"name": name, "description": about}}
+
+    plain = asked(("user", "x"), tools=(tool("a", "one"), tool("b", "two")))
+    changed = last_change(plain, asked(("user", "x"), tools=(tool("a", "one"), tool("b", "2"))))
+    assert changed is not None
+    assert changed.place.endswith("of the definition of the tool b")
+    gone = last_change(plain, asked(("user", "x"), tools=(tool("b", "two"),)))
+    assert gone is not None
+    assert gone.place == "the list of tools"
+
+
+def test_a_conversation_that_goes_on_has_not_changed() -> None:
+    assert (
+        change_between(
+            parts_of(asked(("user", "one"))), parts_of(asked(("user", "one"), ("assistant", "two")))
+        )
+        is None
+    )
+
+
+def test_the_most_similar_earlier_prompt_is_compared() -> None:
+    change = last_change(
+        asked(("system", SYSTEM), ("user", "About ships")),
+        asked(("system", "You are another agent."), ("user", "Hello")),
+        asked(("system", SYSTEM), ("user", "About shops")),
+    )
+    assert change is not None
+    assert change.cached == "About ships"
+
+
+def test_tenants_and_models_are_never_compared_with_each_other() -> None:
+    assert last_change(asked(("user", "secret"), tenant="a"), asked(("user", "x"))) is None
+    other = GenerationRequest(request_id="r", model="other", prompt="y")
+    assert last_change(asked(("user", "x")), other) is None
+
+
+@pytest.mark.parametrize("outcome", [CacheOutcome.COMPLETE, CacheOutcome.NEW_TOKENS])
+def test_prompts_that_were_cached_are_no_misses_but_later_ones_are_compared_with_them(
+    outcome: CacheOutcome,
+) -> None:
+    found = RecentMisses()
+    record = RequestRecord(method="POST", path="/", client="c")
+    found.note(asked(("user", "one")), explained(outcome), record)
+    assert list(found) == []
+    found.note(asked(("user", "two")), explained(), record)
+    (miss,) = found
+    assert miss.change is not None
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(misses, "MOST_CHARACTERS", 400)
+    monkeypatch.setattr(misses, "MOST_TENANTS", 3)
+    found = noted(
+        *(
+            asked(("user", f"{number:050}"), tenant=str(number % 7))
+            for number in range(10 * misses.MOST_MISSES)
+        )
+    )
+    assert found.characters <= 400
+    assert len({miss.tenant for miss in found}) <= 3
+    assert len(list(found)) <= 3 * misses.MOST_MISSES
+
+
+def test_a_prompt_that_is_continued_takes_its_place_only_once() -> None:
+    found = noted(
+        asked(("user", "one")),
+        asked(("user", "one"), ("assistant", "two"), ("user", "three")),
+    )
+    assert found.characters == len("onetwothree")
+
+
+def test_texts_in_parts_and_token_ids_are_prompts_too() -> None:
+    parts = parts_of(asked(("user", [{"type": "text", "text": "a"}, {"type": "image_url"}])))
+    assert parts[0].text.startswith("a\n")
+    ids = GenerationRequest(request_id="r", model="m", prompt=(1, 2))
+    assert parts_of(ids) == ()
+    assert len(list(noted(ids))) == 1

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from holdfast.wire.cache_map import CacheMap, CacheMapQuestion, CachePart
+from holdfast.worker.prefix.cache_map import MOST_BLOCKS, MOST_PARTS, CacheUser, cache_map
+from holdfast.worker.prefix.chain import pack_tokens
+from holdfast.worker.prefix.index import PrefixIndex
+from tests.fakes.caching_worker import greedy
+from tests.fakes.chains import keep_checkpoint, read_chain
+from tests.fakes.disk_side import FakeDisk
+from tests.fakes.payloads import Weight
+from tests.fakes.script_inbox import ScriptInbox
+from tests.fakes.session_worker import prompt, serve, worker
+
+HEAD = [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def library(*, budget: int = 10_000_000, disk: FakeDisk | None = None) -> PrefixIndex:
+    return PrefixIndex(fingerprint="model", ram_budget_bytes=budget, disk=disk)
+
+
+def shown(
+    index: PrefixIndex, *users: CacheUser, tenant: str = "", sees_all: bool = False
+) -> CacheMap:
+    question = CacheMapQuestion(tenant=tenant, sees_all=sees_all)
+    return cache_map(index, question, adapters={}, users=users, chains=())
+
+
+def user(index: PrefixIndex, name: str, *chains: list[int], tenant: str = "") -> CacheUser:
+    branches = [index.branch(pack_tokens(chain), tenant=tenant) for chain in chains]
+    return CacheUser(name, tenant, branches)
+
+
+def shape(part: CachePart) -> tuple[int | None, int, int, int]:
+    return part.parent, part.start, part.tokens, part.below_tokens
+
+
+def test_blocks_without_a_fork_between_them_are_one_part() -> None:
+    index = library()
+    read_chain(index, HEAD)
+    (part,) = shown(index).parts
+    assert shape(part) == (None, 0, 8, 0)
+    assert (part.blocks, part.bytes) == (2, 8)
+
+
+def test_a_fork_within_a_block_ends_the_shared_part_there() -> None:
+    index = library()
+    read_chain(index, [*HEAD, 9, 9, 9])
+    read_chain(index, [*HEAD[:6], 50])
+    head, longer, shorter = shown(index).parts
+    assert shape(head) == (None, 0, 6, 6)
+    assert shape(longer) == (0, 6, 5, 0)
+    assert shape(shorter) == (0, 6, 1, 0)
+    assert sum(part.bytes for part in (head, longer, shorter)) == 12
+
+
+def test_each_part_says_where_its_tokens_are() -> None:
+    disk = FakeDisk()
+    index = library(budget=8, disk=disk)
+    read_chain(index, HEAD, disk=disk)
+    index.disk_changed(stored=disk.write().stored)
+    read_chain(index, [*HEAD, 9, 9, 9, 9], disk=disk)  # there is no room in RAM
+    (part,) = shown(index).parts
+    assert (part.live_tokens, part.ram_tokens, part.disk_tokens) == (0, 8, 4)
+    assert (part.tokens, part.saved_tokens) == (12, 12)
+
+
+def test_the_bytes_of_saved_states_count() -> None:
+    index = library()
+    read_chain(index, HEAD)
+    keep_checkpoint(index, HEAD[:6], nbytes=100)
+    (part,) = shown(index).parts
+    assert part.bytes == 108
+
+
+def test_each_part_names_the_sessions_that_use_it_the_last_used_first() -> None:
+    index = library()
+    one, other = [*HEAD, 10, 11], [*HEAD, 20, 21]
+    read_chain(index, one)
+    read_chain(index, other)
+    found = shown(index, user(index, "late", one), user(index, "early", other, HEAD))
+    assert [part.sessions for part in found.parts] == [("late", "early"), ("late",), ("early",)]
+    assert [part.session_count for part in found.parts] == [2, 1, 1]
+
+
+def test_names_of_sessions_are_limited_but_all_are_counted() -> None:
+    index = library()
+    read_chain(index, HEAD)
+    (part,) = shown(index, *(user(index, str(number), HEAD) for number in range(9))).parts
+    assert part.sessions == tuple("012345")
+    assert part.session_count == 9
+
+
+def test_a_tenant_sees_only_its_own_trees() -> None:
+    index = library()
+    read_chain(index, HEAD, tenant="one")
+    read_chain(index, [*HEAD, 9, 9], tenant="other")
+    own = shown(index, user(index, "s", HEAD, tenant="other"), tenant="one")
+    assert [(tree.is_own, tree.tokens) for tree in own.trees] == [(True, 8)]
+    assert all(part.sessions == () for part in own.parts)
+    everything = shown(index, user(index, "s", HEAD, tenant="other"), tenant="one", sees_all=True)
+    assert sorted((tree.is_own, tree.kv_bits, tree.tokens) for tree in everything.trees) == [
+        (False, "native", 10),
+        (True, "native", 8),
+    ]
+
+
+def test_of_many_branches_the_largest_are_listed_and_the_others_counted() -> None:
+    index = library()
+    for branch in range(MOST_PARTS + 20):
+        read_chain(index, [*HEAD, 100 + branch, *range(2 + branch % 7)])
+    found = shown(index)
+    assert len(found.parts) == MOST_PARTS
+    head = found.parts[0]
+    assert head.hidden_parts == 21
+    listed = sum(part.tokens for part in found.parts)
+    assert listed + head.hidden_tokens == found.trees[0].tokens
+    assert len(msgspec.json.encode(found)) < 100_000
+
+
+def test_a_cache_with_very_many_blocks_is_visited_in_part() -> None:
+    index = library()
+    cursor = index.cursor()
+    for token in range(MOST_BLOCKS + 10):
+        index.insert(cursor, pack_tokens([token]), Weight(1))
+    found = shown(index)
+    assert not found.is_complete
+    assert found.blocks == MOST_BLOCKS
+
+
+def test_a_worker_answers_with_its_live_states_and_sessions(tmp_path: Path) -> None:
+    subject = worker(folder=tmp_path, most_parked_bytes=None)
+    first, second = prompt("first"), prompt("second", 40)
+    inbox = serve(
+        subject,
+        greedy("1", first, session_id="s"),
+        greedy("2", (*first[:256], *second), session_id="t"),
+        CacheMapQuestion(tenant="", call_id="m"),
+    )
+    found = map_of(inbox)
+    assert [(part.parent, part.start) for part in found.parts] == [(None, 0), (0, 256), (0, 256)]
+    assert [set(part.sessions) for part in found.parts] == [{"s", "t"}, {"s"}, {"t"}]
+    assert found.parts[0].live_tokens == 256
+    assert found.trees[0].tokens == sum(part.tokens for part in found.parts)
+
+
+def map_of(inbox: ScriptInbox) -> CacheMap:
+    (found,) = [event for event in inbox.events if isinstance(event, CacheMap)]
+    return found

@@ -1,0 +1,195 @@
+"""Takes the pictures of the page that the documentation shows: `python -m tools.page_pictures
+docs/pictures`.
+
+A real server serves a model that keeps to a script, so that the pictures look alike each time. It is
+used by three made-up agents before, so that there is something to see. Needs Chromium.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+from playwright.sync_api import Browser, Page
+
+from tests.fakes.browser import Visitor, running_browser, visiting
+from tests.fakes.scripted_model import write_scripted
+from tests.fakes.server_process import ServerProcess, running_server
+
+ROOT = Path(__file__).resolve().parents[1]
+NAME = "harbour-8b"
+QUESTION = "When does the ferry leave on Monday, and how do I find its pier in the timetable file?"
+ANSWER = """<think>
+The user wants to know two things: the time on Monday, and how to read the pier from the timetable. I \
+answer with a table and a few lines of Python.
+</think>
+
+The first ferry leaves at **7:15**. On Mondays there are three:
+
+| departure | pier | arrives |
+|---|---|---|
+| 7:15 | 3 | 8:05 |
+| 12:00 | 3 | 12:50 |
+| 18:30 | 1 | 19:20 |
+
+To find the pier in the file:
+
+```python
+import csv
+
+with open("timetable.csv") as file:
+    piers = {row["departure"]: row["pier"] for row in csv.DictReader(file)}
+print(piers["7:15"])
+```
+
+The file is written anew each **Sunday night**, so look again after that.
+"""
+LONG = " ".join(f"step{number}" for number in range(3000))
+WIDTH, HEIGHT = 1280, 800
+_ANSWERED_TOKENS = 24  # of the agents' answers, which nobody sees
+
+
+def agent_prompt(agent: str, day: str) -> str:
+    """A system prompt of some thousand tokens, the same for all agents but for its last lines."""
+    common = (ROOT / "CONTRIBUTING.md").read_text()
+    return f"You are a coding agent.\n\n{common}\nToday is {day}.\nYour name is {agent}.\n"
+
+
+class Stage:
+    """A server that has seen some traffic."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self.server = server
+        self.client = httpx.Client(base_url=server.url, timeout=300)
+
+    def ask(self, session: str, messages: Sequence[dict[str, str]], *, tokens: int) -> str:
+        """Send one turn of a session; returns the answer."""
+        body = {"messages": list(messages), "max_tokens": tokens, "temperature": 0}
+        headers = {"X-Session-ID": session, "User-Agent": session}
+        answer = self.client.post("/v1/chat/completions", json=body, headers=headers)
+        answer.raise_for_status()
+        return str(answer.json()["choices"][0]["message"]["content"])
+
+    def play(self, session: str, system: str, questions: Sequence[str]) -> None:
+        """Hold a conversation."""
+        messages = [{"role": "system", "content": system}]
+        for question in questions:
+            messages.append({"role": "user", "content": question})
+            said = self.ask(session, messages, tokens=_ANSWERED_TOKENS)
+            messages.append({"role": "assistant", "content": said})
+
+    def prepare(self) -> None:
+        """Let agents use the server: they share the beginning of their prompt."""
+        source = (ROOT / "src/holdfast/worker/prefix/tree.py").read_text()
+        texts = [source[place : place + 1200] for place in range(0, len(source), 1200)]
+        monday = agent_prompt("planner", "Monday")
+        self.play("planner", monday, ["Plan the change.", texts[2] + texts[3], "Go on."])
+        for number in range(3):
+            own = ["".join(texts[4 + 2 * number : 6 + number]), "Write a test for it."]
+            self.play(f"coder-{number + 1}", monday, [texts[4], *own, *texts[number : 2 * number]])
+        self.play("reviewer", agent_prompt("reviewer", "Monday"), [texts[-2], texts[2] + texts[7]])
+        self.play("planner", agent_prompt("planner", "Tuesday"), ["Plan the change."])
+        model = {"params": {"model": NAME}}
+        self.client.patch("/v1/sessions/planner", json={"pinned": True}, **model)
+        metadata = {"metadata": {"name": "Review of the prefix tree"}}
+        self.client.patch("/v1/sessions/reviewer", json=metadata, **model)
+
+    @contextlib.contextmanager
+    def busy(self, requests: int) -> Iterator[None]:
+        """Have this many long answers under way."""
+        ended = threading.Event()
+        threads = [
+            threading.Thread(target=self._generate, args=(f"coder-{number + 1}", ended))
+            for number in range(requests)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join()
+
+    def _generate(self, session: str, ended: threading.Event) -> None:
+        messages = [
+            {"role": "system", "content": agent_prompt("planner", "Monday")},
+            {"role": "user", "content": f"Carry out the plan of {session}."},
+            {"role": "assistant", "content": "Yes."},
+            {"role": "user", "content": "Now."},
+        ]
+        body: dict[str, Any] = {"messages": messages, "stream": True, "model": NAME}
+        headers = {"X-Session-ID": session}
+        with self.client.stream(
+            "POST", "/v1/chat/completions", json=body, headers=headers
+        ) as answer:
+            for _ in answer.iter_lines():
+                if ended.is_set():
+                    return
+
+
+def take(page: Page, path: Path) -> None:
+    """Write a picture of what is visible, without cursors and moving parts."""
+    page.evaluate("document.activeElement?.blur()")
+    page.mouse.move(0, 0)
+    page.screenshot(
+        path=path, animations="disabled", caret="hide", full_page=bool(os.environ.get("FULL"))
+    )
+
+
+def ask_in_chat(visitor: Visitor) -> None:
+    """Have a question answered, and unfold nothing."""
+    visitor.ask(QUESTION)
+    visitor.until_answered()
+    visitor.page.evaluate("scrollTo(0, 0)")
+
+
+def main() -> None:
+    """Take all pictures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", help="take only this picture")
+    arguments = parser.parse_args()
+    os.environ["HOLDFAST_KERNELS"] = "0"  # with kernels, answers end before they are seen
+    with tempfile.TemporaryDirectory() as scratch, running_browser() as browser:
+        model = write_scripted(Path(scratch) / NAME, (ANSWER, LONG))
+        options = ("--name", NAME, "--store", f"{scratch}/store", "--speculation", "off")
+        with running_server(str(model), *options) as server:
+            stage = Stage(server)
+            stage.prepare()
+            take_all(browser, stage, arguments.folder, only=arguments.only)
+
+
+def take_all(browser: Browser, stage: Stage, folder: Path, *, only: str | None) -> None:
+    """Open each view, and take its pictures."""
+    url = stage.server.url
+    for is_dark in (False, True):
+        tone = "dark" if is_dark else "light"
+        with visiting(browser, url, width=WIDTH, height=HEIGHT, is_dark=is_dark) as visitor:
+            page = visitor.open()
+            if only in (None, "chat"):
+                ask_in_chat(visitor)
+                take(page, folder / f"page-chat-{tone}.png")
+            for view in ("Memory", "Models", "Connect"):
+                if only in (None, view.lower()):
+                    visitor.view(view)
+                    page.wait_for_load_state("networkidle")
+                    take(page, folder / f"page-{view.lower()}-{tone}.png")
+            if only in (None, "now"):
+                with stage.busy(4):
+                    visitor.view("Now")
+                    page.get_by_text("writing").first.wait_for()
+                    page.get_by_role("region", name=f"Steps of {NAME}").wait_for()
+                    page.wait_for_timeout(4000)  # some seconds to look back at
+                    take(page, folder / f"page-now-{tone}.png")
+
+
+if __name__ == "__main__":
+    main()
