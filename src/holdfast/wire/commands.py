@@ -205,6 +205,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     compiled_code: str = ""  # folder for code compiled by MLX; empty: none
     crash_reports: str = ""  # folder for crash reports; empty: none
     model: ModelSettings
+    draft_folder: str = ""  # of a draft model with the same tokens; empty: none
+    draft_name: str = ""  # its name, for messages
     scheduler: SchedulerSettings
     store: StoreSettings
     log: LogSettings = LogSettings()

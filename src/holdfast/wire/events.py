@@ -142,6 +142,8 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     generated_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0  # of `drafted_tokens`: those that are part of an answer
+    model_drafted_tokens: int = 0  # of `drafted_tokens`: those that the draft model drafted
+    model_accepted_tokens: int = 0  # of `accepted_tokens`: the same
     cached_tokens: int = 0
     preemptions: int = 0
     finished: int = 0
@@ -357,6 +359,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     load_seconds: float = 0.0
     own_context_tokens: int = 0  # the context that the model was trained for; 0: unknown
     speculation_refused: str = ""  # why drafts are not used for this model; empty: they are
+    draft_model: str = ""  # drafts, too; empty: no model does
+    draft_refused: str = ""  # why the draft model that was found is not used
+    draft_weight_bytes: int = 0
     # for the user; each says what the problem costs, why it exists, and what to do
     warnings: tuple[str, ...] = ()
 

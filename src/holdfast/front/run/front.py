@@ -45,6 +45,7 @@ from holdfast.front.server.access import KeyRing, key_file_of, read_keys
 from holdfast.machine.device_memory import MemoryShare
 from holdfast.models.adapter_folder import SEPARATOR, checked_adapters
 from holdfast.models.download import resolve_model
+from holdfast.models.draft_pairs import DraftFolder, draft_of
 from holdfast.models.model_folder import checked_tensor_bytes
 from holdfast.store.folder import chosen_folder
 from holdfast.telemetry.logs import (
@@ -163,10 +164,20 @@ class Front:
     def _files_of(self, entry: CatalogEntry) -> ModelFiles:
         """The files of a model. Thread-safe. Raises ModelLoadError."""
         folder = resolve_model(entry.model, progress=lambda stage, fraction: None)
-        if len(self._residency.catalog.entries) == 1:
-            return ModelFiles(folder=folder)  # the size matters only if there are several models
-        adapter_bytes = sum(each.tensor_bytes for each in checked_adapters(entry.model.adapters))
-        return ModelFiles(folder=folder, weight_bytes=checked_tensor_bytes(folder) + adapter_bytes)
+        entries = self._residency.catalog.entries
+        draft = draft_of(
+            DraftFolder(name=entry.name, folder=folder),
+            entry.model.speculation,
+            listed=[each.model for each in entries],
+            environ=os.environ,
+        )
+        if len(entries) == 1:  # the size matters only if there are several models
+            return ModelFiles(folder=folder, draft=draft)
+        weight_bytes = checked_tensor_bytes(folder)
+        weight_bytes += sum(each.tensor_bytes for each in checked_adapters(entry.model.adapters))
+        if draft is not None:
+            weight_bytes += checked_tensor_bytes(draft.folder)
+        return ModelFiles(folder=folder, weight_bytes=weight_bytes, draft=draft)
 
     def _worker_of(
         self, entry: CatalogEntry, files: ModelFiles, share: MemoryShare
@@ -178,6 +189,8 @@ class Front:
             compiled_code=compiled_code_folder(os.environ),
             crash_reports=crash_reports_folder(os.environ),
             model=replace(entry.model, name=entry.name),
+            draft_folder=str(files.draft.folder) if files.draft else "",
+            draft_name=files.draft.name if files.draft else "",
             scheduler=settings.scheduler,
             store=settings.store,
             log=settings.log,

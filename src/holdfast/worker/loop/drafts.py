@@ -5,6 +5,7 @@ Device thread only. See docs/how-it-works/speculation.md.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
@@ -15,11 +16,16 @@ from holdfast.wire.requests import RequestId, TokenIds
 from holdfast.worker.drafting.suffix import MOST_DRAFTED, NO_DRAFT, Draft, DraftRates, SuffixDrafter
 from holdfast.worker.engine.plan import BLOCK_TOKENS, Span, SpanResult
 from holdfast.worker.loop.counters import Counters
+from holdfast.worker.loop.device_steps import costing_no_answer
 from holdfast.worker.loop.sequences import LiveSequence
 from holdfast.worker.scheduler.draft_gain import Offers
+from holdfast.worker.scheduler.scheduler import Scheduler
 
-if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run time
+if TYPE_CHECKING:  # these modules import MLX, which is not needed here at run time
+    from holdfast.worker.drafting.draft_model import DraftModel, ModelDraft
     from holdfast.worker.engine.engine import Engine
+
+logger = logging.getLogger("holdfast.worker")
 
 # Where accepted tokens are computed again if others of the same draft are rejected, a draft ends
 # before its chance to be right as a whole falls below this.
@@ -71,13 +77,29 @@ def _beginning(request: SequenceRequest) -> tuple[str, str, bytes]:
 class Drafts:
     """The drafts of all sequences of a worker."""
 
-    def __init__(self, engine: Engine, *, counters: Counters) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        scheduler: Scheduler,
+        counters: Counters,
+        model: DraftModel | None = None,
+    ) -> None:
+        """model: drafts, too, if there is one; it is dropped when it fails."""
         self._engine = engine
+        self._scheduler = scheduler
+        self._model = model
         self._repeats_accepted = engine.repeats_accepted
         self._counters = counters
         self._rates = DraftRates()
         self._answers = RecentAnswers()
         self._offered: dict[RequestId, tuple[int, ...]] = {}
+        self._by_model: set[RequestId] = set()  # those of `_offered` that the draft model made
+
+    @property
+    def model(self) -> DraftModel | None:
+        """The draft model; None if there is none, or if it has failed."""
+        return self._model
 
     def offers(
         self, sequences: Iterable[LiveSequence], *, under_way: Collection[LiveSequence]
@@ -88,7 +110,9 @@ class Drafts:
         used in the next step, and begin after that token.
         """
         self._offered.clear()
+        self._by_model.clear()
         chances: dict[RequestId, tuple[float, ...]] = {}
+        sequences = list(sequences)
         for sequence in sequences:
             if not sequence.is_open:
                 continue
@@ -104,12 +128,117 @@ class Drafts:
             if draft.token_ids:
                 self._offered[sequence.id] = draft.token_ids
                 chances[sequence.id] = draft.chances
+        if self._model is not None:
+            with costing_no_answer(
+                "the draft model %s failed, and is not used any more",
+                self._model.name,
+                otherwise=self._drop_model,
+            ):
+                self._ask_model(self._model, sequences, chances, under_way=under_way)
         return chances
+
+    def _drop_model(self, error: Exception) -> None:
+        self._model = None
+
+    def _ask_model(
+        self,
+        model: DraftModel,
+        sequences: Collection[LiveSequence],
+        offers: dict[RequestId, tuple[float, ...]],
+        *,
+        under_way: Collection[LiveSequence],
+    ) -> None:
+        """Add drafts of the draft model to the offers, if they are worth the time that they take."""
+        decoding = []
+        for sequence in sequences:
+            if sequence.is_open and sequence.generated and not self._is_waiting(sequence):
+                decoding.append(sequence)
+            else:
+                sequence.model_draft = None
+        model.keep_only([each.model_draft for each in decoding if each.model_draft is not None])
+        modelled: dict[RequestId, tuple[float, ...]] = {}
+        for sequence in decoding:
+            draft = self._ready_draft(model, sequence)
+            most = min(MOST_DRAFTED, sequence.request.max_tokens - len(sequence.generated) - 2)
+            if draft is not None and most > 0:
+                chances = model.chances(draft)[:most]
+                if self._repeats_accepted:
+                    chances = tuple(each for each in chances if each >= _LEAST_CHANCE_OF_ALL)
+                modelled[sequence.id] = chances
+        count = self._scheduler.passes_of_draft_model(
+            offers, modelled, pass_seconds=model.pass_seconds(len(modelled))
+        )
+        if not count:
+            return
+        wanted = []
+        for sequence in decoding:
+            expected = modelled.get(sequence.id, ())[:count]
+            if sum(expected) <= sum(offers.get(sequence.id, ())):
+                continue
+            if sequence in under_way:  # drafted when its last token is known
+                offers[sequence.id] = expected
+            else:
+                wanted.append(sequence)
+        self._draft_with(model, wanted, offers, count=count)
+
+    def _is_waiting(self, sequence: LiveSequence) -> bool:
+        return self._scheduler.is_paused(sequence.id)
+
+    def _ready_draft(self, model: DraftModel, sequence: LiveSequence) -> ModelDraft | None:
+        """A sequence's state in the draft model; None if it has none that a draft can begin from."""
+        draft = sequence.model_draft
+        request = sequence.request
+        generated = sequence.generated
+        if draft is not None:
+            model.learn(draft, generated)
+        seconds = model.seconds_behind(request, len(generated), draft)
+        if seconds and not (draft is not None and draft.is_catching_up):
+            if len(generated) < sequence.draft_considered_at or not model.can_draft(
+                sequence.known_tokens
+            ):
+                return None
+            sequence.draft_considered_at = 3 * len(generated) // 2 + 1
+            if not self._scheduler.pays_to_prefill_draft(
+                model.chances(draft),
+                pass_seconds=model.pass_seconds(1),
+                seconds=seconds,
+                generated=len(generated),
+            ):
+                return None
+        if draft is None:
+            draft = sequence.model_draft = model.open(request, generated)
+        if draft is None or (seconds and not model.catch_up(draft, generated)):
+            return None
+        return draft
+
+    def _draft_with(
+        self,
+        model: DraftModel,
+        sequences: Collection[LiveSequence],
+        offers: dict[RequestId, tuple[float, ...]],
+        *,
+        count: int,
+    ) -> None:
+        """Let the draft model draft `count` tokens for each of these sequences, and offer them."""
+        drafts = [
+            (each.model_draft, each.generated) for each in sequences if each.model_draft is not None
+        ]
+        if not drafts:
+            return
+        model.extend(drafts, depth=count)
+        for sequence, (made, _) in zip(sequences, drafts, strict=True):
+            chances = model.chances(made)[:count]
+            draft = self._verifiable(sequence, Draft(tuple(made.drafted), chances))
+            if draft.token_ids:
+                self._offered[sequence.id] = draft.token_ids
+                self._by_model.add(sequence.id)
+                offers[sequence.id] = draft.chances
 
     def filled(self, span: Span, sequence: LiveSequence) -> Span:
         """A planned span with the drafted tokens that it verifies, if it does."""
         if span.tokens == 1 or span.start + span.tokens <= sequence.known_tokens:
             return span
+        sequence.verifies_model = sequence.id in self._by_model
         return replace(span, drafted=self._offered[sequence.id][: span.tokens - 1])
 
     def count(self, span: Span, sequence: LiveSequence, result: SpanResult) -> None:
@@ -119,6 +248,9 @@ class Drafts:
         sequence.rejected_tokens += len(span.drafted) - accepted
         self._counters.drafted_tokens += len(span.drafted)
         self._counters.accepted_tokens += accepted
+        if sequence.verifies_model:
+            self._counters.model_drafted_tokens += len(span.drafted)
+            self._counters.model_accepted_tokens += accepted
 
     def remember(self, sequence: LiveSequence) -> None:
         """Remember the answer of a sequence that ends, for drafts of later ones."""
@@ -128,6 +260,10 @@ class Drafts:
         draft = self._expected(sequence, MOST_DRAFTED)
         if not draft.token_ids and not sequence.request.grammar:
             return NO_DRAFT
+        return self._verifiable(sequence, draft)
+
+    def _verifiable(self, sequence: LiveSequence, draft: Draft) -> Draft:
+        """The part of a draft that a step can verify, or what the sequence's grammar forces."""
         wanted = draft.token_ids
         if not sequence.stop_token_ids.isdisjoint(wanted):
             # a drafted token that ends the answer would save nothing

@@ -54,6 +54,7 @@ from holdfast.worker.scheduler.queue import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Decision, Scheduler, StepOutcome
 
 if TYPE_CHECKING:  # these modules import MLX, which is not needed here at run time
+    from holdfast.worker.drafting.draft_model import DraftModel
     from holdfast.worker.engine.engine import Engine
     from holdfast.worker.prefix.cache import PrefixCache
     from holdfast.worker.sessions.service import SessionService
@@ -98,6 +99,7 @@ class WorkerLoop:
         adapters: Collection[str] = (),
         forms: KVForms = ONLY_NATIVE,
         speculates: bool = False,
+        draft_model: DraftModel | None = None,
         costs: Mapping[KVBits, SequenceCosts] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -105,7 +107,7 @@ class WorkerLoop:
         pulse: reports what the thread does. counters: may contain counters of the engine.
         adapters: the names of the model's LoRA adapters. forms: the supported values of `kv_bits`.
         costs: the KV memory that a sequence takes with each value; None: the scheduler's default.
-        speculates: whether drafts of sequences are verified.
+        speculates: whether drafts of sequences are verified. draft_model: makes some of them.
         """
         self._pulse = pulse or Pulse()
         self._scheduler = scheduler
@@ -123,7 +125,14 @@ class WorkerLoop:
         self._forms = forms
         self._costs = {} if costs is None else costs
         self._ledger = Ledger(clock=clock, counters=counters)
-        self._drafts = Drafts(engine, counters=self._ledger.counters) if speculates else None
+        self._drafts = None
+        if speculates:
+            self._drafts = Drafts(
+                engine,
+                scheduler=scheduler,
+                counters=self._ledger.counters,
+                model=draft_model,
+            )
         self._prefixes = cache
         self._cache = CacheClient(
             cache,

@@ -18,7 +18,7 @@ from typing import Any
 import mlx.core as mx
 
 from holdfast.config import ModelSettings, SchedulerSettings, StoreSettings
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, ModelLoadError
 from holdfast.machine import device_memory, platform
 from holdfast.machine.device_memory import MemoryPlan, MemoryShare, pressure_reader
 from holdfast.models.adapter_folder import adapter_folders
@@ -28,6 +28,7 @@ from holdfast.store.maintenance import store_limits
 from holdfast.store.store import BlockStore
 from holdfast.wire.commands import WorkerSettings
 from holdfast.wire.events import ModelInfo
+from holdfast.worker.drafting.draft_model import DraftModel, costs_with
 from holdfast.worker.engine.constraints import Constraints, Grammars
 from holdfast.worker.engine.engine import Engine, KVCosts
 from holdfast.worker.engine.fingerprint import (
@@ -73,6 +74,7 @@ _SCORE_ITEM_BYTES = 2
 _SCORE_PARTS = 16  # attention scores may take 1/16 of the working set
 STEP_TOKENS_ON_CPU = 512
 STEP_TOKENS_ON_GPU = 2048
+_KEPT_DRAFT_PARTS = 32  # states of the draft model without a sequence: 1/32 of the KV budget
 LOAD_ATTEMPTS = 3  # in case the model's files change while they are loaded
 
 logger = logging.getLogger("holdfast.worker")
@@ -144,10 +146,12 @@ def divide_memory(
     *,
     settings: WorkerSettings,
     step_tokens: int,
+    draft: LoadedDraft | None = None,
 ) -> WorkerMemory:
     """Measure the memory of a step, divide the memory that the weights leave, and set MLX's limits.
 
-    Raises ModelLoadError if the settings request more memory than there is.
+    draft: the draft model, whose weights and states count, too. Raises ModelLoadError if the
+    settings request more memory than there is.
     """
     working_set_bytes = platform.working_set_bytes()
     bounds = UNBOUNDED
@@ -160,11 +164,15 @@ def divide_memory(
         cache_bytes = max(LEAST_CACHE_BYTES, int(reused_bytes * scale * _CACHE_MARGIN))
         bounds = chunk_bounds(loaded.model, costs, working_set_bytes=working_set_bytes)
     reserve_bytes = activation_bytes + cache_bytes + bounds.score_bytes
+    weight_bytes = loaded.weight_bytes
+    if draft is not None:
+        weight_bytes += draft.weight_bytes
+        costs = costs_with(costs, draft.costs)
     memory = device_memory.memory_report(working_set_bytes=working_set_bytes)
     plan_memory = partial(
         device_memory.plan_memory,
         memory,
-        weight_bytes=loaded.weight_bytes,
+        weight_bytes=weight_bytes,
         kv_bytes=settings.model.memory_bytes,
         ram_tier_bytes=settings.store.ram_bytes,
         reserve_bytes=reserve_bytes,
@@ -174,11 +182,11 @@ def divide_memory(
     if cache_bytes:
         platform.bound_memory(
             cache_bytes=cache_bytes,
-            total_bytes=loaded.weight_bytes + plan.kv_bytes + plan.ram_tier_bytes + reserve_bytes,
+            total_bytes=weight_bytes + plan.kv_bytes + plan.ram_tier_bytes + reserve_bytes,
         )
     wired_bytes = device_memory.wired_bytes(
         settings.model.wired_bytes,
-        weight_bytes=loaded.weight_bytes,
+        weight_bytes=weight_bytes,
         working_set_bytes=working_set_bytes,
         share=settings.share,
     )
@@ -191,16 +199,19 @@ def divide_memory(
     )
 
 
-def contexts_that_fit(forms: KVForms, kv_bytes: int, *, most_tokens: int) -> dict[str, int]:
+def contexts_that_fit(
+    forms: KVForms, kv_bytes: int, *, most_tokens: int, draft: KVCosts | None = None
+) -> dict[str, int]:
     """The length of the longest sequence that fits a KV budget, for each value of `kv_bits`, but at
-    most `most_tokens`.
+    most `most_tokens`. draft: the costs of a sequence in a draft model, if there is one.
     """
-    fitting: dict[str, int] = {
-        kv_bits: SequenceCosts(
+    fitting: dict[str, int] = {}
+    for kv_bits, own in forms.costs.items():
+        each = own if draft is None else costs_with(own, draft)
+        costs = SequenceCosts(
             kv_bytes_per_token=each.bytes_per_token, fixed_bytes_per_sequence=each.fixed_bytes
-        ).longest_sequence(kv_bytes, most_tokens=most_tokens)
-        for kv_bits, each in forms.costs.items()
-    }
+        )
+        fitting[kv_bits] = costs.longest_sequence(kv_bytes, most_tokens=most_tokens)
     auto = fitting["native"]
     if auto < most_tokens and not forms.refusal(SAVING):
         auto = max(auto, fitting[SAVING])
@@ -250,6 +261,18 @@ def build_loop(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedDraft:
+    """A loaded draft model. costs: of a sequence in it."""
+
+    name: str
+    engine: Engine
+    costs: KVCosts
+    weight_bytes: int
+    vocab_size: int
+    context_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Probed:
     """A loaded model with its engine and the measured costs."""
 
@@ -258,6 +281,7 @@ class _Probed:
     constraints: Constraints
     engine: Engine
     forms: KVForms
+    draft: LoadedDraft | None = None
 
     @property
     def costs(self) -> KVCosts:
@@ -268,11 +292,18 @@ class _Probed:
 
     def contexts(self, kv_bytes: int) -> dict[str, int]:
         """As `contexts_that_fit`."""
-        return contexts_that_fit(self.forms, kv_bytes, most_tokens=self.loaded.context_tokens)
+        return contexts_that_fit(
+            self.forms,
+            kv_bytes,
+            most_tokens=self.loaded.context_tokens,
+            draft=None if self.draft is None else self.draft.costs,
+        )
 
     def sequence_costs(self, kv_bits: KVBits) -> SequenceCosts:
         """The memory that the scheduler reserves for a sequence with these bits."""
         costs = self.forms.costs[kv_bits]
+        if self.draft is not None:
+            costs = costs_with(costs, self.draft.costs)
         return SequenceCosts(
             kv_bytes_per_token=costs.bytes_per_token,
             fixed_bytes_per_sequence=costs.fixed_bytes,
@@ -292,7 +323,12 @@ def _load_and_build(
     probed = _load(settings, progress)
     step_tokens = _step_tokens(settings.scheduler, on_cpu=probed.loaded.platform.device == "cpu")
     memory = divide_memory(
-        probed.engine, probed.loaded, probed.costs, settings=settings, step_tokens=step_tokens
+        probed.engine,
+        probed.loaded,
+        probed.costs,
+        settings=settings,
+        step_tokens=step_tokens,
+        draft=probed.draft,
     )
     scheduler = Scheduler(
         replace(settings.scheduler, step_tokens=step_tokens),
@@ -321,6 +357,7 @@ def _load_and_build(
         store=settings.store,
         step_tokens=step_tokens,
         speculates=_speculates(probed.engine, settings.model),
+        draft_model=_draft_model(probed.draft, kv_bytes=memory.plan.kv_bytes),
         pulse=pulse,
     )
     _give_back_memory()
@@ -352,7 +389,48 @@ def _load(settings: WorkerSettings, progress: Progress) -> _Probed:
     forms = examine_forms(engine, runner, default=model.kv_bits, vocab_size=loaded.vocab_size)
     choose_sharing(runner)
     return _Probed(
-        loaded=loaded, runner=runner, constraints=constraints, engine=engine, forms=forms
+        loaded=loaded,
+        runner=runner,
+        constraints=constraints,
+        engine=engine,
+        forms=forms,
+        draft=_load_draft(settings) if _speculates(engine, model) else None,
+    )
+
+
+def _load_draft(settings: WorkerSettings) -> LoadedDraft | None:
+    """Load the draft model, if there is one. Raises ModelLoadError if it cannot draft."""
+    if not settings.draft_folder:
+        return None
+    own = replace(settings.model, adapters=(), layout="auto", kv_bits="native", context_tokens=None)
+    loaded = load_model(Path(settings.draft_folder), own, progress=lambda stage, fraction: None)
+    runner = choose_layout(loaded.model, vocab_size=loaded.vocab_size)
+    engine = Engine(runner, vocab_size=loaded.vocab_size)
+    costs = engine.measure_costs()
+    if costs.form is None:
+        raise ModelLoadError(
+            f"{settings.draft_name} cannot draft for {settings.model.name}: its state cannot go back "
+            "to an earlier token"
+        )
+    return LoadedDraft(
+        name=settings.draft_name,
+        engine=engine,
+        costs=costs,
+        weight_bytes=loaded.weight_bytes,
+        vocab_size=loaded.vocab_size,
+        context_tokens=loaded.context_tokens,
+    )
+
+
+def _draft_model(draft: LoadedDraft | None, *, kv_bytes: int) -> DraftModel | None:
+    if draft is None:
+        return None
+    return DraftModel(
+        draft.engine,
+        name=draft.name,
+        vocab_size=draft.vocab_size,
+        context_tokens=draft.context_tokens,
+        most_kept_bytes=kv_bytes // _KEPT_DRAFT_PARTS,
     )
 
 
@@ -366,6 +444,7 @@ def _build(
     store: StoreSettings,
     step_tokens: int,
     speculates: bool,
+    draft_model: DraftModel | None,
     pulse: Pulse,
 ) -> WorkerLoop:
     sessions = None
@@ -403,12 +482,13 @@ def _build(
         adapters=() if probed.loaded.adapters is None else probed.loaded.adapters.names,
         forms=probed.forms,
         speculates=speculates,
+        draft_model=draft_model,
         costs={kv_bits: probed.sequence_costs(kv_bits) for kv_bits in probed.forms.costs},
     )
 
 
 def _speculates(engine: Engine, model: ModelSettings) -> bool:
-    return model.speculation == "auto" and not engine.speculation_refused
+    return model.speculation != "off" and not engine.speculation_refused
 
 
 def _rest() -> None:
@@ -498,6 +578,8 @@ def _info(
         blas=str(found.blas),
         load_seconds=load_seconds,
         speculation_refused=probed.engine.speculation_refused,
+        draft_model="" if probed.draft is None else probed.draft.name,
+        draft_weight_bytes=0 if probed.draft is None else probed.draft.weight_bytes,
         warnings=warnings,
     )
 
