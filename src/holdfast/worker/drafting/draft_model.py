@@ -157,6 +157,11 @@ class DraftModel:
 
     # -- states
 
+    @property
+    def states(self) -> int:
+        """The number of states, with those that are kept."""
+        return len(self._drafts) + len(self._kept)
+
     def can_draft(self, tokens: int) -> bool:
         """Whether the draft model's context has room for a sequence of this length and a draft."""
         return tokens + MOST_DRAFTED <= self._context_tokens

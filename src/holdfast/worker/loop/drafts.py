@@ -163,7 +163,8 @@ class Drafts:
             if draft is not None and most > 0:
                 chances = model.chances(draft)[:most]
                 if self._repeats_accepted:
-                    chances = tuple(each for each in chances if each >= _LEAST_CHANCE_OF_ALL)
+                    likely = sum(chance >= _LEAST_CHANCE_OF_ALL for chance in chances)
+                    chances = chances[: max(1, likely)]  # one, so that it is tried now and then
                 modelled[sequence.id] = chances
         count = self._scheduler.passes_of_draft_model(
             offers, modelled, pass_seconds=model.pass_seconds(len(modelled))
