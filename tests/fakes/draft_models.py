@@ -4,14 +4,18 @@ their drafts are right; and a gain that always asks them.
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
+from holdfast.models.download import demo_folder
 from holdfast.worker.drafting.draft_model import DraftModel
 from holdfast.worker.drafting.suffix import MOST_DRAFTED
 from holdfast.worker.engine.engine import Engine
@@ -22,7 +26,6 @@ from holdfast.worker.scheduler.draft_gain import Offers
 from tests.fakes.forced_drafts import EagerGain
 from tests.fakes.tiny_configs import CONTEXT_TOKENS
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
-
 
 # of tiny models that draft for themselves: so much that half of the drafted tokens or more are right
 _NOISE = {"llama": 0.1, "gpt_oss": 0.05, "gemma3_text": 0.01, "qwen3_next": 0.005}
@@ -94,3 +97,23 @@ def ask_always(monkeypatch: pytest.MonkeyPatch, *, seed: str) -> None:
             return True
 
     monkeypatch.setattr(scheduler, "DraftGain", AskingGain)
+
+
+def write_larger_demo(folder: Path, *, more_layers: int = 36) -> Path:
+    """Write the bundled model with more layers, which add nothing: its answers are the same, but a
+    step takes several times as long, so that a draft model pays.
+    """
+    shutil.copytree(demo_folder(), folder)
+    config = json.loads((folder / "config.json").read_text())
+    layers = config["num_hidden_layers"]
+    weights: dict[str, mx.array] = mx.load(str(folder / "model.safetensors"))  # type: ignore[assignment]
+    for name, value in list(weights.items()):
+        if name.startswith("model.layers.0."):
+            adds_nothing = name.endswith(("o_proj.weight", "down_proj.weight"))
+            for layer in range(layers, layers + more_layers):
+                copy = name.replace(".0.", f".{layer}.", 1)
+                weights[copy] = mx.zeros_like(value) if adds_nothing else value
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    config["num_hidden_layers"] = layers + more_layers
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder

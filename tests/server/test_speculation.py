@@ -150,24 +150,29 @@ def test_what_an_answer_left_in_the_cache_is_used_by_the_next_turn(server: Serve
         assert usage["prompt_tokens_details"]["cached_tokens"] > first["usage"]["prompt_tokens"]
 
 
-def test_a_stream_goes_on_after_its_worker_was_killed(server: ServerProcess) -> None:
-    whole = texts(chat(server, "plain", max_tokens=200))
+def resumed_answer(server: ServerProcess, model: str) -> str:
+    """A streamed answer, whose worker is killed when it has begun."""
     health = httpx.get(f"{server.url}/health", timeout=60).json()
-    pid = next(each["pid"] for each in health["models"] if each["id"] == "drafting")
-    body = {"model": "drafting", "temperature": 0, "max_tokens": 200, "stream": True, **COPY}
-    pieces = []
+    pid = next(each["pid"] for each in health["models"] if each["id"] == model)
+    body = {"model": model, "temperature": 0, "max_tokens": 200, "stream": True, **COPY}
+    text = ""
     with httpx.stream(
         "POST", f"{server.url}/v1/chat/completions", json=body, timeout=120
     ) as response:
         for line in response.iter_lines():
             if line.startswith("data: {"):
                 choices = json.loads(line[6:])["choices"]
-                pieces.extend(choice["delta"].get("content") or "" for choice in choices)
-            if len("".join(pieces)) > 20 and pid is not None:
+                text += "".join(choice["delta"].get("content") or "" for choice in choices)
+            if len(text) > 20 and pid is not None:
                 psutil.Process(pid).send_signal(signal.SIGKILL)
                 pid = None
     assert pid is None
-    assert ["".join(pieces)] == whole
+    return text
+
+
+def test_a_stream_goes_on_after_its_worker_was_killed(server: ServerProcess) -> None:
+    whole = texts(chat(server, "plain", max_tokens=200))
+    assert [resumed_answer(server, "drafting")] == whole
 
 
 def test_health_says_whether_drafts_can_be_used(server: ServerProcess) -> None:

@@ -91,6 +91,12 @@ def without_speculation() -> Contender:
     return Contender(label="holdfast without speculation", command=command)
 
 
+def with_draft_model() -> Contender:
+    """The Holdfast of this environment, with the bundled draft model."""
+    command = (*holdfast().command, "--speculation", str(demo_folder(_DRAFT_ID)))
+    return Contender(label="holdfast with a draft model", command=command)
+
+
 def mlx_lm() -> Contender:
     """The mlx_lm.server of this environment, as installed: on Linux, with MLX's reference BLAS."""
     return Contender(
@@ -135,6 +141,7 @@ def _drafting(peer: Contender, *options: str) -> Contender:
     return replace(peer, label=f"{peer.label} speculating", command=(*peer.command, *options))
 
 
+_DRAFT_ID = "holdfast-demo-draft"
 HOLDFAST, MLX_LM_WITH_BLAS, LLAMA_CPP = "holdfast", "mlx_lm+BLAS", "llama.cpp"
 _MLX_LM = (
     "mlx_lm",
@@ -153,8 +160,8 @@ _MLX_LM = (
 def peers_of(names: Sequence[str]) -> list[Contender]:
     """The peers with these names, without repetitions: "mlx_lm" (with the system's BLAS if it has
     one, otherwise as installed), "mlx_lm-as-installed", "llama.cpp", "without-speculation" (this
-    Holdfast), "mlx_lm-draft-model" (with the bundled draft model), "llama.cpp-ngrams". "none" adds
-    no peer. Raises HoldfastError for other names.
+    Holdfast), "draft-model" (this Holdfast with the bundled draft model), "mlx_lm-draft-model" (with
+    the same one), "llama.cpp-ngrams". "none" adds no peer. Raises HoldfastError for other names.
     """
     found: list[Contender] = []
     for name in names:
@@ -169,17 +176,17 @@ def peers_of(names: Sequence[str]) -> list[Contender]:
                 found.append(llama_cpp())
             case "mlx_lm-draft-model":
                 peer = mlx_lm_with_blas() if _blas_file() else mlx_lm()
-                found.append(
-                    _drafting(peer, "--draft-model", str(demo_folder("holdfast-demo-draft")))
-                )
+                found.append(_drafting(peer, "--draft-model", str(demo_folder(_DRAFT_ID))))
             case "llama.cpp-ngrams":
                 found.append(_drafting(llama_cpp(), "--ngrams"))
             case "without-speculation":
                 found.append(without_speculation())
+            case "draft-model":
+                found.append(with_draft_model())
             case _:
                 raise HoldfastError(
                     f"unknown peer {name!r}; there are: mlx_lm, mlx_lm-as-installed, {LLAMA_CPP}, "
-                    "without-speculation, mlx_lm-draft-model, llama.cpp-ngrams, none"
+                    "without-speculation, draft-model, mlx_lm-draft-model, llama.cpp-ngrams, none"
                 )
     return list({peer.label: peer for peer in found}.values())
 

@@ -33,8 +33,10 @@ from holdfast.models.tokenizer_files import (
 
 logger = logging.getLogger(__name__)
 
-# A draft model that is found is at most this part of the model; a larger one hardly pays.
-_MOST_SHARE = 0.25
+# A draft model is only looked for where it pays: for models that are not so small that a step takes
+# as long as the work around a draft, and only among models that are much smaller.
+_LEAST_MODEL_BYTES = 64 << 20
+_MOST_SHARE = 0.125
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +107,12 @@ def check_pair(model: DraftFolder, draft: DraftFolder) -> None:
 
 def found_draft(model: DraftFolder, candidates: Iterable[DraftFolder]) -> DraftFolder | None:
     """The smallest of the candidates that can draft for a model and is much smaller; None if there
-    is none. Raises ModelLoadError if the model itself cannot be read.
+    is none, or if the model is too small to gain anything. Raises ModelLoadError if the model itself cannot be read.
     """
-    most_bytes = checked_tensor_bytes(model.folder) * _MOST_SHARE
+    model_bytes = checked_tensor_bytes(model.folder)
+    if model_bytes < _LEAST_MODEL_BYTES:
+        return None
+    most_bytes = model_bytes * _MOST_SHARE
     sizes: list[tuple[int, DraftFolder]] = []
     for each in candidates:
         try:

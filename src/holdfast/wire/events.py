@@ -144,6 +144,7 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     accepted_tokens: int = 0  # of `drafted_tokens`: those that are part of an answer
     model_drafted_tokens: int = 0  # of `drafted_tokens`: those that the draft model drafted
     model_accepted_tokens: int = 0  # of `accepted_tokens`: the same
+    draft_model: str = ""  # the model that drafts; empty: none, or it has failed
     cached_tokens: int = 0
     preemptions: int = 0
     finished: int = 0
@@ -359,8 +360,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     load_seconds: float = 0.0
     own_context_tokens: int = 0  # the context that the model was trained for; 0: unknown
     speculation_refused: str = ""  # why drafts are not used for this model; empty: they are
-    draft_model: str = ""  # drafts, too; empty: no model does
-    draft_refused: str = ""  # why the draft model that was found is not used
+    draft_model: str = ""  # the model that drafts for this one; empty: none
     draft_weight_bytes: int = 0
     # for the user; each says what the problem costs, why it exists, and what to do
     warnings: tuple[str, ...] = ()

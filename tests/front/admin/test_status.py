@@ -168,6 +168,7 @@ async def test_health_tells_how_the_model_is_laid_out_and_how_busy_it_is() -> No
                 "fixed_bytes_per_sequence": 0,
                 "kv": {"bits": "native", "bytes_per_token": 8, "forms": {}, "refused": {}},
                 "speculation_refused": None,
+                "draft_model": None,
                 "context_length": 2048,
                 "max_context_length": None,
             }

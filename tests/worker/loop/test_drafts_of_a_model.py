@@ -9,16 +9,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.wire.commands import Command, SequenceRequest, ThinkingBudget
 from holdfast.wire.events import FinishReason
-from holdfast.wire.requests import SamplingParams
+from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.drafting.draft_model import DraftModel
 from holdfast.worker.drafting.suffix import MOST_DRAFTED
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.plan import SpanResult
 from holdfast.worker.engine.probe import choose_layout
+from tests.fakes import distributions
 from tests.fakes.caching_worker import (
     CachingWorker,
     greedy,
@@ -31,7 +33,7 @@ from tests.fakes.running_ahead import RunningAhead
 from tests.fakes.script_inbox import ScriptInbox, cancel
 from tests.fakes.slow import slow
 from tests.fakes.tiny_grammars import SCHEMA, json_grammar, tiny_constraints
-from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
+from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_tiny
 from tests.worker.loop.test_drafts import plain_answers, requests
 
 PENALTIES = SamplingParams(
@@ -204,4 +206,31 @@ def test_a_draft_model_that_fails_is_turned_off_and_harms_no_request(
     assert {name: inbox.tokens(name) for name in answers} == answers
     assert caplog.text.count("the draft model noisy llama failed, and is not used any more") == 1
     assert (reason or "no memory for the draft model") in caplog.text
-    assert 0 < worker.counters.model_drafted_tokens
+    assert worker.counters.model_drafted_tokens > 0
+
+
+@pytest.mark.parametrize("name", slow(*distributions.SAMPLINGS))
+def test_sampled_tokens_have_the_probabilities_that_the_model_gives_them(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chi-square test of the first three tokens of 1,200 answers, most of them after drafts."""
+    sampling = msgspec.structs.replace(distributions.PLAIN, **distributions.SAMPLINGS[name])
+    ask_always(monkeypatch, seed=f"chi-square {name}")
+    script: list[Sequence[Command]] = [
+        [
+            SequenceRequest(
+                request_id=str(seed),
+                prompt_token_ids=TokenIds.of(distributions.PROMPT),
+                max_tokens=6,
+                sampling=msgspec.structs.replace(sampling, seed=seed),
+            )
+            for seed in range(distributions.ANSWERS)
+        ]
+    ]
+    worker = drafting(max_running=64, max_queued=distributions.ANSWERS, step_tokens=600)
+    inbox = worker.serve(script)
+    assert worker.counters.model_accepted_tokens > 500
+    assert worker.counters.model_accepted_tokens < worker.counters.model_drafted_tokens
+    chances = distributions.chances_of_outcomes(kept_tiny("llama"), sampling)
+    outcomes = [tuple(inbox.tokens(str(seed))[:3]) for seed in range(distributions.ANSWERS)]
+    distributions.assert_drawn_from(chances, outcomes)

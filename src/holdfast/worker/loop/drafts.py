@@ -91,6 +91,7 @@ class Drafts:
         self._model = model
         self._repeats_accepted = engine.repeats_accepted
         self._counters = counters
+        counters.draft_model = "" if model is None else model.name
         self._rates = DraftRates()
         self._answers = RecentAnswers()
         self._offered: dict[RequestId, tuple[int, ...]] = {}
@@ -139,6 +140,7 @@ class Drafts:
 
     def _drop_model(self, error: Exception) -> None:
         self._model = None
+        self._counters.draft_model = ""
 
     def _ask_model(
         self,
@@ -149,44 +151,43 @@ class Drafts:
         under_way: Collection[LiveSequence],
     ) -> None:
         """Add drafts of the draft model to the offers, if they are worth the time that they take."""
-        decoding = []
-        for sequence in sequences:
-            if sequence.is_open and sequence.generated and not self._is_waiting(sequence):
-                decoding.append(sequence)
-            else:
-                sequence.model_draft = None
-        model.keep_only([each.model_draft for each in decoding if each.model_draft is not None])
+        ready: dict[RequestId, LiveSequence] = {}
         modelled: dict[RequestId, tuple[float, ...]] = {}
-        for sequence in decoding:
-            draft = self._ready_draft(model, sequence)
-            most = min(MOST_DRAFTED, sequence.request.max_tokens - len(sequence.generated) - 2)
-            if draft is not None and most > 0:
-                chances = model.chances(draft)[:most]
-                if self._repeats_accepted:
-                    likely = sum(chance >= _LEAST_CHANCE_OF_ALL for chance in chances)
-                    chances = chances[: max(1, likely)]  # one, so that it is tried now and then
+        states: list[ModelDraft] = []
+        for sequence in sequences:
+            draft = sequence.model_draft
+            if draft is None and len(sequence.generated) < sequence.draft_considered_at:
+                continue
+            if not sequence.is_open or self._scheduler.is_paused(sequence.id):
+                sequence.model_draft = None
+                continue
+            if self._is_ready(model, sequence) and (chances := self._expectation(model, sequence)):
+                ready[sequence.id] = sequence
                 modelled[sequence.id] = chances
+            if sequence.model_draft is not None:
+                states.append(sequence.model_draft)
+        model.keep_only(states)
+        if not modelled:
+            return
         count = self._scheduler.passes_of_draft_model(
             offers, modelled, pass_seconds=model.pass_seconds(len(modelled))
         )
-        if not count:
-            return
         wanted = []
-        for sequence in decoding:
-            expected = modelled.get(sequence.id, ())[:count]
-            if sum(expected) <= sum(offers.get(sequence.id, ())):
+        for request_id, sequence in ready.items():
+            expected = modelled[request_id][:count]
+            if sum(expected) <= sum(offers.get(request_id, ())):
                 continue
             if sequence in under_way:  # drafted when its last token is known
-                offers[sequence.id] = expected
+                offers[request_id] = expected
             else:
                 wanted.append(sequence)
-        self._draft_with(model, wanted, offers, count=count)
+        if wanted:
+            self._draft_with(model, wanted, offers, count=count)
 
-    def _is_waiting(self, sequence: LiveSequence) -> bool:
-        return self._scheduler.is_paused(sequence.id)
-
-    def _ready_draft(self, model: DraftModel, sequence: LiveSequence) -> ModelDraft | None:
-        """A sequence's state in the draft model; None if it has none that a draft can begin from."""
+    def _is_ready(self, model: DraftModel, sequence: LiveSequence) -> bool:
+        """Whether the draft model can draft for a sequence at once. Prefills some of the sequence if
+        that is worth it.
+        """
         draft = sequence.model_draft
         request = sequence.request
         generated = sequence.generated
@@ -194,23 +195,32 @@ class Drafts:
             model.learn(draft, generated)
         seconds = model.seconds_behind(request, len(generated), draft)
         if seconds and not (draft is not None and draft.is_catching_up):
-            if len(generated) < sequence.draft_considered_at or not model.can_draft(
-                sequence.known_tokens
-            ):
-                return None
+            if len(generated) < sequence.draft_considered_at:
+                return False
             sequence.draft_considered_at = 3 * len(generated) // 2 + 1
-            if not self._scheduler.pays_to_prefill_draft(
+            if not model.can_draft(
+                sequence.known_tokens
+            ) or not self._scheduler.pays_to_prefill_draft(
                 model.chances(draft),
                 pass_seconds=model.pass_seconds(1),
                 seconds=seconds,
                 generated=len(generated),
             ):
-                return None
+                return False
         if draft is None:
             draft = sequence.model_draft = model.open(request, generated)
-        if draft is None or (seconds and not model.catch_up(draft, generated)):
-            return None
-        return draft
+        return draft is not None and (not seconds or model.catch_up(draft, generated))
+
+    def _expectation(self, model: DraftModel, sequence: LiveSequence) -> tuple[float, ...]:
+        """The chances of the draft that the draft model would make for a sequence."""
+        most = sequence.request.max_tokens - len(sequence.generated) - 2
+        if most < 1:
+            return ()
+        chances = model.chances(sequence.model_draft)[:most]
+        if self._repeats_accepted:
+            likely = sum(chance >= _LEAST_CHANCE_OF_ALL for chance in chances)
+            chances = chances[: max(1, likely)]  # one, so that it is tried now and then
+        return chances
 
     def _draft_with(
         self,

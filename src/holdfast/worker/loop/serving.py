@@ -23,6 +23,7 @@ from holdfast.machine import device_memory, platform
 from holdfast.machine.device_memory import MemoryPlan, MemoryShare, pressure_reader
 from holdfast.models.adapter_folder import adapter_folders
 from holdfast.models.file_hashing import FileHashing, HashCache, ModelChanged
+from holdfast.models.model_folder import checked_tensor_bytes
 from holdfast.store.block import StoreRefused
 from holdfast.store.maintenance import store_limits
 from holdfast.store.store import BlockStore
@@ -75,6 +76,7 @@ _SCORE_PARTS = 16  # attention scores may take 1/16 of the working set
 STEP_TOKENS_ON_CPU = 512
 STEP_TOKENS_ON_GPU = 2048
 _KEPT_DRAFT_PARTS = 32  # states of the draft model without a sequence: 1/32 of the KV budget
+_MOST_OF_FREE_MEMORY = 0.1  # for the weights of a draft model that nobody asked for
 LOAD_ATTEMPTS = 3  # in case the model's files change while they are loaded
 
 logger = logging.getLogger("holdfast.worker")
@@ -394,13 +396,24 @@ def _load(settings: WorkerSettings, progress: Progress) -> _Probed:
         constraints=constraints,
         engine=engine,
         forms=forms,
-        draft=_load_draft(settings) if _speculates(engine, model) else None,
+        draft=_load_draft(settings, loaded) if _speculates(engine, model) else None,
     )
 
 
-def _load_draft(settings: WorkerSettings) -> LoadedDraft | None:
+def _load_draft(settings: WorkerSettings, model: LoadedModel) -> LoadedDraft | None:
     """Load the draft model, if there is one. Raises ModelLoadError if it cannot draft."""
     if not settings.draft_folder:
+        return None
+    if settings.model.speculation == "auto" and (
+        reason := _reason_not_to_load(Path(settings.draft_folder), model)
+    ):
+        logger.info(
+            "%s could draft for %s, but is not used: %s; --speculation %s uses it",
+            settings.draft_name,
+            settings.model.name,
+            reason,
+            settings.draft_name,
+        )
         return None
     own = replace(settings.model, adapters=(), layout="auto", kv_bits="native", context_tokens=None)
     loaded = load_model(Path(settings.draft_folder), own, progress=lambda stage, fraction: None)
@@ -420,6 +433,17 @@ def _load_draft(settings: WorkerSettings) -> LoadedDraft | None:
         vocab_size=loaded.vocab_size,
         context_tokens=loaded.context_tokens,
     )
+
+
+def _reason_not_to_load(draft: Path, model: LoadedModel) -> str:
+    """Why a draft model that was found, not asked for, should not be loaded; empty: it should."""
+    if model.platform.device != "cpu":
+        return "what it gains was not measured on a GPU"
+    free_bytes = device_memory.memory_report().available_bytes
+    # float32 takes twice the bytes of a file in 16 bits
+    if 2 * checked_tensor_bytes(draft) > free_bytes * _MOST_OF_FREE_MEMORY:
+        return "there is too little free memory"
+    return ""
 
 
 def _draft_model(draft: LoadedDraft | None, *, kv_bytes: int) -> DraftModel | None:
