@@ -104,7 +104,10 @@ def run(
                 "model %s is left out and not served (%s): %s", each.name, each.origin, each.reason
             )
     if catalog.at_start and not catalog.entries[0].is_pinned:
-        resolve_model(catalog.entries[0].model, progress=progress)  # the only or the named model
+        first = catalog.entries[0]  # the only or the named model
+        folder = resolve_model(first.model, progress=progress)
+        if first.model.speculation != "auto":  # a model that cannot draft is refused at once
+            _draft_of(first, folder, catalog)
     try:
         with (
             run_folder(os.environ) as private,
@@ -126,6 +129,16 @@ def run(
         logger.error("%s", error)
         return BROKEN
     return 0
+
+
+def _draft_of(entry: CatalogEntry, folder: Path, catalog: Catalog) -> DraftFolder | None:
+    """The draft model of a model in `folder`. Raises ModelLoadError if it cannot draft."""
+    return draft_of(
+        DraftFolder(name=entry.name, folder=folder),
+        entry.model.speculation,
+        listed=[each.model for each in catalog.entries],
+        environ=os.environ,
+    )
 
 
 class Front:
@@ -165,12 +178,7 @@ class Front:
         """The files of a model. Thread-safe. Raises ModelLoadError."""
         folder = resolve_model(entry.model, progress=lambda stage, fraction: None)
         entries = self._residency.catalog.entries
-        draft = draft_of(
-            DraftFolder(name=entry.name, folder=folder),
-            entry.model.speculation,
-            listed=[each.model for each in entries],
-            environ=os.environ,
-        )
+        draft = _draft_of(entry, folder, self._residency.catalog)
         if len(entries) == 1:  # the size matters only if there are several models
             return ModelFiles(folder=folder, draft=draft)
         weight_bytes = checked_tensor_bytes(folder)
