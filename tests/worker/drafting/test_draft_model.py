@@ -35,7 +35,7 @@ def opened(model: DraftModel, request: SequenceRequest, generated: Sequence[int]
     draft = model.open(request, generated)
     assert draft is not None
     while not model.catch_up(draft, generated):
-        pass
+        model.begin_step()
     return draft
 
 
@@ -141,6 +141,7 @@ def test_long_prompts_are_prefilled_in_pieces() -> None:
     pieces = 1
     while not model.catch_up(draft, ()):
         assert draft.is_catching_up
+        model.begin_step()
         pieces += 1
     assert pieces > 1
     model.extend([(draft, ())], depth=3)

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.drafting.suffix import MOST_DRAFTED, DraftRates
-from holdfast.worker.engine.engine import Engine, KVCosts
+from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
 from holdfast.worker.engine.sequence import Prefix
 from holdfast.worker.kv.live import LiveBase, LiveState, StateCheckpoint
@@ -97,6 +97,8 @@ class DraftModel:
         self._numbers = itertools.count()
         self._pass_seconds: dict[int, float] = {}  # by the bits of the number of sequences
         self.seconds_per_token = 0.0  # of prefill
+        self._is_alone = True
+        self._may_prefill = True
         self._warm_up()
 
     def _warm_up(self) -> None:
@@ -113,11 +115,18 @@ class DraftModel:
                 return
             began = self._clock()
             while not self.catch_up(draft, ()):
-                pass
+                self.begin_step()
             self.seconds_per_token = (self._clock() - began) / _WARM_UP_TOKENS
             self._pass_seconds.clear()
             self.extend([(draft, ())], depth=4)
             self._forget(draft)
+
+    def begin_step(self, *, is_alone: bool = True) -> None:
+        """Call this before the drafts of each step. is_alone: whether the device has nothing else to
+        do, so that what the draft model does can be timed.
+        """
+        self._is_alone = is_alone
+        self._may_prefill = True
 
     # -- what drafts cost
 
@@ -282,12 +291,17 @@ class DraftModel:
             draft.drafted = []
 
     def catch_up(self, draft: ModelDraft, generated: Sequence[int]) -> bool:
-        """Prefill some of the tokens that a state lacks. Returns whether a draft can be made now."""
+        """Prefill some of the tokens that a state lacks, for one sequence per step. Returns whether a
+        draft can be made now.
+        """
         known = self._follow(draft, generated)
         behind = known - draft.live.tokens
         draft.is_catching_up = behind > _MOST_BEHIND
         if not draft.is_catching_up:
             return True
+        if not self._may_prefill:
+            return False
+        self._may_prefill = False
         tokens = behind - 1
         if self.seconds_per_token:
             tokens = min(tokens, max(_MOST_BEHIND, int(_CATCH_UP_SECONDS / self.seconds_per_token)))
@@ -359,6 +373,8 @@ class DraftModel:
         )
 
     def _measure_passes(self, sequences: int, seconds: float) -> None:
+        if not self._is_alone:
+            return
         bits = sequences.bit_length()
         before = self._pass_seconds.get(bits, seconds)
         # an interruption is not the cost of a pass
@@ -366,6 +382,8 @@ class DraftModel:
         self._pass_seconds[bits] = before + _LATEST_SHARE * (latest - before)
 
     def _measure_prefill(self, seconds: float) -> None:
+        if not self._is_alone:
+            return
         before = self.seconds_per_token or seconds
         self.seconds_per_token = before + _LATEST_SHARE * (min(seconds, 4.0 * before) - before)
 
@@ -405,12 +423,3 @@ def _base_of(draft: ModelDraft, tokens: int) -> Prefix:
 
 def _bytes_of(live: LiveState) -> int:
     return sum(array.nbytes for array in live.arrays())
-
-
-def costs_with(costs: KVCosts, draft: KVCosts) -> KVCosts:
-    """The memory of a sequence, with that of its state in the draft model."""
-    return KVCosts(
-        bytes_per_token=costs.bytes_per_token + draft.bytes_per_token,
-        fixed_bytes=costs.fixed_bytes + draft.fixed_bytes,
-        form=costs.form,
-    )

@@ -9,6 +9,7 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from holdfast.wire.commands import SequenceRequest
@@ -133,14 +134,21 @@ class Drafts:
             with costing_no_answer(
                 "the draft model %s failed, and is not used any more",
                 self._model.name,
-                otherwise=self._drop_model,
+                otherwise=partial(self._drop_model, sequences),
             ):
                 self._ask_model(self._model, sequences, chances, under_way=under_way)
         return chances
 
-    def _drop_model(self, error: Exception) -> None:
+    def _drop_model(self, sequences: Iterable[LiveSequence], error: Exception) -> None:
         self._model = None
         self._counters.draft_model = ""
+        for sequence in sequences:
+            sequence.model_draft = None
+
+    def free_memory(self) -> None:
+        """Drop the draft model's states that no sequence uses, because memory is short."""
+        if self._model is not None:
+            self._model.limit_kept(0)
 
     def _ask_model(
         self,
@@ -154,6 +162,7 @@ class Drafts:
         ready: dict[RequestId, LiveSequence] = {}
         modelled: dict[RequestId, tuple[float, ...]] = {}
         states: list[ModelDraft] = []
+        model.begin_step(is_alone=not under_way)
         for sequence in sequences:
             draft = sequence.model_draft
             if draft is None and len(sequence.generated) < sequence.draft_considered_at:
@@ -231,16 +240,20 @@ class Drafts:
         count: int,
     ) -> None:
         """Let the draft model draft `count` tokens for each of these sequences, and offer them."""
-        drafts = [
-            (each.model_draft, each.generated) for each in sequences if each.model_draft is not None
+        drafts = [(each, each.model_draft) for each in sequences if each.model_draft is not None]
+        # a draft that no step has verified yet is still good
+        missing = [
+            (draft, each.generated)
+            for each, draft in drafts
+            if not draft.drafted or draft.drafted_at != each.known_tokens
         ]
-        if not drafts:
-            return
-        model.extend(drafts, depth=count)
-        for sequence, (made, _) in zip(sequences, drafts, strict=True):
+        if missing:
+            model.extend(missing, depth=count)
+        for sequence, made in drafts:
             chances = model.chances(made)[:count]
             draft = self._verifiable(sequence, Draft(tuple(made.drafted), chances))
-            if draft.token_ids:
+            # a grammar may have shortened it
+            if sum(draft.chances) > sum(offers.get(sequence.id, ())):
                 self._offered[sequence.id] = draft.token_ids
                 self._by_model.add(sequence.id)
                 offers[sequence.id] = draft.chances

@@ -515,6 +515,8 @@ class WorkerLoop:
         """The drafts that the next step may verify."""
         if self._drafts is None:
             return NO_OFFERS
+        if self._memory is not None and self._memory.is_short:
+            self._drafts.free_memory()
         under_way = () if self._flight is None else self._flight.sequences
         return self._drafts.offers(self._ledger.live(), under_way=under_way)
 

@@ -29,7 +29,7 @@ from holdfast.store.maintenance import store_limits
 from holdfast.store.store import BlockStore
 from holdfast.wire.commands import WorkerSettings
 from holdfast.wire.events import ModelInfo
-from holdfast.worker.drafting.draft_model import DraftModel, costs_with
+from holdfast.worker.drafting.draft_model import DraftModel
 from holdfast.worker.engine.constraints import Constraints, Grammars
 from holdfast.worker.engine.engine import Engine, KVCosts
 from holdfast.worker.engine.fingerprint import (
@@ -53,6 +53,7 @@ from holdfast.worker.kv.bits import SAVING, KVBits
 from holdfast.worker.kv.codec import PayloadFormat
 from holdfast.worker.kv.layer import HeadsForm
 from holdfast.worker.loop.counters import Counters
+from holdfast.worker.loop.device_steps import costing_no_answer
 from holdfast.worker.loop.inbox import Inbox, Progress, Pulse
 from holdfast.worker.loop.loop import WorkerLoop
 from holdfast.worker.loop.memory_budget import MemoryBudget
@@ -167,9 +168,10 @@ def divide_memory(
         bounds = chunk_bounds(loaded.model, costs, working_set_bytes=working_set_bytes)
     reserve_bytes = activation_bytes + cache_bytes + bounds.score_bytes
     weight_bytes = loaded.weight_bytes
+    full_costs = _sequence_costs(costs, None)
     if draft is not None:
         weight_bytes += draft.weight_bytes
-        costs = costs_with(costs, draft.costs)
+        full_costs = _sequence_costs(costs, draft.costs)
     memory = device_memory.memory_report(working_set_bytes=working_set_bytes)
     plan_memory = partial(
         device_memory.plan_memory,
@@ -178,7 +180,7 @@ def divide_memory(
         kv_bytes=settings.model.memory_bytes,
         ram_tier_bytes=settings.store.ram_bytes,
         reserve_bytes=reserve_bytes,
-        full_context_bytes=costs.bytes_per_token * loaded.context_tokens + costs.fixed_bytes,
+        full_context_bytes=full_costs.bytes_for(loaded.context_tokens),
     )
     plan = plan_memory(share=settings.share)
     if cache_bytes:
@@ -209,15 +211,21 @@ def contexts_that_fit(
     """
     fitting: dict[str, int] = {}
     for kv_bits, own in forms.costs.items():
-        each = own if draft is None else costs_with(own, draft)
-        costs = SequenceCosts(
-            kv_bytes_per_token=each.bytes_per_token, fixed_bytes_per_sequence=each.fixed_bytes
-        )
+        costs = _sequence_costs(own, draft)
         fitting[kv_bits] = costs.longest_sequence(kv_bytes, most_tokens=most_tokens)
     auto = fitting["native"]
     if auto < most_tokens and not forms.refusal(SAVING):
         auto = max(auto, fitting[SAVING])
     return {**fitting, "auto": auto}
+
+
+def _sequence_costs(own: KVCosts, draft: KVCosts | None) -> SequenceCosts:
+    """The memory of a sequence, with that of its state in a draft model."""
+    return SequenceCosts(
+        kv_bytes_per_token=own.bytes_per_token,
+        fixed_bytes_per_sequence=own.fixed_bytes + (0 if draft is None else draft.fixed_bytes),
+        draft_bytes_per_token=0 if draft is None else draft.bytes_per_token,
+    )
 
 
 def chunk_bounds(model: Any, costs: KVCosts, *, working_set_bytes: int) -> ChunkBounds:
@@ -292,24 +300,25 @@ class _Probed:
         """
         return self.forms.costs[self.forms.usual]
 
+    @property
+    def draft_costs(self) -> KVCosts | None:
+        """The memory of a sequence in the draft model, if there is one."""
+        return None if self.draft is None else self.draft.costs
+
     def contexts(self, kv_bytes: int) -> dict[str, int]:
         """As `contexts_that_fit`."""
         return contexts_that_fit(
             self.forms,
             kv_bytes,
             most_tokens=self.loaded.context_tokens,
-            draft=None if self.draft is None else self.draft.costs,
+            draft=self.draft_costs,
         )
 
     def sequence_costs(self, kv_bits: KVBits) -> SequenceCosts:
         """The memory that the scheduler reserves for a sequence with these bits."""
-        costs = self.forms.costs[kv_bits]
-        if self.draft is not None:
-            costs = costs_with(costs, self.draft.costs)
-        return SequenceCosts(
-            kv_bytes_per_token=costs.bytes_per_token,
-            fixed_bytes_per_sequence=costs.fixed_bytes,
-            block_tokens=BLOCK_TOKENS if self.engine.cuts_at_blocks(kv_bits) else None,
+        costs = _sequence_costs(self.forms.costs[kv_bits], self.draft_costs)
+        return replace(
+            costs, block_tokens=BLOCK_TOKENS if self.engine.cuts_at_blocks(kv_bits) else None
         )
 
 
@@ -396,25 +405,35 @@ def _load(settings: WorkerSettings, progress: Progress) -> _Probed:
         constraints=constraints,
         engine=engine,
         forms=forms,
-        draft=_load_draft(settings, loaded) if _speculates(engine, model) else None,
+        draft=_chosen_draft(settings, loaded) if _speculates(engine, model) else None,
     )
 
 
-def _load_draft(settings: WorkerSettings, model: LoadedModel) -> LoadedDraft | None:
-    """Load the draft model, if there is one. Raises ModelLoadError if it cannot draft."""
+def _chosen_draft(settings: WorkerSettings, model: LoadedModel) -> LoadedDraft | None:
+    """Load the draft model, if there is one. One that was found, not asked for, is left out where it
+    does not fit. Raises ModelLoadError if the one that was asked for cannot draft.
+    """
     if not settings.draft_folder:
         return None
-    if settings.model.speculation == "auto" and (
-        reason := _reason_not_to_load(Path(settings.draft_folder), model)
-    ):
-        logger.info(
-            "%s could draft for %s, but is not used: %s; --speculation %s uses it",
-            settings.draft_name,
-            settings.model.name,
-            reason,
-            settings.draft_name,
-        )
-        return None
+    if settings.model.speculation != "auto":
+        return _load_draft(settings)
+    reason = _reason_not_to_load(Path(settings.draft_folder), model)
+    if not reason:
+        try:
+            return _load_draft(settings)
+        except ModelLoadError as error:
+            reason = str(error)
+    logger.info(
+        "%s could draft for %s, but is not used: %s; to use it: --speculation %s",
+        settings.draft_name,
+        settings.model.name,
+        reason,
+        settings.draft_name,
+    )
+    return None
+
+
+def _load_draft(settings: WorkerSettings) -> LoadedDraft:
     own = replace(settings.model, adapters=(), layout="auto", kv_bits="native", context_tokens=None)
     loaded = load_model(Path(settings.draft_folder), own, progress=lambda stage, fraction: None)
     runner = choose_layout(loaded.model, vocab_size=loaded.vocab_size)
@@ -447,15 +466,18 @@ def _reason_not_to_load(draft: Path, model: LoadedModel) -> str:
 
 
 def _draft_model(draft: LoadedDraft | None, *, kv_bytes: int) -> DraftModel | None:
-    if draft is None:
-        return None
-    return DraftModel(
-        draft.engine,
-        name=draft.name,
-        vocab_size=draft.vocab_size,
-        context_tokens=draft.context_tokens,
-        most_kept_bytes=kv_bytes // _KEPT_DRAFT_PARTS,
-    )
+    """Try the draft model out; None if there is none, or if it fails."""
+    model: DraftModel | None = None
+    if draft is not None:
+        with costing_no_answer("the draft model %s failed, and is not used", draft.name):
+            model = DraftModel(
+                draft.engine,
+                name=draft.name,
+                vocab_size=draft.vocab_size,
+                context_tokens=draft.context_tokens,
+                most_kept_bytes=kv_bytes // _KEPT_DRAFT_PARTS,
+            )
+    return model
 
 
 def _build(
