@@ -234,8 +234,9 @@ class ModelSettings:
     speculation: str = _setting(
         "auto",
         "Whether to draft the next tokens and verify several in one step, where measurements show "
-        "that this is faster. `auto`: drafts from earlier text; a model's folder, Hub id or name: "
-        "drafts from that model, too; `off`: no drafts.",
+        "that this is faster. `auto`: drafts from earlier text, and on a CPU from a small model with "
+        "the same tokens, if one is found; the folder, Hub id or name of a model: drafts from that "
+        "one, too; `off`: no drafts.",
         flag="--speculation",
     )
     context_tokens: int | None = _setting(

@@ -14,14 +14,8 @@ import pytest
 from holdfast.models.download import demo_folder
 from tests.fakes.draft_models import write_larger_demo
 from tests.fakes.server_process import ServerProcess
+from tests.fakes.speculating_server import COPY, chat, metric, resumed_answer, texts
 from tests.fakes.tiny_models import write_tiny
-from tests.server.test_speculation import (
-    COPY,
-    chat,
-    metric,
-    resumed_answer,
-    texts,
-)
 
 DRAFT = "holdfast-demo-draft"
 SUM: dict[str, Any] = {"messages": [{"role": "user", "content": "What is 17 plus 25?"}]}

@@ -29,12 +29,12 @@ from tests.fakes.caching_worker import (
     tiny_worker,
 )
 from tests.fakes.draft_models import ask_always, draft_model
+from tests.fakes.draft_requests import plain_answers, requests
 from tests.fakes.running_ahead import RunningAhead
 from tests.fakes.script_inbox import ScriptInbox, cancel
 from tests.fakes.slow import slow
 from tests.fakes.tiny_grammars import SCHEMA, json_grammar, tiny_constraints
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_tiny
-from tests.worker.loop.test_drafts import plain_answers, requests
 
 PENALTIES = SamplingParams(
     temperature=0.0, repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.2, seed=2
