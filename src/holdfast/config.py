@@ -33,7 +33,6 @@ DtypeChoice: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 DequantizeChoice: TypeAlias = Literal["auto", "never", "always"]
 DeviceChoice: TypeAlias = Literal["auto", "cpu", "gpu"]
 LayoutChoice: TypeAlias = Literal["auto", "rows", "split", "solo"]
-SpeculationChoice: TypeAlias = Literal["auto", "off"]
 KVBitsChoice: TypeAlias = Literal["auto", "native", "8", "8/4", "4"]
 ConstrainChoice: TypeAlias = Literal["strict", "auto"]
 WarmAheadChoice: TypeAlias = Literal["auto", "on", "off"]
@@ -232,10 +231,12 @@ class ModelSettings:
         "when memory runs short.",
         flag="--kv-bits",
     )
-    speculation: SpeculationChoice = _setting(
+    speculation: str = _setting(
         "auto",
-        "Whether to draft the next tokens from earlier text and verify several in one step; `auto`: "
-        "where measurements show that it is faster.",
+        "Whether to draft the next tokens and verify several in one step, where measurements show "
+        "that this is faster. `auto`: drafts from earlier text, and on a CPU from a small model with "
+        "the same tokens, if one is found; the folder, Hub id or name of a model: drafts from that "
+        "one, too; `off`: no drafts.",
         flag="--speculation",
     )
     context_tokens: int | None = _setting(

@@ -111,18 +111,18 @@ def test_a_model_loaded_in_a_server_is_not_removed(
 
 def test_a_file_of_models_is_listed_with_skipped_models_and_reasons(tmp_path: Path) -> None:
     text = (
-        f"[models.first]\npath = '{demo_folder()}'\naliases = ['gpt-4o']\npin = true\ndraft = "
-        "'small'\n"
+        f"[models.first]\npath = '{demo_folder()}'\naliases = ['gpt-4o']\npin = true\n"
+        "speculation = 'small'\n"
         "[models.second]\nid = 'coast/kelp-small'\nidle = 60\n[models.bad]\npath = 'gone'\n"
     )
     file = written(tmp_path, text)
     shown = run("ls", "--models", file).stdout
-    assert "pinned, draft small: not used yet" in shown
+    assert "pinned, speculation small" in shown
     assert "not fetched" in shown
     assert "left out: bad" in shown
     assert "there is no model folder" in shown
     first, second = listed("--models", file)["models"]
-    assert (first["aliases"], first["draft_use"]) == (["gpt-4o"], "not used yet")
+    assert (first["aliases"], first["speculation"]) == (["gpt-4o"], "small")
     assert (second["folder"], second["idle_seconds"]) == (None, 60.0)
 
 

@@ -4,14 +4,13 @@ some are accepted as a whole, some in part, some not at all.
 
 from __future__ import annotations
 
-import math
 import random
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
+import msgspec
 import pytest
 
 from holdfast.wire.commands import ThinkingBudget
@@ -21,6 +20,7 @@ from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import SoloRunner
 from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.kv.bits import KVBits
+from tests.fakes import distributions
 from tests.fakes.architectures import probed
 from tests.fakes.interleaving import Played, assert_as_alone, play, random_sequences
 from tests.fakes.live_state import open_sequences
@@ -134,59 +134,39 @@ def test_where_forward_passes_need_no_mlx(name: str, kv_bits: KVBits) -> None:
     assert_some_rejected(assert_the_same(engine, sequences, depth=0, kv_bits=kv_bits))
 
 
-def test_sampled_tokens_have_the_probabilities_that_the_model_gives_them() -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "temperature",
+        "penalties",
+        *slow("top-p", "top-k", "top-k and top-p", "min-p"),
+    ],
+)
+def test_sampled_tokens_have_the_probabilities_that_the_model_gives_them(name: str) -> None:
     """A chi-square test of the first three tokens of 1,200 answers, most of them after drafts."""
     engine = Engine(probed("llama"), vocab_size=VOCAB_SIZE)
-    prompt, allowed, temperature = tuple(range(40, 60)), (70, 80, 90, 100), 0.3
-    bias = dict.fromkeys(allowed, 100.0)
-    rng = random.Random("chi-square")
-    counts: Counter[tuple[int, ...]] = Counter()
+    sampling = msgspec.structs.replace(distributions.PLAIN, **distributions.SAMPLINGS[name])
+    rng = random.Random(f"chi-square {name}")
+    outcomes: list[tuple[int, ...]] = []
     accepted = 0
-    for first_seed in range(0, 1200, 200):
+    for first_seed in range(0, distributions.ANSWERS, 200):
         answers = [
             Played(
-                prompt=prompt,
+                prompt=distributions.PROMPT,
                 wanted_tokens=4,
                 leaves_after=4,
                 joins_at=0,
-                sampling=SamplingParams(temperature=temperature, logit_bias=bias, seed=seed),
-                plain=tuple(rng.choices(allowed, k=4)),
+                sampling=msgspec.structs.replace(sampling, seed=seed),
+                plain=tuple(rng.choices(distributions.ALLOWED, k=4)),
             )
             for seed in range(first_seed, first_seed + 200)
         ]
         play(engine, answers, rng, depth=0)
-        counts.update(tuple(each.tokens[:3]) for each in answers)
+        outcomes += [tuple(each.tokens[:3]) for each in answers]
         accepted += sum(each.accepted for each in answers)
     assert accepted > 100
-    expected = {
-        outcome: chance * 1200
-        for outcome, chance in chances_of_outcomes(prompt, allowed, temperature).items()
-    }
-    assert counts.keys() <= expected.keys()
-    rare = {outcome for outcome, count in expected.items() if count < 5.0}
-    cells = [(counts[outcome], expected[outcome]) for outcome in expected.keys() - rare]
-    cells.append((sum(counts[each] for each in rare), sum(expected[each] for each in rare)))
-    distance = sum((count - mean) ** 2 / mean for count, mean in cells)
-    freedom = len(cells) - 1
-    assert freedom > 10
-    assert distance < freedom + 3.0 * math.sqrt(2.0 * freedom)
-
-
-def chances_of_outcomes(
-    prompt: tuple[int, ...], allowed: tuple[int, ...], temperature: float
-) -> dict[tuple[int, ...], float]:
-    """What mlx-lm's model gives each sequence of three allowed tokens, if no other is possible."""
-    model = kept_tiny("llama")
-    outcomes: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(3):
-        longer = {}
-        for outcome, chance in outcomes.items():
-            logits = model(mx.array([[*prompt, *outcome]]))[0, -1].astype(mx.float32)
-            shares = mx.softmax(logits[mx.array(allowed)] / temperature).tolist()
-            for token, share in zip(allowed, shares, strict=True):
-                longer[(*outcome, token)] = chance * share
-        outcomes = longer
-    return outcomes
+    chances = distributions.chances_of_outcomes(kept_tiny("llama"), sampling)
+    distributions.assert_drawn_from(chances, outcomes)
 
 
 def test_greedy_answers_are_those_of_the_model_alone() -> None:

@@ -17,6 +17,7 @@ from holdfast.store.maintenance import StoreLimits
 from holdfast.store.store import BlockStore
 from holdfast.wire.commands import Command, SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
+from holdfast.worker.drafting.draft_model import DraftModel
 from holdfast.worker.engine.constraints import Constraints
 from holdfast.worker.engine.engine import Engine, KVCosts
 from holdfast.worker.engine.kv_forms import KVForms
@@ -81,6 +82,7 @@ class CachingWorker:
         has_measured_costs: bool = False,
         adapters: Mapping[str, str] | None = None,
         speculates: bool = False,
+        draft_model: DraftModel | None = None,
         **settings: Any,
     ) -> None:
         """has_measured_costs: bytes are counted as the model takes them, a budget of tokens too;
@@ -106,6 +108,7 @@ class CachingWorker:
         )
         self._adapters = adapters or {}
         self._speculates = speculates
+        self.draft_model = draft_model
         self.cache = PrefixCache(
             self.index,
             store=self.store,
@@ -182,9 +185,11 @@ class CachingWorker:
             memory=self.memory,
             forms=self.forms,
             speculates=self._speculates,
+            draft_model=self.draft_model,
             costs=self.weights,
         )
         loop.run()
+        self.counters = loop.statistics()
         inbox.check_protocol(drawn_before=drawn_before)
         loop.check_invariants()
         self.index.check_invariants()

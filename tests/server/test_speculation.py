@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import signal
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from tests.fakes.server_process import ServerProcess
+from tests.fakes.speculating_server import COPY, TEXT, chat, metric, resumed_answer, texts
 
-TEXT = (
-    "Ada lives in Paris. The red lamp is in the kitchen. The meeting is on Friday. Tom is 41 years "
-    "old. The port of the mirror is 8080. Mia works as a baker. The code of the shed is 4711."
-)
-COPY: dict[str, Any] = {"messages": [{"role": "user", "content": f"Repeat exactly: {TEXT}"}]}
 KINDS = ("drafted", "accepted")
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -43,29 +36,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     process.stop()
 
 
-def chat(server: ServerProcess, model: str, **body: Any) -> dict[str, Any]:
-    asked = {"model": model, "temperature": 0, "max_tokens": 120, **COPY, **body}
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=120)
-    found: dict[str, Any] = answer.raise_for_status().json()
-    return found
-
-
-def texts(answer: dict[str, Any]) -> list[str]:
-    return [choice["message"]["content"] for choice in answer["choices"]]
-
-
 def drafted(answer: dict[str, Any]) -> tuple[int, int]:
     """Accepted and rejected drafted tokens."""
     details = answer["usage"]["completion_tokens_details"]
     return details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
-
-
-def metric(server: ServerProcess, name: str, model: str) -> float:
-    lines = httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines()
-    (line,) = [
-        each for each in lines if each.startswith(f"{name}{{") and f'model="{model}"' in each
-    ]
-    return float(line.split()[-1])
 
 
 @pytest.mark.parametrize(
@@ -152,22 +126,7 @@ def test_what_an_answer_left_in_the_cache_is_used_by_the_next_turn(server: Serve
 
 def test_a_stream_goes_on_after_its_worker_was_killed(server: ServerProcess) -> None:
     whole = texts(chat(server, "plain", max_tokens=200))
-    health = httpx.get(f"{server.url}/health", timeout=60).json()
-    pid = next(each["pid"] for each in health["models"] if each["id"] == "drafting")
-    body = {"model": "drafting", "temperature": 0, "max_tokens": 200, "stream": True, **COPY}
-    pieces = []
-    with httpx.stream(
-        "POST", f"{server.url}/v1/chat/completions", json=body, timeout=120
-    ) as response:
-        for line in response.iter_lines():
-            if line.startswith("data: {"):
-                choices = json.loads(line[6:])["choices"]
-                pieces.extend(choice["delta"].get("content") or "" for choice in choices)
-            if len("".join(pieces)) > 20 and pid is not None:
-                psutil.Process(pid).send_signal(signal.SIGKILL)
-                pid = None
-    assert pid is None
-    assert ["".join(pieces)] == whole
+    assert [resumed_answer(server, "drafting")] == whole
 
 
 def test_health_says_whether_drafts_can_be_used(server: ServerProcess) -> None:

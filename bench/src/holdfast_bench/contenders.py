@@ -91,6 +91,12 @@ def without_speculation() -> Contender:
     return Contender(label="holdfast without speculation", command=command)
 
 
+def with_draft_model() -> Contender:
+    """The Holdfast of this environment, with the bundled draft model."""
+    command = (*holdfast().command, "--speculation", str(demo_folder(_DRAFT_ID)))
+    return Contender(label="holdfast with a draft model", command=command)
+
+
 def mlx_lm() -> Contender:
     """The mlx_lm.server of this environment, as installed: on Linux, with MLX's reference BLAS."""
     return Contender(
@@ -149,6 +155,7 @@ def _drafting(peer: Contender, *options: str) -> Contender:
     return replace(peer, label=f"{peer.label} speculating", command=(*peer.command, *options))
 
 
+_DRAFT_ID = "holdfast-demo-draft"
 HOLDFAST, MLX_LM_WITH_BLAS, LLAMA_CPP = "holdfast", "mlx_lm+BLAS", "llama.cpp"
 _MLX_LM = (
     "mlx_lm",
@@ -179,8 +186,9 @@ _MLX_VLM = (
 def peers_of(names: Sequence[str]) -> list[Contender]:
     """The peers with these names, without repetitions: "mlx_lm" (with the system's BLAS if it has
     one, otherwise as installed), "mlx_lm-as-installed", "mlx_vlm", "llama.cpp",
-    "without-speculation" (this Holdfast), "mlx_lm-draft-model" (with the bundled draft model), "llama.cpp-ngrams". "none" adds
-    no peer. Raises HoldfastError for other names.
+    "without-speculation" (this Holdfast), "draft-model" (this Holdfast with the bundled draft
+    model), "mlx_lm-draft-model" (with the same one), "llama.cpp-ngrams". "none" adds no peer.
+    Raises HoldfastError for other names.
     """
     found: list[Contender] = []
     for name in names:
@@ -197,17 +205,18 @@ def peers_of(names: Sequence[str]) -> list[Contender]:
                 found.append(mlx_vlm())
             case "mlx_lm-draft-model":
                 peer = mlx_lm_with_blas() if _blas_file() else mlx_lm()
-                found.append(
-                    _drafting(peer, "--draft-model", str(demo_folder("holdfast-demo-draft")))
-                )
+                found.append(_drafting(peer, "--draft-model", str(demo_folder(_DRAFT_ID))))
             case "llama.cpp-ngrams":
                 found.append(_drafting(llama_cpp(), "--ngrams"))
             case "without-speculation":
                 found.append(without_speculation())
+            case "draft-model":
+                found.append(with_draft_model())
             case _:
                 raise HoldfastError(
                     f"unknown peer {name!r}; there are: mlx_lm, mlx_lm-as-installed, mlx_vlm, "
-                    f"{LLAMA_CPP}, without-speculation, mlx_lm-draft-model, llama.cpp-ngrams, none"
+                    f"{LLAMA_CPP}, without-speculation, draft-model, mlx_lm-draft-model, "
+                    "llama.cpp-ngrams, none"
                 )
     return list({peer.label: peer for peer in found}.values())
 

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,12 +64,15 @@ def doctor(
     from holdfast.front.run.running_servers import run_folder
 
     model = effective.settings.model
+    listed: tuple[ModelSettings, ...] = ()
     if model.path:  # the path may be a name in models.toml
-        model = catalog_of(effective.settings, os.environ).entries[0].model
+        entries = catalog_of(effective.settings, os.environ).entries
+        model = entries[0].model
+        listed = tuple(entry.model for entry in entries)
     check_present(model)  # reports a misspelled name before anything is measured
     # MLX writes compiled code into the run folder
     with run_folder(os.environ), load_progress(effective.settings.log) as progress:
-        found = diagnose(model, progress=progress)
+        found = diagnose(model, listed=listed, progress=progress)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     else:
@@ -127,6 +130,7 @@ class Diagnosis(msgspec.Struct, kw_only=True):
     model_name: str = ""
     folder: str = ""
     model: LayoutCheck | None = None
+    draft_model: str = ""  # the model that can draft for it; empty: none
     quality: QualityReport | None = None  # None: not measured for this version of the model
     dialect: DialectReport | None = None
     last_crash: CrashReport | None = None  # the last crash of one of this user's workers
@@ -134,8 +138,16 @@ class Diagnosis(msgspec.Struct, kw_only=True):
     advice: tuple[str, ...] = ()
 
 
-def diagnose(settings: ModelSettings, *, progress: Callable[[str, float], None]) -> Diagnosis:
-    """Run all checks. Takes a few seconds, plus the time to fetch and load the model."""
+def diagnose(
+    settings: ModelSettings,
+    *,
+    listed: Sequence[ModelSettings] = (),
+    progress: Callable[[str, float], None],
+) -> Diagnosis:
+    """Run all checks. Takes a few seconds, plus the time to fetch and load the model.
+
+    listed: the models of models.toml, one of which may be the draft model.
+    """
     from holdfast.files import crash_reports_folder
     from holdfast.front.fleet.worker_files import last_report
     from holdfast.machine.blas import usable_cores
@@ -154,6 +166,7 @@ def diagnose(settings: ModelSettings, *, progress: Callable[[str, float], None])
         ("machine", _check_platform),
         ("speed", _measure_speed),
         ("model", _check_model),
+        ("draft model", functools.partial(_find_draft, listed=listed)),
         ("dialect", _check_dialect),
     ):
         progress(stage, 0.0)
@@ -200,6 +213,21 @@ def _check_model(
     if found.platform is not None:
         found.model = check_layout(dataclasses.replace(settings, path=found.folder))
         found.quality = find_quality(found.model.quality_fingerprint, os.environ)
+
+
+def _find_draft(
+    found: Diagnosis,
+    settings: ModelSettings,
+    progress: object,
+    *,
+    listed: Sequence[ModelSettings],
+) -> None:
+    from holdfast.models.draft_pairs import DraftFolder, draft_of
+
+    if found.folder:
+        model = DraftFolder(name=found.model_name, folder=Path(found.folder))
+        draft = draft_of(model, settings.speculation, listed=listed, environ=os.environ)
+        found.draft_model = "" if draft is None else draft.name
 
 
 def _check_dialect(found: Diagnosis, settings: ModelSettings, progress: object) -> None:
@@ -371,11 +399,18 @@ def _model_rows(found: Diagnosis) -> dict[str, str]:
         "context": context_text(model.context_tokens, own_tokens=model.own_context_tokens),
         "layout": f"{model.layout} ({model.reason})",
         "attention": model.attention,
-        "speculation": model.speculation_refused or "drafts are verified where that is faster",
+        "speculation": _speculation_text(found, model),
         "images": model.images,
         "kv quality": _quality_text(found),
         "start": f"{model.seconds:.1f} s to load and probe",
     }
+
+
+def _speculation_text(found: Diagnosis, model: LayoutCheck) -> str:
+    if model.speculation_refused:
+        return model.speculation_refused
+    drafters = f" and from {found.draft_model}" if found.draft_model else ""
+    return f"drafts from earlier text{drafters} are verified where that is faster"
 
 
 def _quality_text(found: Diagnosis) -> str:

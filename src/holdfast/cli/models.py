@@ -73,7 +73,6 @@ _GIB = 1 << 30
 _MACHINES = (16 * _GIB, 32 * _GIB, 64 * _GIB)
 _AGENT_TOKENS = (8192, 32768, 131072)
 _MAX_FLOAT32_SHARE = 0.75  # of the memory; on a CPU, larger models stay quantized (`weight_format`)
-_NOT_USED_YET = "not used yet"
 
 models = typer.Typer(help="List, pull, remove and inspect models.", no_args_is_help=True)
 
@@ -299,8 +298,7 @@ def _row(entry: CatalogEntry, served: Mapping[str, Mapping[str, Any]] | None) ->
         "idle_seconds": entry.idle_seconds,
         "sampling": dict(entry.sampling),
         "template": dict(entry.template_arguments),
-        "draft": entry.draft,
-        "draft_use": None if entry.draft is None else _NOT_USED_YET,
+        "speculation": entry.model.speculation,
         "origin": entry.origin,
     }
 
@@ -367,8 +365,8 @@ def _notes(row: Mapping[str, Any]) -> str:
         notes.append(f"context {row['context_tokens']:,}")
     if row["kv_bits"] != "auto":
         notes.append(f"KV bits {row['kv_bits']}")
-    if row["draft"] is not None:
-        notes.append(f"draft {row['draft']}: {_NOT_USED_YET}")
+    if row["speculation"] != "auto":
+        notes.append(f"speculation {row['speculation']}")
     return ", ".join(notes)
 
 

@@ -46,6 +46,7 @@ from holdfast.library.in_process import (
 )
 from holdfast.models.adapter_folder import adapter_folders
 from holdfast.models.download import resolve_model, served_id
+from holdfast.models.draft_pairs import DraftFolder, draft_of
 from holdfast.store.answers import AnswerFile
 from holdfast.store.folder import library_folder
 from holdfast.wire.commands import SequenceRequest, WorkerSettings
@@ -396,12 +397,18 @@ def _close(client: InProcessClient, *, temporary: Path | None) -> None:
 
 
 def _start(settings: Settings, folder: Path, store: str, *, images: Path) -> InProcessClient:
+    model = replace(settings.model, name=served_id(settings.model))
+    draft = draft_of(
+        DraftFolder(name=model.name, folder=folder), model.speculation, environ=os.environ
+    )
     worker = WorkerSettings(
         folder=str(folder),
         # without a store, write nothing to disk
         hash_cache=hash_cache_file(os.environ) if store else "",
         images=str(images),
-        model=replace(settings.model, name=served_id(settings.model)),
+        model=model,
+        draft_folder="" if draft is None else str(draft.folder),
+        draft_name="" if draft is None else draft.name,
         scheduler=settings.scheduler,
         store=replace(settings.store, folder=store),
     )

@@ -110,6 +110,8 @@ _COUNTERS = (
     ("generated_tokens", "Tokens sampled."),
     ("drafted_tokens", "Drafted tokens that were verified."),
     ("accepted_tokens", "Drafted tokens that became part of an answer."),
+    ("model_drafted_tokens", "Those of drafted_tokens that the draft model drafted."),
+    ("model_accepted_tokens", "Those of accepted_tokens that the draft model drafted."),
     ("cached_tokens", "Prompt tokens that needed no prefill."),
     ("preemptions", "Sequences that were preempted."),
     ("finished", "Sequences finished."),

@@ -219,6 +219,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     crash_reports: str = ""  # folder for crash reports; empty: none
     images: str = ""  # folder with the images of prompts; empty: none
     model: ModelSettings
+    draft_folder: str = ""  # of a draft model with the same tokens; empty: none
+    draft_name: str = ""  # its name, for messages
     scheduler: SchedulerSettings
     store: StoreSettings
     log: LogSettings = LogSettings()

@@ -165,6 +165,9 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     generated_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0  # of `drafted_tokens`: those that are part of an answer
+    model_drafted_tokens: int = 0  # of `drafted_tokens`: those that the draft model drafted
+    model_accepted_tokens: int = 0  # of `accepted_tokens`: the same
+    draft_model: str = ""  # the model that drafts; empty: none, or it has failed
     cached_tokens: int = 0
     preemptions: int = 0
     finished: int = 0
@@ -383,6 +386,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     own_context_tokens: int = 0  # the context that the model was trained for; 0: unknown
     speculation_refused: str = ""  # why drafts are not used for this model; empty: they are
     vision: VisionInfo | None = None  # None: the model reads text only
+    draft_model: str = ""  # the model that drafts for this one; empty: none
+    draft_weight_bytes: int = 0
     # for the user; each says what the problem costs, why it exists, and what to do
     warnings: tuple[str, ...] = ()
 

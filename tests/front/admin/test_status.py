@@ -182,6 +182,7 @@ async def test_health_tells_how_the_model_is_laid_out_and_how_busy_it_is() -> No
                 "kv": {"bits": "native", "bytes_per_token": 8, "forms": {}, "refused": {}},
                 "speculation_refused": None,
                 "vision": None,
+                "draft_model": None,
                 "context_length": 2048,
                 "max_context_length": None,
             }

@@ -50,7 +50,7 @@ def test_an_entry_can_set_everything(tmp_path: Path) -> None:
     kv_bits = 8
     idle = "15 min"
     pin = true
-    draft = "small"
+    speculation = "kelp"
     sampling = { temperature = 0.2, top_k = 20 }
     template = { enable_thinking = false }
     """
@@ -62,11 +62,11 @@ def test_an_entry_can_set_everything(tmp_path: Path) -> None:
         "float32",
         "8",
     )
-    assert (entry.aliases, entry.idle_seconds, entry.is_pinned, entry.draft) == (
+    assert (entry.aliases, entry.idle_seconds, entry.is_pinned, entry.model.speculation) == (
         ("gpt-4o", "sonnet"),
         900.0,
         True,
-        "small",
+        str(tmp_path / "kelp"),
     )
     assert entry.sampling == {"temperature": 0.2, "top_k": 20}
     assert entry.template_arguments == {"enable_thinking": False}
@@ -133,7 +133,7 @@ def test_entries_keep_the_order_of_the_file(tmp_path: Path) -> None:
             'id = "o/n"\ntemplate = { date = 2026-01-01 }',
             "template.date = 2026-01-01 is not allowed",
         ),
-        ('id = "o/n"\ndraft = 1', "draft = 1 is not allowed"),
+        ('id = "o/n"\nspeculation = 1', "speculation = 1 is not allowed"),
         ('path = "~nobody-has-this-name/kelp"', "there is no model folder"),
         (f'path = "{"x" * 300}"', "cannot be read: File name too long"),
     ],

@@ -286,13 +286,15 @@ async def test_a_changed_entry_is_effective_at_the_next_load_and_a_new_pin_at_on
     async with models(catalog_over("a", "b")) as made:
         pid = await answered(made, "a")
         await made.take_catalog(
-            catalog_over("a", "b", a={"idle_seconds": LONG, "draft": "d"}, b={"is_pinned": True})
+            catalog_over(
+                "a", "b", a={"idle_seconds": LONG, "own_context_tokens": 9}, b={"is_pinned": True}
+            )
         )
         await until(made, b="ready")
-        assert (made.entry("a").draft, await answered(made, "a")) == (None, pid)
+        assert (made.entry("a").own_context_tokens, await answered(made, "a")) == (0, pid)
         assert made.statuses()[0].idle_seconds_left is not None
         await made.unload("a")
-        assert made.entry("a").draft == "d"
+        assert made.entry("a").own_context_tokens == 9
         await made.take_catalog(catalog_over("b"))
         await made.unload("b")
         await made.take_catalog(catalog_over("a", "b"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,35 +16,9 @@ from holdfast.worker.engine.engine import Engine
 from holdfast.worker.scheduler import scheduler
 from tests.fakes import forced_drafts
 from tests.fakes.caching_worker import greedy, one_after_the_other, random_prompt, tiny_worker
+from tests.fakes.draft_requests import plain_answers, requests
 from tests.fakes.running_ahead import RunningAhead
 from tests.fakes.script_inbox import ScriptInbox, cancel
-
-SEEDED = SamplingParams(temperature=0.9, top_p=0.9, frequency_penalty=0.3, seed=5)
-
-
-def requests(**more: Any) -> list[SequenceRequest]:
-    """Requests of several lengths: two share a prefix, one samples, one wants log-probabilities."""
-    shared = random_prompt(70)
-    return [
-        greedy("a", shared, max_tokens=40, **more),
-        greedy("b", (*shared, 5, 6, 7), max_tokens=33, **more),
-        greedy("c", random_prompt(9, "c"), max_tokens=25, want_logprobs=True, **more),
-        SequenceRequest(
-            request_id="d",
-            prompt_token_ids=greedy("d", random_prompt(30, "d")).prompt_token_ids,
-            max_tokens=38,
-            sampling=SEEDED,
-            **more,
-        ),
-    ]
-
-
-def plain_answers(
-    script: list[Sequence[Command]], *, name: str = "llama", **more: Any
-) -> dict[str, list[int]]:
-    inbox = tiny_worker(name=name, **more).serve(script)
-    asked = [each for commands in script for each in commands if isinstance(each, SequenceRequest)]
-    return {each.request_id: inbox.tokens(each.request_id) for each in asked}
 
 
 def assert_same(inbox: ScriptInbox, answers: dict[str, list[int]]) -> None:

@@ -114,3 +114,73 @@ def test_drafts_that_never_pay_are_tried_again_ever_more_rarely() -> None:
     gaps = [later - earlier for earlier, later in itertools.pairwise(tried)]
     assert 3 <= len(tried) <= 8
     assert gaps == sorted(gaps)
+
+
+def passes(
+    gain: DraftGain, chances: dict[str, list[float]], *, offers: dict[str, list[float]], each: float
+) -> int:
+    return gain.passes(offers, chances, rows=len(chances), most=1000, pass_seconds=each)
+
+
+def tried(seconds: Callable[[int], float]) -> DraftGain:
+    """As `learned`, after a draft model has been tried that does not pay."""
+    gain = learned(seconds)
+    assert passes(gain, {"a": DOUBTFUL}, offers={}, each=0.005) == 4
+    return gain
+
+
+def test_a_draft_model_drafts_as_many_tokens_as_its_passes_are_worth() -> None:
+    gain = learned(memory_bound)
+    assert passes(gain, {"a": SURE}, offers={}, each=0.0002) == 7
+    assert 0 < passes(gain, {"a": SURE}, offers={}, each=0.003) < 7
+    assert passes(tried(memory_bound), {"a": SURE}, offers={}, each=0.02) == 0
+    assert passes(tried(compute_bound), {"a": SURE}, offers={}, each=0.0) == 0
+
+
+def test_a_draft_that_costs_nothing_is_preferred_if_it_promises_as_much() -> None:
+    gain = tried(memory_bound)
+    assert passes(gain, {"a": SURE}, offers={"a": SURE}, each=0.0002) == 0
+    assert passes(learned(memory_bound), {"a": SURE}, offers={"a": DOUBTFUL}, each=0.0002) > 0
+
+
+def test_a_draft_model_is_not_asked_where_the_batch_fills_the_machine() -> None:
+    crowd = {str(number): SURE for number in range(60)}
+    assert passes(learned(compute_bound), crowd, offers={}, each=0.001) == 0
+
+
+def test_a_draft_model_that_does_not_pay_is_tried_for_a_hundredth_of_the_time() -> None:
+    gain = DraftGain()
+    spent = 0.0
+    total = 0.0
+    for _ in range(4000):
+        for rows in (1, 9):
+            gain.learn(rows, compute_bound(rows))
+        total += compute_bound(1) + compute_bound(9)
+        spent += 0.02 * passes(gain, {"a": DOUBTFUL}, offers={}, each=0.02)
+    assert 0.001 * total < spent < 0.01 * total
+
+
+def test_a_draft_model_stops_now_and_then_so_that_plain_steps_are_measured() -> None:
+    gain = learned(memory_bound)
+    counts = []
+    for _ in range(200):
+        counts.append(passes(gain, {"a": SURE}, offers={}, each=0.0002))
+        offers = {"a": SURE[: counts[-1]]} if counts[-1] else {}
+        gain.choose(offers, rows=1, most=100)
+    assert 1 <= counts.count(0) <= 10
+
+
+def test_prefill_of_a_draft_model_has_to_be_earned() -> None:
+    gain = learned(memory_bound)
+
+    def pays(generated: int) -> bool:
+        return gain.pays_to_prefill(
+            SURE, rows=1, pass_seconds=0.0002, seconds=0.5, generated=generated
+        )
+
+    assert not pays(5)
+    assert pays(200)
+    slow = learned(compute_bound)
+    assert not slow.pays_to_prefill(
+        SURE, rows=1, pass_seconds=0.02, seconds=1.0, generated=1_000_000
+    )

@@ -165,7 +165,8 @@ class ModelHealth(Struct, frozen=True, kw_only=True):
     template proves it. A sequence takes `kv_bytes_per_token` for each token and, for windows and
     recurrent states, `fixed_bytes_per_sequence`. These and `kv` are null until the model is loaded.
     `speculation_refused` says why drafts are not used although the setting allows them; null: they
-    are used, or the model is not loaded. `vision` is null if the model reads text only, or is not
+    are used, or the model is not loaded. `draft_model` is the model that drafts, besides other
+    drafters; null: none, or it has failed. `vision` is null if the model reads text only, or is not
     loaded.
     `context_length` and `max_context_length` are the same as in /v1/models.
     """
@@ -191,6 +192,7 @@ class ModelHealth(Struct, frozen=True, kw_only=True):
     kv: KVHealth | None
     speculation_refused: str | None
     vision: VisionHealth | None
+    draft_model: str | None
     context_length: int | None
     max_context_length: int | None
 
@@ -320,6 +322,7 @@ def _health(model: ModelStatus, services: Services, *, shows_ids: bool) -> Model
         kv=_kv(info) if info else None,
         speculation_refused=(info.speculation_refused or None) if info else None,
         vision=_vision(info) if info else None,
+        draft_model=model.draft_model or None,
         context_length=model.context_tokens,
         max_context_length=model.own_context_tokens,
     )

@@ -49,7 +49,7 @@ _LIKE_SETTING = {
     "idle": "residency.idle_seconds",
     "aliases": "server.model_aliases",
 }
-_KEYS = ("path", "id", "adapters", "draft", "pin", "sampling", "template", *_LIKE_SETTING)
+_KEYS = ("path", "id", "adapters", "pin", "sampling", "template", *_LIKE_SETTING)
 _SAMPLING = tuple(name for name in SAMPLING_RANGES if name != "logit_bias")
 # names, or ends of names, of files that mark a folder as a model
 _MODEL_FILES = ("config.json", ".gguf")
@@ -74,7 +74,6 @@ class CatalogEntry:
     # context window from config.json; 0: unknown
     own_context_tokens: int = 0
     can_see: bool = False  # whether it can be given images, as far as its config.json tells
-    draft: str | None = None  # draft model for speculative decoding; not used yet
 
     @property
     def adapter_folders(self) -> Mapping[str, Path]:
@@ -307,6 +306,8 @@ def _entry(name: str, table: object, *, file: Path, settings: Settings) -> Catal
     model = {_LIKE_SETTING[key].partition(".")[2]: value for key, value in given.items()}
     place = _place(table, revision=model.get("revision", ""), file=file)
     model["adapters"] = _adapters(table, file=file)
+    if "speculation" in model and (file.parent / model["speculation"]).is_dir():
+        model["speculation"] = str(file.parent / model["speculation"])
     config = check_loadable(Path(place["path"])) if "path" in table else {}
     return CatalogEntry(
         name=name,
@@ -319,7 +320,6 @@ def _entry(name: str, table: object, *, file: Path, settings: Settings) -> Catal
         template_arguments=_template(table),
         own_context_tokens=known_context_tokens(config),
         can_see=can_see(config),
-        draft=_of_type(table, "draft", str, "a string"),
     )
 
 

@@ -92,6 +92,7 @@ class ModelStatus:
     idle_seconds_left: float | None = None
     failure: str = ""  # why it could not be loaded
     figures: ResidencyFigures = ResidencyFigures()
+    draft_model: str = ""  # the model that drafts for this one; empty: none, or it has failed
 
 
 class Residency:
@@ -686,6 +687,7 @@ class Residency:
             running=figures.running,
             queued=figures.queued,
             waits=figures.waits,
+            draft_model=figures.draft_model,
             info=slot.info,
             memory=figures.memory,
             created=slot.created,

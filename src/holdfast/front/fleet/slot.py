@@ -51,6 +51,7 @@ from holdfast.front.fleet.worker_files import (
 )
 from holdfast.front.link.model_client import Loss, ModelClient
 from holdfast.machine.device_memory import MemoryShare, Pressure
+from holdfast.models.draft_pairs import DraftFolder
 from holdfast.wire.commands import (
     LogChange,
     MemoryChange,
@@ -128,6 +129,7 @@ class ModelFiles:
 
     folder: Path
     weight_bytes: int = 0
+    draft: DraftFolder | None = None  # a draft model; its weights are part of `weight_bytes`
 
 
 Fetch: TypeAlias = Callable[[CatalogEntry], ModelFiles]
@@ -703,7 +705,7 @@ class ModelSlot:
         if measured := max(figures.device_bytes, figures.resident_bytes):
             return measured
         if self.info is not None:
-            return self.info.weight_bytes
+            return self.info.weight_bytes + self.info.draft_weight_bytes
         files = self._files
         if files is None or not files.done() or files.exception() is not None:
             return 0
@@ -728,7 +730,7 @@ class ModelSlot:
         """Memory for weights and steps, without KV and cache."""
         if self.info is None:
             return self.footprint_bytes
-        return self.info.weight_bytes + self.info.reserve_bytes
+        return self.info.weight_bytes + self.info.draft_weight_bytes + self.info.reserve_bytes
 
     @property
     def wired_bytes(self) -> int:

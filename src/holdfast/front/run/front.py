@@ -46,6 +46,7 @@ from holdfast.front.server.access import KeyRing, key_file_of, read_keys
 from holdfast.machine.device_memory import MemoryShare
 from holdfast.models.adapter_folder import SEPARATOR, checked_adapters
 from holdfast.models.download import resolve_model
+from holdfast.models.draft_pairs import DraftFolder, draft_of
 from holdfast.models.model_folder import checked_tensor_bytes
 from holdfast.store.folder import chosen_folder
 from holdfast.telemetry.log_ring import LogRing
@@ -106,7 +107,10 @@ def run(
                 "model %s is left out and not served (%s): %s", each.name, each.origin, each.reason
             )
     if catalog.at_start and not catalog.entries[0].is_pinned:
-        resolve_model(catalog.entries[0].model, progress=progress)  # the only or the named model
+        first = catalog.entries[0]  # the only or the named model
+        folder = resolve_model(first.model, progress=progress)
+        if first.model.speculation != "auto":  # a model that cannot draft is refused at once
+            _draft_of(first, folder, catalog)
     try:
         with (
             run_folder(os.environ) as private,
@@ -129,6 +133,16 @@ def run(
         logger.error("%s", error)
         return BROKEN
     return 0
+
+
+def _draft_of(entry: CatalogEntry, folder: Path, catalog: Catalog) -> DraftFolder | None:
+    """The draft model of a model in `folder`. Raises ModelLoadError if it cannot draft."""
+    return draft_of(
+        DraftFolder(name=entry.name, folder=folder),
+        entry.model.speculation,
+        listed=[each.model for each in catalog.entries],
+        environ=os.environ,
+    )
 
 
 class Front:
@@ -169,10 +183,15 @@ class Front:
     def _files_of(self, entry: CatalogEntry) -> ModelFiles:
         """The files of a model. Thread-safe. Raises ModelLoadError."""
         folder = resolve_model(entry.model, progress=lambda stage, fraction: None)
-        if len(self._residency.catalog.entries) == 1:
-            return ModelFiles(folder=folder)  # the size matters only if there are several models
-        adapter_bytes = sum(each.tensor_bytes for each in checked_adapters(entry.model.adapters))
-        return ModelFiles(folder=folder, weight_bytes=checked_tensor_bytes(folder) + adapter_bytes)
+        entries = self._residency.catalog.entries
+        draft = _draft_of(entry, folder, self._residency.catalog)
+        if len(entries) == 1:  # the size matters only if there are several models
+            return ModelFiles(folder=folder, draft=draft)
+        weight_bytes = checked_tensor_bytes(folder)
+        weight_bytes += sum(each.tensor_bytes for each in checked_adapters(entry.model.adapters))
+        if draft is not None:
+            weight_bytes += checked_tensor_bytes(draft.folder)
+        return ModelFiles(folder=folder, weight_bytes=weight_bytes, draft=draft)
 
     def _worker_of(
         self, entry: CatalogEntry, files: ModelFiles, share: MemoryShare
@@ -185,6 +204,8 @@ class Front:
             crash_reports=crash_reports_folder(os.environ),
             images=str(images_folder(settings.store.folder)),
             model=replace(entry.model, name=entry.name),
+            draft_folder=str(files.draft.folder) if files.draft else "",
+            draft_name=files.draft.name if files.draft else "",
             scheduler=settings.scheduler,
             store=settings.store,
             log=settings.log,

@@ -57,21 +57,24 @@ class DraftRates:
     of_size: for each size, the chance that a token is right.
     """
 
-    __slots__ = ("_hits", "_memory", "_prior", "_tokens", "of_size")
+    __slots__ = ("_first", "_hits", "_memory", "_prior", "_tokens", "of_size")
 
-    def __init__(self, prior: DraftRates | None = None) -> None:
+    def __init__(
+        self, prior: DraftRates | None = None, *, first: Sequence[float] = _FIRST_RATES
+    ) -> None:
         """prior: the rates of the whole model, which a sequence starts from, and which learn with
-        it; None: these are the rates of a model.
+        it; None: these are the rates of a model. first: those before any token is measured.
         """
         self._prior = prior
+        self._first = first
         self._memory = _MODEL_MEMORY if prior is None else _SEQUENCE_MEMORY
         self._tokens = [0.0] * len(_FIRST_RATES)
         self._hits = [0.0] * len(_FIRST_RATES)
-        self.of_size: list[float] = list(_FIRST_RATES if prior is None else prior.of_size)
+        self.of_size: list[float] = list(first if prior is None else prior.of_size)
 
     def learn(self, size: int, *, is_right: bool) -> None:
         """Learn from one token that was drafted, or that would have been."""
-        first = _FIRST_RATES[size]
+        first = self._first[size]
         if self._prior is not None:
             self._prior.learn(size, is_right=is_right)
             first = self._prior.of_size[size]
@@ -83,6 +86,14 @@ class DraftRates:
         self.of_size[size] = (self._hits[size] + _PRIOR_TOKENS * first) / (
             self._tokens[size] + _PRIOR_TOKENS
         )
+
+    def chance(self, matched: int) -> float:
+        """The chance that a token is right after a match of this many tokens."""
+        return self.of_size[_size(matched)]
+
+    def learn_match(self, matched: int, *, is_right: bool) -> None:
+        """As `learn`, for a match of this many tokens."""
+        self.learn(_size(matched), is_right=is_right)
 
 
 def _size(matched: int) -> int:

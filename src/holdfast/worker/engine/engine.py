@@ -175,9 +175,9 @@ class Engine:
         if self.speculation_refused:
             return ()
         sequence = self._sequences[request_id]
-        if sequence.request.images:  # image keys are no tokens that the model can generate
-            known = itertools.takewhile(lambda token_id: token_id < self._vocab_size, token_ids)
-            token_ids = tuple(known)
+        if token_ids and max(token_ids) >= self._vocab_size:  # of another model, or image keys
+            end = next(at for at, token in enumerate(token_ids) if token >= self._vocab_size)
+            token_ids = token_ids[:end]
         if sequence.constraint is not None:
             token_ids = sequence.constraint.draft(token_ids)
         if sequence.live.kv_bits != "native":
@@ -258,6 +258,21 @@ class Engine:
     def grow(self, request_id: RequestId, capacity_tokens: int) -> None:
         """Reserve capacity for this many tokens of a sequence."""
         self._sequences[request_id].live.reserve(capacity_tokens)
+
+    def follow(self, request_id: RequestId, *, generated: Sequence[int], kept_tokens: int) -> None:
+        """Make `generated` what a sequence has generated, whatever it has sampled itself: its state
+        keeps the first `kept_tokens` tokens, which must be part of both. No pending step may contain
+        the sequence.
+        """
+        sequence = self._sequences[request_id]
+        live = sequence.live
+        live.rewind(live.tokens - kept_tokens)
+        fresh = EngineSequence.begin(
+            sequence.request, live=live, vocab_size=self._vocab_size, generated=tuple(generated)
+        )
+        sequence.known = fresh.known
+        sequence.sampler = fresh.sampler
+        sequence.drawn = None
 
     def limit_thoughts(
         self, request_id: RequestId, budget: ThinkingBudget, *, generated: Sequence[int]

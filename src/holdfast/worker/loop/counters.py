@@ -57,6 +57,9 @@ class Counters:
     generated_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0  # part of drafted_tokens
+    model_drafted_tokens: int = 0  # part of drafted_tokens: by the draft model
+    model_accepted_tokens: int = 0  # part of accepted_tokens: the same
+    draft_model: str = ""  # the model that drafts; empty: none, or it has failed
     rejected: int = 0
     quantized: int = 0
     finished: Counter[FinishReason] = field(default_factory=Counter)
@@ -124,6 +127,9 @@ class Counters:
             generated_tokens=self.generated_tokens,
             drafted_tokens=self.drafted_tokens,
             accepted_tokens=self.accepted_tokens,
+            model_drafted_tokens=self.model_drafted_tokens,
+            model_accepted_tokens=self.model_accepted_tokens,
+            draft_model=self.draft_model,
             cached_tokens=self.ram_tokens + self.disk_tokens,
             preemptions=load.preemptions,
             finished=self.finished.total(),

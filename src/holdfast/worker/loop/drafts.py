@@ -5,9 +5,11 @@ Device thread only. See docs/how-it-works/speculation.md.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from holdfast.wire.commands import SequenceRequest
@@ -15,11 +17,16 @@ from holdfast.wire.requests import RequestId, TokenIds
 from holdfast.worker.drafting.suffix import MOST_DRAFTED, NO_DRAFT, Draft, DraftRates, SuffixDrafter
 from holdfast.worker.engine.plan import BLOCK_TOKENS, Span, SpanResult
 from holdfast.worker.loop.counters import Counters
+from holdfast.worker.loop.device_steps import costing_no_answer
 from holdfast.worker.loop.sequences import LiveSequence
 from holdfast.worker.scheduler.draft_gain import Offers
+from holdfast.worker.scheduler.scheduler import Scheduler
 
-if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run time
+if TYPE_CHECKING:  # these modules import MLX, which is not needed here at run time
+    from holdfast.worker.drafting.draft_model import DraftModel, ModelDraft
     from holdfast.worker.engine.engine import Engine
+
+logger = logging.getLogger("holdfast.worker")
 
 # Where accepted tokens are computed again if others of the same draft are rejected, a draft ends
 # before its chance to be right as a whole falls below this.
@@ -71,13 +78,30 @@ def _beginning(request: SequenceRequest) -> tuple[str, str, bytes]:
 class Drafts:
     """The drafts of all sequences of a worker."""
 
-    def __init__(self, engine: Engine, *, counters: Counters) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        scheduler: Scheduler,
+        counters: Counters,
+        model: DraftModel | None = None,
+    ) -> None:
+        """model: drafts, too, if there is one; it is dropped when it fails."""
         self._engine = engine
+        self._scheduler = scheduler
+        self._model = model
         self._repeats_accepted = engine.repeats_accepted
         self._counters = counters
+        counters.draft_model = "" if model is None else model.name
         self._rates = DraftRates()
         self._answers = RecentAnswers()
         self._offered: dict[RequestId, tuple[int, ...]] = {}
+        self._by_model: set[RequestId] = set()  # those of `_offered` that the draft model made
+
+    @property
+    def model(self) -> DraftModel | None:
+        """The draft model; None if there is none, or if it has failed."""
+        return self._model
 
     def offers(
         self, sequences: Iterable[LiveSequence], *, under_way: Collection[LiveSequence]
@@ -88,7 +112,9 @@ class Drafts:
         used in the next step, and begin after that token.
         """
         self._offered.clear()
+        self._by_model.clear()
         chances: dict[RequestId, tuple[float, ...]] = {}
+        sequences = list(sequences)
         for sequence in sequences:
             if not sequence.is_open:
                 continue
@@ -104,12 +130,139 @@ class Drafts:
             if draft.token_ids:
                 self._offered[sequence.id] = draft.token_ids
                 chances[sequence.id] = draft.chances
+        if self._model is not None:
+            with costing_no_answer(
+                "the draft model %s failed, and is not used any more",
+                self._model.name,
+                otherwise=partial(self._drop_model, sequences),
+            ):
+                self._ask_model(self._model, sequences, chances, under_way=under_way)
         return chances
+
+    def _drop_model(self, sequences: Iterable[LiveSequence], error: Exception) -> None:
+        self._model = None
+        self._counters.draft_model = ""
+        for sequence in sequences:
+            sequence.model_draft = None
+
+    def free_memory(self) -> None:
+        """Drop the draft model's states that no sequence uses, because memory is short."""
+        if self._model is not None:
+            self._model.limit_kept(0)
+
+    def _ask_model(
+        self,
+        model: DraftModel,
+        sequences: Collection[LiveSequence],
+        offers: dict[RequestId, tuple[float, ...]],
+        *,
+        under_way: Collection[LiveSequence],
+    ) -> None:
+        """Add drafts of the draft model to the offers, if they are worth the time that they take."""
+        ready: dict[RequestId, LiveSequence] = {}
+        modelled: dict[RequestId, tuple[float, ...]] = {}
+        states: list[ModelDraft] = []
+        model.begin_step(is_alone=not under_way)
+        for sequence in sequences:
+            draft = sequence.model_draft
+            if draft is None and len(sequence.generated) < sequence.draft_considered_at:
+                continue
+            if not sequence.is_open or self._scheduler.is_paused(sequence.id):
+                sequence.model_draft = None
+                continue
+            if self._is_ready(model, sequence) and (chances := self._expectation(model, sequence)):
+                ready[sequence.id] = sequence
+                modelled[sequence.id] = chances
+            if sequence.model_draft is not None:
+                states.append(sequence.model_draft)
+        model.keep_only(states)
+        if not modelled:
+            return
+        count = self._scheduler.passes_of_draft_model(
+            offers, modelled, pass_seconds=model.pass_seconds(len(modelled))
+        )
+        wanted = []
+        for request_id, sequence in ready.items():
+            expected = modelled[request_id][:count]
+            if sum(expected) <= sum(offers.get(request_id, ())):
+                continue
+            if sequence in under_way:  # drafted when its last token is known
+                offers[request_id] = expected
+            else:
+                wanted.append(sequence)
+        if wanted:
+            self._draft_with(model, wanted, offers, count=count)
+
+    def _is_ready(self, model: DraftModel, sequence: LiveSequence) -> bool:
+        """Whether the draft model can draft for a sequence at once. Prefills some of the sequence if
+        that is worth it.
+        """
+        draft = sequence.model_draft
+        request = sequence.request
+        generated = sequence.generated
+        if draft is not None:
+            model.learn(draft, generated)
+        seconds = model.seconds_behind(request, len(generated), draft)
+        if seconds and not (draft is not None and draft.is_catching_up):
+            if len(generated) < sequence.draft_considered_at:
+                return False
+            sequence.draft_considered_at = 3 * len(generated) // 2 + 1
+            if not model.can_draft(
+                sequence.known_tokens
+            ) or not self._scheduler.pays_to_prefill_draft(
+                model.chances(draft),
+                pass_seconds=model.pass_seconds(1),
+                seconds=seconds,
+                generated=len(generated),
+            ):
+                return False
+        if draft is None:
+            draft = sequence.model_draft = model.open(request, generated)
+        return draft is not None and (not seconds or model.catch_up(draft, generated))
+
+    def _expectation(self, model: DraftModel, sequence: LiveSequence) -> tuple[float, ...]:
+        """The chances of the draft that the draft model would make for a sequence."""
+        most = sequence.request.max_tokens - len(sequence.generated) - 2
+        if most < 1:
+            return ()
+        chances = model.chances(sequence.model_draft)[:most]
+        if self._repeats_accepted:
+            likely = sum(chance >= _LEAST_CHANCE_OF_ALL for chance in chances)
+            chances = chances[: max(1, likely)]  # one, so that it is tried now and then
+        return chances
+
+    def _draft_with(
+        self,
+        model: DraftModel,
+        sequences: Collection[LiveSequence],
+        offers: dict[RequestId, tuple[float, ...]],
+        *,
+        count: int,
+    ) -> None:
+        """Let the draft model draft `count` tokens for each of these sequences, and offer them."""
+        drafts = [(each, each.model_draft) for each in sequences if each.model_draft is not None]
+        # a draft that no step has verified yet is still good
+        missing = [
+            (draft, each.generated)
+            for each, draft in drafts
+            if not draft.drafted or draft.drafted_at != each.known_tokens
+        ]
+        if missing:
+            model.extend(missing, depth=count)
+        for sequence, made in drafts:
+            chances = model.chances(made)[:count]
+            draft = self._verifiable(sequence, Draft(tuple(made.drafted), chances))
+            # a grammar may have shortened it
+            if sum(draft.chances) > sum(offers.get(sequence.id, ())):
+                self._offered[sequence.id] = draft.token_ids
+                self._by_model.add(sequence.id)
+                offers[sequence.id] = draft.chances
 
     def filled(self, span: Span, sequence: LiveSequence) -> Span:
         """A planned span with the drafted tokens that it verifies, if it does."""
         if span.tokens == 1 or span.start + span.tokens <= sequence.known_tokens:
             return span
+        sequence.verifies_model = sequence.id in self._by_model
         return replace(span, drafted=self._offered[sequence.id][: span.tokens - 1])
 
     def count(self, span: Span, sequence: LiveSequence, result: SpanResult) -> None:
@@ -119,6 +272,9 @@ class Drafts:
         sequence.rejected_tokens += len(span.drafted) - accepted
         self._counters.drafted_tokens += len(span.drafted)
         self._counters.accepted_tokens += accepted
+        if sequence.verifies_model:
+            self._counters.model_drafted_tokens += len(span.drafted)
+            self._counters.model_accepted_tokens += accepted
 
     def remember(self, sequence: LiveSequence) -> None:
         """Remember the answer of a sequence that ends, for drafts of later ones."""
@@ -128,6 +284,10 @@ class Drafts:
         draft = self._expected(sequence, MOST_DRAFTED)
         if not draft.token_ids and not sequence.request.grammar:
             return NO_DRAFT
+        return self._verifiable(sequence, draft)
+
+    def _verifiable(self, sequence: LiveSequence, draft: Draft) -> Draft:
+        """The part of a draft that a step can verify, or what the sequence's grammar forces."""
         wanted = draft.token_ids
         if not sequence.stop_token_ids.isdisjoint(wanted):
             # a drafted token that ends the answer would save nothing

@@ -58,6 +58,7 @@ from holdfast.worker.scheduler.queue import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Decision, Scheduler, StepOutcome
 
 if TYPE_CHECKING:  # these modules import MLX, which is not needed here at run time
+    from holdfast.worker.drafting.draft_model import DraftModel
     from holdfast.worker.engine.engine import Engine
     from holdfast.worker.prefix.cache import PrefixCache
     from holdfast.worker.sessions.service import SessionService
@@ -102,6 +103,7 @@ class WorkerLoop:
         adapters: Collection[str] = (),
         forms: KVForms = ONLY_NATIVE,
         speculates: bool = False,
+        draft_model: DraftModel | None = None,
         costs: Mapping[KVBits, SequenceCosts] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -109,7 +111,7 @@ class WorkerLoop:
         pulse: reports what the thread does. counters: may contain counters of the engine.
         adapters: the names of the model's LoRA adapters. forms: the supported values of `kv_bits`.
         costs: the KV memory that a sequence takes with each value; None: the scheduler's default.
-        speculates: whether drafts of sequences are verified.
+        speculates: whether drafts of sequences are verified. draft_model: makes some of them.
         """
         self._pulse = pulse or Pulse()
         self._scheduler = scheduler
@@ -127,7 +129,14 @@ class WorkerLoop:
         self._forms = forms
         self._costs = {} if costs is None else costs
         self._ledger = Ledger(clock=clock, counters=counters)
-        self._drafts = Drafts(engine, counters=self._ledger.counters) if speculates else None
+        self._drafts = None
+        if speculates:
+            self._drafts = Drafts(
+                engine,
+                scheduler=scheduler,
+                counters=self._ledger.counters,
+                model=draft_model,
+            )
         self._prefixes = cache
         self._cache = CacheClient(
             cache,
@@ -522,6 +531,8 @@ class WorkerLoop:
         """The drafts that the next step may verify."""
         if self._drafts is None:
             return NO_OFFERS
+        if self._memory is not None and self._memory.is_short:
+            self._drafts.free_memory()
         under_way = () if self._flight is None else self._flight.sequences
         return self._drafts.offers(self._ledger.live(), under_way=under_way)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from holdfast.errors import HoldfastError, InvalidRequest, QueueFull, TooLargeForMemory
 from holdfast.store.block import BlockKey
@@ -29,6 +30,9 @@ from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.prefix.chain import Cursor, pack_tokens
 from holdfast.worker.prefix.lookup import LiveChain, Lookup
+
+if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run time
+    from holdfast.worker.drafting.draft_model import ModelDraft
 
 PROGRESS_SECONDS = 0.5  # minimum time between two progress events of one prompt
 
@@ -92,6 +96,9 @@ class LiveSequence:
     prefilled_tokens: int = 0  # for idle work; includes cached tokens
 
     drafter: SuffixDrafter | None = None  # None until the first draft
+    model_draft: ModelDraft | None = None  # its state in the draft model, while it has one
+    verifies_model: bool = False  # whether the draft model made the draft that is verified
+    draft_considered_at: int = 4  # tokens of the answer when that state is considered next
     accepted_tokens: int = 0  # drafted tokens that became part of the answer
     rejected_tokens: int = 0
 

@@ -18,17 +18,19 @@ from typing import Any
 import mlx.core as mx
 
 from holdfast.config import ModelSettings, SchedulerSettings, StoreSettings
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, ModelLoadError
 from holdfast.machine import device_memory, platform
 from holdfast.machine.device_memory import MemoryPlan, MemoryShare, pressure_reader
 from holdfast.models.adapter_folder import adapter_folders
 from holdfast.models.file_hashing import FileHashing, HashCache, ModelChanged
+from holdfast.models.model_folder import checked_tensor_bytes
 from holdfast.store.block import StoreRefused
 from holdfast.store.maintenance import store_limits
 from holdfast.store.store import BlockStore
 from holdfast.wire.commands import WorkerSettings
 from holdfast.wire.events import ImageFigures, ModelInfo
 from holdfast.wire.images import VisionInfo
+from holdfast.worker.drafting.draft_model import DraftModel
 from holdfast.worker.engine.constraints import Constraints, Grammars
 from holdfast.worker.engine.engine import Engine, KVCosts
 from holdfast.worker.engine.fingerprint import (
@@ -53,6 +55,7 @@ from holdfast.worker.kv.bits import SAVING, KVBits
 from holdfast.worker.kv.codec import PayloadFormat
 from holdfast.worker.kv.layer import HeadsForm
 from holdfast.worker.loop.counters import Counters
+from holdfast.worker.loop.device_steps import costing_no_answer
 from holdfast.worker.loop.inbox import Inbox, Progress, Pulse
 from holdfast.worker.loop.loop import WorkerLoop
 from holdfast.worker.loop.memory_budget import MemoryBudget
@@ -81,6 +84,8 @@ STEP_TOKENS_ON_GPU = 2048
 FEATURE_RAM_BYTES = 256 << 20  # for features of images
 FEATURE_DISK_BYTES = 4 << 30
 _FEATURES = "features"
+_KEPT_DRAFT_PARTS = 32  # states of the draft model without a sequence: 1/32 of the KV budget
+_MOST_OF_FREE_MEMORY = 0.1  # for the weights of a draft model that nobody asked for
 LOAD_ATTEMPTS = 3  # in case the model's files change while they are loaded
 
 logger = logging.getLogger("holdfast.worker")
@@ -152,10 +157,12 @@ def divide_memory(
     *,
     settings: WorkerSettings,
     step_tokens: int,
+    draft: LoadedDraft | None = None,
 ) -> WorkerMemory:
     """Measure the memory of a step, divide the memory that the weights leave, and set MLX's limits.
 
-    Raises ModelLoadError if the settings request more memory than there is.
+    draft: the draft model, whose weights and states count, too. Raises ModelLoadError if the
+    settings request more memory than there is.
     """
     working_set_bytes = platform.working_set_bytes()
     bounds = UNBOUNDED
@@ -168,25 +175,30 @@ def divide_memory(
         cache_bytes = max(LEAST_CACHE_BYTES, int(reused_bytes * scale * _CACHE_MARGIN))
         bounds = chunk_bounds(loaded.model, costs, working_set_bytes=working_set_bytes)
     reserve_bytes = activation_bytes + cache_bytes + bounds.score_bytes
+    weight_bytes = loaded.weight_bytes
+    full_costs = _sequence_costs(costs, None)
+    if draft is not None:
+        weight_bytes += draft.weight_bytes
+        full_costs = _sequence_costs(costs, draft.costs)
     memory = device_memory.memory_report(working_set_bytes=working_set_bytes)
     plan_memory = partial(
         device_memory.plan_memory,
         memory,
-        weight_bytes=loaded.weight_bytes,
+        weight_bytes=weight_bytes,
         kv_bytes=settings.model.memory_bytes,
         ram_tier_bytes=settings.store.ram_bytes,
         reserve_bytes=reserve_bytes,
-        full_context_bytes=costs.bytes_per_token * loaded.context_tokens + costs.fixed_bytes,
+        full_context_bytes=full_costs.bytes_for(loaded.context_tokens),
     )
     plan = plan_memory(share=settings.share)
     if cache_bytes:
         platform.bound_memory(
             cache_bytes=cache_bytes,
-            total_bytes=loaded.weight_bytes + plan.kv_bytes + plan.ram_tier_bytes + reserve_bytes,
+            total_bytes=weight_bytes + plan.kv_bytes + plan.ram_tier_bytes + reserve_bytes,
         )
     wired_bytes = device_memory.wired_bytes(
         settings.model.wired_bytes,
-        weight_bytes=loaded.weight_bytes,
+        weight_bytes=weight_bytes,
         working_set_bytes=working_set_bytes,
         share=settings.share,
     )
@@ -199,20 +211,29 @@ def divide_memory(
     )
 
 
-def contexts_that_fit(forms: KVForms, kv_bytes: int, *, most_tokens: int) -> dict[str, int]:
+def contexts_that_fit(
+    forms: KVForms, kv_bytes: int, *, most_tokens: int, draft: KVCosts | None = None
+) -> dict[str, int]:
     """The length of the longest sequence that fits a KV budget, for each value of `kv_bits`, but at
-    most `most_tokens`.
+    most `most_tokens`. draft: the costs of a sequence in a draft model, if there is one.
     """
-    fitting: dict[str, int] = {
-        kv_bits: SequenceCosts(
-            kv_bytes_per_token=each.bytes_per_token, fixed_bytes_per_sequence=each.fixed_bytes
-        ).longest_sequence(kv_bytes, most_tokens=most_tokens)
-        for kv_bits, each in forms.costs.items()
-    }
+    fitting: dict[str, int] = {}
+    for kv_bits, own in forms.costs.items():
+        costs = _sequence_costs(own, draft)
+        fitting[kv_bits] = costs.longest_sequence(kv_bytes, most_tokens=most_tokens)
     auto = fitting["native"]
     if auto < most_tokens and not forms.refusal(SAVING):
         auto = max(auto, fitting[SAVING])
     return {**fitting, "auto": auto}
+
+
+def _sequence_costs(own: KVCosts, draft: KVCosts | None) -> SequenceCosts:
+    """The memory of a sequence, with that of its state in a draft model."""
+    return SequenceCosts(
+        kv_bytes_per_token=own.bytes_per_token,
+        fixed_bytes_per_sequence=own.fixed_bytes + (0 if draft is None else draft.fixed_bytes),
+        draft_bytes_per_token=0 if draft is None else draft.bytes_per_token,
+    )
 
 
 def chunk_bounds(model: Any, costs: KVCosts, *, working_set_bytes: int) -> ChunkBounds:
@@ -258,6 +279,18 @@ def build_loop(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedDraft:
+    """A loaded draft model. costs: of a sequence in it."""
+
+    name: str
+    engine: Engine
+    costs: KVCosts
+    weight_bytes: int
+    vocab_size: int
+    context_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Probed:
     """A loaded model with its engine and the measured costs."""
 
@@ -266,6 +299,7 @@ class _Probed:
     constraints: Constraints
     engine: Engine
     forms: KVForms
+    draft: LoadedDraft | None = None
 
     def open_images(self, settings: WorkerSettings, hashes: Mapping[str, str]) -> None:
         """Let the engine take images, if the model can be given them."""
@@ -292,17 +326,25 @@ class _Probed:
         """
         return self.forms.costs[self.forms.usual]
 
+    @property
+    def draft_costs(self) -> KVCosts | None:
+        """The memory of a sequence in the draft model, if there is one."""
+        return None if self.draft is None else self.draft.costs
+
     def contexts(self, kv_bytes: int) -> dict[str, int]:
         """As `contexts_that_fit`."""
-        return contexts_that_fit(self.forms, kv_bytes, most_tokens=self.loaded.context_tokens)
+        return contexts_that_fit(
+            self.forms,
+            kv_bytes,
+            most_tokens=self.loaded.context_tokens,
+            draft=self.draft_costs,
+        )
 
     def sequence_costs(self, kv_bits: KVBits) -> SequenceCosts:
         """The memory that the scheduler reserves for a sequence with these bits."""
-        costs = self.forms.costs[kv_bits]
-        return SequenceCosts(
-            kv_bytes_per_token=costs.bytes_per_token,
-            fixed_bytes_per_sequence=costs.fixed_bytes,
-            block_tokens=BLOCK_TOKENS if self.engine.cuts_at_blocks(kv_bits) else None,
+        costs = _sequence_costs(self.forms.costs[kv_bits], self.draft_costs)
+        return replace(
+            costs, block_tokens=BLOCK_TOKENS if self.engine.cuts_at_blocks(kv_bits) else None
         )
 
 
@@ -318,7 +360,12 @@ def _load_and_build(
     probed = _load(settings, progress)
     step_tokens = _step_tokens(settings.scheduler, on_cpu=probed.loaded.platform.device == "cpu")
     memory = divide_memory(
-        probed.engine, probed.loaded, probed.costs, settings=settings, step_tokens=step_tokens
+        probed.engine,
+        probed.loaded,
+        probed.costs,
+        settings=settings,
+        step_tokens=step_tokens,
+        draft=probed.draft,
     )
     scheduler = Scheduler(
         replace(settings.scheduler, step_tokens=step_tokens),
@@ -348,6 +395,7 @@ def _load_and_build(
         store=settings.store,
         step_tokens=step_tokens,
         speculates=_speculates(probed.engine, settings.model),
+        draft_model=_draft_model(probed.draft, kv_bytes=memory.plan.kv_bytes),
         pulse=pulse,
     )
     _give_back_memory()
@@ -379,8 +427,84 @@ def _load(settings: WorkerSettings, progress: Progress) -> _Probed:
     forms = examine_forms(engine, runner, default=model.kv_bits, vocab_size=loaded.vocab_size)
     choose_sharing(runner)
     return _Probed(
-        loaded=loaded, runner=runner, constraints=constraints, engine=engine, forms=forms
+        loaded=loaded,
+        runner=runner,
+        constraints=constraints,
+        engine=engine,
+        forms=forms,
+        draft=_chosen_draft(settings, loaded) if _speculates(engine, model) else None,
     )
+
+
+def _chosen_draft(settings: WorkerSettings, model: LoadedModel) -> LoadedDraft | None:
+    """Load the draft model, if there is one. One that was found, not asked for, is left out where it
+    does not fit. Raises ModelLoadError if the one that was asked for cannot draft.
+    """
+    if not settings.draft_folder:
+        return None
+    if settings.model.speculation != "auto":
+        return _load_draft(settings)
+    reason = _reason_not_to_load(Path(settings.draft_folder), model)
+    if not reason:
+        try:
+            return _load_draft(settings)
+        except ModelLoadError as error:
+            reason = str(error)
+    logger.info(
+        "%s could draft for %s, but is not used: %s; to use it: --speculation %s",
+        settings.draft_name,
+        settings.model.name,
+        reason,
+        settings.draft_name,
+    )
+    return None
+
+
+def _load_draft(settings: WorkerSettings) -> LoadedDraft:
+    own = replace(settings.model, adapters=(), layout="auto", kv_bits="native", context_tokens=None)
+    loaded = load_model(Path(settings.draft_folder), own, progress=lambda stage, fraction: None)
+    runner = choose_layout(loaded.model, vocab_size=loaded.vocab_size)
+    engine = Engine(runner, vocab_size=loaded.vocab_size)
+    costs = engine.measure_costs()
+    if costs.form is None:
+        raise ModelLoadError(
+            f"{settings.draft_name} cannot draft for {settings.model.name}: its state cannot go back "
+            "to an earlier token"
+        )
+    return LoadedDraft(
+        name=settings.draft_name,
+        engine=engine,
+        costs=costs,
+        weight_bytes=loaded.weight_bytes,
+        vocab_size=loaded.vocab_size,
+        context_tokens=loaded.context_tokens,
+    )
+
+
+def _reason_not_to_load(draft: Path, model: LoadedModel) -> str:
+    """Why a draft model that was found, not asked for, should not be loaded; empty: it should."""
+    if model.platform.device != "cpu":
+        return "what it gains was not measured on a GPU"
+    free_bytes = device_memory.memory_report().available_bytes
+    # float32 takes twice the bytes of a file in 16 bits
+    if 2 * checked_tensor_bytes(draft) > free_bytes * _MOST_OF_FREE_MEMORY:
+        return "there is too little free memory"
+    return ""
+
+
+def _draft_model(draft: LoadedDraft | None, *, kv_bytes: int) -> DraftModel | None:
+    """Try the draft model out; None if there is none, or if it fails."""
+    model: DraftModel | None = None
+    if draft is not None:
+        with costing_no_answer("the draft model %s failed, and is not used", draft.name):
+            model = DraftModel(
+                draft.engine,
+                name=draft.name,
+                vocab_size=draft.vocab_size,
+                context_tokens=draft.context_tokens,
+                most_kept_bytes=kv_bytes // _KEPT_DRAFT_PARTS,
+            )
+    return model
 
 
 def _build(
@@ -393,6 +517,7 @@ def _build(
     store: StoreSettings,
     step_tokens: int,
     speculates: bool,
+    draft_model: DraftModel | None,
     pulse: Pulse,
 ) -> WorkerLoop:
     sessions = None
@@ -432,12 +557,13 @@ def _build(
         adapters=() if probed.loaded.adapters is None else probed.loaded.adapters.names,
         forms=probed.forms,
         speculates=speculates,
+        draft_model=draft_model,
         costs={kv_bits: probed.sequence_costs(kv_bits) for kv_bits in probed.forms.costs},
     )
 
 
 def _speculates(engine: Engine, model: ModelSettings) -> bool:
-    return model.speculation == "auto" and not engine.speculation_refused
+    return model.speculation != "off" and not engine.speculation_refused
 
 
 def _rest() -> None:
@@ -528,6 +654,8 @@ def _info(
         load_seconds=load_seconds,
         speculation_refused=probed.engine.speculation_refused,
         vision=_vision_info(loaded),
+        draft_model="" if probed.draft is None else probed.draft.name,
+        draft_weight_bytes=0 if probed.draft is None else probed.draft.weight_bytes,
         warnings=warnings,
     )
 

@@ -7,6 +7,9 @@ is learned as a function of its rows, from steps that verify drafts and from tho
 The drafted tokens are chosen so that the product of the speeds of all sequences becomes as large as
 possible. A draft that doubles the speed of one of eight sequences is thus not worth a step that is
 a tenth longer for all of them. If no choice increases the product, nothing is drafted.
+
+A draft model takes time before the step, a pass per drafted token. So its passes are chosen first,
+from what its drafts have been worth (`passes`), and the drafted tokens that are verified afterwards.
 """
 
 from __future__ import annotations
@@ -36,6 +39,12 @@ _STEPS_PER_PLAIN = 48
 # verifying has become cheaper; each time, the number doubles.
 _FIRST_RETRY, _LAST_RETRY = 64, 1024
 
+
+# Passes of a draft model that do not pay, but show what they would be worth, take this share of the
+# time of decoding.
+_TRIAL_SHARE = 0.01
+_TRIAL_PASSES = 4
+_MOST_UNASKED = 15
 
 # Drafts of sequences: for each drafted token, the chance that it and all tokens before it are right.
 Offers: TypeAlias = Mapping[RequestId, Sequence[float]]
@@ -80,6 +89,10 @@ class RowCosts:
         """The logarithm of the seconds of a step with this many rows, up to a constant."""
         return _log_guess(rows) + self._offsets[bisect.bisect_left(_RANGES, rows)]
 
+    def seconds(self, rows: int) -> float | None:
+        """The seconds of a step with this many rows; None if no step was measured yet."""
+        return None if self._level is None else math.exp(self._level + self.log_seconds(rows))
+
 
 def _log_guess(rows: int) -> float:
     return 0.0 if rows == 1 else math.log(_FIRST_FIXED + _FIRST_PER_ROW * rows)
@@ -93,10 +106,117 @@ class DraftGain:
         self._verifying_steps = 0  # since the last one without
         self._declined_steps = 0  # since the last verifying one
         self._retry_after = _FIRST_RETRY
+        # steps since a draft model was considered last, and how many may pass if it did not pay
+        self._unasked_steps = 0
+        self._steps_per_question = 0
+        self._untried_seconds = 0.0  # of decoding, since the draft model was tried last
 
     def learn(self, rows: int, seconds: float) -> None:
         """Learn from a step without chunks. rows: with those of drafted tokens."""
         self._costs.learn(rows, seconds)
+        self._untried_seconds += seconds
+
+    def passes(
+        self, offers: Offers, modelled: Offers, *, rows: int, most: int, pass_seconds: float
+    ) -> int:
+        """How many tokens a draft model should draft for each of the sequences in `modelled`, before
+        the next step with `rows` decoding sequences.
+
+        offers: drafts that cost nothing. A sequence uses the better one of both. modelled: the
+        expected chances of the draft model's drafts. most: as for `choose`. pass_seconds: how long
+        the draft model takes for one token of each sequence.
+        """
+        if self._verifying_steps >= _STEPS_PER_PLAIN or not modelled:
+            return 0
+        if self._unasked_steps < self._steps_per_question:  # what follows takes 0.05 ms
+            self._unasked_steps += 1
+            return 0
+        self._unasked_steps = 0
+        plain = self._costs.seconds(rows)
+        if plain is None:
+            return 0
+        best = 0
+        best_net = max(
+            0.0, self._net_of_passes(offers, modelled, 0, rows=rows, seconds=0.0, most=most)
+        )
+        best_net += _LEAST_GAIN * rows
+        for count in range(1, max(map(len, modelled.values())) + 1):
+            seconds = count * pass_seconds
+            net = self._net_of_passes(
+                offers, modelled, count, rows=rows, seconds=seconds, most=most
+            )
+            if net > best_net:
+                best = count
+                best_net = net
+        if best:
+            self._untried_seconds = 0.0
+            self._steps_per_question = 0
+            return best
+        self._steps_per_question = min(2 * self._steps_per_question + 1, _MOST_UNASKED)
+        if _TRIAL_PASSES * (pass_seconds + 0.2 * plain) < _TRIAL_SHARE * self._untried_seconds:
+            self._untried_seconds = 0.0
+            return _TRIAL_PASSES
+        return 0
+
+    def _net_of_passes(
+        self,
+        offers: Offers,
+        modelled: Offers,
+        count: int,
+        *,
+        rows: int,
+        seconds: float,
+        most: int,
+    ) -> float:
+        """The logarithm of the gain in speed of all sequences together, if a draft model drafts
+        `count` tokens for each sequence for which that is better, which takes `seconds`.
+        """
+        gain = 0.0
+        drafted = 0
+        for request_id in {**offers, **modelled}:
+            own = offers.get(request_id, ())
+            model = modelled.get(request_id, ())[:count]
+            tokens = max(own, model, key=sum)
+            gain += math.log1p(sum(tokens))
+            drafted += len(tokens)
+        if drafted > most:
+            return -math.inf
+        plain = self._costs.log_seconds(rows)
+        step = self._costs.seconds(rows) or 1.0
+        longer = math.exp(self._costs.log_seconds(rows + drafted) - plain) + seconds / step
+        return gain - rows * math.log(longer)
+
+    def pays_to_prefill(
+        self,
+        chances: Sequence[float],
+        *,
+        rows: int,
+        pass_seconds: float,
+        seconds: float,
+        generated: int,
+    ) -> bool:
+        """Whether a draft model should prefill a sequence, which takes `seconds`: if it would have
+        gained that time, had it drafted since the answer began, or if it has not been tried for long
+        enough.
+
+        chances: of its drafts. rows: how many sequences decode. generated: tokens of the answer; as
+        many are expected to follow.
+        """
+        plain = self._costs.seconds(rows)
+        if plain is None:
+            return False
+        best = plain
+        tokens = 1.0
+        for count, chance in enumerate(chances, start=1):
+            tokens += chance
+            step = self._costs.seconds(rows * (1 + count)) or plain
+            best = min(best, (step + count * pass_seconds) / tokens)
+        if generated * (plain - best) >= seconds:
+            return True
+        if seconds < _TRIAL_SHARE * self._untried_seconds:
+            self._untried_seconds -= seconds / _TRIAL_SHARE
+            return True
+        return False
 
     def choose(self, offers: Offers, *, rows: int, most: int) -> dict[RequestId, int]:
         """How many tokens of each draft to verify in a step with `rows` decoding sequences.
@@ -110,6 +230,7 @@ class DraftGain:
                 gains.append((math.log1p(chance / tokens), request_id))
                 tokens += chance
         if not gains or most < 1:
+            self._verifying_steps = 0
             return {}
         # within an offer, gains fall, so that the tokens taken are the first ones
         gains.sort(key=lambda each: each[0], reverse=True)

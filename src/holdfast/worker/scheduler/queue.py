@@ -33,6 +33,7 @@ class SequenceCosts:
 
     kv_bytes_per_token: int  # growing layers only
     fixed_bytes_per_sequence: int  # windows and recurrent states
+    draft_bytes_per_token: int = 0  # of the draft model's state, which holds every token itself
     reserve_step_tokens: int = 256  # capacities are multiples of this
     block_tokens: int | None = None  # no span crosses a multiple of this; None: no limit
 
@@ -41,7 +42,11 @@ class SequenceCosts:
         `held_tokens` tokens, because live states hold them.
         """
         own_tokens = max(0, capacity_tokens - held_tokens)
-        return own_tokens * self.kv_bytes_per_token + self.fixed_bytes_per_sequence
+        return (
+            own_tokens * self.kv_bytes_per_token
+            + capacity_tokens * self.draft_bytes_per_token
+            + self.fixed_bytes_per_sequence
+        )
 
     def longest_sequence(self, budget_bytes: int, *, most_tokens: int) -> int:
         """The length of the longest sequence that fits a budget, but at most `most_tokens`.
@@ -49,9 +54,10 @@ class SequenceCosts:
         At least `reserve_step_tokens`, even if these do not fit: requests are then refused one by
         one, with a reason.
         """
-        if not self.kv_bytes_per_token:
+        bytes_per_token = self.kv_bytes_per_token + self.draft_bytes_per_token
+        if not bytes_per_token:
             return most_tokens
-        tokens = (budget_bytes - self.fixed_bytes_per_sequence) // self.kv_bytes_per_token
+        tokens = (budget_bytes - self.fixed_bytes_per_sequence) // bytes_per_token
         steps = max(1, tokens // self.reserve_step_tokens)
         return min(most_tokens, steps * self.reserve_step_tokens)
 

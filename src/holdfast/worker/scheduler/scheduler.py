@@ -857,10 +857,39 @@ class Scheduler:
             if sequence.request_id in offers and not sequence.is_verifying:
                 chances = offers[sequence.request_id]
                 able[sequence.request_id] = chances[: sequence.most_drafted]
-        most = self._step_tokens - len(decoding)
+        return self._draft_gain.choose(
+            able, rows=len(decoding), most=self._most_drafted(len(decoding))
+        )
+
+    def _most_drafted(self, rows: int) -> int:
+        """The largest number of drafted rows of a step with `rows` decoding sequences."""
+        most = self._step_tokens - rows
         if self._reading:
             most -= min(self._settings.min_chunk_tokens, most)
-        return self._draft_gain.choose(able, rows=len(decoding), most=most)
+        return most
+
+    def passes_of_draft_model(
+        self, offers: Offers, modelled: Offers, *, pass_seconds: float
+    ) -> int:
+        """How many tokens a draft model should draft before the next step; see `DraftGain.passes`."""
+        rows = len(self._decoding)
+        if not rows or not self._costs.knows_decoding:
+            return 0
+        return self._draft_gain.passes(
+            offers, modelled, rows=rows, most=self._most_drafted(rows), pass_seconds=pass_seconds
+        )
+
+    def pays_to_prefill_draft(
+        self, chances: Sequence[float], *, pass_seconds: float, seconds: float, generated: int
+    ) -> bool:
+        """As `DraftGain.pays_to_prefill`, with the sequences that decode now."""
+        return self._draft_gain.pays_to_prefill(
+            chances,
+            rows=max(1, len(self._decoding)),
+            pass_seconds=pass_seconds,
+            seconds=seconds,
+            generated=generated,
+        )
 
     def _decoding_this_step(self, number: int) -> list[ScheduledSequence]:
         """The sequences that decode in this step: all of them, or, if they would leave no room for

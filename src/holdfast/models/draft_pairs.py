@@ -1,0 +1,162 @@
+"""Finds a draft model for a model: one that has the same tokens.
+
+Drafts are token ids, so both models must mean the same by each id: their tokenizers must have the
+same vocabulary and the same added tokens. The contents are compared, since names tell little: models
+of one family often differ in a few special tokens. Never imports MLX.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from holdfast.config import ModelSettings
+from holdfast.errors import ModelLoadError
+from holdfast.models.download import (
+    DEMO_IDS,
+    cached_models,
+    demo_folder,
+    hub_cache_folder,
+    resolve_model,
+)
+from holdfast.models.model_folder import checked_tensor_bytes
+from holdfast.models.tokenizer_files import (
+    add_missing_tokens,
+    named_special_tokens,
+    read_backend,
+    tokenizer_config,
+)
+
+logger = logging.getLogger(__name__)
+
+# A draft model is only looked for where it pays: for models that are not so small that a step takes
+# as long as the work around a draft, and only among models that are much smaller.
+_LEAST_MODEL_BYTES = 64 << 20
+_MOST_SHARE = 0.125
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftFolder:
+    """A model on this machine that may draft."""
+
+    name: str
+    folder: Path
+
+
+def draft_of(
+    model: DraftFolder,
+    speculation: str,
+    *,
+    listed: Iterable[ModelSettings] = (),
+    environ: Mapping[str, str],
+) -> DraftFolder | None:
+    """The draft model that the setting `model.speculation` asks for; None: no model drafts.
+
+    listed: further models, which the setting may name, or which may be found. Blocks, as long as a
+    download takes. Raises ModelLoadError if the model that the setting names cannot draft.
+    """
+    if speculation == "off":
+        return None
+    if speculation == "auto":
+        return found_draft(model, _candidates(model, listed, environ))
+    settings = next(
+        (each for each in listed if speculation in (each.name, each.path)),
+        ModelSettings(path=speculation),
+    )
+    folder = resolve_model(settings, progress=lambda stage, fraction: None)
+    draft = DraftFolder(name=speculation, folder=folder)
+    check_pair(model, draft)
+    return draft
+
+
+def _candidates(
+    model: DraftFolder, listed: Iterable[ModelSettings], environ: Mapping[str, str]
+) -> Iterator[DraftFolder]:
+    """The models on this machine, except `model`. Downloads nothing."""
+    seen = {model.folder.resolve()}
+    found = [DraftFolder(name=name, folder=demo_folder(name)) for name in DEMO_IDS]
+    found += [
+        DraftFolder(name=each.name or each.path, folder=Path(each.path).expanduser())
+        for each in listed
+    ]
+    cached = cached_models(hub_cache_folder(environ))
+    found += [DraftFolder(name=name, folder=folder) for name, folder in cached.items()]
+    for each in found:
+        if each.folder.is_dir() and (place := each.folder.resolve()) not in seen:
+            seen.add(place)
+            yield each
+
+
+def check_pair(model: DraftFolder, draft: DraftFolder) -> None:
+    """Raise ModelLoadError, which names both models, if their tokens differ."""
+    first = _tokens_of(model.folder)
+    second = _tokens_of(draft.folder)
+    if first.digest == second.digest:
+        return
+    reason = "the same token ids mean different texts"
+    if first.count != second.count:
+        reason = f"{first.count:,} and {second.count:,} tokens"
+    raise ModelLoadError(
+        f"{draft.name} cannot draft for {model.name}, because their tokenizers differ: {reason}"
+    )
+
+
+def found_draft(model: DraftFolder, candidates: Iterable[DraftFolder]) -> DraftFolder | None:
+    """The smallest of the candidates that can draft for a model and is much smaller; None if there
+    is none, or if the model is too small to gain anything. Raises ModelLoadError if the model itself cannot be read.
+    """
+    model_bytes = checked_tensor_bytes(model.folder)
+    if model_bytes < _LEAST_MODEL_BYTES:
+        return None
+    most_bytes = model_bytes * _MOST_SHARE
+    sizes: list[tuple[int, DraftFolder]] = []
+    for each in candidates:
+        try:
+            size = checked_tensor_bytes(each.folder)
+        except ModelLoadError as error:
+            logger.debug("%s is no draft model: %s", each.name, error)
+            continue
+        if size <= most_bytes:
+            sizes.append((size, each))
+    for _, each in sorted(sizes, key=lambda pair: pair[0]):
+        try:
+            check_pair(model, each)
+        except ModelLoadError as error:
+            logger.debug("%s", error)
+        else:
+            return each
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tokens:
+    """What the token ids of a model mean."""
+
+    digest: str
+    count: int
+
+
+def _tokens_of(folder: Path) -> _Tokens:
+    """The tokens of a model. Raises ModelLoadError."""
+    files = (folder / "tokenizer.json", folder / "tokenizer_config.json")
+    dates = tuple(file.stat().st_mtime_ns if file.exists() else 0 for file in files)
+    return _read_tokens(folder, dates)
+
+
+@lru_cache(maxsize=64)  # a large tokenizer takes half a second
+def _read_tokens(folder: Path, dates: tuple[int, ...]) -> _Tokens:
+    backend = read_backend(folder)
+    config = tokenizer_config(folder)
+    add_missing_tokens(backend, config, named_special_tokens(config))
+    digest = hashlib.blake2b(digest_size=16)
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    added = backend.get_added_tokens_decoder()
+    for text, token_id in sorted(vocabulary.items(), key=lambda item: (item[1], item[0])):
+        is_special = token_id in added and added[token_id].special
+        part = f"{token_id} {is_special} {text}".encode("utf-8", "surrogatepass")
+        digest.update(len(part).to_bytes(4, "little") + part)
+    return _Tokens(digest=digest.hexdigest(), count=len(vocabulary))

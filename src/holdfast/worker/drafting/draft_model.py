@@ -1,0 +1,425 @@
+"""Drafts from a draft model: a smaller model with the same tokens, in a second engine of the worker.
+
+All sequences that want a draft get it together, one forward pass per drafted token. A pass samples
+with the parameters, the seed and the position of the request, so it uses the same random numbers as
+the model that verifies, and a sampled token is often the same in both.
+
+The draft model has a state of its own for each sequence. It is opened late, because a short answer
+never pays for prefilling a long prompt twice: `Drafts` asks for it when the answer has become long
+enough. Before each draft, the state follows the sequence: rejected tokens are dropped, and the new
+ones are part of the first pass. When a sequence ends or is preempted, its state is kept for a while,
+so that the next turn of the conversation, or the resumed sequence, need not prefill again. States of
+a draft model are never stored: prefilling with it is cheap by comparison, and nothing but the speed
+of answers depends on it.
+
+Device thread only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.wire.commands import SequenceRequest
+from holdfast.wire.requests import SamplingParams, TokenIds
+from holdfast.worker.drafting.suffix import MOST_DRAFTED, DraftRates
+from holdfast.worker.engine.engine import Engine
+from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
+from holdfast.worker.engine.sequence import Prefix
+from holdfast.worker.kv.live import LiveBase, LiveState, StateCheckpoint
+
+# how often a drafted token is right, by the number of right ones before it, before any is measured
+_FIRST_RATES = (0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
+_MOST_BEHIND = 32  # tokens that the first pass of a draft may add to a state
+_STEP_TOKENS = 256  # capacities are multiples of this
+_LEAST_TAKEN = 64  # tokens that a kept state must share with a sequence
+_MOST_KEPT = 8  # states of sequences that have ended
+_LATEST_SHARE = 0.2  # of a new measurement in a mean
+_CATCH_UP_SECONDS = 0.02  # by how much prefilling with the draft model may delay a step
+_WARM_UP_TOKENS = 256
+
+
+class DraftModelFailed(Exception):
+    """The draft model computes something that is not a number."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ModelDraft:
+    """What the draft model knows about one sequence."""
+
+    name: str  # of the sequence in the draft model's engine
+    request: SequenceRequest
+    rates: DraftRates
+    live: LiveState
+    tokens: npt.NDArray[np.int32]  # those in the state, and possibly more
+    capacity_tokens: int
+    checkpoint: StateCheckpoint | None = (
+        None  # before the last draft, if not every state can rewind
+    )
+    is_catching_up: bool = False  # whether prefill has begun, which goes on before each step
+    matched: int = 0  # how many drafted tokens in a row were right
+    drafted: list[int] = field(default_factory=list)  # the last draft
+    drafted_at: int = 0  # the length of the sequence when it was made
+
+
+class DraftModel:
+    """Drafts the next tokens of sequences with a model."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        name: str,
+        vocab_size: int,
+        context_tokens: int,
+        most_kept_bytes: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """vocab_size, context_tokens: of the draft model. most_kept_bytes: limit for the states of
+        sequences that have ended.
+        """
+        self.name = name
+        self._engine = engine
+        self._vocab_size = vocab_size
+        self._context_tokens = context_tokens
+        self._most_kept_bytes = most_kept_bytes
+        self._clock = clock
+        self._rates = DraftRates(first=_FIRST_RATES)
+        self._drafts: dict[str, ModelDraft] = {}
+        self._kept: dict[str, ModelDraft] = {}  # of ended sequences, the oldest first
+        self._numbers = itertools.count()
+        self._pass_seconds: dict[int, float] = {}  # by the bits of the number of sequences
+        self.seconds_per_token = 0.0  # of prefill
+        self._is_alone = True
+        self._may_prefill = True
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Measure passes, and compile what they need."""
+        request = SequenceRequest(
+            request_id="warm-up",
+            prompt_token_ids=TokenIds.of([1 + at % 3 for at in range(_WARM_UP_TOKENS)]),
+            max_tokens=1,
+            sampling=SamplingParams(temperature=0.0, seed=0),
+        )
+        for _ in range(2):  # the first time takes longer
+            draft = self.open(request, ())
+            if draft is None:
+                return
+            began = self._clock()
+            while not self.catch_up(draft, ()):
+                self.begin_step()
+            self.seconds_per_token = (self._clock() - began) / _WARM_UP_TOKENS
+            self._pass_seconds.clear()
+            self.extend([(draft, ())], depth=4)
+            self._forget(draft)
+
+    def begin_step(self, *, is_alone: bool = True) -> None:
+        """Call this before the drafts of each step. is_alone: whether the device has nothing else to
+        do, so that what the draft model does can be timed.
+        """
+        self._is_alone = is_alone
+        self._may_prefill = True
+
+    # -- what drafts cost
+
+    def pass_seconds(self, sequences: int) -> float:
+        """The duration of a pass for this many sequences, about."""
+        wanted = sequences.bit_length()
+        known = min(self._pass_seconds, key=lambda bits: abs(bits - wanted), default=None)
+        if known is None:
+            return 0.0
+        # sequences cost about as much as tokens of a prompt, in addition to a pass with one
+        more = (1 << wanted) - (1 << known)
+        return max(self._pass_seconds[known] + 0.5 * more * self.seconds_per_token, 0.0)
+
+    def seconds_behind(
+        self, request: SequenceRequest, generated: int, draft: ModelDraft | None
+    ) -> float:
+        """How long prefilling would take that a draft of a sequence needs first, about; 0 if it can
+        be drafted at once.
+        """
+        tokens = len(request.prompt_token_ids) + generated
+        if draft is not None:
+            tokens -= draft.live.tokens
+        return 0.0 if tokens <= _MOST_BEHIND else tokens * self.seconds_per_token
+
+    def chances(self, draft: ModelDraft | None) -> tuple[float, ...]:
+        """For each token that the model would draft for a sequence, the chance that it and all tokens
+        before it are right. None: the sequence has no state yet.
+        """
+        rates = self._rates if draft is None else draft.rates
+        matched = 0 if draft is None else draft.matched
+        chances = []
+        chance = 1.0
+        for count in range(matched, matched + MOST_DRAFTED):
+            chance *= rates.chance(count)
+            chances.append(chance)
+        return tuple(chances)
+
+    # -- states
+
+    @property
+    def states(self) -> int:
+        """The number of states, with those that are kept."""
+        return len(self._drafts) + len(self._kept)
+
+    def can_draft(self, tokens: int) -> bool:
+        """Whether the draft model's context has room for a sequence of this length and a draft."""
+        return tokens + MOST_DRAFTED <= self._context_tokens
+
+    def open(self, request: SequenceRequest, generated: Sequence[int]) -> ModelDraft | None:
+        """Make a state for a sequence, from a kept one if one begins with the same tokens. None if
+        the draft model's context is too small.
+        """
+        tokens = _tokens_of(request, generated)
+        if not self.can_draft(len(tokens)):
+            return None
+        request = self._own(request)
+        kept, shared = self._kept_like(request, tokens)
+        prefix = None
+        if kept is not None:
+            self._engine.close(kept.name)
+            del self._kept[kept.name]
+            prefix = _base_of(kept, shared)
+        draft = self._opened(request, generated, prefix)
+        draft.tokens = tokens
+        return draft
+
+    def _opened(
+        self, request: SequenceRequest, generated: Sequence[int], prefix: Prefix | None
+    ) -> ModelDraft:
+        capacity_tokens = _capacity_for(len(request.prompt_token_ids) + len(generated))
+        live = self._engine.open(
+            request, generated=tuple(generated), capacity_tokens=capacity_tokens, prefix=prefix
+        )
+        draft = ModelDraft(
+            name=request.request_id,
+            request=request,
+            rates=DraftRates(self._rates),
+            live=live,
+            tokens=_tokens_of(request, ()),
+            capacity_tokens=capacity_tokens,
+        )
+        self._drafts[draft.name] = draft
+        return draft
+
+    def _own(self, request: SequenceRequest) -> SequenceRequest:
+        """The request as the draft model's engine gets it: with a name of its own, and without what
+        does not matter for drafts.
+        """
+        sampling = request.sampling
+        bias = {
+            token: value
+            for token, value in sampling.logit_bias.items()
+            if 0 <= token < self._vocab_size
+        }
+        if len(bias) < len(sampling.logit_bias):
+            sampling = msgspec.structs.replace(sampling, logit_bias=bias)
+        return SequenceRequest(
+            request_id=str(next(self._numbers)),
+            prompt_token_ids=request.prompt_token_ids,
+            max_tokens=request.max_tokens,
+            sampling=sampling,
+            tenant=request.tenant,
+            is_kept=request.is_kept,
+        )
+
+    def _kept_like(
+        self, request: SequenceRequest, tokens: npt.NDArray[np.int32]
+    ) -> tuple[ModelDraft | None, int]:
+        """The kept state of the same tenant that shares the most tokens with a sequence, if it can go
+        back to them; and their number.
+        """
+        best: ModelDraft | None = None
+        longest = _LEAST_TAKEN
+        for each in self._kept.values():
+            if each.request.tenant != request.tenant:
+                continue
+            shared = min(_common(each.tokens, tokens), each.live.tokens, len(tokens) - 1)
+            if shared > longest and _can_go_back(each, shared):
+                best = each
+                longest = shared
+        return best, longest
+
+    def keep_only(self, wanted: Collection[ModelDraft]) -> None:
+        """Close the states of all other sequences, because they have ended or wait."""
+        if len(wanted) == len(self._drafts):
+            return
+        names = {each.name for each in wanted}
+        for draft in [each for each in self._drafts.values() if each.name not in names]:
+            del self._drafts[draft.name]
+            if draft.request.is_kept:
+                self._kept[draft.name] = draft
+            else:
+                self._engine.close(draft.name)
+        self.limit_kept(self._most_kept_bytes)
+
+    def limit_kept(self, most_bytes: int) -> None:
+        """Drop the oldest kept states, so that the others take at most this many bytes."""
+        sizes = {name: _bytes_of(draft.live) for name, draft in self._kept.items()}
+        for name in list(self._kept):
+            if len(self._kept) <= _MOST_KEPT and sum(sizes.values()) <= most_bytes:
+                return
+            del sizes[name]
+            del self._kept[name]
+            self._engine.close(name)
+
+    def _forget(self, draft: ModelDraft) -> None:
+        del self._drafts[draft.name]
+        self._engine.close(draft.name)
+
+    # -- drafts
+
+    def learn(self, draft: ModelDraft, generated: Sequence[int]) -> None:
+        """Learn from the last draft of a sequence, now that tokens are known that it was about."""
+        new = generated[draft.drafted_at - len(draft.request.prompt_token_ids) :]
+        for drafted, token in zip(draft.drafted, new, strict=False):
+            is_right = drafted == token
+            draft.rates.learn_match(draft.matched, is_right=is_right)
+            draft.matched = draft.matched + 1 if is_right else 0
+            if not is_right:
+                break
+        if new:
+            draft.drafted = []
+
+    def catch_up(self, draft: ModelDraft, generated: Sequence[int]) -> bool:
+        """Prefill some of the tokens that a state lacks, for one sequence per step. Returns whether a
+        draft can be made now.
+        """
+        known = self._follow(draft, generated)
+        behind = known - draft.live.tokens
+        draft.is_catching_up = behind > _MOST_BEHIND
+        if not draft.is_catching_up:
+            return True
+        if not self._may_prefill:
+            return False
+        self._may_prefill = False
+        tokens = behind - 1
+        if self.seconds_per_token:
+            tokens = min(tokens, max(_MOST_BEHIND, int(_CATCH_UP_SECONDS / self.seconds_per_token)))
+        began = self._clock()
+        start = draft.live.tokens
+        self._run([Span(request_id=draft.name, start=start, tokens=tokens, draws=False)])
+        self._measure_prefill((self._clock() - began) / tokens)
+        draft.is_catching_up = behind - tokens > _MOST_BEHIND
+        return not draft.is_catching_up
+
+    def extend(self, drafts: Sequence[tuple[ModelDraft, Sequence[int]]], *, depth: int) -> None:
+        """Draft `depth` tokens for each of these sequences, which `catch_up` allows. Each comes with
+        the tokens that it has generated.
+        """
+        began = self._clock()
+        spans = []
+        for draft, generated in drafts:
+            known = self._follow(draft, generated)
+            start = draft.live.tokens
+            draft.checkpoint = None
+            if start and not all(leaf.grows for leaf in draft.live.leaves):
+                draft.checkpoint = draft.live.copy_checkpoint()
+                mx.eval(list(draft.checkpoint.arrays))
+            spans.append(Span(request_id=draft.name, start=start, tokens=known - start, draws=True))
+            draft.drafted = []
+            draft.drafted_at = known
+        for _ in range(depth):
+            for (draft, _), result in zip(drafts, self._run(spans), strict=True):
+                draft.drafted += result.token_ids
+            spans = [
+                Span(request_id=draft.name, start=draft.live.tokens, tokens=1, draws=True)
+                for draft, _ in drafts
+            ]
+        for draft, _ in drafts:
+            draft.tokens = np.append(draft.tokens, np.array(draft.drafted, np.int32))
+        self._measure_passes(len(drafts), (self._clock() - began) / depth)
+
+    def _run(self, spans: Iterable[Span]) -> tuple[SpanResult, ...]:
+        results = self._engine.collect(self._engine.dispatch(StepPlan(spans=tuple(spans))))
+        for result in results:
+            if result.failure or result.refusal:
+                raise DraftModelFailed(result.failure or result.refusal)
+        return results
+
+    def _follow(self, draft: ModelDraft, generated: Sequence[int]) -> int:
+        """Make a state one of the tokens that a sequence really has. Returns their number."""
+        known = len(draft.request.prompt_token_ids) + len(generated)
+        tokens = _tokens_of(draft.request, generated)
+        shared = min(_common(draft.tokens, tokens), draft.live.tokens, known - 1)
+        if not draft.live.can_rewind(shared):
+            self._reopen(draft, generated, shared)
+        else:
+            self._engine.follow(draft.name, generated=generated, kept_tokens=shared)
+        draft.tokens = tokens
+        if known + MOST_DRAFTED > draft.capacity_tokens:
+            draft.capacity_tokens = _capacity_for(known)
+            self._engine.grow(draft.name, draft.capacity_tokens)
+        return known
+
+    def _reopen(self, draft: ModelDraft, generated: Sequence[int], shared: int) -> None:
+        """Go back to the checkpoint before the last draft, or begin again."""
+        self._engine.close(draft.name)
+        prefix = _base_of(draft, shared) if _can_go_back(draft, shared) else None
+        draft.live = self._engine.open(
+            draft.request,
+            generated=tuple(generated),
+            capacity_tokens=draft.capacity_tokens,
+            prefix=prefix,
+        )
+
+    def _measure_passes(self, sequences: int, seconds: float) -> None:
+        if not self._is_alone:
+            return
+        bits = sequences.bit_length()
+        before = self._pass_seconds.get(bits, seconds)
+        # an interruption is not the cost of a pass
+        latest = min(seconds, 4.0 * before)
+        self._pass_seconds[bits] = before + _LATEST_SHARE * (latest - before)
+
+    def _measure_prefill(self, seconds: float) -> None:
+        if not self._is_alone:
+            return
+        before = self.seconds_per_token or seconds
+        self.seconds_per_token = before + _LATEST_SHARE * (min(seconds, 4.0 * before) - before)
+
+
+def _tokens_of(request: SequenceRequest, generated: Sequence[int]) -> npt.NDArray[np.int32]:
+    packed = request.prompt_token_ids.packed + TokenIds.of(generated).packed
+    return np.frombuffer(packed, dtype="<i4")
+
+
+def _capacity_for(tokens: int) -> int:
+    return -(-(tokens + MOST_DRAFTED + 1) // _STEP_TOKENS) * _STEP_TOKENS
+
+
+def _common(first: npt.NDArray[np.int32], second: npt.NDArray[np.int32]) -> int:
+    """The length of the longest common beginning."""
+    length = min(len(first), len(second))
+    differences = np.flatnonzero(first[:length] != second[:length])
+    return int(differences[0]) if len(differences) else length
+
+
+def _can_go_back(draft: ModelDraft, tokens: int) -> bool:
+    checkpoint = draft.checkpoint
+    return draft.live.can_rewind(tokens) or (
+        checkpoint is not None and checkpoint.position <= tokens
+    )
+
+
+def _base_of(draft: ModelDraft, tokens: int) -> Prefix:
+    """The beginning of a state, as another sequence takes it over."""
+    if draft.live.can_rewind(tokens):
+        return Prefix(base=LiveBase(state=draft.live, tokens=tokens, use="moved"))
+    checkpoint = draft.checkpoint
+    assert checkpoint is not None, "the state cannot go back"
+    base = LiveBase(state=draft.live, tokens=checkpoint.position, use="moved")
+    return Prefix(base=base, state=checkpoint)
+
+
+def _bytes_of(live: LiveState) -> int:
+    return sum(array.nbytes for array in live.arrays())

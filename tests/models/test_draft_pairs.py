@@ -1,0 +1,103 @@
+"""Which model may draft for which: the contents of their tokenizers decide."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.config import ModelSettings
+from holdfast.errors import ModelLoadError
+from holdfast.models import draft_pairs
+from holdfast.models.download import demo_folder
+from holdfast.models.draft_pairs import DraftFolder, check_pair, draft_of, found_draft
+
+DEMO = DraftFolder(name="holdfast-demo", folder=demo_folder())
+DRAFT_ID = "holdfast-demo-draft"
+
+
+def copied(folder: Path, change: Callable[[dict[str, Any]], None] = lambda tokenizer: None) -> Path:
+    """A copy of the bundled draft model with another tokenizer.json."""
+    shutil.copytree(demo_folder(DRAFT_ID), folder)
+    file = folder / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    change(tokenizer)
+    file.write_text(json.dumps(tokenizer))
+    return folder
+
+
+def swap_two(tokenizer: dict[str, Any]) -> None:
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = list(vocabulary)[-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+
+
+def add_one(tokenizer: dict[str, Any]) -> None:
+    last = dict(tokenizer["added_tokens"][-1], id=1536, content="<|another|>")
+    tokenizer["added_tokens"].append(last)
+
+
+def make_ordinary(tokenizer: dict[str, Any]) -> None:
+    tokenizer["added_tokens"][1]["special"] = False
+
+
+def test_the_bundled_models_are_a_pair() -> None:
+    check_pair(DEMO, DraftFolder(name=DRAFT_ID, folder=demo_folder(DRAFT_ID)))
+
+
+def test_names_and_formats_of_the_files_do_not_matter(tmp_path: Path) -> None:
+    check_pair(DEMO, DraftFolder(name="a copy", folder=copied(tmp_path / "something else")))
+
+
+@pytest.mark.parametrize("change", [swap_two, add_one, make_ordinary])
+def test_models_with_other_tokens_are_no_pair(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    other = DraftFolder(name="other", folder=copied(tmp_path / "other", change))
+    with pytest.raises(ModelLoadError, match="other cannot draft for holdfast-demo"):
+        check_pair(DEMO, other)
+
+
+def test_the_setting_names_a_bundled_model_a_folder_or_a_model_of_the_catalog(
+    tmp_path: Path,
+) -> None:
+    folder = copied(tmp_path / "copy")
+    listed = [ModelSettings(path=str(folder), name="small")]
+    for setting, expected in (
+        (DRAFT_ID, demo_folder(DRAFT_ID)),
+        (str(folder), folder),
+        ("small", folder),
+    ):
+        found = draft_of(DEMO, setting, listed=listed, environ={"HF_HOME": str(tmp_path)})
+        assert found == DraftFolder(name=setting, folder=expected)
+    assert draft_of(DEMO, "off", listed=listed, environ={}) is None
+    with pytest.raises(ModelLoadError, match="there is no model folder nothing"):
+        draft_of(DEMO, "nothing", environ={})
+
+
+def test_a_draft_model_is_found_by_its_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = {"HF_HOME": str(tmp_path / "hub")}
+    # the bundled model itself is so small that no draft model pays
+    assert draft_of(DEMO, "auto", environ=environ) is None
+    monkeypatch.setattr(draft_pairs, "_LEAST_MODEL_BYTES", 1 << 20)
+    monkeypatch.setattr(draft_pairs, "_MOST_SHARE", 0.25)
+    found = draft_of(DEMO, "auto", environ=environ)
+    assert found == DraftFolder(name=DRAFT_ID, folder=demo_folder(DRAFT_ID))
+    snapshot = tmp_path / "hub" / "hub" / "models--coast--other" / "snapshots" / "1"
+    copied(snapshot, swap_two)
+    assert draft_of(DEMO, "auto", environ=environ) == found
+
+
+def test_models_that_are_not_much_smaller_are_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_pairs, "_LEAST_MODEL_BYTES", 1 << 20)
+    same = DraftFolder(name="same", folder=demo_folder("holdfast-demo-window"))
+    broken = DraftFolder(name="broken", folder=tmp_path)
+    assert found_draft(DEMO, [same, broken]) is None
