@@ -105,7 +105,7 @@ def cache_map(
     owners = _owners(index, tenants, own=question.tenant, adapters=adapters)
     roots = index.root_nodes()
     shown = [key for key in roots if question.sees_all or key in owners]
-    walk = _Walk(index, _ends(index, users[:MOST_USERS], chains))
+    walk = _MapWalk(index, _ends(index, users[:MOST_USERS], chains))
     for tree, key in enumerate(shown):
         walk.begin(roots[key], tree)
     walk.go_on()
@@ -162,7 +162,7 @@ def _ends(
     return ends
 
 
-class _Walk:
+class _MapWalk:
     """Visits the tree breadth first, so that the beginnings of prompts come first."""
 
     def __init__(self, index: PrefixIndex, ends: Mapping[BlockKey, Sequence[_End]]) -> None:
