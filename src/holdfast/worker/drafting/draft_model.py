@@ -177,8 +177,10 @@ class DraftModel:
 
     def open(self, request: SequenceRequest, generated: Sequence[int]) -> ModelDraft | None:
         """Make a state for a sequence, from a kept one if one begins with the same tokens. None if
-        the draft model's context is too small.
+        the draft model's context is too small, or the prompt has images.
         """
+        if request.images:
+            return None
         tokens = _tokens_of(request, generated)
         if not self.can_draft(len(tokens)):
             return None
