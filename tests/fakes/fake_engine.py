@@ -75,6 +75,9 @@ class FakeEngine:
     def lacks_images(self, span: Span) -> bool:
         return False
 
+    def shortest_span(self, request_id: str, start: int) -> int:
+        return 1
+
     def longest_span(self, request_id: str, start: int) -> int:
         return sys.maxsize
 

@@ -150,6 +150,11 @@ class Engine:
             return ()
         return tuple((image.start, image.end) for image in request.images)
 
+    def shortest_span(self, request_id: RequestId, start: int) -> int:
+        """How many tokens a span of a prompt must have at least, beginning at position `start`."""
+        parts = self.indivisible(self._sequences[request_id].request)
+        return next((end - start for first, end in parts if first <= start < end), 1)
+
     def longest_span(self, request_id: RequestId, start: int) -> int:
         """How many tokens a span of a sequence may have at most, beginning at position `start`."""
         sequence = self._sequences[request_id]

@@ -109,6 +109,7 @@ def read_alone(engine: Engine, span: Span, *, chunk_tokens: int) -> SpanResult:
     end = span.start + span.tokens
     while True:
         tokens = min(chunk_tokens, end - start, engine.longest_span(span.request_id, start))
+        tokens = max(tokens, engine.shortest_span(span.request_id, start))
         is_last = start + tokens == end
         part = Span(
             request_id=span.request_id, start=start, tokens=tokens, draws=is_last and span.draws
