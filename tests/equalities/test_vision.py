@@ -300,8 +300,3 @@ def test_a_request_whose_image_is_gone_ends_alone(
     assert inbox.finished("gone").reason is FinishReason.REFUSED
     assert "missing" in inbox.finished("gone").error
     assert not wrong(inbox, ["an image", "text"], expected)
-
-
-def test_a_model_whose_features_do_not_fit_its_tokens_gets_no_images(tmp_path: Path) -> None:
-    """mlx-vlm 0.7.10 makes 384 embeddings of 136 image tokens of llava_next."""
-    assert VisionBeside.load("llava_next", tmp_path).processor.info.refused

@@ -501,19 +501,21 @@ FAMILIES: dict[str, VisionFamily] = {
 }
 
 
-def write_vision_model(folder: Path, name: str, *, seed: int = 0) -> Path:
-    """Write a random fp32 model of the family `name` (a key of FAMILIES), and return the folder.
+def write_vision_model(
+    folder: Path, name: str, *, seed: int = 0, dtype: mx.Dtype = mx.float32
+) -> Path:
+    """Write a random model of the family `name` (a key of FAMILIES), and return the folder.
 
     The same name and seed give the same weights.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for file, content in _files_of_model(name, seed).items():
+    for file, content in _files_of_model(name, seed, dtype).items():
         (folder / file).write_bytes(content)
     return folder
 
 
 @cache
-def _files_of_model(name: str, seed: int) -> dict[str, bytes]:
+def _files_of_model(name: str, seed: int, dtype: mx.Dtype) -> dict[str, bytes]:
     family = FAMILIES[name]
     ids = {key: family.token_id(token) for key, token in family.token_ids.items()}
     special_tokens = family.special_tokens.split()
@@ -521,7 +523,9 @@ def _files_of_model(name: str, seed: int) -> dict[str, bytes]:
     special_tokens += [f"<unused{number}>" for number in range(unused)]
     eos = family.token_id(special_tokens[0])
     config = {"model_type": name, **family.config, **ids, "eos_token_id": eos}
-    parameters = dict(tree_flatten(_random_model(config, seed, family.words).parameters()))
+    model = _random_model(config, seed, family.words)
+    model.set_dtype(dtype)
+    parameters = dict(tree_flatten(model.parameters()))
     # mlx-vlm ties the head of a gemma3 to its embeddings, whatever the file contains
     if name == "gemma3":
         del parameters["language_model.lm_head.weight"]

@@ -6,8 +6,9 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import mlx.core as mx
 import numpy as np
 
 from holdfast.config import ModelSettings
@@ -30,6 +31,10 @@ from tests.fakes.vision_oracle import Message, OracleAnswer, VisionOracle
 # float32 rounds to 1e-5 here, and another image moves log-probabilities by more than 1e-2
 TOLERANCE = 5e-4
 FEATURES = "features"
+_NAMES: dict[mx.Dtype, Literal["float32", "bfloat16"]] = {
+    mx.float32: "float32",
+    mx.bfloat16: "bfloat16",
+}
 TOP = 5  # log-probabilities of each position that are compared
 
 
@@ -46,10 +51,11 @@ class VisionBeside:
     images: Path
 
     @staticmethod
-    def load(name: str, folder: Path) -> VisionBeside:
-        """Write and load a model of the family `name`."""
-        files = write_vision_model(folder / "model", name)
-        loaded = load_model(files, ModelSettings(), progress=lambda *_: None)
+    def load(name: str, folder: Path, *, dtype: mx.Dtype = mx.float32) -> VisionBeside:
+        """Write and load a model of the family `name`. dtype: of its weights and computations."""
+        files = write_vision_model(folder / "model", name, dtype=dtype)
+        settings = ModelSettings(dtype=_NAMES[dtype])
+        loaded = load_model(files, settings, progress=lambda *_: None)
         images = folder / "images"
         images.mkdir()
         runner = choose_layout(loaded.model, vocab_size=loaded.vocab_size)

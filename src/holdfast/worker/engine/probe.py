@@ -524,7 +524,7 @@ class _Reference:
 
 def is_close(got: mx.array, expected: mx.array, *, changed: mx.array) -> bool:
     """Whether logits, [vocabulary], are the expected ones but for rounding. changed: the logits
-    after a change of one token, whose effect is the scale of errors.
+    after a change of the prompt, whose effect is the scale of errors.
     """
     rounding = ROUNDINGS * float(mx.finfo(expected.dtype).eps)
     if _distance(got, expected) <= max(RIGHT_RELATIVE_ERROR, rounding) * _distance(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,13 +156,9 @@ class WorkerImages:
         self._processed[image] = self._processor.process(image, picture)
         return self._processed[image].layout
 
-    def reference(
-        self, pictures: Sequence[Image.Image], prompts: Iterable[Sequence[int]]
-    ) -> Iterator[mx.array]:
-        """The logits, [vocabulary], that mlx-vlm computes for prompts with these pictures."""
-        inputs = self._processor.process_together(pictures)
-        for token_ids in prompts:
-            yield self._model.reference(token_ids, inputs)
+    def reference(self, pictures: Sequence[Image.Image], token_ids: Sequence[int]) -> mx.array:
+        """The logits, [vocabulary], that mlx-vlm computes for a prompt with these pictures."""
+        return self._model.reference(token_ids, self._processor.process_together(pictures))
 
     def answer(self, command: ImageCommand) -> ImageAnswer:
         """How the model sees the images of a command."""
