@@ -42,7 +42,7 @@ class WrittenLink:
     def __init__(self) -> None:
         self.is_open = True
         self.sent: list[SequenceRequest] = []
-        self.commands: list[SessionCommand] = []
+        self.commands: list[SessionCommand | ImageCommand] = []
         self.steered: list[str] = []
         self.limited: list[ThoughtLimit] = []
         self.read_ahead: list[ReadAheadRun] = []
@@ -53,7 +53,7 @@ class WrittenLink:
         match command:
             case SequenceRequest():
                 self.sent.append(command)
-            case SessionCommand():
+            case SessionCommand() | ImageCommand():
                 self.commands.append(command)
             case SequenceControl():
                 self.steered.append(f"{command.action} {command.request_id}")
