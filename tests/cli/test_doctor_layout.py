@@ -11,6 +11,7 @@ from holdfast.cli.doctor import check_layout
 from holdfast.config import ModelSettings
 from holdfast.errors import HoldfastError
 from tests.fakes.tiny_models import write_tiny
+from tests.fakes.vision_models import write_vision_model
 
 
 def test_it_finds_the_layout_and_the_reason(tmp_path: Path) -> None:
@@ -22,6 +23,15 @@ def test_it_finds_the_layout_and_the_reason(tmp_path: Path) -> None:
     assert found.parameters > 0
     assert found.attention.startswith(("the C kernel", "MLX"))
     assert found.kept_layers == 0
+
+
+def test_it_tells_whether_a_model_takes_images(tmp_path: Path) -> None:
+    write_vision_model(tmp_path / "seeing", "llava")
+    seeing = check_layout(ModelSettings(path=str(tmp_path / "seeing")))
+    assert seeing.images == "read, and prompts with images are cached"
+    write_tiny(tmp_path / "text", "llama")
+    text = check_layout(ModelSettings(path=str(tmp_path / "text")))
+    assert text.images == "none: this model reads text only"
 
 
 @pytest.mark.parametrize("switch", ["1", "0"])

@@ -501,7 +501,7 @@ def _load_and_probe(settings: ModelSettings) -> LayoutCheck:
         kept_layers=loaded.kept_layers,
         attention=host_decoder.attention_of(loaded.model),
         speculation_refused=result.speculation_refused,
-        images=_images(loaded),
+        images=_images(loaded, result),
         note=loaded.note,
         seconds=time.perf_counter() - began,
         quality_fingerprint=fingerprint,
@@ -509,10 +509,26 @@ def _load_and_probe(settings: ModelSettings) -> LayoutCheck:
     )
 
 
-def _images(loaded: Any) -> str:
-    if loaded.images_refused:
-        return f"refused: {loaded.images_refused}"
-    return "read" if loaded.images is not None else "none: this model reads text only"
+def _images(loaded: Any, runner: Any) -> str:
+    """Whether the model can be given images, as its worker would test it."""
+    if loaded.images is None:
+        reason = loaded.images_refused
+        return f"refused: {reason}" if reason else "none: this model reads text only"
+    features = importlib.import_module("holdfast.worker.vision.feature_cache")
+    images = importlib.import_module("holdfast.worker.vision.images")
+    probe = importlib.import_module("holdfast.worker.engine.image_probe")
+    serving = importlib.import_module("holdfast.worker.loop.serving")
+    cache = features.FeatureCache(
+        None, fingerprint="", ram_bytes=serving.FEATURE_RAM_BYTES, disk_bytes=0
+    )
+    found = probe.examine_images(
+        runner, images.WorkerImages(loaded.model, loaded.images, folder=Path(), features=cache)
+    )
+    if found.refused:
+        return f"refused: {found.refused}"
+    if found.reuse_refused:
+        return f"read, but prompts with images are not cached: {found.reuse_refused}"
+    return "read, and prompts with images are cached"
 
 
 def _fitting_context(loaded: Any, runner: Any, settings: ModelSettings) -> int:

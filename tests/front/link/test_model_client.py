@@ -28,6 +28,7 @@ from holdfast.wire.events import (
     Rejected,
     TokensGenerated,
 )
+from holdfast.wire.images import ImageAnswer, ImageCommand
 from holdfast.wire.sessions import OperationName, SessionAnswer, SessionCommand
 from tests.fakes.fake_worker import a_request
 from tests.fakes.scripted_client import model_info
@@ -41,7 +42,7 @@ class WrittenLink:
     def __init__(self) -> None:
         self.is_open = True
         self.sent: list[SequenceRequest] = []
-        self.commands: list[SessionCommand] = []
+        self.commands: list[SessionCommand | ImageCommand] = []
         self.steered: list[str] = []
         self.limited: list[ThoughtLimit] = []
         self.read_ahead: list[ReadAheadRun] = []
@@ -52,7 +53,7 @@ class WrittenLink:
         match command:
             case SequenceRequest():
                 self.sent.append(command)
-            case SessionCommand():
+            case SessionCommand() | ImageCommand():
                 self.commands.append(command)
             case SequenceControl():
                 self.steered.append(f"{command.action} {command.request_id}")
@@ -365,6 +366,17 @@ async def test_a_command_without_a_worker_waits_for_the_next_one(
     answers(front)
     assert (await command).failure is None
     assert front.next_worker().commands == []
+
+
+async def test_a_question_about_images_is_asked_again_of_the_next_worker(front: Front) -> None:
+    question = ImageCommand(images=("a",), call_id="c")
+    task = asyncio.create_task(front.client.ask(question))
+    await asyncio.sleep(0)
+    front.die()
+    assert front.next_worker().commands == [question]
+    answer = ImageAnswer(call_id="c", failures={"a": "too wide"})
+    front.client.deliver([answer])
+    assert await task == answer
 
 
 async def test_an_unanswered_command_is_sent_once_more_after_the_requests(

@@ -11,6 +11,13 @@ const CHANGE_MILLISECONDS = 30;
 const LONGEST_TITLE = 60;
 const DEFAULTS = { model: '', instructions: '', temperature: null, maxTokens: null };
 
+/** The content of a user's message in a request. @param {Turn} turn */
+function contentOf({ text, images }) {
+  if (!images) return text;
+  const parts = images.map((image) => ({ type: 'input_image', image_url: image }));
+  return text ? [...parts, { type: 'input_text', text }] : parts;
+}
+
 class ChatState extends EventTarget {
   /** @type {stored.Conversation[]} */
   conversations = [];
@@ -64,15 +71,19 @@ class ChatState extends EventTarget {
     this.#changed();
   }
 
-  /** Add a message to the end of the shown path, and have it answered. @param {string} text */
-  async send(text) {
-    if (!this.conversation) this.#create(text);
-    await this.#ask(text, this.path.at(-1) ?? null);
+  /**
+   * Add a message to the end of the shown path, and have it answered.
+   * @param {string} text
+   * @param {string[]} images  as data URLs
+   */
+  async send(text, images = []) {
+    if (!this.conversation) this.#create(text || 'Image');
+    await this.#ask(text, images, this.path.at(-1) ?? null);
   }
 
   /** Ask in other words than in this turn; what followed it stays as another branch. */
   async edit(turn, text) {
-    await this.#ask(text, this.turns.get(turn.parent) ?? null);
+    await this.#ask(text, turn.images ?? [], this.turns.get(turn.parent) ?? null);
   }
 
   /** Generate another answer to the same message. @param {Turn} turn */
@@ -132,9 +143,10 @@ class ChatState extends EventTarget {
     this.#alternatives = null;
   }
 
-  async #ask(text, parent) {
+  async #ask(text, images, parent) {
     const turn = this.#newTurn('user', parent);
     turn.text = text;
+    if (images.length) turn.images = images;
     const changed = this.#link(parent, turn);
     await stored.save(this.conversation, turn, ...changed);
     await this.#generate(turn);
@@ -164,7 +176,7 @@ class ChatState extends EventTarget {
     const body = {
       model: answered.answer.model,
       input: path.flatMap((turn) =>
-        turn.answer ? itemsToSend(turn.answer) : [{ role: 'user', content: turn.text }],
+        turn.answer ? itemsToSend(turn.answer) : [{ role: 'user', content: contentOf(turn) }],
       ),
       include: ['reasoning.encrypted_content'],
       holdfast: { explain: true },

@@ -12,6 +12,7 @@
  * @property {string | null} chosen  the child that is shown
  * @property {number} created  milliseconds
  * @property {string} [text]  of the user
+ * @property {string[]} [images]  of the user, as data URLs
  * @property {import('./answers.js').Answer} [answer]  of the model
  *
  * @typedef {object} Conversation

@@ -4,6 +4,7 @@ import { html, live, nothing, repeat } from '../vendor/lit.js';
 import { textOf } from '../answers.js';
 import { get } from '../api.js';
 import { chat } from '../chat-state.js';
+import { ACCEPTED, dataUrlOf, imagesAmong, takesImages } from '../images.js';
 import { count, counted, percent, seconds } from '../format.js';
 import '../markdown.js';
 import { Component, View, announce, copyText, download } from '../view.js';
@@ -12,12 +13,17 @@ const NEAR_END = 120; // pixels
 const PHASES = { waiting: 'waiting', reading: 'prefill', writing: 'writing' };
 
 class ChatView extends View {
-  static properties = { models: { state: true }, draft: { state: true } };
+  static properties = {
+    models: { state: true },
+    draft: { state: true },
+    images: { state: true },
+  };
 
   constructor() {
     super();
     this.models = [];
     this.draft = '';
+    this.images = []; // for the next message, as data URLs
     this.onChat = () => this.requestUpdate();
     this.onAddress = () => this.openAddress();
   }
@@ -180,8 +186,14 @@ class ChatView extends View {
         This server has no model yet. <a href="/page/models">Pull one</a> to begin.
       </p>`;
     }
-    return html`<form class="composer" @submit=${(event) => this.send(event)}>
+    return html`<form
+      class="composer"
+      @submit=${(event) => this.send(event)}
+      @dragover=${(event) => event.preventDefault()}
+      @drop=${(event) => this.take(event, event.dataTransfer)}
+    >
       <label for="message">Message</label>
+      ${this.attached()}
       <textarea
         id="message"
         rows="3"
@@ -190,6 +202,7 @@ class ChatView extends View {
           this.draft = event.target.value;
         }}
         @keydown=${(event) => this.onKey(event)}
+        @paste=${(event) => this.take(event, event.clipboardData)}
       ></textarea>
       <p class="actions">
         <button class="primary" ?disabled=${Boolean(running) || !chat.settings.model}>Send</button>
@@ -198,9 +211,71 @@ class ChatView extends View {
               Stop
             </button>`
           : nothing}
+        ${this.seesImages
+          ? html`<label class="button"
+              >Attach images
+              <input
+                class="visually-hidden"
+                type="file"
+                multiple
+                accept=${ACCEPTED}
+                @change=${(event) => this.choose(event.target)}
+            /></label>`
+          : nothing}
         <span class="hint">Enter sends, Shift+Enter begins a line</span>
       </p>
     </form>`;
+  }
+
+  /** The images that the next message will have. */
+  attached() {
+    if (!this.images.length) return nothing;
+    return html`<ul class="images" aria-label="Attached images">
+      ${this.images.map(
+        (image, place) =>
+          html`<li>
+            <img src=${image} alt="Attached image ${place + 1}" />
+            <button
+              type="button"
+              aria-label="Remove image ${place + 1}"
+              @click=${() => {
+                this.images = this.images.toSpliced(place, 1);
+              }}
+            >
+              ×
+            </button>
+          </li>`,
+      )}
+    </ul>`;
+  }
+
+  get seesImages() {
+    return takesImages(this.models.find((model) => model.id === chat.settings.model));
+  }
+
+  /** Attach the images that are pasted or dropped; other things are left to the browser. */
+  async take(event, transfer) {
+    const files = imagesAmong(transfer?.files ?? []);
+    if (!files.length) return;
+    event.preventDefault();
+    await this.attach(files);
+  }
+
+  async choose(input) {
+    await this.attach(imagesAmong(input.files));
+    input.value = ''; // so that the same file can be chosen again
+  }
+
+  async attach(files) {
+    if (!this.seesImages) {
+      announce(`${chat.settings.model} reads text only`);
+      return;
+    }
+    await this.attempt(async () => {
+      const images = await Promise.all(files.map(dataUrlOf));
+      this.images = [...this.images, ...images];
+      announce(`${counted(images.length, 'image')} attached`);
+    });
   }
 
   onKey(event) {
@@ -209,10 +284,12 @@ class ChatView extends View {
 
   async send(event) {
     event.preventDefault();
-    const text = this.draft;
-    if (!text.trim() || chat.running || !chat.settings.model) return;
+    const { draft: text, images } = this;
+    const isEmpty = !text.trim() && !images.length;
+    if (isEmpty || chat.running || !chat.settings.model) return;
     this.draft = '';
-    await this.attempt(() => chat.send(text));
+    this.images = [];
+    await this.attempt(() => chat.send(text, images));
     const address = `/?conversation=${chat.conversation?.id}`;
     if (location.search !== address.slice(1)) history.pushState(null, '', address);
     this.requestUpdate();
@@ -260,6 +337,15 @@ function branches(turn) {
   </span>`;
 }
 
+function sentImages({ images }) {
+  if (!images) return nothing;
+  return html`<ul class="images" aria-label="Images">
+    ${images.map(
+      (image, place) => html`<li><img src=${image} alt="Image ${place + 1}" /></li>`,
+    )}
+  </ul>`;
+}
+
 /** A message of the user. */
 class ChatQuestion extends Component {
   static properties = {
@@ -275,6 +361,7 @@ class ChatQuestion extends Component {
 
   render() {
     return html`<div class="turn question" role="group" aria-label="You">
+      ${sentImages(this.turn)}
       ${this.isEditing ? this.editor() : html`<p class="text">${this.turn.text}</p>`}
       <p class="turn-actions">
         ${branches(this.turn)}
@@ -311,7 +398,7 @@ class ChatQuestion extends Component {
     event.preventDefault();
     const text = event.target.querySelector('textarea').value;
     this.isEditing = false;
-    if (text.trim()) await chat.edit(this.turn, text);
+    if (text.trim() || this.turn.images) await chat.edit(this.turn, text);
   }
 }
 customElements.define('chat-question', ChatQuestion);
@@ -489,9 +576,14 @@ function fileName(ending) {
   return `${chat.conversation.title.replaceAll(/[^\w-]+/g, '-').slice(0, 50)}.${ending}`;
 }
 
+/** What a user said, with the number of images. */
+function wordsOf({ text, images }) {
+  return images ? `*${counted(images.length, 'image')}*\n\n${text}` : text;
+}
+
 function exportMarkdown() {
   const parts = chat.path.map((turn) =>
-    turn.answer ? `## ${turn.answer.model}\n\n${textOf(turn.answer)}` : `## You\n\n${turn.text}`,
+    turn.answer ? `## ${turn.answer.model}\n\n${textOf(turn.answer)}` : `## You\n\n${wordsOf(turn)}`,
   );
   const text = `# ${chat.conversation.title}\n\n${parts.join('\n\n')}\n`;
   download(fileName('md'), 'text/markdown', text);

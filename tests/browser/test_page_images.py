@@ -1,0 +1,120 @@
+"""Images on the page, with a real server and a tiny random model that sees."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.fakes.browser import Visitor, visiting
+from tests.fakes.images import png
+from tests.fakes.server_process import ServerProcess, running_server
+from tests.fakes.vision_models import write_vision_model
+
+pytestmark = pytest.mark.slow
+
+# makes files of base64 texts and lets an event bring them
+BRING = """
+([kind, images]) => {
+  const transfer = new DataTransfer();
+  for (const image of images) {
+    const bytes = Uint8Array.from(atob(image), (character) => character.charCodeAt(0));
+    transfer.items.add(new File([bytes], 'picture.png', { type: 'image/png' }));
+  }
+  const options = { bubbles: true, cancelable: true };
+  const target = document.querySelector('#message');
+  target.dispatchEvent(
+    kind === 'paste'
+      ? new ClipboardEvent('paste', { ...options, clipboardData: transfer })
+      : new DragEvent('drop', { ...options, dataTransfer: transfer }),
+  );
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def seeing(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = write_vision_model(tmp_path_factory.mktemp("seeing") / "model", "qwen2_5_vl")
+    store = tmp_path_factory.mktemp("store")
+    with running_server(str(folder), "--name", "seeing", "--store", str(store)) as server:
+        yield server
+
+
+@pytest.fixture
+def viewer(browser: Browser, seeing: ServerProcess) -> Iterator[Visitor]:
+    with visiting(browser, seeing.url) as visitor:
+        visitor.open()
+        visitor.page.get_by_text("Settings").click()
+        visitor.page.get_by_label("Longest answer, in tokens").fill("8")
+        yield visitor
+
+
+def bring(visitor: Visitor, kind: str, *images: bytes) -> None:
+    visitor.page.evaluate(BRING, [kind, [base64.b64encode(each).decode() for each in images]])
+
+
+def prompt_tokens(visitor: Visitor, answer: int) -> int:
+    facts = visitor.page.get_by_role("article").nth(answer).locator(".facts").inner_text()
+    return int(facts.split(" of ")[1].split()[0].replace(",", ""))
+
+
+def test_images_are_attached_sent_shown_and_kept(viewer: Visitor, tmp_path: Path) -> None:
+    page = viewer.page
+    file = tmp_path / "cat.png"
+    file.write_bytes(png(1, size=(64, 48)))
+    page.get_by_label("Attach images").set_input_files(file)
+    bring(viewer, "paste", png(2, size=(64, 48)), png(3, size=(64, 48)))
+    bring(viewer, "drop", png(4, size=(64, 48)))
+    attached = page.get_by_role("list", name="Attached images").get_by_role("img")
+    expect(attached).to_have_count(4)
+    page.get_by_role("button", name="Remove image 2").click()
+    expect(attached).to_have_count(3)
+    viewer.ask("What are these?")
+    viewer.until_answered()
+    expect(attached).to_have_count(0)
+    shown = page.get_by_role("group", name="You").get_by_role("img")
+    expect(shown).to_have_count(3)
+    with_three = prompt_tokens(viewer, 0)
+    assert with_three > 3 * 48
+
+    page.reload()
+    expect(shown).to_have_count(3)
+    assert shown.first.evaluate("(image) => image.naturalWidth") == 64
+    viewer.ask("And now?")
+    viewer.until_answered(2)
+    assert prompt_tokens(viewer, 1) > with_three
+    cached = page.get_by_role("article").nth(1).locator(".facts").inner_text()
+    assert int(cached.split(" · ")[-1].split()[0]) >= with_three
+
+
+def test_an_image_alone_is_a_message_and_stays_when_the_text_is_edited(viewer: Visitor) -> None:
+    page = viewer.page
+    bring(viewer, "paste", png(5, size=(64, 48)))
+    expect(page.get_by_role("list", name="Attached images").get_by_role("img")).to_have_count(1)
+    page.get_by_role("button", name="Send").click()
+    viewer.until_answered()
+    page.get_by_role("button", name="Edit").click()
+    page.get_by_label("Edited message").fill("What is this?")
+    page.get_by_role("button", name="Send again").click()
+    viewer.until_answered()
+    question = page.get_by_role("group", name="You")
+    expect(question).to_contain_text("What is this?")
+    expect(question.get_by_role("img")).to_have_count(1)
+
+
+def test_a_broken_image_is_said(viewer: Visitor) -> None:
+    bring(viewer, "paste", png(6)[:80])
+    viewer.ask("What is this?")
+    viewer.page.get_by_text("damaged and cannot be decoded").wait_for()
+
+
+def test_a_model_that_reads_text_only_is_not_given_images(visitor: Visitor) -> None:
+    page = visitor.page
+    page.get_by_label("Message").wait_for()
+    assert page.get_by_label("Attach images").count() == 0
+    bring(visitor, "paste", png(7))
+    page.get_by_text("reads text only").wait_for(state="attached")
+    assert page.get_by_role("list", name="Attached images").count() == 0

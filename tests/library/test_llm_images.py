@@ -1,0 +1,104 @@
+"""Images in the library, with a tiny random model that sees."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.errors import ImagesRefused, InvalidRequest
+from holdfast.library.llm import LLM
+from tests.fakes.images import data_url, png
+from tests.fakes.vision_models import write_vision_model
+
+CAT = png(1, size=(64, 48))
+OPTIONS: Any = {"max_tokens": 8, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = write_vision_model(tmp_path_factory.mktemp("seeing") / "model", "qwen2_5_vl")
+    with LLM(folder) as llm:
+        yield llm
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "text", "text": "What is this?"}, *parts]}
+
+
+def test_an_image_is_given_in_many_ways_and_prefilled_once(llm: LLM, tmp_path: Path) -> None:
+    path = tmp_path / "cat.png"
+    path.write_bytes(CAT)
+    first = llm.chat([user({"type": "image", "path": path})], tenant="ways", **OPTIONS)
+    assert first.cached_tokens == 0
+    for part in (
+        {"type": "image", "path": str(path)},
+        {"type": "image", "data": CAT},
+        {"type": "image", "data": base64.b64encode(CAT).decode()},
+        {"type": "image_url", "image_url": {"url": data_url(CAT)}},
+    ):
+        again = llm.chat([user(part)], tenant="ways", **OPTIONS)
+        assert again.text == first.text
+        assert again.cached_tokens == first.prompt_tokens - 1
+    messages = [user({"type": "image", "data": CAT}), first.message, user()]
+    with llm.stream_chat(messages, tenant="ways", **OPTIONS) as stream:
+        assert stream.read_all().cached_tokens >= first.prompt_tokens
+    other = llm.chat([user({"type": "image", "data": png(2)})], tenant="ways", **OPTIONS)
+    assert other.cached_tokens < first.prompt_tokens - 10
+
+
+@pytest.mark.parametrize(
+    ("part", "reason", "field"),
+    [
+        ({"type": "image", "path": "no.png"}, "cannot be read", "messages.0.content.1.path"),
+        ({"type": "image", "data": CAT[:90]}, "damaged", "messages.0.content.1.data"),
+        ({"type": "image"}, "no image", "messages.0.content.1"),
+        (
+            {"type": "image_url", "image_url": "http://127.0.0.1/cat.png"},
+            "does not fetch",
+            "messages.0.content.1.image_url",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_said(
+    llm: LLM, part: dict[str, Any], reason: str, field: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=reason) as refused:
+        llm.chat([user(part)], **OPTIONS)
+    assert refused.value.field == field
+
+
+def test_images_are_held_while_an_answer_is_generated(llm: LLM) -> None:
+    folder = llm._images.folder
+    with llm.stream_chat([user({"type": "image", "data": CAT})], **OPTIONS) as stream:
+        next(stream.events())
+        assert len(folder._held) == 1
+    assert not folder._held
+
+
+def test_images_are_gone_when_the_model_is_closed(tmp_path: Path) -> None:
+    with LLM(write_vision_model(tmp_path / "model", "llava")) as llm:
+        llm.chat([user({"type": "image", "data": CAT})], **OPTIONS)
+        folder = llm._images.folder.path
+        assert any(folder.iterdir())
+    assert not folder.exists()
+
+
+def test_a_model_that_reads_text_only_refuses_images_but_not_results_with_them() -> None:
+    part = {"type": "image", "data": CAT}
+    with LLM() as llm:
+        with pytest.raises(ImagesRefused, match="reads text only"):
+            llm.chat([user(part)], max_tokens=4)
+        call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        answer = llm.chat(
+            [
+                user(),
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "c", "content": [part]},
+            ],
+            max_tokens=4,
+        )
+    assert answer.completion_tokens == 4
