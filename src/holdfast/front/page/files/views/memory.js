@@ -9,6 +9,7 @@ import { TIERS, laidOut } from './cache-map.js';
 const NAME = 'name'; // key of a session's metadata under which the page keeps its name
 const MOST_SESSIONS = 200;
 const MISSES_AT_FIRST = 5;
+const SESSIONS_AT_FIRST = 20;
 
 class MemoryView extends PolledView {
   static pollMilliseconds = 10_000;
@@ -19,6 +20,7 @@ class MemoryView extends PolledView {
     caches: { state: true },
     misses: { state: true },
     showsAllMisses: { state: true },
+    showsAllSessions: { state: true },
   };
 
   constructor() {
@@ -30,6 +32,8 @@ class MemoryView extends PolledView {
     this.caches = [];
     this.misses = [];
     this.showsAllMisses = false;
+    this.showsAllSessions = false;
+    this.openTables = new Set(); // names of models
   }
 
   async load() {
@@ -48,6 +52,8 @@ class MemoryView extends PolledView {
     this.health = health;
     this.store = store;
     this.caches = caches.models;
+    await this.updateComplete;
+    await new Promise((resolve) => setTimeout(resolve)); // the browser may paint
     this.misses = misses.misses;
     this.sessions = lists.flatMap((list) => list.data);
     this.hasMoreSessions = lists.some((list) => list.has_more);
@@ -164,9 +170,25 @@ class MemoryView extends PolledView {
 
   /** The same as the picture, for who prefers to read. */
   cacheTable(model) {
-    return html`<details class="as-table">
+    const isOpen = this.openTables.has(model.model);
+    const note = ({ target }) => {
+      if (target.open) this.openTables.add(model.model);
+      else this.openTables.delete(model.model);
+      this.requestUpdate();
+    };
+    return html`<details class="as-table" @toggle=${note}>
       <summary>As a table</summary>
-      <div class="table-frame" tabindex="0" role="region" aria-label="Cached parts of ${model.model}">
+      ${isOpen ? this.openTable(model) : nothing}
+    </details>`;
+  }
+
+  openTable(model) {
+    return html`<div
+        class="table-frame"
+        tabindex="0"
+        role="region"
+        aria-label="Cached parts of ${model.model}"
+      >
         <table>
           <thead>
             <tr>
@@ -194,8 +216,7 @@ class MemoryView extends PolledView {
             )}
           </tbody>
         </table>
-      </div>
-    </details>`;
+      </div>`;
   }
 
   missList() {
@@ -227,6 +248,8 @@ class MemoryView extends PolledView {
           : 'Loading …'}
       </p>`;
     }
+    const shown = this.showsAllSessions ? this.sessions : this.sessions.slice(0, SESSIONS_AT_FIRST);
+    const more = this.sessions.length - shown.length;
     return html`<div class="table-frame" tabindex="0" role="region" aria-label="Sessions">
       <table>
         <thead>
@@ -241,10 +264,15 @@ class MemoryView extends PolledView {
           </tr>
         </thead>
         <tbody>
-          ${this.sessions.map((session) => this.sessionRow(session))}
+          ${shown.map((session) => this.sessionRow(session))}
         </tbody>
       </table>
     </div>
+    ${more
+      ? html`<button type="button" @click=${() => (this.showsAllSessions = true)}>
+          Show ${count(more)} more
+        </button>`
+      : nothing}
     ${this.hasMoreSessions
       ? html`<p class="hint">These are the ${count(MOST_SESSIONS)} sessions that were used last.</p>`
       : nothing}`;
