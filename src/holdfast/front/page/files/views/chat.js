@@ -184,7 +184,7 @@ class ChatView extends View {
       <label for="message">Message</label>
       <textarea
         id="message"
-        rows="3"
+        rows="2"
         .value=${live(this.draft)}
         @input=${(event) => {
           this.draft = event.target.value;
