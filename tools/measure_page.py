@@ -103,15 +103,19 @@ def requests_under_way(server: ServerProcess) -> Iterator[None]:
     for thread in threads:
         thread.start()
     try:
-        while len(httpx.get(f"{server.url}/admin/requests").json()["requests"]) <= REQUESTS:
+        while len(_listed(server)) < REQUESTS:
             time.sleep(0.2)
         yield
     finally:
-        listed = httpx.get(f"{server.url}/admin/requests").json()["requests"]
-        for request in listed:
+        for request in _listed(server):
             httpx.delete(f"{server.url}/admin/requests/{request['id']}")
         for thread in threads:
             thread.join()
+
+
+def _listed(server: ServerProcess) -> list[dict[str, Any]]:
+    listed = httpx.get(f"{server.url}/admin/requests", timeout=60).json()["requests"]
+    return [request for request in listed if request["model"]]
 
 
 def conversation() -> dict[str, Any]:
@@ -179,7 +183,7 @@ def measure_views(browser: Browser, server: ServerProcess) -> list[dict[str, Any
             page.add_init_script(_OBSERVER.replace("CONDITION", condition))
             query = "?conversation=long" if view == "Chat" else ""
             page.goto(f"{server.url}{PATHS[view]}{query}")
-            page.wait_for_function("window.shownAt !== null")
+            page.wait_for_function("() => window.shownAt !== null")
             shown = page.evaluate("window.shownAt")
             page.wait_for_timeout(3000)
             _scroll_through(page)

@@ -12,12 +12,12 @@ import contextlib
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 
 from tests.fakes.browser import Visitor, running_browser, visiting
 from tests.fakes.scripted_model import write_scripted
@@ -52,7 +52,8 @@ print(piers["7:15"])
 The file is written anew each **Sunday night**, so look again after that.
 """
 LONG = " ".join(f"step{number}" for number in range(3000))
-WIDTH, HEIGHT = 1280, 800
+WIDTH = 1280  # pixels
+STORE_NAME = "~/.cache/holdfast/store"
 _ANSWERED_TOKENS = 24  # of the agents' answers, which nobody sees
 
 
@@ -109,6 +110,7 @@ class Stage:
             threading.Thread(target=self._generate, args=(f"coder-{number + 1}", ended))
             for number in range(requests)
         ]
+        threads.append(threading.Thread(target=self._ask_often, args=(ended,)))
         for thread in threads:
             thread.start()
         try:
@@ -117,6 +119,14 @@ class Stage:
             ended.set()
             for thread in threads:
                 thread.join()
+
+    def _ask_often(self, ended: threading.Event) -> None:
+        """Send short questions, so that some steps prefill."""
+        number = 0
+        while not ended.wait(0.05):
+            number += 1
+            messages = [{"role": "user", "content": f"Question {number}: {LONG[:400]}?"}]
+            self.ask("asker", messages, tokens=8)
 
     def _generate(self, session: str, ended: threading.Event) -> None:
         messages = [
@@ -139,24 +149,47 @@ def take(page: Page, path: Path) -> None:
     """Write a picture of what is visible, without cursors and moving parts."""
     page.evaluate("document.activeElement?.blur()")
     page.mouse.move(0, 0)
-    page.screenshot(
-        path=path, animations="disabled", caret="hide", full_page=bool(os.environ.get("FULL"))
-    )
+    page.screenshot(path=path, animations="disabled", caret="hide")
 
 
-def ask_in_chat(visitor: Visitor) -> None:
+def show_chat(visitor: Visitor, stage: Stage) -> None:
     """Have a question answered, and unfold nothing."""
     visitor.ask(QUESTION)
     visitor.until_answered()
     visitor.page.evaluate("scrollTo(0, 0)")
 
 
+def show_memory(visitor: Visitor, stage: Stage) -> None:
+    """Show the cache, with another name for the folder of the store, which is a temporary one."""
+    page = visitor.view("Memory")
+    page.get_by_role("tree").wait_for()
+    page.get_by_text("blocks with").wait_for()
+    page.evaluate(
+        "(name) => { document.querySelector('main p code').textContent = name; }", STORE_NAME
+    )
+
+
+def show_now(visitor: Visitor, stage: Stage) -> None:
+    """Show requests that are under way."""
+    page = visitor.view("Now")
+    page.get_by_text("writing").first.wait_for()
+    page.get_by_role("region", name=f"Steps of {NAME}").wait_for()
+    page.wait_for_timeout(4000)  # some seconds to look back at
+
+
+# name of the picture, how it is prepared, height in pixels, whether it is dark
+PICTURES: tuple[tuple[str, Callable[[Visitor, Stage], None], int, bool], ...] = (
+    ("page-memory", show_memory, 1000, False),
+    ("page-chat", show_chat, 940, False),
+    ("page-now", show_now, 880, True),
+)
+
+
 def main() -> None:
     """Take all pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--only", help="take only this picture")
-    arguments = parser.parse_args()
+    folder: Path = parser.parse_args().folder
     os.environ["HOLDFAST_KERNELS"] = "0"  # with kernels, answers end before they are seen
     with tempfile.TemporaryDirectory() as scratch, running_browser() as browser:
         model = write_scripted(Path(scratch) / NAME, (ANSWER, LONG))
@@ -164,31 +197,13 @@ def main() -> None:
         with running_server(str(model), *options) as server:
             stage = Stage(server)
             stage.prepare()
-            take_all(browser, stage, arguments.folder, only=arguments.only)
-
-
-def take_all(browser: Browser, stage: Stage, folder: Path, *, only: str | None) -> None:
-    """Open each view, and take its pictures."""
-    url = stage.server.url
-    for is_dark in (False, True):
-        tone = "dark" if is_dark else "light"
-        with visiting(browser, url, width=WIDTH, height=HEIGHT, is_dark=is_dark) as visitor:
-            page = visitor.open()
-            if only in (None, "chat"):
-                ask_in_chat(visitor)
-                take(page, folder / f"page-chat-{tone}.png")
-            for view in ("Memory", "Models", "Connect"):
-                if only in (None, view.lower()):
-                    visitor.view(view)
-                    page.wait_for_load_state("networkidle")
-                    take(page, folder / f"page-{view.lower()}-{tone}.png")
-            if only in (None, "now"):
-                with stage.busy(4):
-                    visitor.view("Now")
-                    page.get_by_text("writing").first.wait_for()
-                    page.get_by_role("region", name=f"Steps of {NAME}").wait_for()
-                    page.wait_for_timeout(4000)  # some seconds to look back at
-                    take(page, folder / f"page-now-{tone}.png")
+            for name, show, height, is_dark in PICTURES:
+                is_busy = stage.busy(4) if show is show_now else contextlib.nullcontext()
+                window = visiting(browser, server.url, width=WIDTH, height=height, is_dark=is_dark)
+                with is_busy, window as visitor:
+                    visitor.open()
+                    show(visitor, stage)
+                    take(visitor.page, folder / f"{name}.png")
 
 
 if __name__ == "__main__":

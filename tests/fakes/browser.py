@@ -29,14 +29,14 @@ WAIT_MILLISECONDS = 30_000
 
 
 @contextlib.contextmanager
-def running_browser() -> Iterator[Browser]:
-    """A headless Chromium; the test is skipped if none is installed."""
+def running_browser(*flags: str) -> Iterator[Browser]:
+    """A headless Chromium; the test is skipped if none is installed. flags: further options."""
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if program is None:
         pytest.skip(MISSING)
     expect.set_options(timeout=WAIT_MILLISECONDS)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
+        browser = playwright.chromium.launch(executable_path=program, args=[*FLAGS, *flags])
         yield browser
         browser.close()
 

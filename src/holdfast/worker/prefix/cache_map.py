@@ -105,19 +105,21 @@ def cache_map(
     owners = _owners(index, tenants, own=question.tenant, adapters=adapters)
     roots = index.root_nodes()
     shown = [key for key in roots if question.sees_all or key in owners]
-    walk = _MapWalk(index, _ends(index, users[:MOST_USERS], chains))
+    visit = _Visit(index, _ends(index, users[:MOST_USERS], chains))
     for tree, key in enumerate(shown):
-        walk.begin(roots[key], tree)
-    walk.go_on()
-    parts = _largest(walk.parts)
-    for end, part in sorted(walk.found, key=lambda found: found[0].rank):
+        visit.begin(roots[key], tree)
+    visit.go_on()
+    parts = _largest(visit.parts)
+    for end, part in sorted(visit.found, key=lambda found: found[0].rank):
         _note_user(end, part)
     return CacheMap(
         call_id=question.call_id,
-        trees=tuple(_tree(number, owners.get(key), walk.parts) for number, key in enumerate(shown)),
+        trees=tuple(
+            _tree(number, owners.get(key), visit.parts) for number, key in enumerate(shown)
+        ),
         parts=tuple(map(_listed, parts)),
-        blocks=walk.blocks,
-        is_complete=walk.is_complete,
+        blocks=visit.blocks,
+        is_complete=visit.is_complete,
     )
 
 
@@ -162,7 +164,7 @@ def _ends(
     return ends
 
 
-class _MapWalk:
+class _Visit:
     """Visits the tree breadth first, so that the beginnings of prompts come first."""
 
     def __init__(self, index: PrefixIndex, ends: Mapping[BlockKey, Sequence[_End]]) -> None:

@@ -8,7 +8,7 @@ import DOMPurify from './vendor/dompurify.js';
 import MarkdownIt from './vendor/markdown-it.js';
 import { copyText } from './view.js';
 
-const PIECE = 6000; // characters of a long text that are rendered at once
+const PIECE = 3000; // characters of a long text that are rendered at once
 const MOST_PARSED = 100_000; // characters; a longer block is shown as it is
 const FRAME_MILLISECONDS = 12; // of a frame, for drawing
 const FENCE = /^ {0,3}(`{3,}|~{3,})/;
@@ -104,6 +104,25 @@ const nearby = new IntersectionObserver(
   { rootMargin: '1500px 0px' },
 );
 
+const waiting = new Set(); // elements that are to be drawn
+
+/** Draw elements one after the other, and in each frame only as much as it has time for. */
+function drawInTurn(element) {
+  waiting.add(element);
+  if (waiting.size === 1) requestAnimationFrame(drawFrame);
+}
+
+function drawFrame() {
+  const began = performance.now();
+  for (const element of waiting) {
+    let isDone = false;
+    while (!isDone && performance.now() - began < FRAME_MILLISECONDS) isDone = element.drawPiece();
+    if (!isDone) break;
+    waiting.delete(element);
+  }
+  if (waiting.size) requestAnimationFrame(drawFrame);
+}
+
 /**
  * An element whose property `text` is shown as Markdown. A text that is not drawn yet is shown as it
  * is, so that the browser finds words in it.
@@ -155,33 +174,26 @@ class MarkdownText extends HTMLElement {
     if (this.#isDue) return;
     this.#isDue = true;
     // a long block costs more to render than a frame may take: then it is drawn less often
-    setTimeout(() => {
-      requestAnimationFrame(() => {
-        this.#isDue = false;
-        this.#draw();
-      });
-    }, this.#restMilliseconds);
+    setTimeout(() => drawInTurn(this), this.#restMilliseconds);
   }
 
-  #draw() {
+  /** Draw a piece of the text; returns whether it was the last one. */
+  drawPiece() {
     const began = performance.now();
     let rest = this.#text.slice(this.#fixedLength);
-    while (rest.length > PIECE) {
-      if (performance.now() - began > FRAME_MILLISECONDS) {
-        this.#showRest();
-        this.#restMilliseconds = 0;
-        this.#drawSoon();
-        return;
-      }
-      const cut = firstCut(rest);
-      if (cut === rest.length) break;
-      rest = this.#fix(rest, cut);
+    const cut = rest.length > PIECE ? firstCut(rest) : rest.length;
+    if (cut < rest.length) {
+      this.#fix(rest, cut);
+      this.#showRest();
+      return false;
     }
     const place = rest.length > MOST_PARSED ? 0 : lastBlock(rest);
     if (place > 0) rest = this.#fix(rest, place);
     this.#last.className = '';
     this.#last.replaceChildren(rest.length > MOST_PARSED ? plain(rest) : rendered(rest));
     this.#restMilliseconds = Math.min(2000, 5 * (performance.now() - began));
+    this.#isDue = false;
+    return true;
   }
 
   /** Render the first characters of the rest for good; returns what is left. */

@@ -184,7 +184,7 @@ class CacheMap extends Component {
       ...TIERS.map(([tier, words]) => {
         const tokens = part[`${tier}_tokens`];
         const isSaved = tier !== 'disk' && part.saved_tokens > part.disk_tokens;
-        return [words, tokens ? `${count(tokens)} tokens${isSaved ? ', also on disk' : ''}` : ''];
+        return [words.slice(0, 1).toUpperCase() + words.slice(1), tokens ? `${count(tokens)} tokens${isSaved ? ', also on disk' : ''}` : ''];
       }),
       ['Size', `${bytes(part.bytes)} in ${counted(part.blocks, 'block')}`],
       ['Followed by', part.below_tokens ? `${count(part.below_tokens)} tokens` : ''],

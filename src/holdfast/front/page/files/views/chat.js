@@ -196,7 +196,7 @@ class ChatView extends View {
       ${this.attached()}
       <textarea
         id="message"
-        rows="3"
+        rows="2"
         .value=${live(this.draft)}
         @input=${(event) => {
           this.draft = event.target.value;

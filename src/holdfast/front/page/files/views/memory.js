@@ -8,7 +8,9 @@ import { TIERS, laidOut } from './cache-map.js';
 
 const NAME = 'name'; // key of a session's metadata under which the page keeps its name
 const MOST_SESSIONS = 200;
+const STORE_MILLISECONDS = 60_000; // between two counts of the files on disk
 const MISSES_AT_FIRST = 5;
+const SESSIONS_AT_FIRST = 20;
 
 class MemoryView extends PolledView {
   static pollMilliseconds = 10_000;
@@ -19,45 +21,73 @@ class MemoryView extends PolledView {
     caches: { state: true },
     misses: { state: true },
     showsAllMisses: { state: true },
+    showsAllSessions: { state: true },
   };
 
   constructor() {
     super();
     this.health = { models: [] };
     this.store = null;
+    this.storeReadAt = 0; // milliseconds
     this.sessions = [];
     this.hasMoreSessions = false;
+    this.hasSessions = this.hasCaches = this.hasMisses = false; // whether they were ever read
     this.caches = [];
     this.misses = [];
     this.showsAllMisses = false;
+    this.showsAllSessions = false;
+    this.openTables = new Set(); // names of models
   }
 
   async load() {
-    const [health, store, caches, misses] = await Promise.all([
-      healthOf(),
-      access.isAdmin ? get('/admin/store') : null,
-      get('/admin/cache'),
-      get('/admin/misses'),
+    // what comes late must not delay the rest: the store counts its files on disk
+    await Promise.all([
+      this.loadHealth(),
+      this.loadCaches(),
+      this.loadMisses(),
+      access.isAdmin ? this.loadStore() : null,
     ]);
-    const loaded = health.models.filter((model) => model.state === 'ready' && model.memory);
+  }
+
+  async loadHealth() {
+    this.health = await healthOf();
+    const loaded = this.health.models.filter((model) => model.state === 'ready' && model.memory);
     const lists = await Promise.all(
       loaded.map((model) =>
         get(`/v1/sessions?limit=${MOST_SESSIONS}&model=${encodeURIComponent(model.id)}`),
       ),
     );
-    this.health = health;
-    this.store = store;
-    this.caches = caches.models;
-    this.misses = misses.misses;
-    this.sessions = lists.flatMap((list) => list.data);
     this.hasMoreSessions = lists.some((list) => list.has_more);
+    this.sessions = lists.flatMap((list) => list.data);
+    this.hasSessions = true;
+  }
+
+  async loadCaches() {
+    this.caches = (await get('/admin/cache')).models;
+    this.hasCaches = true;
+  }
+
+  async loadMisses() {
+    this.misses = (await get('/admin/misses')).misses;
+    this.hasMisses = true;
+  }
+
+  async loadStore() {
+    if (Date.now() < this.storeReadAt + STORE_MILLISECONDS) return;
+    this.storeReadAt = Date.now();
+    this.store = await get('/admin/store');
+  }
+
+  refresh() {
+    this.storeReadAt = 0;
+    this.reload();
   }
 
   render() {
     const models = this.health.models.filter((model) => model.memory);
     return html`<div class="view-head">
         <h1>Memory</h1>
-        <button type="button" @click=${() => this.reload()}>Refresh</button>
+        <button type="button" @click=${() => this.refresh()}>Refresh</button>
       </div>
       ${this.failureLine()}
       <section aria-labelledby="tiers-title">
@@ -77,7 +107,7 @@ class MemoryView extends PolledView {
           </ul>
         </div>
         ${this.caches.map((model) => this.cache(model))}
-        ${this.isLoaded && !this.caches.length
+        ${this.hasCaches && !this.caches.length
           ? html`<p class="empty">Nothing is cached while no model is loaded.</p>`
           : nothing}
       </section>
@@ -164,9 +194,25 @@ class MemoryView extends PolledView {
 
   /** The same as the picture, for who prefers to read. */
   cacheTable(model) {
-    return html`<details class="as-table">
+    const isOpen = this.openTables.has(model.model);
+    const note = ({ target }) => {
+      if (target.open) this.openTables.add(model.model);
+      else this.openTables.delete(model.model);
+      this.requestUpdate();
+    };
+    return html`<details class="as-table" @toggle=${note}>
       <summary>As a table</summary>
-      <div class="table-frame" tabindex="0" role="region" aria-label="Cached parts of ${model.model}">
+      ${isOpen ? this.openTable(model) : nothing}
+    </details>`;
+  }
+
+  openTable(model) {
+    return html`<div
+        class="table-frame"
+        tabindex="0"
+        role="region"
+        aria-label="Cached parts of ${model.model}"
+      >
         <table>
           <thead>
             <tr>
@@ -194,14 +240,13 @@ class MemoryView extends PolledView {
             )}
           </tbody>
         </table>
-      </div>
-    </details>`;
+      </div>`;
   }
 
   missList() {
     if (!this.misses.length) {
       return html`<p class="empty">
-        ${this.isLoaded
+        ${this.hasMisses
           ? 'Since the server started, the prompts that could be cached were.'
           : 'Loading …'}
       </p>`;
@@ -221,12 +266,14 @@ class MemoryView extends PolledView {
   sessionTable() {
     if (!this.sessions.length) {
       return html`<p class="empty">
-        ${this.isLoaded
+        ${this.hasSessions
           ? html`There are no sessions. A request opens one with the header
               <code>X-Session-ID</code>.`
           : 'Loading …'}
       </p>`;
     }
+    const shown = this.showsAllSessions ? this.sessions : this.sessions.slice(0, SESSIONS_AT_FIRST);
+    const more = this.sessions.length - shown.length;
     return html`<div class="table-frame" tabindex="0" role="region" aria-label="Sessions">
       <table>
         <thead>
@@ -241,10 +288,15 @@ class MemoryView extends PolledView {
           </tr>
         </thead>
         <tbody>
-          ${this.sessions.map((session) => this.sessionRow(session))}
+          ${shown.map((session) => this.sessionRow(session))}
         </tbody>
       </table>
     </div>
+    ${more
+      ? html`<button type="button" @click=${() => (this.showsAllSessions = true)}>
+          Show ${count(more)} more
+        </button>`
+      : nothing}
     ${this.hasMoreSessions
       ? html`<p class="hint">These are the ${count(MOST_SESSIONS)} sessions that were used last.</p>`
       : nothing}`;
