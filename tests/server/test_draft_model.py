@@ -36,8 +36,8 @@ def started(folder: Path) -> ServerProcess:
     if not model.exists():
         write_larger_demo(model)
     (folder / "models.toml").write_text(
-        f'[models.drafting]\npath = "{model}"\nspeculation = "{DRAFT}"\n'
-        f'[models.plain]\npath = "{model}"\nspeculation = "off"\n'
+        f'[models.drafting]\npath = "{model}"\nspeculation = "{DRAFT}"\npin = true\n'
+        f'[models.plain]\npath = "{model}"\nspeculation = "off"\npin = true\n'
     )
     process = ServerProcess(
         "--models", str(folder / "models.toml"), "--store", str(folder / "store")
