@@ -98,11 +98,6 @@ class Drafts:
         self._offered: dict[RequestId, tuple[int, ...]] = {}
         self._by_model: set[RequestId] = set()  # those of `_offered` that the draft model made
 
-    @property
-    def model(self) -> DraftModel | None:
-        """The draft model; None if there is none, or if it has failed."""
-        return self._model
-
     def offers(
         self, sequences: Iterable[LiveSequence], *, under_way: Collection[LiveSequence]
     ) -> Offers:
