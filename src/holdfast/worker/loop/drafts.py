@@ -197,7 +197,7 @@ class Drafts:
         generated = sequence.generated
         if draft is not None:
             model.learn(draft, generated)
-        seconds = model.seconds_behind(request, len(generated), draft)
+        seconds = model.seconds_behind(request, generated, draft)
         if seconds and not (draft is not None and draft.is_catching_up):
             if len(generated) < sequence.draft_considered_at:
                 return False
