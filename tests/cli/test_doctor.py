@@ -15,7 +15,10 @@ from tests.fakes.tiny_models import write_tiny
 @pytest.mark.slow
 def test_it_reports_machine_speed_and_layout(tmp_path: Path) -> None:
     write_tiny(tmp_path / "model", "qwen3")
-    (tmp_path / "models.toml").write_text('[models.kelp]\npath = "model"\n')
+    write_tiny(tmp_path / "draft", "llama", seed=1)
+    (tmp_path / "models.toml").write_text(
+        '[models.kelp]\npath = "model"\nspeculation = "small"\n[models.small]\npath = "draft"\n'
+    )
     done = holdfast("doctor", "kelp", "--models", "models.toml", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -27,6 +30,7 @@ def test_it_reports_machine_speed_and_layout(tmp_path: Path) -> None:
         "kelp",
         [],
     )
+    assert found["draft_model"] == "small"
     assert found["dialect"]["tools"] in ("template", "text", "none")
 
 

@@ -14,6 +14,7 @@ import pytest
 from holdfast.models.download import demo_folder
 from tests.fakes.draft_models import write_larger_demo
 from tests.fakes.server_process import ServerProcess
+from tests.fakes.slow import slow
 from tests.fakes.speculating_server import COPY, chat, metric, resumed_answer, texts
 from tests.fakes.tiny_models import write_tiny
 
@@ -36,8 +37,8 @@ def started(folder: Path) -> ServerProcess:
     if not model.exists():
         write_larger_demo(model)
     (folder / "models.toml").write_text(
-        f'[models.drafting]\npath = "{model}"\nspeculation = "{DRAFT}"\n'
-        f'[models.plain]\npath = "{model}"\nspeculation = "off"\n'
+        f'[models.drafting]\npath = "{model}"\nspeculation = "{DRAFT}"\npin = true\n'
+        f'[models.plain]\npath = "{model}"\nspeculation = "off"\npin = true\n'
     )
     process = ServerProcess(
         "--models", str(folder / "models.toml"), "--store", str(folder / "store")
@@ -50,12 +51,13 @@ def started(folder: Path) -> ServerProcess:
     "asked",
     [
         {},
-        {"logprobs": True, "top_logprobs": 2},
         {"n": 3, "temperature": 1.0, "seed": 11},
-        {"temperature": 0.7, "top_p": 0.9, "frequency_penalty": 0.2, "seed": 5},
-        {"temperature": 0.7, "top_k": 20, "min_p": 0.05, "seed": 6},
+        *slow(
+            {"logprobs": True, "top_logprobs": 2},
+            {"temperature": 0.7, "top_p": 0.9, "frequency_penalty": 0.2, "seed": 5},
+            {"temperature": 0.7, "top_k": 20, "min_p": 0.05, "seed": 6},
+        ),
     ],
-    ids=["greedy", "logprobs", "n=3", "sampled", "top-k and min-p"],
 )
 def test_the_answer_is_that_of_the_model_without_drafts(
     server: ServerProcess, asked: dict[str, Any]

@@ -112,6 +112,10 @@ def test_the_next_turn_takes_over_the_state_of_the_last_one() -> None:
     opened(model, first, ())
     model.keep_only(())
     following = a_request([*prompt, *tokens(rng, 20)], name="b")
+    stranger = a_request(tokens(rng, 320), name="c")
+    assert (
+        model.seconds_behind(following, (), None) == 0.0 < model.seconds_behind(stranger, (), None)
+    )
     draft = model.open(following, ())
     assert draft is not None
     assert draft.live.tokens >= len(prompt) - 1

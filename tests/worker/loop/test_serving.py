@@ -46,7 +46,11 @@ def fingerprints(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def build(
-    folder: Path, *, inbox: ScriptInbox | None = None, model: ModelSettings | None = None
+    folder: Path,
+    *,
+    inbox: ScriptInbox | None = None,
+    model: ModelSettings | None = None,
+    draft: Path | None = None,
 ) -> ModelInfo:
     loop, info = serving.build_loop(
         inbox or ScriptInbox([]),
@@ -54,6 +58,8 @@ def build(
         settings=WorkerSettings(
             folder=str(folder),
             model=model or ModelSettings(),
+            draft_folder="" if draft is None else str(draft),
+            draft_name="" if draft is None else draft.name,
             scheduler=SchedulerSettings(),
             store=StoreSettings(folder=""),
         ),
@@ -175,3 +181,45 @@ def test_the_context_that_fits_follows_the_budget(
     assert info.with_budget(less).context_tokens < info.context_tokens
     assert info.with_budget(less).context_tokens_by_bits["native"] == 1792
     assert info.with_budget(less).kv_budget_bytes == budgets[1]
+
+
+def with_draft(folder: Path, draft: Path, speculation: str) -> ModelInfo:
+    return build(
+        folder,
+        model=ModelSettings(speculation=speculation, memory_bytes=1 << 22),
+        draft=draft,
+    )
+
+
+def test_the_weights_and_states_of_a_draft_model_are_counted(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path / "wide", "llama", changes=WIDE)
+    draft = write_tiny(tmp_path / "draft", "llama", seed=1, changes=WIDE)
+    alone = build(folder, model=ModelSettings(speculation="off", memory_bytes=1 << 22))
+    pair = with_draft(folder, draft, speculation="draft")
+    assert (alone.draft_model, alone.draft_weight_bytes) == ("", 0)
+    assert (pair.draft_model, pair.draft_weight_bytes) == ("draft", pair.weight_bytes)
+    # a draft model of the same size: half as many tokens fit
+    native = [info.context_tokens_by_bits["native"] for info in (pair, alone)]
+    assert abs(native[0] - native[1] // 2) <= 256
+
+
+@pytest.mark.parametrize(("speculation", "is_loaded"), [("auto", False), ("draft", True)])
+def test_a_draft_model_that_was_found_is_not_loaded_if_memory_is_short(
+    speculation: str, is_loaded: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = write_tiny(tmp_path / "draft", "llama", seed=1)
+    assert with_draft(folder, draft, "auto").draft_model == "draft"
+    monkeypatch.setattr(serving, "_MOST_OF_FREE_MEMORY", 1e-9)
+    assert bool(with_draft(folder, draft, speculation).draft_model) == is_loaded
+
+
+def test_a_draft_model_that_was_found_but_cannot_be_loaded_is_left_out(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    draft = write_tiny(tmp_path / "draft", "llama", seed=1)
+    (draft / "config.json").write_text('{"model_type": "llama", "hidden_size": 3}')
+    with caplog.at_level(logging.INFO):
+        assert with_draft(folder, draft, "auto").draft_model == ""
+    assert "draft could draft for" in caplog.text
+    with pytest.raises(ModelLoadError):
+        with_draft(folder, draft, "draft")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from holdfast.errors import TooLargeForMemory
@@ -32,6 +34,11 @@ def test_capacities_are_whole_steps() -> None:
 
 def test_a_sequence_costs_its_capacity_and_its_fixed_part() -> None:
     assert COSTS.bytes_for(32) == 420
+    with_draft = replace(COSTS, draft_bytes_per_token=3)
+    assert with_draft.bytes_for(32) == 420 + 3 * 32
+    # live states hold tokens of the model, but not of the draft model
+    held_bytes = COSTS.bytes_for(32) - COSTS.bytes_for(32, held_tokens=8)
+    assert with_draft.bytes_for(32, held_tokens=8) == 420 + 3 * 32 - held_bytes
 
 
 def test_admission_reserves_the_expected_answer_not_the_longest_one() -> None:

@@ -141,14 +141,16 @@ class DraftModel:
         return max(self._pass_seconds[known] + 0.5 * more * self.seconds_per_token, 0.0)
 
     def seconds_behind(
-        self, request: SequenceRequest, generated: int, draft: ModelDraft | None
+        self, request: SequenceRequest, generated: Sequence[int], draft: ModelDraft | None
     ) -> float:
         """How long prefilling would take that a draft of a sequence needs first, about; 0 if it can
         be drafted at once.
         """
-        tokens = len(request.prompt_token_ids) + generated
+        tokens = len(request.prompt_token_ids) + len(generated)
         if draft is not None:
             tokens -= draft.live.tokens
+        elif self._kept:
+            tokens -= self._kept_like(request, _tokens_of(request, generated))[1]
         return 0.0 if tokens <= _MOST_BEHIND else tokens * self.seconds_per_token
 
     def chances(self, draft: ModelDraft | None) -> tuple[float, ...]:
@@ -238,15 +240,15 @@ class DraftModel:
         self, request: SequenceRequest, tokens: npt.NDArray[np.int32]
     ) -> tuple[ModelDraft | None, int]:
         """The kept state of the same tenant that shares the most tokens with a sequence, if it can go
-        back to them; and their number.
+        back to them; and their number. None and 0: no state shares enough.
         """
         best: ModelDraft | None = None
-        longest = _LEAST_TAKEN
+        longest = 0
         for each in self._kept.values():
             if each.request.tenant != request.tenant:
                 continue
             shared = min(_common(each.tokens, tokens), each.live.tokens, len(tokens) - 1)
-            if shared > longest and _can_go_back(each, shared):
+            if shared > max(longest, _LEAST_TAKEN) and _can_go_back(each, shared):
                 best = each
                 longest = shared
         return best, longest

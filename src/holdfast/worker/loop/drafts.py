@@ -98,11 +98,6 @@ class Drafts:
         self._offered: dict[RequestId, tuple[int, ...]] = {}
         self._by_model: set[RequestId] = set()  # those of `_offered` that the draft model made
 
-    @property
-    def model(self) -> DraftModel | None:
-        """The draft model; None if there is none, or if it has failed."""
-        return self._model
-
     def offers(
         self, sequences: Iterable[LiveSequence], *, under_way: Collection[LiveSequence]
     ) -> Offers:
@@ -202,7 +197,7 @@ class Drafts:
         generated = sequence.generated
         if draft is not None:
             model.learn(draft, generated)
-        seconds = model.seconds_behind(request, len(generated), draft)
+        seconds = model.seconds_behind(request, generated, draft)
         if seconds and not (draft is not None and draft.is_catching_up):
             if len(generated) < sequence.draft_considered_at:
                 return False
