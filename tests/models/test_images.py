@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from holdfast.errors import InvalidRequest
+from holdfast.errors import ImagesRefused, InvalidRequest
 from holdfast.models.images import check_image, open_image
 from tests.fakes.images import broken_images, odd_images, picture, png, rotated, saved
 
@@ -86,6 +87,12 @@ def test_a_file_whose_contents_do_not_have_the_hash_in_its_name_is_not_used(tmp_
     path.write_bytes(png(seed=1))
     with pytest.raises(OSError, match="is damaged"):
         open_image(path)
+
+
+def test_without_pillow_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(ImagesRefused, match=r'pip install "holdfast-mlx\[vision\]"'):
+        check_image(png(), max_pixels=1_000_000)
 
 
 def test_an_image_at_the_limit_of_pixels_is_accepted() -> None:

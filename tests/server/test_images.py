@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 
 from holdfast.files import caches_folder
 from tests.fakes.images import data_url, png
-from tests.fakes.server_process import ServerProcess, running_server
+from tests.fakes.server_process import ServerProcess, running_server, until
 from tests.fakes.vision_models import write_vision_model
 
 CAT, DOG = png(1, size=(64, 48)), png(2, size=(48, 64))
@@ -183,6 +184,33 @@ def test_an_image_and_its_kv_outlive_the_server(folder: Path, tmp_path: Path) ->
         assert again == text
         assert cached(restored) >= usage.prompt_tokens - 2
         assert kept.read_bytes() == CAT
+
+
+@pytest.mark.slow
+def test_an_answer_about_an_image_outlives_its_worker(folder: Path, tmp_path: Path) -> None:
+    options: Any = {
+        "model": MODEL,
+        "messages": [user("What is this?", image(CAT))],
+        "max_tokens": 400,
+        "temperature": 0,
+        "extra_body": {"ignore_eos": True, "holdfast": {"explain": True}},
+    }
+    with (
+        running_server(str(folder), "--store", str(tmp_path / "store")) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        expected = client.chat.completions.create(**options).choices[0].message.content
+        texts = []
+        resumed = 0
+        for chunk in client.chat.completions.create(stream=True, **options):
+            texts += [choice.delta.content or "" for choice in chunk.choices]
+            explained = (chunk.model_extra or {}).get("holdfast")
+            resumed = explained["resumed"] if explained else resumed
+            if len(texts) == 20:
+                os.kill(server.model()["pid"], signal.SIGKILL)
+        assert "".join(texts) == expected
+        assert resumed == 1
+        until(lambda: server.model()["state"] == "ready", "a new worker")
 
 
 @pytest.mark.slow

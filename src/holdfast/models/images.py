@@ -14,7 +14,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from holdfast.errors import InvalidRequest, ModelLoadError
+from holdfast.errors import ImagesRefused, InvalidRequest
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -46,11 +46,11 @@ _BROKEN: Final = (
 
 
 def require_pillow() -> None:
-    """Import Pillow. Raises ModelLoadError, which says what to install."""
+    """Import Pillow. Raises ImagesRefused, which says what to install."""
     try:
         import PIL.Image  # noqa: F401
     except ImportError as error:
-        raise ModelLoadError(
+        raise ImagesRefused(
             f"reading images requires Pillow, which is not installed: {HOW_TO_INSTALL}"
         ) from error
 
@@ -60,7 +60,7 @@ def check_image(data: bytes, *, max_pixels: int, field: str = "") -> None:
 
     Any thread. Takes 10 to 40 ns per pixel, and up to 4 bytes per pixel while it runs; for a
     progressive JPEG, up to 10 bytes.
-    Raises InvalidRequest, which names the field; ModelLoadError without Pillow.
+    Raises InvalidRequest, which names the field; ImagesRefused without Pillow.
     """
     problem = _problem(data, max_pixels=max_pixels)
     if problem:

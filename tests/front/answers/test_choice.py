@@ -26,6 +26,7 @@ from holdfast.wire.events import (
     TokenLogprob,
     TokensGenerated,
 )
+from holdfast.wire.images import FIRST_IMAGE_KEY
 from holdfast.wire.output import (
     ChoiceFinished,
     DivergentTexts,
@@ -351,6 +352,36 @@ def test_a_first_differing_token_is_told_as_text() -> None:
     )[-1]
     assert isinstance(end, ChoiceFinished)
     assert end.divergent == DivergentTexts(before="x", stored="a", prompt="b")
+
+
+@pytest.mark.parametrize(
+    ("stored", "own", "told"),
+    [
+        (FIRST_IMAGE_KEY + 5, FIRST_IMAGE_KEY + 9, ("[an image]", "[another image]")),
+        (FIRST_IMAGE_KEY + 5, encode("b")[0], ("[an image]", "b")),
+        (encode("a")[0], FIRST_IMAGE_KEY + 9, ("a", "[an image]")),
+    ],
+)
+def test_a_difference_at_an_image_is_told_in_words(
+    stored: int, own: int, told: tuple[str, str]
+) -> None:
+    prompt = (*encode("x"), FIRST_IMAGE_KEY, FIRST_IMAGE_KEY + 1, *encode("y"), own)
+    diverged = CacheReport(
+        outcome=CacheOutcome.DIVERGED,
+        divergence=Divergence(position=4, stored_token_id=stored, prompt_token_id=own),
+    )
+    reader = choice(prompt_token_ids=TokenIds.of(prompt))
+    end = reader.feed(
+        Finished(
+            request_id="r",
+            reason=FinishReason.STOP,
+            prompt_tokens=5,
+            completion_tokens=0,
+            memory=diverged,
+        )
+    )[-1]
+    assert isinstance(end, ChoiceFinished)
+    assert end.divergent == DivergentTexts(before="x[an image]y", stored=told[0], prompt=told[1])
 
 
 @pytest.mark.parametrize("tells_progress", [True, False])

@@ -200,6 +200,19 @@ def test_an_image_is_fetched() -> None:
         assert fetched(f"{url}/cat.png?size=1") == png()
 
 
+def test_the_path_and_the_name_of_the_host_are_sent_as_a_browser_sends_them() -> None:
+    seen: list[tuple[str, str | None]] = []
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        seen.append((request.path, request.headers["Host"]))
+        sends(png())(request)
+
+    with served(answer) as url:
+        fetched(f"{url}/ein Käfer.png?größe=%20&a=b+c")
+    host = url.removeprefix("http://")
+    assert seen == [("/ein%20K%C3%A4fer.png?gr%C3%B6%C3%9Fe=%20&a=b+c", host)]
+
+
 def test_an_image_is_fetched_over_tls_under_the_name_in_its_url(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -336,6 +336,17 @@ async def test_a_cache_breakpoint_after_an_image_pins_the_image(tmp_path: Path) 
     assert span.end <= pin.tokens <= span.end + 1
 
 
+async def test_the_context_of_ollama_goes_on_without_the_images(tmp_path: Path) -> None:
+    front = seeing_front(tmp_path / "images")
+    _, body, _ = REQUESTS["Ollama, a prompt"]
+    first = (await front.http.post("/api/generate", json={**body, "stream": False})).json()
+    body = {"model": MODEL, "prompt": "And?", "context": first["context"], "stream": False}
+    answer = await front.http.post("/api/generate", json=body)
+    assert answer.status_code == 200, answer.text
+    assert front.sent.images == ()
+    assert "What?" in front.shown()
+
+
 async def test_images_are_units_when_the_middle_is_left_out(tmp_path: Path) -> None:
     front = seeing_front(tmp_path / "images", context_tokens=400)
     messages = [said(f"turn {turn} " + "word " * 20, openai(png(turn))) for turn in range(12)]

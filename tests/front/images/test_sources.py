@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.errors import InvalidRequest
 from holdfast.front.images.sources import for_log, image_part, image_source, text_source
 
 DATA = b"an image"
 TEXT = base64.b64encode(DATA).decode()
+NAMES = st.sampled_from("image_url source image data url media_type mimeType file_id".split())
 URL = f"data:image/png;base64,{TEXT}"
 
 
@@ -78,6 +82,19 @@ def test_what_is_no_image_is_refused(part: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidRequest, match=reason) as refused:
         image_source({"type": "image", **part}, "messages.2.content.1")
     assert refused.value.field.startswith("messages.2.content.1")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=20) | st.sampled_from([URL, TEXT]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(NAMES, JSON, max_size=4))
+def test_any_part_is_an_image_or_refused(part: dict[str, Any]) -> None:
+    with contextlib.suppress(InvalidRequest):
+        image_source({"type": "image", **part}, "at").decoded(max_bytes=100)
 
 
 @pytest.mark.parametrize("text", ["%%%%", "AAA", "A" * 5, "ÄÖÜ=", "AAAA=AAAA"])

@@ -40,9 +40,9 @@ async def test_a_raw_prompt_is_continued_as_it_is() -> None:
     assert (gateway.request.prompt, gateway.request.prompt_field) == ("Once upon", "prompt")
 
 
-@pytest.mark.parametrize("field", ["system", "context", "template"])
+@pytest.mark.parametrize("field", ["system", "context", "template", "images"])
 async def test_a_raw_prompt_goes_with_nothing_beside_it(field: str) -> None:
-    value: Any = [1, 2] if field == "context" else "x"
+    value: Any = {"context": [1, 2], "images": ["aGk="]}.get(field, "x")
     response = await asked(ScriptedGateway(), GENERATE, raw=True, **{field: value})
     assert (response.status_code, f"`{field}`" in response.json()["error"]) == (400, True)
 

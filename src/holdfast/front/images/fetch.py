@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
-from urllib.parse import SplitResult, urljoin, urlsplit
+from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 import psutil
 
@@ -35,6 +35,7 @@ _SPECIAL: Final = [
     ipaddress.ip_network(network)
     for network in "192.0.0.0/24 192.88.99.0/24 64:ff9b:1::/48 2001::/23 2002::/16".split()
 ]
+_IN_PATHS: Final = "/?%:=&~#+!$,;'@()*[]"  # characters of URLs that are sent as they are
 _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
 _HEADERS: Final = {
     "Accept": "image/*",
@@ -129,11 +130,13 @@ def _response(
     timer.daemon = True
     timer.start()
     connection = http.client.HTTPConnection(host, port)
+    connection.default_port = _PORTS[parts.scheme]  # which the Host header leaves out
     try:
         if parts.scheme == "https":
             sock = ssl.create_default_context().wrap_socket(sock, server_hostname=host)
         connection.sock = sock
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        path = quote(path, safe=_IN_PATHS)
         connection.request("GET", path, headers=_HEADERS)
         with connection.getresponse() as response:
             yield response

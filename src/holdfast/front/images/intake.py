@@ -77,9 +77,8 @@ class ImageIntake:
 
         If the model reads text only, images in tool results become notes.
 
-        Raises InvalidRequest, which names the field; ImagesRefused if the model takes no images;
-        WorkerUnavailable if that takes too long or the images cannot be written; ModelLoadError
-        without Pillow.
+        Raises InvalidRequest, which names the field; ImagesRefused if the model takes no images or
+        Pillow is missing; WorkerUnavailable if that takes too long or the images cannot be written.
         """
         if vision is None or vision.refused:
             yield text_only(prompt, vision)
@@ -223,6 +222,8 @@ class _Hold:
 
 def _with_images(prompt: ChatPrompt, names: Mapping[ImageSource, str]) -> CheckedPrompt:
     """The prompt with the names of images, and with notes in place of those that have none."""
+    if next(images_in(prompt.messages), None) is None:
+        return CheckedPrompt(prompt=prompt, fields={})
 
     def named(part: Any) -> Any:
         if not is_image(part):

@@ -60,6 +60,9 @@ class ContentPart(TypedDict):
     text: NotRequired[str | None]
     refusal: NotRequired[str | None]
     thinking: NotRequired[Any]
+    image_url: NotRequired[
+        Annotated[Any, Field(description="An image: a data URL, or an object with `url`.")]
+    ]
 
 
 Content = TextOrMany[ContentPart]

@@ -74,6 +74,7 @@ class ItemPart(TypedDict):
     type: str
     text: NotRequired[str | None]
     refusal: NotRequired[str | None]
+    image_url: NotRequired[Annotated[Any, Field(description="An image, as a data URL.")]]
 
 
 ItemText = TextOrMany[ItemPart]
