@@ -211,6 +211,7 @@ def test_markup_in_names_of_sessions_files_and_prompts_is_text(
     page = visitor.open("/page/memory")
     page.get_by_role("tree").wait_for()
     page.get_by_text("As a table").click()
+    page.get_by_role("region", name="Cached parts of scripted").wait_for()
     # in the picture, its table, the prompts that missed, the sessions, and the store's folder
     assert page.inner_text("main").count(MARKUP) > 4
     assert MARKUP in (page.get_by_role("treeitem").first.get_attribute("aria-label") or "")
