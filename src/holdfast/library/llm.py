@@ -366,7 +366,9 @@ class LLM:
         if not isinstance(request.prompt, ChatPrompt):
             return request, NO_IMAGES
         vision = self._client.info.vision
-        checked = held.enter_context(self._images.entered_here(request.prompt, vision))
+        checked = held.enter_context(
+            self._images.entered_here(request.prompt, vision, tenant=request.tenant)
+        )
         request = msgspec.structs.replace(request, prompt=checked.prompt)
         model = self._client.info.fingerprint
         layouts = self._layouts.known(checked.fields, model=model)

@@ -27,7 +27,8 @@ _FORMATS_SHOWN: Final = "PNG, JPEG, WebP, GIF or BMP"
 # small file can have thousands, which would take minutes.
 _MOST_SCANS: Final = 50
 _SCAN: Final = b"\xff\xda"
-_HASH: Final = re.compile(r"[0-9a-f]{64}")
+_NAME: Final = re.compile(r"([0-9a-f]{16})?([0-9a-f]{64})")
+_TENANT_DIGITS: Final = 16
 _LONGEST_REASON: Final = 100
 _BROKEN: Final = (
     OSError,
@@ -43,6 +44,22 @@ _BROKEN: Final = (
     struct.error,
     zlib.error,
 )
+
+
+def image_name(data: bytes, *, tenant: str) -> str:
+    """The name of an image, and of its file: the SHA-256 of its bytes, in hexadecimal digits.
+
+    For a tenant, 16 digits that depend on the tenant precede it. So tenants share nothing that is
+    kept for an image, and none learns from the time of an answer what others have sent.
+    """
+    digest = hashlib.sha256(data).hexdigest()
+    scope = hashlib.sha256(tenant.encode()).hexdigest()[:_TENANT_DIGITS] if tenant else ""
+    return scope + digest
+
+
+def is_image_name(name: str) -> bool:
+    """Whether this is the name of an image."""
+    return _NAME.fullmatch(name) is not None
 
 
 def require_pillow() -> None:
@@ -116,7 +133,8 @@ def open_image(path: Path) -> Image.Image:
     from PIL import Image
 
     data = path.read_bytes()
-    if _HASH.fullmatch(path.name) and hashlib.sha256(data).hexdigest() != path.name:
+    name = _NAME.fullmatch(path.name)
+    if name is not None and hashlib.sha256(data).hexdigest() != name[2]:
         raise OSError(f"the image {path} is damaged: its contents do not have this hash")
     with Image.open(io.BytesIO(data), formats=_FORMATS) as file:
         file.load()

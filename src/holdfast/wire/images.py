@@ -1,11 +1,12 @@
 """Images in prompts: what the front and a worker tell each other about them.
 
-The front checks the files that clients send and keeps them in a folder, under the SHA-256 of their
-bytes. Messages name an image by that hash; the worker reads the file when it needs the pixels.
+The front checks the files that clients send and keeps them in a folder, under names that consist of
+the SHA-256 of their bytes and, for tenants, a prefix (`models.images.image_name`). The worker reads
+the file when it needs the pixels.
 
 In a prompt, an image takes the place of several tokens, and the prefix cache must tell images
 apart. So the token ids of a prompt (`SequenceRequest.prompt_token_ids`) have *image keys* at these
-positions: numbers above all token ids that depend on the image's hash and on the position within
+positions: numbers above all token ids that depend on the image's name and on the position within
 the image (`image_keys`). Everything that compares prompts then works as for text: the prefix cache,
 the store, sessions, forks. Only the engine replaces the keys by the tokens of the model.
 """
@@ -33,7 +34,7 @@ class ImageLayout(msgspec.Struct, frozen=True, kw_only=True):
     grid: time, height and width in patches, for models whose positions depend on it; else empty.
     """
 
-    image: str  # SHA-256 of the file, in hexadecimal digits
+    image: str  # its name: hexadecimal digits
     token_ids: TokenIds
     grid: tuple[int, ...] = ()
 

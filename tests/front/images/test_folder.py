@@ -114,3 +114,12 @@ def test_the_bound_holds_but_for_images_in_use(
         in_use = sum(sizes[each] for each in set(held))
         assert sum(sizes.values()) <= max(40, in_use + 14)
         folder.check_invariants()
+
+
+def test_tenants_share_no_image(tmp_path: Path) -> None:
+    folder = ImageFolder(tmp_path, max_bytes=1000)
+    ours = folder.hold(b"cat", is_checked=True, tenant="ours")
+    assert folder.hold(b"cat", is_checked=False, tenant="theirs") == ""
+    assert folder.hold(b"cat", is_checked=False) == ""
+    theirs = folder.hold(b"cat", is_checked=True, tenant="theirs")
+    assert len({ours, theirs, folder.hold(b"cat", is_checked=True)}) == 3

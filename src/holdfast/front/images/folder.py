@@ -1,4 +1,5 @@
-"""The folder with the images of prompts: each file is named by the SHA-256 of its contents.
+"""The folder with the images of prompts: a file is named by its contents and the tenant
+(`models.images.image_name`).
 
 Workers read the files. The least recently used files are removed when they take more space than
 allowed, but none that a running request uses. The time of the last use is the file's modification
@@ -8,7 +9,6 @@ time, so that it outlives the server, and so that servers with a common folder k
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import stat
@@ -21,8 +21,8 @@ from pathlib import Path
 
 from holdfast.errors import WorkerUnavailable
 from holdfast.files import atomic_write
+from holdfast.models.images import image_name, is_image_name
 
-_HASH = re.compile(r"[0-9a-f]{64}")
 _TORN = re.compile(r"\.[0-9a-f]{60}\..+")  # see `atomic_write`
 _TORN_SECONDS = 3600.0
 
@@ -45,14 +45,14 @@ class ImageFolder:
         self._total_bytes: int | None = None  # of all files; None: not counted yet
         self._lock = threading.RLock()
 
-    def hold(self, data: bytes, *, is_checked: bool) -> str:
+    def hold(self, data: bytes, *, is_checked: bool, tenant: str = "") -> str:
         """Hold the image with these bytes, so that its file is not removed until `release`.
 
         is_checked: whether the image may be written if the folder does not have it.
         Returns the image's name; empty if the folder does not have it. Raises WorkerUnavailable if
         the image cannot be written.
         """
-        name = hashlib.sha256(data).hexdigest()
+        name = image_name(data, tenant=tenant)
         with self._lock:  # so that no other thread removes the file before it is held
             if not self._has(name, data):
                 if not is_checked:
@@ -139,7 +139,7 @@ class ImageFolder:
         found = []
         with os.scandir(self.path) as entries:
             for entry in entries:
-                if not _HASH.fullmatch(entry.name):
+                if not is_image_name(entry.name):
                     continue
                 with contextlib.suppress(FileNotFoundError):
                     status = entry.stat(follow_symlinks=False)

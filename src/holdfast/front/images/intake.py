@@ -71,7 +71,7 @@ class ImageIntake:
 
     @contextlib.asynccontextmanager
     async def entered(
-        self, prompt: ChatPrompt, vision: VisionInfo | None
+        self, prompt: ChatPrompt, vision: VisionInfo | None, *, tenant: str = ""
     ) -> AsyncIterator[CheckedPrompt]:
         """Check the images of a prompt, and hold their files until the context ends.
 
@@ -84,7 +84,7 @@ class ImageIntake:
             yield text_only(prompt, vision)
             return
         sources = self._accepted(prompt)
-        with _Hold(self.folder) as hold:
+        with _Hold(self.folder, tenant) as hold:
             try:
                 async with asyncio.timeout(self._settings.check_seconds):
                     names = await asyncio.gather(
@@ -99,14 +99,14 @@ class ImageIntake:
 
     @contextlib.contextmanager
     def entered_here(
-        self, prompt: ChatPrompt, vision: VisionInfo | None
+        self, prompt: ChatPrompt, vision: VisionInfo | None, *, tenant: str = ""
     ) -> Iterator[CheckedPrompt]:
         """Like `entered`, but on the current thread, without an event loop."""
         if vision is None or vision.refused:
             yield text_only(prompt, vision)
             return
         sources = self._accepted(prompt)
-        with _Hold(self.folder) as hold:
+        with _Hold(self.folder, tenant) as hold:
             names = {
                 source: self._take_fetched(source, hold)
                 if source.url
@@ -193,8 +193,9 @@ class _Hold:
     The request may end before a thread has checked its last image.
     """
 
-    def __init__(self, folder: ImageFolder) -> None:
+    def __init__(self, folder: ImageFolder, tenant: str) -> None:
         self._folder = folder
+        self._tenant = tenant
         self._names: list[str] = []
         self._is_over = False
         self._lock = threading.Lock()
@@ -210,7 +211,7 @@ class _Hold:
 
     def add(self, data: bytes, *, is_checked: bool) -> str:
         """See `ImageFolder.hold`."""
-        name = self._folder.hold(data, is_checked=is_checked)
+        name = self._folder.hold(data, is_checked=is_checked, tenant=self._tenant)
         with self._lock:
             if not self._is_over and name:
                 self._names.append(name)

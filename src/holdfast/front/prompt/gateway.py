@@ -246,7 +246,7 @@ class Gateway:
             prompt = text_only(request.prompt).prompt
             return msgspec.structs.replace(request, prompt=prompt), NO_IMAGES
         checked = await held.enter_async_context(
-            self._images.entered(request.prompt, client.info.vision)
+            self._images.entered(request.prompt, client.info.vision, tenant=request.tenant)
         )
         request = msgspec.structs.replace(request, prompt=checked.prompt)
         model = client.info.fingerprint
