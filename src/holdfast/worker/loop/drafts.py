@@ -37,6 +37,7 @@ _MOST_OTHER_TOKENS = 2048  # of other answers, for one sequence; they are indexe
 _MOST_ANSWERS = 8  # with the same beginning of the prompt
 _MOST_BEGINNINGS = 64
 _LEAST_REMEMBERED = 8  # tokens of an answer
+_LEAST_GENERATED = 4  # tokens of an answer before a draft model is considered
 
 
 class RecentAnswers:
@@ -160,7 +161,8 @@ class Drafts:
         model.begin_step(is_alone=not under_way)
         for sequence in sequences:
             draft = sequence.model_draft
-            if draft is None and len(sequence.generated) < sequence.draft_considered_at:
+            first = max(_LEAST_GENERATED, sequence.draft_considered_at)
+            if draft is None and len(sequence.generated) < first:
                 continue
             if not sequence.is_open or self._scheduler.is_paused(sequence.id):
                 sequence.model_draft = None
