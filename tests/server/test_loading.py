@@ -32,8 +32,8 @@ def held_up(model_folder: Path) -> Iterator[tuple[ServerProcess, psutil.Process]
     )
     try:
         front = psutil.Process(server.process.pid)
-        until(lambda: bool(front.children()), "the worker is started")
-        (worker,) = front.children()
+        until(lambda: bool(_workers(front)), "the worker is started")
+        (worker,) = _workers(front)
         worker.suspend()
         until(lambda: bool(_ports(front)), "the server listens")
         server.url = f"http://127.0.0.1:{_ports(front)[0]}"
@@ -43,6 +43,11 @@ def held_up(model_folder: Path) -> Iterator[tuple[ServerProcess, psutil.Process]
         if server.process.poll() is None:
             server.process.kill()
             server.process.wait()
+
+
+def _workers(front: psutil.Process) -> list[psutil.Process]:
+    """Not a child that is still a copy of the front: the front waits until it runs its program."""
+    return [each for each in front.children() if "holdfast.worker" in each.cmdline()]
 
 
 def _ports(process: psutil.Process) -> list[int]:
