@@ -75,6 +75,7 @@ def test_the_picture_is_also_a_table(memory: Visitor) -> None:
     page = memory.page
     page.get_by_text("As a table").click()
     rows = page.get_by_role("region", name=f"Cached parts of {MODEL}").get_by_role("row")
+    expect(rows.first).to_be_visible()
     expect(rows).to_have_count(page.get_by_role("treeitem").count() + 1)
     expect(rows.nth(1)).to_contain_text("crew-Tuesday, crew-Monday")
 

@@ -17,6 +17,7 @@ def test_an_answer_survives_a_reload_in_its_middle(visitor: Visitor) -> None:
     page.get_by_role("article").get_by_text("word20 ").wait_for()
     page.reload()
     assert page.get_by_role("article").count() <= 1
+    page.get_by_text(LONG.rsplit(maxsplit=1)[-1]).wait_for()
     assert visitor.until_answered() == LONG
     page.reload()
     assert visitor.until_answered() == LONG

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ def test_the_history_survives_a_restart_and_the_terminal_shows_it(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     arguments = (str(model_folder), "--name", "demo")
-    with running_server(*arguments) as server:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with running_server(*arguments, port=port) as server:
         ask(server)
         ask(server)
         before = shown(server)
@@ -41,7 +44,7 @@ def test_the_history_survives_a_restart_and_the_terminal_shows_it(
         assert before["cached_tokens"] > 0  # the second prompt is the first one
         assert before["gap"]["count"] > 0
         assert before["lookup"]["count"] == before["prefill"]["count"] == 2
-    with running_server(*arguments) as server:
+    with running_server(*arguments, port=port) as server:
         assert shown(server) == before
         ask(server)
         done = holdfast("performance", "--range", "24h", "--json", cwd=tmp_path)

@@ -180,5 +180,6 @@ def test_an_image_as_a_tools_result_is_told_in_words_and_one_of_the_user_is_refu
         "stop",
         "tool_calls",
     )
-    with pytest.raises(openai.BadRequestError, match=r"messages\.0\.content\.0"):
+    with pytest.raises(openai.BadRequestError) as refused:
         whole(client, [{"role": "user", "content": [image]}])
+    assert refused.value.param == "messages.0.content.0.image_url"

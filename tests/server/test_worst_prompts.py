@@ -112,7 +112,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "a picture": (
         CHAT,
         user([{"type": "image_url", "image_url": {"url": "x"}}]),
-        "messages.0.content.0",
+        "messages.0.content.0.image_url",
     ),
     "an unknown model": (CHAT, {**user("a"), "model": "gpt-4o"}, "model"),
 }

@@ -107,9 +107,12 @@ def check_pair(model: DraftFolder, draft: DraftFolder) -> None:
 
 def found_draft(model: DraftFolder, candidates: Iterable[DraftFolder]) -> DraftFolder | None:
     """The smallest of the candidates that can draft for a model and is much smaller; None if there
-    is none, or if the model is too small to gain anything. Raises ModelLoadError if the model itself cannot be read.
+    is none, if the model is too small to gain anything, or if its files are damaged.
     """
-    model_bytes = checked_tensor_bytes(model.folder)
+    try:
+        model_bytes = checked_tensor_bytes(model.folder)
+    except ModelLoadError:
+        return None  # its worker reports that
     if model_bytes < _LEAST_MODEL_BYTES:
         return None
     most_bytes = model_bytes * _MOST_SHARE

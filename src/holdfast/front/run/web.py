@@ -187,7 +187,11 @@ def build_application(
 
 
 def _history_file(settings: Settings, history: PerformanceHistory) -> HistoryFile | None:
-    """The file of the history, opened; None if the user has no home folder for it."""
+    """The file of the history, opened; None if the user has no home folder for it, or if the next
+    server has another port.
+    """
+    if settings.server.port == 0:
+        return None
     try:
         folder = performance_folder(os.environ)
     except RuntimeError:
