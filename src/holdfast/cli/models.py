@@ -486,7 +486,7 @@ def _complete_folder(source: ModelSource) -> Path | None:
 
 
 def _images(config: Mapping[str, Any]) -> str:
-    return "read" if can_see(config) else f"read with the extra vision: {HOW_TO_INSTALL}"
+    return "read" if can_see(config) else f"read with the extra vision; {HOW_TO_INSTALL}"
 
 
 def _print_fit(fit: ModelFit) -> None:

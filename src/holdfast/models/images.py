@@ -19,7 +19,7 @@ from holdfast.errors import ImagesRefused, InvalidRequest
 if TYPE_CHECKING:
     from PIL import Image
 
-HOW_TO_INSTALL: Final = 'pip install "holdfast-mlx[vision]"'
+HOW_TO_INSTALL: Final = "in the clone: pip install -c constraints.txt '.[vision]'"
 MAX_ASPECT_RATIO: Final = 200  # image processors refuse more
 _FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _FORMATS_SHOWN: Final = "PNG, JPEG, WebP, GIF or BMP"
@@ -68,7 +68,7 @@ def require_pillow() -> None:
         import PIL.Image  # noqa: F401
     except ImportError as error:
         raise ImagesRefused(
-            f"reading images requires Pillow, which is not installed: {HOW_TO_INSTALL}"
+            f"reading images requires Pillow, which is not installed; {HOW_TO_INSTALL}"
         ) from error
 
 
