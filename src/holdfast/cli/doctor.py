@@ -32,6 +32,7 @@ from holdfast.config import EffectiveSettings, ModelSettings
 from holdfast.errors import HoldfastError
 from holdfast.files import hash_cache_file
 from holdfast.models.download import check_present, resolve_model, served_id
+from holdfast.models.draft_pairs import check_speculation
 from holdfast.models.quality import QualityReport, find_quality
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def doctor(
         model = entries[0].model
         listed = tuple(entry.model for entry in entries)
     check_present(model)  # reports a misspelled name before anything is measured
+    check_speculation(model, listed=listed)
     # MLX writes compiled code into the run folder
     with run_folder(os.environ), load_progress(effective.settings.log) as progress:
         found = diagnose(model, listed=listed, progress=progress)
