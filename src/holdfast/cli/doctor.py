@@ -515,7 +515,7 @@ def _images(loaded: Any, runner: Any) -> str:
     """Whether the model can be given images, as its worker would test it."""
     if loaded.images is None:
         reason = loaded.images_refused
-        return f"refused: {reason}" if reason else "none: this model reads text only"
+        return f"refused: {reason}" if reason else "not supported (text-only model)"
     features = importlib.import_module("holdfast.worker.vision.feature_cache")
     images = importlib.import_module("holdfast.worker.vision.images")
     probe = importlib.import_module("holdfast.worker.engine.image_probe")

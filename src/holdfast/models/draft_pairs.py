@@ -68,7 +68,7 @@ def draft_of(
         return found_draft(model, _candidates(model, listed, environ))
     try:
         folder = resolve_model(
-            _named_draft(speculation, listed), progress=lambda stage, fraction: None
+            named_draft(speculation, listed), progress=lambda stage, fraction: None
         )
     except ModelLoadError as error:
         raise _unusable(speculation, str(error)) from None
@@ -86,7 +86,7 @@ def check_speculation(model: ModelSettings, *, listed: Iterable[ModelSettings] =
     """
     if model.speculation in ("auto", "off"):
         return
-    draft = _named_draft(model.speculation, listed)
+    draft = named_draft(model.speculation, listed)
     try:
         check_present(draft)
     except ModelLoadError as error:
@@ -101,7 +101,7 @@ def drafts_for_itself(model: ModelSettings, *, listed: Iterable[ModelSettings] =
     """
     if model.speculation in ("auto", "off"):
         return False
-    places = [_place(each) for each in (model, _named_draft(model.speculation, listed))]
+    places = [_place(each) for each in (model, named_draft(model.speculation, listed))]
     return places[0] == places[1]
 
 
@@ -111,7 +111,8 @@ def _place(settings: ModelSettings) -> tuple[str, str]:
     return name, source.revision
 
 
-def _named_draft(speculation: str, listed: Iterable[ModelSettings]) -> ModelSettings:
+def named_draft(speculation: str, listed: Iterable[ModelSettings]) -> ModelSettings:
+    """The model that a setting names: one that is listed, a folder or a Hub id."""
     return next(
         (each for each in listed if speculation in (each.name, each.path)),
         ModelSettings(path=speculation),

@@ -237,14 +237,15 @@ def catalog_of(
             named = replace(named, model=replace(named.model, adapters=adapters))
         entries = (named, *(entry for entry in entries if entry.name != named.name))
     entries, passed_over = _with_found(_also_by_hub_id(entries), without_adapters, environ)
+    entries, without_draft = _with_draft_models(entries, settings)
     if not entries:
         entries = (_entry_of_settings(settings),)
+        check_speculation(entries[0].model)
     elif adapters and not settings.model.path:
         raise ConfigError(
             f"model.adapters = {', '.join(adapters)} needs the name of its model: holdfast serve "
             "MODEL --adapter NAME=FOLDER; or set adapters in the model's table of models.toml"
         )
-    entries, without_draft = _with_draft_models(entries, settings)
     first = entries[:1] if settings.model.path or len(entries) == 1 else ()
     pinned = (entry for entry in entries if entry.is_pinned)
     return Catalog(
@@ -260,22 +261,23 @@ def _with_draft_models(
 ) -> tuple[tuple[CatalogEntry, ...], list[LeftOut]]:
     """Leave out the entries of models.toml whose `speculation` names no model.
 
-    Raises ModelLoadError if the server's setting names none, or if the model that the user named or
-    the only one would be left out.
+    Raises ModelLoadError if the server's setting names none, or if the model that the user named
+    would be left out.
     """
     served = []
     left_out = []
     listed = [entry.model for entry in entries]
     for number, entry in enumerate(entries):
-        is_meant = number == 0 and (bool(settings.model.path) or len(entries) == 1)
+        is_named = number == 0 and bool(settings.model.path)
         is_own = entry.model.speculation != settings.model.speculation
-        # the server's setting may name one of the models for all the others
-        if not is_own and not is_meant and drafts_for_itself(entry.model, listed=listed):
-            entry = replace(entry, model=replace(entry.model, speculation="auto"))
         try:
+            # the server's setting may name one of several models, to draft for all the others
+            is_among_others = not (is_own or is_named) and len(entries) > 1
+            if is_among_others and drafts_for_itself(entry.model, listed=listed):
+                entry = replace(entry, model=replace(entry.model, speculation="auto"))
             check_speculation(entry.model, listed=listed)
         except ModelLoadError as error:
-            if not is_own or is_meant:
+            if is_named or not is_own:
                 raise
             left_out.append(_left_out(entry.name, Path(entry.origin), str(error)))
         else:
