@@ -107,7 +107,7 @@ def _asked_lines(
                 yield line_text(line)
             if not follows:
                 if not found:
-                    complain(f"none of the latest {MOST_LINES:,} lines at {client.url} matches")
+                    complain(f"no line matches among the latest {MOST_LINES:,} of {client.url}")
                 return
             after = max([after, *(line["number"] for line in found)])
             most = MOST_LINES  # from now on, every new line
