@@ -32,7 +32,6 @@ from holdfast.config import EffectiveSettings, ModelSettings
 from holdfast.errors import HoldfastError
 from holdfast.files import hash_cache_file
 from holdfast.models.download import check_present, resolve_model, served_id
-from holdfast.models.draft_pairs import check_speculation
 from holdfast.models.quality import QualityReport, find_quality
 
 if TYPE_CHECKING:
@@ -63,6 +62,7 @@ def doctor(
     """
     from holdfast.front.fleet.catalog import catalog_of
     from holdfast.front.run.running_servers import run_folder
+    from holdfast.models.draft_pairs import check_speculation
 
     model = effective.settings.model
     listed: tuple[ModelSettings, ...] = ()
