@@ -11,7 +11,7 @@
 # make demo-chat      hold the first conversation with the bundled model anew and write docs/getting-started/demo-chat.md
 # make agents         have Claude Code, Codex, opencode, aider and the Vercel AI SDK do a task each, and hold a conversation in small contexts; write docs/reference/tested-agents.md (needs npm)
 # make mac-check      measure this machine for ten minutes and save a file for the developers (ARGS="--panic-test": see docs/getting-started/install.md)
-# make venv           make .venv, or bring it up to date (after a GPU has come, say); the others do it when needed
+# make venv           make .venv, or bring it up to date (after a GPU has come, say); the others do it when needed (EXTRA=vision, EXTRA=otel: with that extra)
 # make lock           renew constraints.txt (needs uv)
 # make clean          remove what the above made, except .venv
 
@@ -39,7 +39,7 @@ help:
 	@sed -n 's/^# \(make.*\)/\1/p' Makefile
 
 venv:
-	@tools/make_venv.sh $(VENV)
+	@tools/make_venv.sh $(VENV) $(EXTRA)
 	@touch $(SERVING)
 
 $(SERVING): $(INSTALLED_FROM)

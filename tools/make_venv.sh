@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
 # Makes a virtual environment with Holdfast in it, or brings an existing one up to date. Usage: make_venv.sh FOLDER [EXTRA]
 # Without an extra it has what serving needs; `dev` adds the tools of tests and checks, `bench` what draws pictures, and both the
-# benchmarks, which are a distribution of their own. Says what it does every few seconds.
+# benchmarks, which are a distribution of their own; `vision` and `otel` are for users. Says what it does every few seconds.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${1:?usage: make_venv.sh FOLDER [EXTRA]}
 wanted=${2:-}
 extras=$wanted
+bench=()
+if [[ $wanted == dev || $wanted == bench ]]; then
+    bench=(-e ./bench)
+fi
 
 say() { echo "make: $*" >&2; }
 
@@ -83,7 +87,7 @@ if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; 
     extras=${extras:+$extras,}cuda
 fi
 say "installing Holdfast${extras:+ [$extras]} into $venv"
-install -e ".${extras:+[$extras]}" ${wanted:+-e ./bench}
+install -e ".${extras:+[$extras]}" ${bench[@]+"${bench[@]}"}
 if [[ $extras == *cuda* ]] && ! "$venv/bin/python" -c 'import mlx.core as mx, sys; sys.exit(not mx.cuda.is_available())' 2>/dev/null; then
     # mlx-cpu and mlx-cuda-13 bring the same file, mlx/lib/libmlx.so: the one for CUDA has to be written last.
     install --force-reinstall --no-deps mlx-cuda-13

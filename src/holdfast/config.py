@@ -55,11 +55,13 @@ def _setting(
     limits: Limits = FREE,
     off: bool = False,
     secret: bool = False,
+    values: str = "",
 ) -> T:
     """Declare a setting as a dataclass field.
 
     default: None lets Holdfast decide; users write it as `auto` or 0 (for a duration, as `never`).
     doc: the text in the documentation. off: whether users may write `off` for 0.
+    values: the allowed texts, in words, if not any text is allowed.
     """
     metadata = {
         "doc": doc,
@@ -68,6 +70,7 @@ def _setting(
         "limits": limits,
         "off": off,
         "secret": secret,
+        "values": values,
     }
     made: T = field(default=default, metadata=metadata, repr=not secret)
     return made
@@ -235,9 +238,10 @@ class ModelSettings:
         "auto",
         "Whether to draft the next tokens and verify several in one step, where measurements show "
         "that this is faster. `auto`: drafts from earlier text, and on a CPU from a small model with "
-        "the same tokens, if one is found; the folder, Hub id or name of a model: drafts from that "
-        "one, too; `off`: no drafts.",
+        "the same vocabulary, if one is found; `off`: no drafts; MODEL (its name, folder or Hub id): "
+        "drafts from that model, too.",
         flag="--speculation",
+        values="auto | off | MODEL",
     )
     context_tokens: int | None = _setting(
         None,

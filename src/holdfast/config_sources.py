@@ -66,6 +66,7 @@ class SettingSpec:
     off: bool  # may be written off, which means 0
     never: bool  # may be None (written never)
     secret: bool
+    values: str  # the allowed texts, for messages and documentation; empty: any
 
     @property
     def variable(self) -> str:
@@ -177,7 +178,7 @@ def allowed(spec: SettingSpec) -> str:
         case "list":
             return "a list of texts (separated by commas in a variable or flag)"
         case "text":
-            return "a text"
+            return spec.values or "a text"
     nouns = {
         "number": "a whole number",
         "size": "a size such as 512MB or 8 GiB",

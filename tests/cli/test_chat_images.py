@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.cli.chat_images import ImageUnreadable, image_part, take_images, typed_path
-from tests.fakes.command_line import holdfast_here
+from tests.fakes.command_line import holdfast_here, only_line
 from tests.fakes.conversing import converse
 from tests.fakes.echo_server import running_server
 from tests.fakes.images import data_url, png
@@ -86,7 +86,7 @@ def test_a_typed_path_and_the_command_send_images_with_the_message(folder: Path)
     assert content(server.requests[1]) == [CAT, {"type": "text", "text": "And this?"}]
     assert server.requests[1]["messages"][0]["content"] == [CAT, text]
     assert content(server.requests[2]) == "No image."
-    assert "(with the image my cat.png)" in output
+    assert "(attached my cat.png)" in output
     assert "no.png cannot be read" in output
     assert "/image PATH" in output
 
@@ -107,3 +107,21 @@ def test_a_question_gets_images_by_option(command: list[str], folder: Path) -> N
         missing = holdfast_here(*command, "--url", server.url, "--image", "no.png", cwd=folder)
     assert missing.returncode == 2
     assert "no.png cannot be read" in missing.stderr
+    text = folder / "notes.txt"
+    text.write_text("no image")
+    with running_server() as server:
+        wrong = holdfast_here(*command, "--url", server.url, "--image", "notes.txt", cwd=folder)
+        assert server.requests == []
+    assert wrong.returncode == 2
+    assert "notes.txt is not an image (PNG, JPEG, WebP, GIF or BMP)" in only_line(wrong.stderr)
+
+
+def test_an_image_alone_is_a_question(folder: Path) -> None:
+    with running_server() as server:
+        command = ["run", "echo", "--url", server.url]
+        done = holdfast_here(*command, "--image", "cat.png", cwd=folder)
+        assert done.returncode == 0, done.stderr
+        assert content(server.requests[0]) == [CAT]
+        refused = holdfast_here(*command, cwd=folder)
+    assert refused.returncode == 2
+    assert "there is no question" in refused.stderr

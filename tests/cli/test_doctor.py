@@ -99,6 +99,14 @@ def test_a_model_that_cannot_run_does_not_hide_the_rest(tmp_path: Path) -> None:
     assert "no_such_architecture" in only_line(done.stderr)
 
 
+def test_a_draft_model_that_does_not_exist_is_reported_before_anything_is_measured(
+    tmp_path: Path,
+) -> None:
+    done = holdfast_here("doctor", "--speculation", "nonsense", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "speculation = nonsense: there is no model folder nonsense" in only_line(done.stderr)
+
+
 @pytest.mark.parametrize("model", ["none", "./none", "file.gguf", "empty"])
 def test_a_missing_model_is_reported_before_anything_is_measured(
     tmp_path: Path, model: str

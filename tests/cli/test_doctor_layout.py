@@ -31,7 +31,7 @@ def test_it_tells_whether_a_model_takes_images(tmp_path: Path) -> None:
     assert seeing.images == "read, and prompts with images are cached"
     write_tiny(tmp_path / "text", "llama")
     text = check_layout(ModelSettings(path=str(tmp_path / "text")))
-    assert text.images == "none: this model reads text only"
+    assert text.images == "not supported (text-only model)"
 
 
 @pytest.mark.parametrize("switch", ["1", "0"])

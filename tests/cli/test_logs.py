@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.logs import followed, last_lines, line_text
+from holdfast.cli.logs import Level, followed, last_lines, line_text
+from holdfast.telemetry.log_ring import LEVELS
 from tests.fakes.command_line import holdfast_here, only_line
 
 
@@ -66,8 +67,15 @@ def test_a_line_of_a_running_server_looks_like_one_of_the_file(
     assert line_text(line)[20:] == shown
 
 
+def test_levels_are_those_of_the_server_in_any_case(tmp_path: Path) -> None:
+    assert [each.value for each in Level] == list(LEVELS)
+    refused = holdfast_here("logs", "--level", "loud", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "'loud' is not one of 'debug', 'info', 'warning', 'error', 'critical'" in refused.stderr
+
+
 def test_filters_need_a_running_server(tmp_path: Path) -> None:
     variables = {f"XDG_{name}_HOME": str(tmp_path) for name in ("CACHE", "STATE")}
-    refused = holdfast_here("logs", "--level", "error", cwd=tmp_path, variables=variables)
+    refused = holdfast_here("logs", "--level", "ERROR", cwd=tmp_path, variables=variables)
     assert refused.returncode == 2
     assert "no server" in only_line(refused.stderr).lower()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tests.fakes.hub import HubState, hub_in_place
 from tests.fakes.tiny_models import write_tiny
 
 MODEL = "coast/kelp-small"
+DRAFT_ID = "holdfast-demo-draft"
 
 
 @pytest.fixture(autouse=True)
@@ -112,17 +114,17 @@ def test_a_model_loaded_in_a_server_is_not_removed(
 def test_a_file_of_models_is_listed_with_skipped_models_and_reasons(tmp_path: Path) -> None:
     text = (
         f"[models.first]\npath = '{demo_folder()}'\naliases = ['gpt-4o']\npin = true\n"
-        "speculation = 'small'\n"
+        f"speculation = '{DRAFT_ID}'\n"
         "[models.second]\nid = 'coast/kelp-small'\nidle = 60\n[models.bad]\npath = 'gone'\n"
     )
     file = written(tmp_path, text)
     shown = run("ls", "--models", file).stdout
-    assert "pinned, speculation small" in shown
+    assert f"pinned, speculation {DRAFT_ID}" in shown
     assert "not fetched" in shown
     assert "left out: bad" in shown
     assert "there is no model folder" in shown
     first, second = listed("--models", file)["models"]
-    assert (first["aliases"], first["speculation"]) == (["gpt-4o"], "small")
+    assert (first["aliases"], first["speculation"]) == (["gpt-4o"], DRAFT_ID)
     assert (second["folder"], second["idle_seconds"]) == (None, 60.0)
 
 
@@ -192,3 +194,28 @@ def test_only_models_of_the_hub_are_pulled_and_removed(hub: HubState, command: s
     assert (
         "is not the id (owner/name) or name of a Hub model" in run(command, DEMO_ID, code=2).output
     )
+
+
+def test_info_names_the_draft_model(tmp_path: Path) -> None:
+    file = written(
+        tmp_path,
+        f"[models.first]\npath = '{demo_folder()}'\nspeculation = 'holdfast-demo-draft'\n"
+        f"[models.second]\npath = '{demo_folder()}'\nspeculation = 'off'\n"
+        f"[models.third]\npath = '{demo_folder()}'\nspeculation = 'nobody/fetched-it'\n",
+    )
+    drafts = {"first": DRAFT_ID, "second": None, "third": "nobody/fetched-it"}
+    for name, draft in drafts.items():
+        found = json.loads(run("info", name, "--json", "--models", file).stdout)
+        assert found["draft_model"] == draft
+    text = run("info", "first", "--models", file).stdout
+    assert re.search(rf"^draft model +{DRAFT_ID}$", text, re.MULTILINE)
+    assert "draft model" not in run("info", "second", "--models", file).stdout
+
+
+def test_a_model_whose_draft_model_does_not_exist_is_listed_with_the_reason(tmp_path: Path) -> None:
+    file = written(
+        tmp_path, f"[models.first]\npath = '{demo_folder()}'\nspeculation = 'nonsense'\n"
+    )
+    shown = run("ls", "--models", file).stdout
+    assert "left out: first" in shown
+    assert "speculation = nonsense: there is no model folder nonsense" in shown

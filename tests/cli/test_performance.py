@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from holdfast.cli.performance import performance, seconds_text
-from holdfast.telemetry.history import Cell, PerformanceHistory
+from holdfast.cli.performance import Range, performance, seconds_text
+from holdfast.telemetry.history import RANGES, Cell, PerformanceHistory
+from tests.fakes.command_line import holdfast_here
 
 
 class Server:
@@ -67,8 +69,17 @@ def test_several_models_are_compared_and_the_course_of_time_is_shown(
 
 
 def test_without_answers_the_command_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(history(), capsys, time_range="15m")
-    assert text == "no answer in the last 15m; --range 7d shows more\n"
+    text = printed(history(), capsys, time_range=Range.QUARTER)
+    assert text == "no answers in the last 15 minutes; try --range 7d\n"
+    text = printed(history(), capsys, time_range=Range.WEEK)
+    assert text == "no answers in the last 7 days\n"
+
+
+def test_the_ranges_are_those_of_the_server_in_any_case(tmp_path: Path) -> None:
+    assert [each.value for each in Range] == list(RANGES)
+    refused = holdfast_here("performance", "--range", "2H", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "'2H' is not one of '15m', '1h', '6h', '24h', '7d'" in refused.stderr
 
 
 def test_programs_get_the_answer_of_the_server(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,8 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import typer
 
-from holdfast.cli.server_client import NoSuchServer, client_of
+from holdfast.cli.server_client import (
+    SERVER_OPTIONS,
+    NoSuchServer,
+    ServerClient,
+    client_of,
+    server_command,
+)
 from holdfast.front.run.running_servers import RunningServer
 
 
@@ -66,3 +73,20 @@ def test_of_several_servers_only_the_one_at_the_default_port_is_chosen(
         client_of(None, None)
     running.append(server(8321))
     assert client_of(None, None).url == "http://127.0.0.1:8321"
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"), [(BrokenPipeError(), BrokenPipeError), (OSError("no disk"), typer.Exit)]
+)
+def test_a_command_whose_reader_has_left_ends_without_a_message(
+    error: OSError,
+    raised: type[Exception],
+    running: list[RunningServer],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(client: ServerClient) -> None:
+        raise error
+
+    with pytest.raises(raised):
+        server_command(fail, options=SERVER_OPTIONS)(url="box:1", api_key=None)
+    assert capsys.readouterr().err == ("" if raised is BrokenPipeError else "holdfast: no disk\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.cli.servers import duration_text, progress_text
+from holdfast.cli.servers import duration_text, progress_text, request_rows
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,16 @@ def test_a_request_is_shown_with_its_progress(prefilled: int, answered: int, wor
 )
 def test_a_duration_has_its_two_largest_units(seconds: float, words: str) -> None:
     assert duration_text(seconds) == words
+
+
+@pytest.mark.parametrize(("count", "last"), [(20, "    /v1/19"), (100, "    … and 80 more")])
+def test_of_many_requests_the_first_are_shown(count: int, last: str) -> None:
+    requests = [
+        {"path": f"/v1/{number}", "age_seconds": 1, "state": "queued"} for number in range(count)
+    ]
+    rows = request_rows(
+        [dict.fromkeys(("answer_tokens", "prefilled_tokens"), 0) | each for each in requests]
+    )
+    assert len(rows) == min(count, 21)
+    assert rows[19] == ("    /v1/19", "1 s", "queued")
+    assert rows[-1][0] == last

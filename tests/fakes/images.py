@@ -127,7 +127,7 @@ def broken_images() -> dict[str, tuple[bytes, str]]:
     bmp = saved(picture((200, 200)), "BMP")
     wrong_sum = bytearray(usual)
     wrong_sum[usual.index(b"IDAT") + 8] ^= 0xFF
-    formats = "not an image in one of the formats"
+    formats = "not a PNG, JPEG, WebP, GIF or BMP image"
     return {
         "empty": (b"", "is empty"),
         "text": (b"this is a text, and no image", formats),

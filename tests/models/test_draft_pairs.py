@@ -14,7 +14,13 @@ from holdfast.config import ModelSettings
 from holdfast.errors import ModelLoadError
 from holdfast.models import draft_pairs
 from holdfast.models.download import demo_folder
-from holdfast.models.draft_pairs import DraftFolder, check_pair, draft_of, found_draft
+from holdfast.models.draft_pairs import (
+    DraftFolder,
+    check_pair,
+    check_speculation,
+    draft_of,
+    found_draft,
+)
 
 DEMO = DraftFolder(name="holdfast-demo", folder=demo_folder())
 DRAFT_ID = "holdfast-demo-draft"
@@ -75,8 +81,27 @@ def test_the_setting_names_a_bundled_model_a_folder_or_a_model_of_the_catalog(
         found = draft_of(DEMO, setting, listed=listed, environ={"HF_HOME": str(tmp_path)})
         assert found == DraftFolder(name=setting, folder=expected)
     assert draft_of(DEMO, "off", listed=listed, environ={}) is None
-    with pytest.raises(ModelLoadError, match="there is no model folder nothing"):
-        draft_of(DEMO, "nothing", environ={})
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("nothing", "there is no model folder nothing"),
+        ("ON", "there is no model folder ON"),
+        ("/nowhere/none", "there is no model folder /nowhere/none"),
+        ("holdfast-demo", "a model cannot draft for itself"),
+        (str(demo_folder()), "a model cannot draft for itself"),
+    ],
+)
+def test_a_setting_that_names_no_other_model_is_refused(setting: str, reason: str) -> None:
+    with pytest.raises(ModelLoadError) as raised:
+        draft_of(DEMO, setting, environ={})
+    assert str(raised.value).startswith(f"speculation = {setting}: {reason}")
+    assert str(raised.value).endswith("Allowed: auto, off, or a model (its name, folder or Hub id)")
+    settings = ModelSettings(path=str(demo_folder()), speculation=setting)
+    if setting != "holdfast-demo":  # by another name, only the folder tells
+        with pytest.raises(ModelLoadError, match=reason):
+            check_speculation(settings)
 
 
 def test_a_draft_model_is_found_by_its_tokens(

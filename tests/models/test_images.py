@@ -91,7 +91,7 @@ def test_a_file_whose_contents_do_not_have_the_hash_in_its_name_is_not_used(tmp_
 
 def test_without_pillow_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(ImagesRefused, match=r'pip install "holdfast-mlx\[vision\]"'):
+    with pytest.raises(ImagesRefused, match=r"pip install -c constraints.txt '\.\[vision\]'"):
         check_image(png(), max_pixels=1_000_000)
 
 

@@ -192,5 +192,5 @@ async def test_a_missing_collector_harms_nothing(monkeypatch: pytest.MonkeyPatch
 
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(ConfigError, match=r"pip install 'holdfast-mlx\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -c constraints.txt '\.\[otel\]'"):
         open_traces("1.2.3")

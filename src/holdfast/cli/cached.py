@@ -5,12 +5,13 @@ contains, and what it lacked.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import typer
 
 from holdfast.cli.output import Json, count_text, print_json, size_text, time_text
-from holdfast.cli.server_client import ServerClient, server_command
+from holdfast.cli.server_client import CACHE_OPTIONS, ServerClient, server_command
 from holdfast.telemetry.request_log import printable
 
 # as in front/admin/cache.py, which needs the web framework
@@ -20,7 +21,7 @@ _LONGEST_LINE = 250  # characters
 _LONGEST_TEXT = 1000
 
 
-@server_command
+@partial(server_command, options=CACHE_OPTIONS)
 def show_tree(server: ServerClient, as_json: Json = False) -> None:
     """Show what the prefix cache contains, as a tree: where each part is, and who uses it."""
     models = server.call("GET", CACHE_PATH)["models"]
@@ -30,11 +31,11 @@ def show_tree(server: ServerClient, as_json: Json = False) -> None:
     for model in models:
         blocks = count_text(model["blocks"], "block")
         typer.echo(f"{model['model']}: {blocks}{'' if model['is_complete'] else ' and more'}")
-        for line in _tree_lines(model["trees"], model["parts"]):
+        for line in tree_lines(model["trees"], model["parts"]):
             typer.echo(line)
 
 
-@server_command
+@partial(server_command, options=CACHE_OPTIONS)
 def list_misses(server: ServerClient, as_json: Json = False) -> None:
     """List recent prompts that missed the prefix cache, and what changed in them."""
     misses = server.call("GET", MISSES_PATH)["misses"]
@@ -57,21 +58,29 @@ def _why(miss: Mapping[str, Any]) -> str:
     return miss["explanation"] if change is None else f"{change['place']} changed"
 
 
-def _tree_lines(
+def tree_lines(
     trees: Sequence[Mapping[str, Any]], parts: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
-    """Each part of the cache in a line, indented by its depth, children after their parents."""
+    """Each part of the cache in a line, indented by its depth, children after their parents.
+
+    A root of one token, which all prompts of many models begin with, is left out if there are parts
+    below it.
+    """
     children: dict[int | None, list[int]] = {}
     for place, part in enumerate(parts):
         children.setdefault(part["parent"], []).append(place)
     pending = [(place, 1) for place in reversed(children.get(None, []))]
     while pending:
         place, depth = pending.pop()
+        below = [(child, depth + 1) for child in reversed(children.get(place, []))]
+        if parts[place]["parent"] is None and parts[place]["tokens"] == 1 and below:
+            pending += [(child, depth) for child, _ in below]
+            continue
         yield "  " * depth + _part_text(parts[place], trees)
         if hidden := parts[place]["hidden_parts"]:
             tokens = parts[place]["hidden_tokens"]
             yield "  " * (depth + 1) + f"{count_text(hidden, 'smaller part')}, {tokens:,} tokens"
-        pending += [(child, depth + 1) for child in reversed(children.get(place, []))]
+        pending += below
 
 
 def _part_text(part: Mapping[str, Any], trees: Sequence[Mapping[str, Any]]) -> str:

@@ -147,6 +147,7 @@ def chat(
         system=system,
         options=options,
         images=image or (),
+        is_one_question=bool(question),
     )
 
 
@@ -169,13 +170,14 @@ def run(
     """Ask a model one question, or chat with it.
 
     With PROMPT, or with text from a pipe, which is put before PROMPT, this prints one answer and
-    exits. Without both, it is the same as `holdfast chat`.
+    exits. Without both, it is the same as `holdfast chat`; where nobody can type, an image alone is
+    the question.
     """
     piped = "" if sys.stdin.isatty() else sys.stdin.read()
     question = "\n\n".join(part for part in (piped.strip("\n"), " ".join(prompt or [])) if part)
     with plain_errors():
         _check_is_no_question(model)
-        if not question and not sys.stdin.isatty():
+        if not question and not image and not sys.stdin.isatty():
             raise NotAModel(
                 f'there is no question; for example: holdfast run {model} "Why is the sky blue?"'
             )
@@ -189,6 +191,7 @@ def run(
             system=system,
             options=options,
             images=image or (),
+            is_one_question=bool(question) or not sys.stdin.isatty(),
         )
 
 
@@ -201,16 +204,18 @@ def _converse(
     system: str,
     options: dict[str, float | None],
     images: Sequence[Path],
+    is_one_question: bool,
 ) -> None:
-    """Answer the question; if it is empty, answer all typed or piped messages. Then exit.
+    """Answer the question, or else all typed or piped messages. Then exit.
 
-    images: for the question or the first message. Raises ImageUnreadable.
+    is_one_question: whether there is only the question, which may be images without a text. images:
+    for the question or the first message. Raises ImageUnreadable.
     """
     from rich.console import Console
 
     parts = [image_part(path) for path in images]
     _check_is_no_question(effective.settings.model.path)
-    interactive = not question and sys.stdin.isatty()
+    interactive = not is_one_question and sys.stdin.isatty()
     console = Console(highlight=False, markup=False, soft_wrap=True)
     with contextlib.ExitStack() as stack:
         client, model = stack.enter_context(
@@ -232,7 +237,7 @@ def _converse(
         )
         for path, part in zip(images, parts, strict=True):
             session.attach(path, part)
-        if question:
+        if is_one_question:
             raise typer.Exit(0 if session.ask(question) else 1)
         raise typer.Exit(session.run(lines))
 
@@ -372,7 +377,7 @@ class ChatSession:
         """Send an image with the next message. part: see `image_part`."""
         self._attached.append(part)
         if self._interactive:
-            self._say(f"(with the image {path.name})")
+            self._say(f"(attached {path.name})")
 
     def _without_images(self, text: str) -> str:
         """Attach the image files whose paths are in a message. Returns the rest of the message."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from holdfast.errors import HoldfastError
+from holdfast.models.images import FORMATS_SHOWN
 
 _SUFFIX = r"\.(?:png|jpe?g|webp|gif|bmp)"
 # a path as a person types it, or as a terminal writes it when a file is dragged into its window: in
@@ -66,5 +67,7 @@ def image_part(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ImageUnreadable(f"{path} cannot be read: {error.strerror or error}") from error
     kind = mimetypes.guess_type(path.name)[0] or "image/png"
+    if not kind.startswith("image/"):
+        raise ImageUnreadable(f"{path} is not an image ({FORMATS_SHOWN})")
     text = base64.b64encode(data).decode()
     return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{text}"}}

@@ -62,6 +62,7 @@ def doctor(
     """
     from holdfast.front.fleet.catalog import catalog_of
     from holdfast.front.run.running_servers import run_folder
+    from holdfast.models.draft_pairs import check_speculation
 
     model = effective.settings.model
     listed: tuple[ModelSettings, ...] = ()
@@ -70,6 +71,7 @@ def doctor(
         model = entries[0].model
         listed = tuple(entry.model for entry in entries)
     check_present(model)  # reports a misspelled name before anything is measured
+    check_speculation(model, listed=listed)
     # MLX writes compiled code into the run folder
     with run_folder(os.environ), load_progress(effective.settings.log) as progress:
         found = diagnose(model, listed=listed, progress=progress)
@@ -513,7 +515,7 @@ def _images(loaded: Any, runner: Any) -> str:
     """Whether the model can be given images, as its worker would test it."""
     if loaded.images is None:
         reason = loaded.images_refused
-        return f"refused: {reason}" if reason else "none: this model reads text only"
+        return f"refused: {reason}" if reason else "not supported (text-only model)"
     features = importlib.import_module("holdfast.worker.vision.feature_cache")
     images = importlib.import_module("holdfast.worker.vision.images")
     probe = importlib.import_module("holdfast.worker.engine.image_probe")

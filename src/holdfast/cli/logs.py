@@ -8,12 +8,13 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
 
-from holdfast.cli.output import plain_errors
+from holdfast.cli.output import complain, plain_errors
 from holdfast.cli.server_client import Server, chosen_server, client_of_own, own_servers
 from holdfast.cli.settings import read_settings
 from holdfast.errors import HoldfastError
@@ -24,6 +25,16 @@ _LOG_HINT = (
     "start the server with --log-file auto, or set log.file; `holdfast logs --level info` shows the "
     "latest lines of a running server"
 )
+
+
+class Level(StrEnum):
+    """The levels that a line may have, the lowest first."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    CRITICAL = "critical"
 
 
 class LogUnavailable(HoldfastError):
@@ -39,14 +50,15 @@ def logs(
         int, typer.Option("--lines", "-n", min=0, help="How many of the last lines to show.")
     ] = 100,
     level: Annotated[
-        str | None,
-        typer.Option("--level", metavar="LEVEL", help="Only lines of this level or above."),
+        Level | None,
+        typer.Option("--level", case_sensitive=False, help="Only lines of this level or above."),
     ] = None,
     request: Annotated[
         str | None, typer.Option("--request", metavar="ID", help="Only lines of this request.")
     ] = None,
     text: Annotated[
-        str | None, typer.Option("--text", help="Only lines that contain this, in any case.")
+        str | None,
+        typer.Option("--text", help="Only lines that contain this text (case-insensitive)."),
     ] = None,
 ) -> None:
     """Show the log of a server.
@@ -55,7 +67,7 @@ def logs(
     for a server that has stopped. With --level, --request or --text, a running server is asked for
     the lines; it keeps the latest 2,000, also without a log file.
     """
-    given = {"level": level, "request_id": request, "text": text}
+    given = {"level": level and level.value, "request_id": request, "text": text}
     wanted = {name: value for name, value in given.items() if value is not None}
     if wanted:
         with plain_errors(), contextlib.suppress(KeyboardInterrupt):
@@ -94,6 +106,8 @@ def _asked_lines(
             for line in found[max(0, len(found) - most) :]:
                 yield line_text(line)
             if not follows:
+                if not found:
+                    complain(f"no line matches among the latest {MOST_LINES:,} of {client.url}")
                 return
             after = max([after, *(line["number"] for line in found)])
             most = MOST_LINES  # from now on, every new line

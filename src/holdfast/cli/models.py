@@ -188,11 +188,14 @@ def info(
     No weights are fetched.
     """
     with plain_errors():
-        found = fit_of(_any_source(model, revision, _settings(models_file)))
+        entry, catalog = _any_entry(model, _settings(models_file))
+        source = model_source(entry.model.path, revision=revision or entry.model.revision)
+        found = fit_of(source)
+        draft = _draft_model(entry, source, catalog)
         if as_json:
-            print_json(found.as_json())
+            print_json(found.as_json() | {"draft_model": draft or None})
         else:
-            _print_fit(found)
+            _print_fit(found, draft)
 
 
 def _settings(models_file: Path | None) -> Settings:
@@ -206,16 +209,40 @@ def _catalog(settings: Settings) -> Catalog:
     return catalog_of(settings, os.environ)
 
 
-def _any_source(model: str, revision: str, settings: Settings) -> ModelSource:
-    """Return the source of a model that is named by Hub id, folder or name.
+def _any_entry(model: str, settings: Settings) -> tuple[CatalogEntry, Catalog]:
+    """Return a model that is named by Hub id, folder or name, and its catalog.
 
     Raises ModelLoadError.
     """
-    entry = _catalog(settings).find(model)
+    catalog = _catalog(settings)
+    entry = catalog.find(model)
     if entry is None:
         named = replace(settings, model=replace(settings.model, path=model))
-        entry = _catalog(named).entries[0]
-    return model_source(entry.model.path, revision=revision or entry.model.revision)
+        catalog = _catalog(named)
+        entry = catalog.entries[0]
+    return entry, catalog
+
+
+def _draft_model(entry: CatalogEntry, source: ModelSource, catalog: Catalog) -> str:
+    """The model that would draft for a model; empty if there is none, or if that is not known before
+    the files are fetched. Raises ModelLoadError if the model that is named cannot draft.
+    """
+    from holdfast.models.draft_pairs import DraftFolder, draft_of, named_draft
+
+    named = entry.model.speculation
+    listed = [each.model for each in catalog.entries]
+    folder = _complete_folder(source)
+    if named not in ("auto", "off"):
+        draft = named_draft(named, listed)
+        place = _complete_folder(model_source(draft.path, revision=draft.revision))
+        if folder is None or place is None:
+            return named
+    if folder is None:
+        return ""
+    found = draft_of(
+        DraftFolder(name=entry.name, folder=folder), named, listed=listed, environ=os.environ
+    )
+    return "" if found is None else found.name
 
 
 def _hub_source(model: str, revision: str, settings: Settings) -> ModelSource:
@@ -486,10 +513,10 @@ def _complete_folder(source: ModelSource) -> Path | None:
 
 
 def _images(config: Mapping[str, Any]) -> str:
-    return "read" if can_see(config) else f"read with the extra vision: {HOW_TO_INSTALL}"
+    return "read" if can_see(config) else f"read with the extra vision; {HOW_TO_INSTALL}"
 
 
-def _print_fit(fit: ModelFit) -> None:
+def _print_fit(fit: ModelFit, draft_model: str) -> None:
     stored = fit.stored
     weights = f"{size_text(stored.weight_bytes)}, {stored.bits_per_weight:.1f} bits each"
     if fit.here.weight_bytes != stored.weight_bytes:
@@ -511,6 +538,7 @@ def _print_fit(fit: ModelFit) -> None:
             ("context", f"{fit.context_tokens:,} tokens"),
             ("KV", kv),
             *([("images", _images(stored.config))] if has_vision(stored.config) else []),
+            ("draft model", draft_model),
             ("this machine", usable),
             ("", verdict),
         ]

@@ -1,9 +1,10 @@
-"""`holdfast performance`: what answers took, from the history of a running server."""
+"""`holdfast performance`: how long requests took, from the history of a running server."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any
 
@@ -21,7 +22,25 @@ _PHASES = {  # fields of the answer
     "first_token": "first token",
     "gap": "gap between tokens",
 }
-_DEFAULT_RANGE = "1h"
+
+
+class Range(StrEnum):
+    """How far back the history may be shown."""
+
+    QUARTER = "15m"
+    HOUR = "1h"
+    SIX_HOURS = "6h"
+    DAY = "24h"
+    WEEK = "7d"
+
+
+_IN_WORDS = {
+    Range.QUARTER: "15 minutes",
+    Range.HOUR: "hour",
+    Range.SIX_HOURS: "6 hours",
+    Range.DAY: "24 hours",
+    Range.WEEK: "7 days",
+}
 
 
 @partial(server_command, options=SERVER_OPTIONS)
@@ -31,31 +50,32 @@ def performance(
         str | None, typer.Option("--model", metavar="MODEL", help="Show only this model.")
     ] = None,
     time_range: Annotated[
-        str, typer.Option("--range", metavar="15m|1h|6h|24h|7d", help="Time up to now.")
-    ] = _DEFAULT_RANGE,
+        Range, typer.Option("--range", case_sensitive=False, help="How far back to look.")
+    ] = Range.HOUR,
     over_time: Annotated[
         bool, typer.Option("--over-time", help="Also show how the figures changed.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what answers took: queue, load, restore, prefill, first token, gaps, speed.
+    """Show how long requests took, by phase: queue, load, restore, prefill, first token, gaps.
 
     The server keeps a history of seven days, also while it is stopped.
     """
-    query = {"range": time_range} | ({"model": model} if model else {})
+    query = {"range": time_range.value} | ({"model": model} if model else {})
     report = server.call("GET", "/admin/performance", params=query)
     if as_json:
         print_json(report)
         return
     if not report["points"]:
-        typer.echo(f"no answer in the last {time_range}; --range 7d shows more")
+        hint = "" if time_range == Range.WEEK else "; try --range 7d"
+        typer.echo(f"no answers in the last {_IN_WORDS[time_range]}{hint}")
         return
     _print_totals(report["total"])
     _print_phases(report["total"])
     if model is None and len(report["models"]) > 1:
         _print_models(report["models"])
     if over_time:
-        _print_points(report["points"], has_days=time_range == "7d")
+        _print_points(report["points"], has_days=time_range == Range.WEEK)
 
 
 def _print_totals(total: Mapping[str, Any]) -> None:
@@ -74,7 +94,7 @@ def _print_totals(total: Mapping[str, Any]) -> None:
 
 
 def _print_phases(total: Mapping[str, Any]) -> None:
-    numbers = ("median", "95 %", "99 %", "mean", "number")
+    numbers = ("median", "p95", "p99", "mean", "count")
     table = new_table("phase", *numbers, right=numbers)
     for name, title in _PHASES.items():
         found = total[name]

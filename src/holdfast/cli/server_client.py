@@ -53,6 +53,15 @@ Model: TypeAlias = Annotated[
         help="Id of the model; default: the server's first one.",
     ),
 ]
+AnyModel: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="ID",
+        rich_help_panel=_PANEL,
+        help="Id of the model; default: all models.",
+    ),
+]
 Tenant: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -78,6 +87,7 @@ Server: TypeAlias = Annotated[
 ]
 SERVER_OPTIONS = {"url": Url, "api_key": ApiKey}
 SESSION_OPTIONS = {**SERVER_OPTIONS, "model": Model, "tenant": Tenant, "cache_salt": Salt}
+CACHE_OPTIONS = {**SESSION_OPTIONS, "model": AnyModel}
 
 
 class ServerFailed(HoldfastError):
@@ -109,6 +119,8 @@ def server_command(
             with client_of(url, api_key, headers=headers, query=named) as server:
                 try:
                     command(server, **given)
+                except BrokenPipeError:  # the reader has seen enough: Typer exits without a message
+                    raise
                 except OSError as error:
                     complain(str(error))
                     raise typer.Exit(BAD_INPUT) from None

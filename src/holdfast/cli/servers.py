@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 _REPORT_SECONDS = 5.0
 _ASK_SECONDS = 2.0
 _POLL_SECONDS = 0.1
+_MOST_REQUESTS = 20  # of a model, as `ps` shows them; --json has all
 _REQUEST_FIELDS = (
     "id",
     "path",
@@ -205,6 +206,7 @@ def _model_report(
     return {
         "id": model.get("id"),
         "state": model.get("state"),
+        "draft_model": model.get("draft_model"),
         "adapters": adapters,
         "running": model.get("running", 0),
         "queued": model.get("queued", 0),
@@ -278,12 +280,24 @@ def _print_servers(servers: Sequence[Mapping[str, Any]]) -> None:
                 f"{model['context_length']:,}" if model["context_length"] else "",
                 size_text(model["memory_bytes"]) if model["memory_bytes"] else "",
             )
+            if model["draft_model"]:
+                table.add_row("", f"    {model['draft_model']}", "", "draft model")
             for adapter in model["adapters"]:
                 table.add_row("", f"    {adapter}", "", "adapter")
-            for request in model["requests"]:
-                age = duration_text(request["age_seconds"])
-                table.add_row("", f"    {request['path']}", age, progress_text(request))
+            for cells in request_rows(model["requests"]):
+                table.add_row("", *cells)
     print_table(table)
+
+
+def request_rows(requests: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """The first requests, in a row each, and how many more there are."""
+    rows: list[tuple[str, ...]] = []
+    for request in requests[:_MOST_REQUESTS]:
+        age = duration_text(request["age_seconds"])
+        rows.append((f"    {request['path']}", age, progress_text(request)))
+    if len(requests) > _MOST_REQUESTS:
+        rows.append((f"    … and {len(requests) - _MOST_REQUESTS:,} more",))
+    return rows
 
 
 def progress_text(request: Mapping[str, Any]) -> str:

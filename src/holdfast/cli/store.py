@@ -176,6 +176,8 @@ def _plain_failures() -> Iterator[None]:
     with plain_errors():
         try:
             yield
+        except BrokenPipeError:
+            raise
         except OSError as failure:
             complain(f"the store cannot be used: {failure}")
             raise typer.Exit(BAD_INPUT) from None
@@ -723,7 +725,7 @@ def _log_kinds(settings: Settings) -> list[StateKind]:
         ),
         StateKind.of_folder(
             performance_folder(os.environ),
-            what="histories of what answers took",
+            what="histories of how long requests took",
             bound=f"{size_text(MOST_BYTES)} for each port",
         ),
     ]

@@ -1,4 +1,4 @@
-"""Finds a draft model for a model: one that has the same tokens.
+"""Finds a draft model for a model: one that has the same vocabulary.
 
 Drafts are token ids, so both models must mean the same by each id: their tokenizers must have the
 same vocabulary and the same added tokens. The contents are compared, since names tell little: models
@@ -19,8 +19,10 @@ from holdfast.errors import ModelLoadError
 from holdfast.models.download import (
     DEMO_IDS,
     cached_models,
+    check_present,
     demo_folder,
     hub_cache_folder,
+    model_source,
     resolve_model,
 )
 from holdfast.models.model_folder import checked_tensor_bytes
@@ -37,6 +39,7 @@ logger = logging.getLogger(__name__)
 # as long as the work around a draft, and only among models that are much smaller.
 _LEAST_MODEL_BYTES = 64 << 20
 _MOST_SHARE = 0.125
+_ITSELF = "a model cannot draft for itself"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +66,64 @@ def draft_of(
         return None
     if speculation == "auto":
         return found_draft(model, _candidates(model, listed, environ))
-    settings = next(
+    try:
+        folder = resolve_model(
+            named_draft(speculation, listed), progress=lambda stage, fraction: None
+        )
+    except ModelLoadError as error:
+        raise _unusable(speculation, str(error)) from None
+    draft = DraftFolder(name=speculation, folder=folder)
+    if folder.resolve() == model.folder.resolve():
+        raise _unusable(speculation, _ITSELF)
+    check_pair(model, draft)
+    return draft
+
+
+def check_speculation(model: ModelSettings, *, listed: Iterable[ModelSettings] = ()) -> None:
+    """Raise ModelLoadError if `model.speculation` names no model, or the model itself.
+
+    Reads no weights and uses no network: whether the two models are a pair, `draft_of` says.
+    """
+    if model.speculation in ("auto", "off"):
+        return
+    draft = named_draft(model.speculation, listed)
+    try:
+        check_present(draft)
+    except ModelLoadError as error:
+        raise _unusable(model.speculation, str(error)) from None
+    if drafts_for_itself(model, listed=listed):
+        raise _unusable(model.speculation, _ITSELF)
+
+
+def drafts_for_itself(model: ModelSettings, *, listed: Iterable[ModelSettings] = ()) -> bool:
+    """Whether `model.speculation` names the model itself. Raises ModelLoadError for a name that is
+    not that of a model.
+    """
+    if model.speculation in ("auto", "off"):
+        return False
+    places = [_place(each) for each in (model, named_draft(model.speculation, listed))]
+    return places[0] == places[1]
+
+
+def _place(settings: ModelSettings) -> tuple[str, str]:
+    source = model_source(settings.path, revision=settings.revision)
+    name = str(Path(source.name).resolve()) if source.kind == "folder" else source.name
+    return name, source.revision
+
+
+def named_draft(speculation: str, listed: Iterable[ModelSettings]) -> ModelSettings:
+    """The model that a setting names: one that is listed, a folder or a Hub id."""
+    return next(
         (each for each in listed if speculation in (each.name, each.path)),
         ModelSettings(path=speculation),
     )
-    folder = resolve_model(settings, progress=lambda stage, fraction: None)
-    draft = DraftFolder(name=speculation, folder=folder)
-    check_pair(model, draft)
-    return draft
+
+
+def _unusable(speculation: str, reason: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"speculation = {speculation}: {reason}. Allowed: auto, off, or a model (its name, folder "
+        "or Hub id)"
+    )
 
 
 def _candidates(

@@ -19,10 +19,10 @@ from holdfast.errors import ImagesRefused, InvalidRequest
 if TYPE_CHECKING:
     from PIL import Image
 
-HOW_TO_INSTALL: Final = 'pip install "holdfast-mlx[vision]"'
+HOW_TO_INSTALL: Final = "in the clone: pip install -c constraints.txt '.[vision]'"
 MAX_ASPECT_RATIO: Final = 200  # image processors refuse more
 _FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-_FORMATS_SHOWN: Final = "PNG, JPEG, WebP, GIF or BMP"
+FORMATS_SHOWN: Final = "PNG, JPEG, WebP, GIF or BMP"
 # Each scan of a progressive JPEG passes over the whole image. Encoders write about 10 of them; a
 # small file can have thousands, which would take minutes.
 _MOST_SCANS: Final = 50
@@ -68,7 +68,7 @@ def require_pillow() -> None:
         import PIL.Image  # noqa: F401
     except ImportError as error:
         raise ImagesRefused(
-            f"reading images requires Pillow, which is not installed: {HOW_TO_INSTALL}"
+            f"reading images requires Pillow, which is not installed; {HOW_TO_INSTALL}"
         ) from error
 
 
@@ -103,7 +103,7 @@ def _problem(data: bytes, *, max_pixels: int) -> str:
                 return f"the image must have at most {_MOST_SCANS} progressive scans"
             image.load()
     except UnidentifiedImageError:
-        return f"the data is not an image in one of the formats {_FORMATS_SHOWN}"
+        return f"the data is not a {FORMATS_SHOWN} image"
     except Image.DecompressionBombError:
         return f"the image has more than {max_pixels:,} pixels"
     except _BROKEN as error:
@@ -150,7 +150,7 @@ def open_image(path: Path) -> Image.Image:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """The image, turned as its EXIF data say; damaged EXIF data are ignored."""
+    """The image, rotated according to its EXIF data; damaged EXIF data are ignored."""
     from PIL import ImageOps
 
     try:

@@ -165,7 +165,8 @@ def open_traces(version: str) -> Traces:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise ConfigError(
-            "log.traces requires OpenTelemetry, a package extra: pip install 'holdfast-mlx[otel]'"
+            "log.traces requires OpenTelemetry, a package extra; in the clone: pip install -c "
+            "constraints.txt '.[otel]'"
         ) from error
     attributes = {"service.version": version}
     if not os.environ.get("OTEL_SERVICE_NAME") and "service.name=" not in os.environ.get(

@@ -80,6 +80,16 @@ async def test_the_parts_of_the_cache_are_shown_by_model() -> None:
     assert control.questions[0].sees_all
 
 
+@pytest.mark.parametrize("path", ["/admin/cache", "/admin/misses"])
+async def test_a_model_that_is_not_served_is_unknown(path: str) -> None:
+    async with client_of(missed()) as client:
+        await chat(client, "The day is Monday.")
+        assert (await client.get(path, params={"model": MODEL})).status_code == 200
+        refused = await client.get(path, params={"model": "nope"})
+    assert refused.status_code == 404
+    assert "model 'nope' is not served here" in refused.json()["error"]["message"]
+
+
 async def test_ordinary_keys_ask_for_their_own_tenant_only(keys: KeyRing) -> None:
     control = ScriptedControl()
     async with client_of(ScriptedGateway(), control=control, keys=keys) as client:

@@ -7,7 +7,7 @@ import pytest
 from holdfast.config import CatalogSettings, ModelSettings, Settings
 from holdfast.errors import ConfigError, ModelLoadError
 from holdfast.front.fleet.catalog import Catalog, catalog_of
-from holdfast.models.download import DEMO_ID
+from holdfast.models.download import DEMO_ID, demo_folder
 
 TWO = "[models.a]\nid = 'o/a'\naliases = ['x']\n[models.b]\nid = 'o/b'\n"
 
@@ -135,3 +135,46 @@ def test_a_user_without_a_home_directory_gets_the_models_that_exist(
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("pwd.getpwuid", nobody)
     assert names(catalog_of(Settings(), {})) == [DEMO_ID]
+
+
+def test_a_table_whose_speculation_names_no_model_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "models.toml"
+    table = f'path = "{demo_folder()}"\nspeculation = '
+    drafts = {"small": "auto", "a": "small", "b": "nonsense", "c": "c", "d": "holdfast-demo-draft"}
+    folder = demo_folder("holdfast-demo-draft")
+    text = "".join(f'[models.{name}]\n{table}"{draft}"\n' for name, draft in drafts.items())
+    file.write_text(text.replace(str(demo_folder()), str(folder), 1))
+    found = catalog_of(Settings(catalog=CatalogSettings(file=str(file), hub_cache=False)), {})
+    assert names(found)[:3] == ["small", "a", "d"]
+    assert [(each.name, each.reason.partition(".")[0]) for each in found.left_out] == [
+        (
+            "b",
+            "speculation = nonsense: there is no model folder nonsense; the id of a model on the "
+            "Hub has the form owner/name",
+        ),
+        ("c", "speculation = c: a model cannot draft for itself"),
+    ]
+    assert all(each.is_asked_for for each in found.left_out)
+
+
+@pytest.mark.parametrize("path", ["", "holdfast-demo"])
+@pytest.mark.parametrize("speculation", ["nonsense", "holdfast-demo"])
+def test_a_server_whose_speculation_names_no_other_model_does_not_start(
+    path: str, speculation: str
+) -> None:
+    model = ModelSettings(path=path, speculation=speculation)
+    settings = Settings(model=model, catalog=CatalogSettings(hub_cache=False))
+    with pytest.raises(ModelLoadError, match=f"speculation = {speculation}: "):
+        catalog_of(settings, {})
+
+
+def test_a_draft_model_for_all_models_does_not_draft_for_itself(tmp_path: Path) -> None:
+    file = tmp_path / "models.toml"
+    file.write_text(
+        f'[models.large]\npath = "{demo_folder()}"\n'
+        f'[models.small]\npath = "{demo_folder("holdfast-demo-draft")}"\n'
+    )
+    catalog = CatalogSettings(file=str(file), hub_cache=False)
+    settings = Settings(model=ModelSettings(speculation="small"), catalog=catalog)
+    found = catalog_of(settings, {}).entries
+    assert [entry.model.speculation for entry in found] == ["small", "auto"]

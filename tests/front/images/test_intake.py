@@ -119,7 +119,7 @@ async def test_a_url_is_fetched_if_that_is_switched_on(
     body = chat({"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/cat.png"}})
     answer = await front.http.post(CHAT, json=body)
     assert answer.status_code == 400
-    assert "not a public one" in answer.json()["error"]["message"]
+    assert "private address" in answer.json()["error"]["message"]
     assert answer.json()["error"]["param"] == "messages.0.content.0.image_url"
     monkeypatch.setattr(intake_module, "fetch_image", lambda url, **_: png())
     assert (await front.http.post(CHAT, json=body)).status_code == 200

@@ -210,12 +210,12 @@ async def test_a_url_is_fetched_only_if_that_is_switched_on(kind: str, tmp_path:
 async def test_a_model_without_its_extra_says_what_to_install(kind: str, tmp_path: Path) -> None:
     path, body, _ = REQUESTS[kind]
     vision = VisionInfo(
-        template_placeholder="", written="", placeholder="", refused="install holdfast-mlx[vision]"
+        template_placeholder="", written="", placeholder="", refused="install the extra vision"
     )
     front = seeing_front(tmp_path / "images", vision=vision)
     answer = await front.http.post(path, json=body)
     assert answer.status_code == 400, answer.text
-    assert "install holdfast-mlx[vision]" in answer.text
+    assert "install the extra vision" in answer.text
     assert front.engine.asked == []
 
 

@@ -85,6 +85,18 @@ async def test_a_model_that_reads_text_only_refuses_an_image_with_the_reason() -
     assert error["param"] == "messages.0.content.0.image_url"
 
 
+async def test_an_image_of_the_system_prompt_is_refused_with_the_places_where_one_is_allowed() -> (
+    None
+):
+    async with client_of(ScriptedGateway()) as client:
+        messages = [{"role": "system", "content": [IMAGE]}, {"role": "user", "content": "x"}]
+        response = await client.post(CHAT, json=chat_body(messages=messages))
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "unsupported_content")
+    assert error["message"] == "images are allowed in user messages and tool results only"
+    assert error["param"] == "messages.0.content.0"
+
+
 @pytest.mark.parametrize("role", ["tool", "function"])
 async def test_an_image_in_the_result_of_a_tool_is_named_to_the_model(role: str) -> None:
     gateway = ScriptedGateway()

@@ -126,3 +126,11 @@ def test_the_block_shows_warnings_about_the_model(
     )
     assert f"warning: {WARNING}" in capsys.readouterr().out.splitlines()
     assert WARNING in caplog.text
+
+
+def test_the_block_names_the_draft_model(capsys: pytest.CaptureFixture[str]) -> None:
+    announce(READY, LogSettings())
+    assert "draft model" not in capsys.readouterr().out
+    info = msgspec.structs.replace(INFO, draft_model="small")
+    announce(replace(READY, info=info), LogSettings())
+    assert "draft model  small" in capsys.readouterr().out

@@ -11,7 +11,7 @@ from holdfast.front.server.answers import Difference, in_words_without_texts
 from holdfast.front.server.dialect import answers_of, operation
 from holdfast.front.server.misses import Miss, TextChange
 from holdfast.front.server.request import json_response, tenant_in
-from holdfast.front.server.services import Services, model_of
+from holdfast.front.server.services import Services, model_of, served_models
 from holdfast.wire.cache_map import CacheMapQuestion, CachePart, CacheTree
 
 CACHE_PATH = "/admin/cache"
@@ -58,6 +58,7 @@ async def show_cache(request: Request, services: Services) -> Response:
     caller = caller_of(request)
     if not caller.has_key:
         check_admin(request)
+    asked = _asked_model(request, services)
     salt = request.query_params.get("cache_salt", "")
     question = CacheMapQuestion(
         tenant=tenant_in(request, cache_salt=salt), sees_all=caller.is_admin
@@ -72,7 +73,7 @@ async def show_cache(request: Request, services: Services) -> Response:
             parts=found.parts,
         )
         for model, found in maps.items()
-        if _is_asked_for(model, request, services)
+        if asked in (None, model)
     ]
     return json_response(CacheContents(models=models))
 
@@ -120,19 +121,25 @@ async def list_misses(request: Request, services: Services) -> Response:
     if not caller.has_key:
         check_admin(request)
     tenant = tenant_in(request, cache_salt=request.query_params.get("cache_salt", ""))
+    asked = _asked_model(request, services)
     sees_logged = caller.is_admin and services.log.content
     shown = [
         _shown(miss, shows_texts=sees_logged or miss.tenant == tenant)
         for miss in services.misses
-        if (caller.is_admin or miss.key == caller.key_name)
-        and _is_asked_for(miss.model, request, services)
+        if (caller.is_admin or miss.key == caller.key_name) and asked in (None, miss.model)
     ]
     return json_response(RecentMissList(misses=shown[:_MOST_SHOWN]))
 
 
-def _is_asked_for(model: str, request: Request, services: Services) -> bool:
-    asked = request.query_params.get("model")
-    return asked is None or model_of(services, asked) == model
+def _asked_model(request: Request, services: Services) -> str | None:
+    """The id of the model that the query names; None for all models. Raises UnknownModel."""
+    name = request.query_params.get("model")
+    if name is None:
+        return None
+    model = model_of(services, name)
+    if model not in {each.id for each in served_models(services)}:
+        raise services.catalog().unknown(name)
+    return model
 
 
 def _shown(miss: Miss, *, shows_texts: bool) -> RecentMiss:

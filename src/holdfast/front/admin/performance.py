@@ -1,4 +1,4 @@
-"""/admin/performance: what answers took, by model and time range."""
+"""/admin/performance: how long requests took, by model and time range."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DEFAULT: RangeName = "1h"
     needs_admin=True,
 )
 async def show_performance(request: Request, services: Services) -> Response:
-    """Show what answers took: queue, load, lookup, restore, prefill, first token, gaps, speed.
+    """Show how long requests took, by phase: queue, load, lookup, restore, prefill, gaps.
 
     The figures are those of `/metrics`, kept by minute, five minutes and hour for up to seven days,
     also while the server is stopped.

@@ -29,6 +29,7 @@ from holdfast.models.adapter_folder import (
     listed_adapter,
 )
 from holdfast.models.download import cached_models, hub_cache_folder, model_source, served_id
+from holdfast.models.draft_pairs import check_speculation, drafts_for_itself
 from holdfast.models.model_folder import can_see, check_loadable, known_context_tokens
 from holdfast.wire.requests import RESERVED_TEMPLATE_ARGUMENTS, SAMPLING_RANGES
 
@@ -209,9 +210,11 @@ def catalog_of(
     models of `catalog.file` if that setting is not empty. Without `model.path`, the catalog
     contains every model in models.toml and on this machine; if there is none, the bundled model.
 
+    A table of models.toml whose `speculation` names no model is left out.
+
     Raises ConfigError if `catalog.file` cannot be read; on a reload also if the file is not TOML
-    (the running server keeps its models). Raises ModelLoadError if `model.path` is not a model or
-    `model.adapters` lists a folder that is not an adapter.
+    (the running server keeps its models). Raises ModelLoadError if `model.path` is not a model,
+    `model.adapters` lists a folder that is not an adapter, or `model.speculation` names no model.
     """
     file = _catalog_file(settings, environ)
     listed = Catalog(entries=())
@@ -228,13 +231,16 @@ def catalog_of(
         if named is None:
             named = _named_beside(listed, settings, environ)
             if not settings.catalog.file:
+                check_speculation(named.model)
                 return Catalog(entries=(named,), at_start=(named.name,))
         elif adapters:
             named = replace(named, model=replace(named.model, adapters=adapters))
         entries = (named, *(entry for entry in entries if entry.name != named.name))
     entries, passed_over = _with_found(_also_by_hub_id(entries), without_adapters, environ)
+    entries, without_draft = _with_draft_models(entries, settings)
     if not entries:
         entries = (_entry_of_settings(settings),)
+        check_speculation(entries[0].model)
     elif adapters and not settings.model.path:
         raise ConfigError(
             f"model.adapters = {', '.join(adapters)} needs the name of its model: holdfast serve "
@@ -244,10 +250,39 @@ def catalog_of(
     pinned = (entry for entry in entries if entry.is_pinned)
     return Catalog(
         entries=entries,
-        left_out=(*listed.left_out, *passed_over),
+        left_out=(*listed.left_out, *passed_over, *without_draft),
         at_start=tuple(dict.fromkeys(entry.name for entry in (*first, *pinned))),
         takes_found=settings.catalog.hub_cache,
     )
+
+
+def _with_draft_models(
+    entries: tuple[CatalogEntry, ...], settings: Settings
+) -> tuple[tuple[CatalogEntry, ...], list[LeftOut]]:
+    """Leave out the entries of models.toml whose `speculation` names no model.
+
+    Raises ModelLoadError if the server's setting names none, or if the model that the user named
+    would be left out.
+    """
+    served = []
+    left_out = []
+    listed = [entry.model for entry in entries]
+    for number, entry in enumerate(entries):
+        is_named = number == 0 and bool(settings.model.path)
+        is_own = entry.model.speculation != settings.model.speculation
+        try:
+            # the server's setting may name one of several models, to draft for all the others
+            is_among_others = not (is_own or is_named) and len(entries) > 1
+            if is_among_others and drafts_for_itself(entry.model, listed=listed):
+                entry = replace(entry, model=replace(entry.model, speculation="auto"))
+            check_speculation(entry.model, listed=listed)
+        except ModelLoadError as error:
+            if is_named or not is_own:
+                raise
+            left_out.append(_left_out(entry.name, Path(entry.origin), str(error)))
+        else:
+            served.append(entry)
+    return tuple(served), left_out
 
 
 def read_catalog_file(file: Path, settings: Settings, *, raises: bool = False) -> Catalog:

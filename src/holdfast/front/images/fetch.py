@@ -154,7 +154,7 @@ def _connected(host: str, port: int, *, is_allowed: AddressTest, deadline: float
         raise _Refused("its host has no address") from error
     for *_, target in found:
         if not is_allowed(ipaddress.ip_address(target[0])):
-            raise _Refused("its host is not a public one")
+            raise _Refused("its host has a private address")
     problem: OSError | None = None
     for family, kind, protocol, _, target in found:
         sock = socket.socket(family, kind, protocol)

@@ -161,7 +161,7 @@ class ImageIntake:
             if source.url and not self._settings.urls:
                 raise source.refused(
                     "this server does not fetch images; send the image as a data URL, or set "
-                    "images.urls"
+                    "images.urls = true on the server"
                 )
         return sources
 

@@ -190,6 +190,7 @@ def _rows(ready: ReadyServer) -> list[tuple[str, str]]:
             ("model", f"{ready.model} ({info.model_type}, {parameters}, {info.compute_dtype})"),
             ("context", f"{context}; up to {kv} for the KV cache"),
             ("layout", layout),
+            *([("draft model", info.draft_model)] if info.draft_model else []),
             ("device", info.device),
         ]
         if info.blas:

@@ -332,10 +332,12 @@ def is_media(kind: str) -> bool:
 
 def refused_media(kind: str, *, field: str) -> RequestRefused:
     """The error for a media part in a field where only text is allowed."""
+    if is_image_kind(kind):
+        reason = "images are allowed in user messages and tool results only"
+        return RequestRefused(reason, code="unsupported_content", field=field)
     shown = f"; got a part of type {kind[:_LONGEST_SHOWN]!r}"
-    return invalid_field(
-        field, "only text and images are supported", code="unsupported_content", shown=shown
-    )
+    reason = "only text and images are supported"
+    return RequestRefused(reason, code="unsupported_content", field=field, shown=shown)
 
 
 def readable(parts: Iterable[Mapping[str, Any]], *, field: str) -> list[dict[str, Any]]:

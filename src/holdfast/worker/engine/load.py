@@ -200,7 +200,7 @@ def _image_processor(
 
 def _why_text_only() -> str:
     if not vision.is_installed():
-        return f"mlx-vlm is not installed: {HOW_TO_INSTALL}"
+        return f"mlx-vlm is not installed; {HOW_TO_INSTALL}"
     return "mlx-vlm cannot run this model here; the log says why"
 
 

@@ -193,7 +193,9 @@ class WorkerImages:
             return found
         processed = self._process(layout.image)
         if processed.layout != layout:
-            raise ImageUnusable("the model's processor makes something else of this image now")
+            raise ImageUnusable(
+                "the model's processor processed this image differently than before"
+            )
         began_at = time.perf_counter()
         try:
             features = self._model.features(layout, processed.inputs)

@@ -83,9 +83,7 @@ def _info(processor: Any, model: VisionModel) -> VisionInfo:
     names = [name for name in candidates if isinstance(name, str) and name]
     found = [name for name in names if with_image.count(name) == plain.count(name) + 1]
     if not found:
-        raise ModelLoadError(
-            "its chat template writes nothing for an image that its processor replaces"
-        )
+        raise ModelLoadError("its chat template has no image placeholder")
     template_placeholder = found[0]
     single = [name for name in (template_placeholder, *names) if _is_token(tokenizer, name)]
     if not single:
