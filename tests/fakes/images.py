@@ -127,6 +127,8 @@ def broken_images() -> dict[str, tuple[bytes, str]]:
     bmp = saved(picture((200, 200)), "BMP")
     wrong_sum = bytearray(usual)
     wrong_sum[usual.index(b"IDAT") + 8] ^= 0xFF
+    palette = saved(picture(mode="P"))
+    idat = palette[palette.index(b"IDAT") - 4 : palette.index(b"IDAT") + 4]
     formats = "not a PNG, JPEG, WebP, GIF or BMP image"
     return {
         "empty": (b"", "is empty"),
@@ -165,4 +167,9 @@ def broken_images() -> dict[str, tuple[bytes, str]]:
             "pixels",
         ),
         "half of a header": (usual[:20], "image"),
+        # Pillow decodes it, but cannot convert it
+        "more transparent colors than there are": (
+            palette.replace(idat, chunk(b"tRNS", bytes(300)) + idat, 1),
+            "damaged",
+        ),
     }

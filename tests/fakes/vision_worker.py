@@ -126,9 +126,12 @@ class VisionBeside:
                 if part["type"] == "image":
                     hashes.append(hashlib.sha256(part["file"]).hexdigest())
                     (self.images / hashes[-1]).write_bytes(part["file"])
-        answer = self.worker_images().answer(ImageCommand(images=tuple(hashes)))
+        images, command = self.worker_images(), ImageCommand(images=tuple(hashes))
+        while (answer := images.answer(command)) is None:
+            pass
         assert not answer.failures
-        return answer.layouts
+        found = {layout.image: layout for layout in answer.layouts}
+        return tuple(found[name] for name in hashes)
 
 
 def prompt_error(inbox: ScriptInbox, request_id: str, expected: OracleAnswer) -> float:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.wire.images import ImageLayout, image_keys
 from holdfast.wire.requests import TokenIds
 from holdfast.worker.drafting.suffix import MOST_DRAFTED, NO_DRAFT, DraftRates, SuffixDrafter
 
@@ -111,3 +112,15 @@ def test_a_draft_is_what_followed_an_earlier_place_with_the_same_last_tokens(
     if draft.token_ids:
         following = [(text[at:] * MOST_DRAFTED)[:MOST_DRAFTED] for at in range(len(text))]
         assert list(draft.token_ids) in [each[: len(draft.token_ids)] for each in following]
+
+
+def test_an_image_in_the_prompt_ends_a_draft_and_is_never_drafted() -> None:
+    layout = ImageLayout(image="ab" * 32, token_ids=TokenIds.of([9] * 20))
+    prompt = TokenIds.of((1, 2, 3)) + image_keys(layout) + TokenIds.of((4, 5, 1, 2, 3))
+    repeating = SuffixDrafter(prompt)
+    repeating.extend(())
+    repeating.extend((1, 2))
+    assert repeating.draft().token_ids[:1] == (3,)
+    assert min(repeating.draft().token_ids) >= 0
+    repeating.extend((3,))
+    assert repeating.draft() == NO_DRAFT or min(repeating.draft().token_ids) >= 0

@@ -13,6 +13,7 @@ right is measured all the time, by the length of the match, even while no draft 
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ _LONGEST_MATCH = 32  # longer ones are not measured
 _MOST_PLACES = 16  # the latest places of the last two tokens that are compared
 _MOST_INDEXED = 2048  # tokens of the prompt that are indexed at once, in less than a millisecond
 _LONG_MATCH = 8  # after this many right tokens, one wrong token is taken for a replaced one
-_SEPARATOR = -1  # between two texts; no token has this id
+_SEPARATOR = -1  # between two texts; image keys (`wire/images.py`) are negative here, too
 # A guess of how often a drafted token is right, by the size of its match (`_size`), and how many
 # measured tokens it counts for.
 _FIRST_RATES = (0.3, 0.3, 0.35, 0.5, 0.65, 0.8, 0.9)
@@ -206,8 +207,8 @@ class SuffixDrafter:
         if at is None:
             return NO_DRAFT
         drafted = self._tokens[at : at + most].tolist()
-        if _SEPARATOR in drafted:
-            del drafted[drafted.index(_SEPARATOR) :]
+        if min(drafted) < 0:
+            drafted = list(itertools.takewhile(lambda token_id: token_id >= 0, drafted))
         elif at + most > len(self._tokens):  # a text that repeats itself goes on as it began
             drafted = (drafted * most)[:most]
         rates = self._rates.of_size

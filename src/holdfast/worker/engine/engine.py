@@ -180,9 +180,10 @@ class Engine:
         if self.speculation_refused:
             return ()
         sequence = self._sequences[request_id]
-        if token_ids and max(token_ids) >= self._vocab_size:  # of another model, or image keys
+        if token_ids and max(token_ids) >= self._vocab_size:  # of a draft model with more logits
             end = next(at for at, token in enumerate(token_ids) if token >= self._vocab_size)
             token_ids = token_ids[:end]
+        assert min(token_ids, default=0) >= 0, "an image key was drafted"
         if sequence.constraint is not None:
             token_ids = sequence.constraint.draft(token_ids)
         if sequence.live.kv_bits != "native":
@@ -252,8 +253,10 @@ class Engine:
         if self.images is not None and images is not None:
             self.images.provide(images, start=span.start, tokens=span.tokens)
 
-    def measure_images(self, command: ImageCommand) -> ImageAnswer:
-        """How the model sees the images of a command."""
+    def measure_images(self, command: ImageCommand) -> ImageAnswer | None:
+        """How the model sees the images of a command. One call processes at most one image, and
+        returns None until all are processed.
+        """
         if self.images is None:
             return ImageAnswer(
                 call_id=command.call_id, failures=dict.fromkeys(command.images, _NO_IMAGES)

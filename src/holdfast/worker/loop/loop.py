@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
@@ -149,6 +150,7 @@ class WorkerLoop:
         self._lifetimes = Lifetimes(
             engine=engine, scheduler=scheduler, ledger=self._ledger, cache=self._cache, clock=clock
         )
+        self._asked: deque[ImageCommand] = deque()  # questions about images
         self._idle = IdleWork(
             ledger=self._ledger,
             scheduler=scheduler,
@@ -176,6 +178,7 @@ class WorkerLoop:
                     self._on_rest()
                     self._has_rested = True
                 self._obey(commands)
+                self._look_at_an_image()
                 if self._memory is not None:
                     self._memory.tend(now=self._clock())
                     self._quantize_running(self._memory)
@@ -222,7 +225,7 @@ class WorkerLoop:
 
     def _receive(self, *, is_busy: bool) -> list[Command]:
         timeout_seconds = IDLE_SECONDS
-        if is_busy:
+        if is_busy or self._asked:
             timeout_seconds = 0.0
         elif self._cache.is_waited_for or (self._sessions is not None and self._sessions.is_busy):
             timeout_seconds = FETCHING_SECONDS
@@ -278,7 +281,7 @@ class WorkerLoop:
                 case SessionCommand():
                     self._carry_out(command)
                 case ImageCommand():
-                    self._ledger.emit(self._engine.measure_images(command))
+                    self._asked.append(command)
                 case CacheMapQuestion():
                     self._show_cache(command)
 
@@ -612,6 +615,16 @@ class WorkerLoop:
             started_at=self._clock(),
             expected_seconds=decision.expected_seconds,
         )
+
+    def _look_at_an_image(self) -> None:
+        """Process one image of the oldest question about images, so that steps do not wait for all."""
+        if not self._asked:
+            return
+        self._pulse.work()
+        answer = self._engine.measure_images(self._asked[0])
+        if answer is not None:
+            self._asked.popleft()
+            self._ledger.emit(answer)
 
     def _has_images(self, span: Span, sequence: LiveSequence) -> bool:
         """Compute the features of the images in a span. Returns False, and ends the sequence, if an

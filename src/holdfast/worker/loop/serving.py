@@ -28,7 +28,7 @@ from holdfast.store.block import StoreRefused
 from holdfast.store.maintenance import store_limits
 from holdfast.store.store import BlockStore
 from holdfast.wire.commands import WorkerSettings
-from holdfast.wire.events import ImageFigures, ModelInfo
+from holdfast.wire.events import ModelInfo
 from holdfast.wire.images import VisionInfo
 from holdfast.worker.drafting.draft_model import DraftModel
 from holdfast.worker.engine.constraints import Constraints, Grammars
@@ -66,7 +66,7 @@ from holdfast.worker.scheduler.queue import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
 from holdfast.worker.sessions.service import SessionService
 from holdfast.worker.vision.feature_cache import FeatureCache
-from holdfast.worker.vision.images import WorkerImages
+from holdfast.worker.vision.images import MOST_PROCESSED_BYTES, WorkerImages
 from holdfast.worker.vision.model import VisionModel
 
 cache_logger = logging.getLogger("holdfast.cache")
@@ -174,7 +174,8 @@ def divide_memory(
         activation_bytes = int(activation_bytes * scale)
         cache_bytes = max(LEAST_CACHE_BYTES, int(reused_bytes * scale * _CACHE_MARGIN))
         bounds = chunk_bounds(loaded.model, costs, working_set_bytes=working_set_bytes)
-    reserve_bytes = activation_bytes + cache_bytes + bounds.score_bytes
+    image_bytes = 0 if loaded.images is None else FEATURE_RAM_BYTES + MOST_PROCESSED_BYTES
+    reserve_bytes = activation_bytes + cache_bytes + bounds.score_bytes + image_bytes
     weight_bytes = loaded.weight_bytes
     full_costs = _sequence_costs(costs, None)
     if draft is not None:
@@ -313,11 +314,11 @@ class _Probed:
             ram_bytes=FEATURE_RAM_BYTES,
             disk_bytes=FEATURE_DISK_BYTES,
         )
-        images = WorkerImages(loaded.model, loaded.images, folder=folder, features=features)
-        loaded.images.info = examine_images(self.runner, images)
-        images.figures = ImageFigures()  # without those of the test
-        if not images.info.refused:
-            self.engine.images = images
+        open_with = partial(WorkerImages, loaded.model, loaded.images, folder=folder)
+        for_test = FeatureCache(None, fingerprint="", ram_bytes=FEATURE_RAM_BYTES, disk_bytes=0)
+        loaded.images.info = examine_images(self.runner, open_with(features=for_test))
+        if not loaded.images.info.refused:
+            self.engine.images = open_with(features=features)
 
     @property
     def costs(self) -> KVCosts:
@@ -536,7 +537,7 @@ def _build(
         scheduler=scheduler,
         cache=cache,
         most_parked_bytes=store.ram_bytes,
-        clear_buffers=_give_back_memory,
+        clear_buffers=partial(_free_memory, probed.engine),
         read_pressure=pressure_reader(),
     )
     counters = Counters(constraints=probed.constraints.figures, device_bytes=platform.taken_bytes)
@@ -569,6 +570,13 @@ def _speculates(engine: Engine, model: ModelSettings) -> bool:
 def _rest() -> None:
     """Let the system page weights out, and release free buffers, while there is no work."""
     platform.wire(0)
+    _give_back_memory()
+
+
+def _free_memory(engine: Engine) -> None:
+    """Free what is kept for later use only, because memory is short."""
+    if engine.images is not None:
+        engine.images.drop_kept()
     _give_back_memory()
 
 

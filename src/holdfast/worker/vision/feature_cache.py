@@ -48,6 +48,11 @@ class FeatureCache:
         """The memory of the features in RAM."""
         return self._held_bytes
 
+    def drop_held(self) -> None:
+        """Free the features in RAM; those on disk stay."""
+        self._held.clear()
+        self._held_bytes = 0
+
     def find(self, image: str) -> ImageFeatures | None:
         """The features of an image; None if they are not kept, or damaged."""
         found = self._held.get(image)

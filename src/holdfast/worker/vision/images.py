@@ -29,7 +29,8 @@ from holdfast.worker.vision.model import ImageFeatures, SequenceImages, VisionMi
 if TYPE_CHECKING:
     from PIL import Image
 
-_MOST_PROCESSED_BYTES = 256 << 20
+MOST_PROCESSED_BYTES = 256 << 20
+_LONGEST_REASON = 200
 _NOT_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 _GRIDS = ("image_grid_thw",)
 
@@ -60,7 +61,7 @@ class Processor:
         self.info = info
 
     def process(self, image: str, picture: Image.Image) -> ProcessedImage:
-        """Process a picture. Raises ImageUnusable if the processor cannot."""
+        """Process a picture. Raises ImageUnusable, and what the processor raises."""
         found = self._call([picture])
         ids = np.array(found["input_ids"]).reshape(-1).tolist()
         grids = [found[name] for name in _GRIDS if found.get(name) is not None]
@@ -79,22 +80,16 @@ class Processor:
         return ids
 
     def process_together(self, pictures: Sequence[Image.Image]) -> Mapping[str, Any]:
-        """The inputs of the vision tower for several pictures. Raises ImageUnusable."""
+        """The inputs of the vision tower for several pictures. Raises what the processor raises."""
         return _inputs(self._call(pictures))
 
     def _call(self, pictures: Sequence[Image.Image]) -> Mapping[str, Any]:
         from mlx_vlm.models.base import to_mlx
 
         text = self.info.template_placeholder * len(pictures)
-        try:
-            # Without further arguments: LlavaProcessor passes the tokenizer's to the image
-            # processor (mlx-vlm 0.7.10).
-            found: Mapping[str, Any] = to_mlx(
-                dict(self._processor(text=[text], images=list(pictures)))
-            )
-        except Exception as error:  # foreign code, fed with a stranger's image
-            reason = " ".join(str(error).split())[:200]
-            raise ImageUnusable(f"the model cannot use this image: {reason}") from error
+        # Without further arguments: LlavaProcessor passes the tokenizer's to the image processor
+        # (mlx-vlm 0.7.10).
+        found: Mapping[str, Any] = to_mlx(dict(self._processor(text=[text], images=list(pictures))))
         return found
 
     def _own_tokens(self, ids: list[int]) -> list[int]:
@@ -129,6 +124,7 @@ class WorkerImages:
         self._folder = folder
         self._features = features
         self._processed: OrderedDict[str, ProcessedImage] = OrderedDict()
+        self._asked: dict[str, dict[str, ImageLayout | str]] = {}  # what is known, by call id
         self.figures = ImageFigures()
 
     @property
@@ -160,16 +156,36 @@ class WorkerImages:
         """The logits, [vocabulary], that mlx-vlm computes for a prompt with these pictures."""
         return self._model.reference(token_ids, self._processor.process_together(pictures))
 
-    def answer(self, command: ImageCommand) -> ImageAnswer:
-        """How the model sees the images of a command."""
-        layouts = []
-        failures = {}
-        for image in command.images:
-            try:
-                layouts.append(self._process(image).layout)
-            except ImageUnusable as refusal:
-                failures[image] = str(refusal)
-        return ImageAnswer(call_id=command.call_id, layouts=tuple(layouts), failures=failures)
+    def answer(self, command: ImageCommand) -> ImageAnswer | None:
+        """How the model sees the images of a command. One call processes at most one image, and
+        returns None until all are processed.
+        """
+        known = self._asked.setdefault(command.call_id, {})
+        image = next((each for each in command.images if each not in known), None)
+        if image is not None:
+            known[image] = self._layout_or_reason(image)
+        if any(each not in known for each in command.images):
+            return None
+        del self._asked[command.call_id]
+        return ImageAnswer(
+            call_id=command.call_id,
+            layouts=tuple(each for each in known.values() if isinstance(each, ImageLayout)),
+            failures={image: each for image, each in known.items() if isinstance(each, str)},
+        )
+
+    def _layout_or_reason(self, image: str) -> ImageLayout | str:
+        try:
+            return self._process(image).layout
+        except ImageUnusable as refusal:
+            return str(refusal)
+        except Exception as error:  # foreign code, fed with a stranger's image
+            reason = " ".join(str(error).split())[:_LONGEST_REASON]
+            return f"the model cannot use this image: {reason}"
+
+    def drop_kept(self) -> None:
+        """Free what is kept in memory for later use, because memory is short."""
+        self._processed.clear()
+        self._features.drop_held()
 
     def open(self, request: SequenceRequest) -> SequenceImages:
         """The images of a sequence, without features yet."""
@@ -209,11 +225,13 @@ class WorkerImages:
 
     def _process(self, image: str) -> ProcessedImage:
         found = self._processed.get(image)
-        if found is None:
+        if found is not None:
+            self._processed.move_to_end(image)
+        else:
             found = self._processor.process(image, self._open(image))
             self._processed[image] = found
             held = sum(each.nbytes for each in self._processed.values())
-            while held > _MOST_PROCESSED_BYTES and len(self._processed) > 1:
+            while held > MOST_PROCESSED_BYTES and len(self._processed) > 1:
                 _, dropped = self._processed.popitem(last=False)
                 held -= dropped.nbytes
         return found
