@@ -26,7 +26,8 @@ def complete(server: ServerProcess, prompt: str, *, session: str) -> None:
 def used_server(scripted_server: ServerProcess) -> ServerProcess:
     """A server whose cache has a prompt that forks."""
     for day in ("Monday", "Tuesday"):
-        complete(scripted_server, f"{HEAD}Today is {day}.\nGo on.", session=f"crew-{day}")
+        prompt = f"{HEAD}Today is {day}.\n{HEAD}"
+        complete(scripted_server, prompt, session=f"crew-{day}")
     return scripted_server
 
 

@@ -247,7 +247,7 @@ class MemoryView extends PolledView {
     if (!this.misses.length) {
       return html`<p class="empty">
         ${this.hasMisses
-          ? 'Since the server started, the prompts that could be cached were.'
+          ? 'No misses since the server started.'
           : 'Loading …'}
       </p>`;
     }
@@ -412,7 +412,7 @@ function missItem(miss) {
   const { change } = miss;
   return html`<li class="card miss">
     <p class="miss-head">
-      <strong>${change ? sentence(`${change.place} changed`) : miss.explanation}</strong>
+      <strong>${change?.summary ?? miss.explanation}</strong>
       <span class="hint">
         ${count(miss.cached_tokens)} of ${counted(miss.prompt_tokens, 'token')} cached ·
         ${ago(miss.at)}
@@ -422,7 +422,7 @@ function missItem(miss) {
     ${change ? changeShown(change) : nothing}
     ${change && miss.explanation
       ? html`<details>
-          <summary>In tokens</summary>
+          <summary>Token details</summary>
           <p>${miss.explanation}</p>
         </details>`
       : nothing}
@@ -432,13 +432,11 @@ function missItem(miss) {
   </li>`;
 }
 
-function changeShown({ before, cached, now }) {
+function changeShown({ kind, before, cached, now }) {
+  const gone = kind === 'added' ? nothing : html`<del>${cached || '(empty line)'}</del>`;
+  const here = kind === 'left_out' ? nothing : html`<ins>${now || '(empty line)'}</ins>`;
+  const lineEnd = kind === 'changed' ? '\n' : nothing;
   return html`<pre class="change" tabindex="0" aria-label="What changed" role="region">${before
       ? html`<span class="context">${before}\n</span>`
-      : nothing}<del>${cached || '(nothing)'}</del>\n<ins>${now || '(nothing)'}</ins></pre>`;
-}
-
-/** With a capital at its beginning and a full stop. */
-function sentence(text) {
-  return `${text.slice(0, 1).toUpperCase()}${text.slice(1)}.`;
+      : nothing}${gone}${lineEnd}${here}</pre>`;
 }
