@@ -196,6 +196,42 @@ def test_a_paused_log_stands_still_until_it_goes_on(visitor: Visitor) -> None:
     expect(log).to_contain_text("GET /v1/while-paused 404")
 
 
+# pixels between the shown lines and the end of the log
+LEFT = """() => {
+  const log = document.querySelector('.log');
+  return log.scrollHeight - log.scrollTop - log.clientHeight;
+}"""
+IS_AT_END = f"() => document.querySelector('.log').scrollTop > 0 && ({LEFT})() < 2"
+
+
+def test_the_log_opens_at_its_end_and_follows_it_until_one_scrolls_back(visitor: Visitor) -> None:
+    for number in range(60):  # lines of two or three rows
+        path = f"/v1/long-{number}-" + "long/" * 60
+        httpx.get(f"{visitor.url}{path}", headers={"x-request-id": f"long-{number}"})
+    page = visitor.open("/page/logs")
+    log = page.get_by_role("region", name="Lines of the log")
+    expect(log).to_contain_text("long-59-")
+    page.wait_for_function(IS_AT_END)
+    for number in range(60, 80):
+        httpx.get(f"{visitor.url}/v1/long-{number}-" + "long/" * 60)
+    expect(log).to_contain_text("long-79-")
+    page.wait_for_function(IS_AT_END)
+    page.set_viewport_size({"width": 700, "height": 800})  # the lines become higher
+    page.wait_for_function(IS_AT_END)
+    log.hover()
+    page.mouse.wheel(0, -400)
+    page.wait_for_function(f"() => ({LEFT})() > 100")
+    before = log.evaluate("(log) => log.scrollTop")
+    httpx.get(f"{visitor.url}/v1/last-one")
+    expect(log).to_contain_text("last-one")
+    assert abs(log.evaluate("(log) => log.scrollTop") - before) < 200
+    page.mouse.wheel(0, 100_000)
+    page.wait_for_function(IS_AT_END)
+    httpx.get(f"{visitor.url}/v1/really-last")
+    expect(log).to_contain_text("really-last")
+    page.wait_for_function(IS_AT_END)
+
+
 def test_a_log_line_is_shown_as_text(visitor: Visitor) -> None:
     page = visitor.open("/page/logs")
     httpx.get(f"{visitor.url}/v1/{ATTACK}", headers={"x-request-id": "attack-1"})
