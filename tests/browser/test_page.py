@@ -136,8 +136,8 @@ def test_a_session_is_pinned_renamed_and_forgotten(visitor: Visitor) -> None:
     row.get_by_label("Name").fill("<b>ferry</b>")
     row.get_by_role("button", name="Save").click()
     row.get_by_text("<b>ferry</b>").wait_for()
-    row.get_by_role("button", name="Forget").click()
-    row.get_by_role("button", name="Forget").click()
+    row.get_by_role("button", name="Close").click()
+    row.get_by_role("button", name="Close").click()
     row.wait_for(state="detached")
 
 

@@ -115,9 +115,28 @@ def test_an_answer_of_the_chat_appears_in_the_performance(visitor: Visitor) -> N
     expect(page.get_by_role("button", name="15 min")).to_have_attribute("aria-pressed", "true")
 
 
+def test_a_model_that_is_not_there_shows_all_models(visitor: Visitor) -> None:
+    page = visitor.open("/page/performance?range=6h&model=nope")
+    expect(page.get_by_text("There is no model nope here; all models are shown.")).to_be_visible()
+    expect(page.get_by_role("region", name="Phases").last).to_be_visible()
+    expect(page.get_by_role("combobox", name="Model")).to_have_value("")
+    assert "model=" not in page.url
+
+
+def test_few_answers_have_large_points_and_no_p99(visitor: Visitor) -> None:
+    page = visitor.open("/page/performance?range=6h&model=earlier-0")
+    row = page.get_by_role("region", name="Phases").last.get_by_role("row", name="First token")
+    expect(row.get_by_role("cell").nth(2)).to_have_text("–")
+    expect(row.get_by_role("cell").nth(1)).to_contain_text(" s")
+    expect(row.get_by_title("With fewer than 100 values")).to_have_count(1)
+    plot = page.locator("line-plot").first
+    plot.locator("canvas").wait_for()
+    assert plot.evaluate("(plot) => plot.plot.series[1].points.size") == 9
+
+
 def test_a_time_without_answers_says_what_to_do(visitor: Visitor) -> None:
     page = visitor.open("/page/performance?range=15m&model=earlier-1")
-    page.get_by_role("heading", name="No answer in this time").wait_for()
+    page.get_by_role("heading", name="No answers in this period").wait_for()
     expect(page.get_by_text("holdfast quality MODEL")).to_be_visible()
     page.get_by_role("button", name="6 h").click()
     page.get_by_role("heading", name="Over time").wait_for()
@@ -142,7 +161,7 @@ def test_measured_quality_of_kv_forms_is_shown(
         expect(table).to_contain_text("its heads have 48 dimensions")
 
 
-@pytest.mark.parametrize(("view", "words"), [("performance", "performance"), ("logs", "log")])
+@pytest.mark.parametrize(("view", "words"), [("performance", "These figures"), ("logs", "The log")])
 def test_an_ordinary_key_is_told_that_the_view_needs_an_admin_key(
     browser: Browser, tmp_path: Path, view: str, words: str
 ) -> None:
@@ -157,8 +176,8 @@ def test_an_ordinary_key_is_told_that_the_view_needs_an_admin_key(
         page = visitor.open(f"/page/{view}")
         page.get_by_label("API key").fill("sesame")
         page.get_by_role("button", name="Use this key").click()
-        expect(page.get_by_role("main")).to_contain_text(f"The {words}")
-        expect(page.get_by_role("main")).to_contain_text("needs an admin key")
+        expect(page.get_by_role("main")).to_contain_text(words)
+        expect(page.get_by_role("main")).to_contain_text("you need an admin key")
         expect(page.get_by_role("main").get_by_role("combobox")).to_have_count(0)
 
 

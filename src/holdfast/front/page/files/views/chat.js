@@ -276,10 +276,14 @@ class ChatView extends View {
     return `${model} reads text only. Remove the images, or choose a model that takes images.`;
   }
 
-  /** Attach the images that are pasted or dropped; pasted texts are left to the browser. */
+  /**
+   * Attach the images that are pasted or dropped; texts are left to the browser, also those that
+   * office programs copy together with a picture of them.
+   */
   async take(event, transfer) {
     const files = [...(transfer?.files ?? [])];
-    if (!files.length) return;
+    const isText = event.type === 'paste' && transfer?.types.includes('text/plain');
+    if (!files.length || isText) return;
     event.preventDefault();
     await this.attach(files);
   }

@@ -91,7 +91,7 @@ class MemoryView extends PolledView {
       </div>
       ${this.failureLine()}
       <section aria-labelledby="tiers-title">
-        <h2 id="tiers-title">Tiers</h2>
+        <h2 id="tiers-title">Cache tiers</h2>
         ${models.length
           ? models.map((model) => this.tiers(model))
           : html`<p class="empty">
@@ -153,7 +153,7 @@ class MemoryView extends PolledView {
       ],
     ].filter(([, value]) => value);
     return html`${this.health.models.length > 1 ? html`<h3>${id}</h3>` : nothing}
-      <dl class="figures" aria-label="Tiers of ${id}">
+      <dl class="figures" aria-label="Cache tiers of ${id}">
         ${figures.map(
           ([name, value, more]) =>
             html`<div>
@@ -339,9 +339,9 @@ class MemoryView extends PolledView {
         <button type="button" @click=${() => this.fork(session)}>Fork</button>
         <button type="button" @click=${() => this.rename(session)}>Rename</button>
         <confirm-button
-          label="Forget"
-          question="Delete its cached tokens?"
-          @confirm=${() => this.forget(session)}
+          label="Close"
+          question="Close it and delete its cached tokens?"
+          @confirm=${() => this.close(session)}
         ></confirm-button>
         ${this.renamed === session.id ? this.renameForm(session) : nothing}
       </td>
@@ -380,7 +380,7 @@ class MemoryView extends PolledView {
     await this.reload();
   }
 
-  async forget(session) {
+  async close(session) {
     await this.attempt(() => remove(`${addressOf(session)}&forget=true`));
     await this.reload();
   }
