@@ -138,7 +138,7 @@ def test_attached_images_are_not_sent_to_a_model_that_reads_text_only(
     seeing = write_vision_model(tmp_path / "seeing", "qwen2_5_vl")
     reading = write_scripted(tmp_path / "reading", ("Yes.",))
     models = tmp_path / "models.toml"
-    models.write_text(f"[models.seeing]\nid = '{seeing}'\n[models.reading]\nid = '{reading}'\n")
+    models.write_text(f"[models.seeing]\npath = '{seeing}'\n[models.reading]\npath = '{reading}'\n")
     with (
         running_server("--models", str(models), "--store", "off") as server,
         visiting(browser, server.url) as visitor,

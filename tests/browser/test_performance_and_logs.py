@@ -182,9 +182,10 @@ def test_an_ordinary_key_is_told_that_the_view_needs_an_admin_key(
 
 
 def test_the_log_grows_and_is_filtered(visitor: Visitor) -> None:
+    httpx.get(f"{visitor.url}/v1/models")
     page = visitor.open("/page/logs")
     log = page.get_by_role("region", name="Lines of the log")
-    expect(log).to_contain_text("GET /admin/caller 200")
+    expect(log).to_contain_text("GET /v1/models 200")
     answered = httpx.get(f"{visitor.url}/v1/nowhere", headers={"x-request-id": "req-nowhere-1"})
     assert answered.status_code == 404
     expect(log).to_contain_text("GET /v1/nowhere 404")
@@ -199,14 +200,28 @@ def test_the_log_grows_and_is_filtered(visitor: Visitor) -> None:
     page.reload()
     page.get_by_role("heading", name="No line matches").wait_for()
     page.get_by_role("button", name="remove the filter").click()
-    expect(log).to_contain_text("GET /admin/caller 200")
+    expect(log).to_contain_text("GET /v1/models 200")
     assert page.url.endswith("/page/logs")
 
 
+def test_what_the_page_polls_does_not_fill_the_log(visitor: Visitor) -> None:
+    visitor.open()
+    visitor.view("Memory").get_by_role("heading", name="Sessions").wait_for()
+    page = visitor.view("Models")
+    page.get_by_role("button", name="Load scripted", exact=True).wait_for()
+    httpx.get(f"{visitor.url}/v1/sessions")  # another client
+    page = visitor.view("Logs")
+    log = page.get_by_role("region", name="Lines of the log")
+    log.get_by_text("GET /v1/sessions").first.wait_for()
+    for path in ("/admin/caller", "/admin/store"):
+        expect(log.get_by_text(f"GET {path}")).to_have_count(0)
+
+
 def test_a_paused_log_stands_still_until_it_goes_on(visitor: Visitor) -> None:
+    httpx.get(f"{visitor.url}/v1/models")
     page = visitor.open("/page/logs")
     log = page.get_by_role("region", name="Lines of the log")
-    expect(log).to_contain_text("GET /admin/caller 200")
+    expect(log).to_contain_text("GET /v1/models 200")
     page.get_by_role("button", name="Pause").click()
     httpx.get(f"{visitor.url}/v1/while-paused")
     expect(page.get_by_text("Paused; 1 new line")).to_be_visible()

@@ -1,7 +1,7 @@
 // Memory: what is cached, where, and for whom; what was missed, and why.
 
 import { html, nothing } from '../vendor/lit.js';
-import { access, get, patch, post, remove } from '../api.js';
+import { FROM_PAGE, access, get, patch, post, remove } from '../api.js';
 import { ago, bytes, count, counted, percent } from '../format.js';
 import { PolledView } from '../view.js';
 import { TIERS, laidOut } from './cache-map.js';
@@ -390,7 +390,7 @@ customElements.define('memory-view', MemoryView);
 /** /health answers 503 while a model loads, with the same content. */
 async function healthOf() {
   const response = await fetch('/health', {
-    headers: access.key ? { authorization: `Bearer ${access.key}` } : {},
+    headers: { ...FROM_PAGE, ...(access.key && { authorization: `Bearer ${access.key}` }) },
     credentials: 'omit',
   });
   return response.json();
