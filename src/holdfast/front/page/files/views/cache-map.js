@@ -126,7 +126,9 @@ class CacheMap extends Component {
         @click=${() => this.choose(order)}
         @focus=${() => (this.chosen = order)}
       >
-        <span class="part-label">${this.label(part)}</span>
+        <span class="part-label">
+          ${isLeaf || part.tokens > deepest / 20 ? this.label(part) : nothing}
+        </span>
         <span class="strips">
           ${TIERS.map(([tier]) => {
             const share = (100 * part[`${tier}_tokens`]) / part.tokens;
