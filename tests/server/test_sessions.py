@@ -209,7 +209,7 @@ def test_the_command_line_shows_what_is_cached_and_what_was_missed(server: Serve
     tree = run(server, "tree", tenant=tenant).stdout
     assert f"used by story {len(other)}, story {len(STORY)}" in tree
     missed = run(server, "misses", tenant=tenant).stdout
-    assert "line 1 of the prompt changed" in missed
+    assert "Line 1 of the prompt changed." in missed
     assert "\n  + The harbour master counted the boats twice before the storm and" in missed
     others = run(server, "misses", tenant="another").stdout
     assert "harbour" not in others

@@ -49,13 +49,15 @@ def list_misses(server: ServerClient, as_json: Json = False) -> None:
         typer.echo(f"{time_text(miss['at'])}  {who}  {cached}")
         typer.echo(f"  {printable(_why(miss), longest=_LONGEST_TEXT)}")
         if (change := miss["change"]) is not None:
-            typer.echo(f"  - {printable(change['cached'], longest=_LONGEST_LINE)}")
-            typer.echo(f"  + {printable(change['now'], longest=_LONGEST_LINE)}")
+            if change["kind"] != "added":
+                typer.echo(f"  - {printable(change['cached'], longest=_LONGEST_LINE)}")
+            if change["kind"] != "left_out":
+                typer.echo(f"  + {printable(change['now'], longest=_LONGEST_LINE)}")
 
 
 def _why(miss: Mapping[str, Any]) -> str:
     change = miss["change"]
-    return miss["explanation"] if change is None else f"{change['place']} changed"
+    return miss["explanation"] if change is None else change["summary"]
 
 
 def tree_lines(
