@@ -57,7 +57,7 @@ def list_misses(server: ServerClient, as_json: Json = False) -> None:
 
 def _why(miss: Mapping[str, Any]) -> str:
     change = miss["change"]
-    return miss["explanation"] if change is None else change["summary"]
+    return str(miss["explanation"] if change is None else change["summary"])
 
 
 def tree_lines(
