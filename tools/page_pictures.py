@@ -2,16 +2,19 @@
 docs/pictures`.
 
 A real server serves a model that keeps to a script, so that the pictures look alike each time. It is
-used by three made-up agents before, so that there is something to see. Needs Chromium.
+used by some made-up agents before, so that there is something to see, and its history has made-up
+answers of the last hour. Needs Chromium.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,8 @@ from typing import Any
 import httpx
 from playwright.sync_api import Page
 
+from holdfast.telemetry.history import Cell, PerformanceHistory
+from holdfast.telemetry.history_file import write_history
 from tests.fakes.browser import Visitor, running_browser, visiting
 from tests.fakes.scripted_model import write_scripted
 from tests.fakes.server_process import ServerProcess, running_server
@@ -63,6 +68,26 @@ def agent_prompt(agent: str, day: str) -> str:
     return f"You are a coding agent.\n\n{common}\nToday is {day}.\nYour name is {agent}.\n"
 
 
+def write_made_up_history(state: Path) -> None:
+    """Answers of the last hour, for a server that is started next."""
+    now = [time.time() - 3600]
+    history = PerformanceHistory(clock=lambda: now[0])
+    for number in range(700):
+        now[0] += 5
+        wave = 1 + 0.4 * math.sin(number / 60) + 0.3 * math.sin(number * 1.7)
+        cell = Cell(answers=1, prompt_tokens=9000, cached_tokens=8300, generated_tokens=300)
+        for phase, seconds in (("queue", 0.02), ("lookup", 0.001), ("restore", 0.01)):
+            cell.note(phase, seconds * wave)
+        cell.note("prefill", 0.5 * wave)
+        cell.note("first_token", 0.6 * wave)
+        cell.note("gap", 0.02 * wave)
+        cell.speed.add(50 / wave)
+        history.add(NAME, cell)
+    file = state / "holdfast" / "performance" / "server-0.history"
+    file.parent.mkdir(parents=True)
+    write_history(file, history.packed())
+
+
 class Stage:
     """A server that has seen some traffic."""
 
@@ -97,6 +122,8 @@ class Stage:
             self.play(f"coder-{number + 1}", monday, [texts[4], *own, *texts[number : 2 * number]])
         self.play("reviewer", agent_prompt("reviewer", "Monday"), [texts[-2], texts[2] + texts[7]])
         self.play("planner", agent_prompt("planner", "Tuesday"), ["Plan the change."])
+        for day in ("Monday", "Tuesday"):  # at the beginning, so that it misses the cache
+            self.play("tester", f"Today is {day}.\n{monday}", ["Test the change."])
         model = {"params": {"model": NAME}}
         self.client.patch("/v1/sessions/planner", json={"pinned": True}, **model)
         metadata = {"metadata": {"name": "Review of the prefix tree"}}
@@ -177,11 +204,18 @@ def show_now(visitor: Visitor, stage: Stage) -> None:
     page.wait_for_timeout(4000)  # some seconds to look back at
 
 
+def show_performance(visitor: Visitor, stage: Stage) -> None:
+    """Show what the answers took."""
+    page = visitor.view("Performance")
+    page.locator("line-plot canvas").first.wait_for()
+
+
 # name of the picture, how it is prepared, height in pixels, whether it is dark
 PICTURES: tuple[tuple[str, Callable[[Visitor, Stage], None], int, bool], ...] = (
-    ("page-memory", show_memory, 1000, False),
+    ("page-memory", show_memory, 1180, False),
     ("page-chat", show_chat, 940, False),
     ("page-now", show_now, 880, True),
+    ("page-performance", show_performance, 1200, False),
 )
 
 
@@ -192,6 +226,8 @@ def main() -> None:
     folder: Path = parser.parse_args().folder
     os.environ["HOLDFAST_KERNELS"] = "0"  # with kernels, answers end before they are seen
     with tempfile.TemporaryDirectory() as scratch, running_browser() as browser:
+        os.environ["XDG_STATE_HOME"] = scratch
+        write_made_up_history(Path(scratch))
         model = write_scripted(Path(scratch) / NAME, (ANSWER, LONG))
         options = ("--name", NAME, "--store", f"{scratch}/store", "--speculation", "off")
         with running_server(str(model), *options) as server:

@@ -26,7 +26,8 @@ def complete(server: ServerProcess, prompt: str, *, session: str) -> None:
 def used_server(scripted_server: ServerProcess) -> ServerProcess:
     """A server whose cache has a prompt that forks."""
     for day in ("Monday", "Tuesday"):
-        complete(scripted_server, f"{HEAD}Today is {day}.\nGo on.", session=f"crew-{day}")
+        prompt = f"{HEAD}Today is {day}.\n{HEAD[:1600]}"
+        complete(scripted_server, prompt, session=f"crew-{day}")
     return scripted_server
 
 
@@ -53,15 +54,19 @@ def test_the_picture_shows_shared_heads_their_branches_and_who_uses_them(memory:
         assert box is not None
         assert box["x"] >= first["x"] + first["width"] - 1
         assert box["y"] + box["height"] <= first["y"] + first["height"] + 1
+        assert box["height"] > 20
+        assert box["width"] >= 12
 
 
 def test_the_keyboard_moves_through_the_picture(memory: Visitor) -> None:
     page = memory.page
     items = page.get_by_role("treeitem")
+    chosen = page.get_by_label("Chosen part")
+    # the beginning that both share is the largest part
+    expect(chosen).to_contain_text("crew-Tuesday, crew-Monday")
     items.first.focus()
     page.keyboard.press("ArrowRight")
     expect(items.nth(1)).to_be_focused()
-    chosen = page.get_by_label("Chosen part")
     expect(chosen).to_contain_text("crew-")
     page.keyboard.press("End")
     expect(items.last).to_be_focused()
@@ -90,7 +95,7 @@ def test_a_miss_says_which_line_of_the_prompt_changed(memory: Visitor) -> None:
 
 
 def test_tiers_and_what_was_written_are_shown(memory: Visitor) -> None:
-    tiers = memory.page.get_by_label(f"Tiers of {MODEL}")
+    tiers = memory.page.get_by_label(f"Cache tiers of {MODEL}")
     for name in ("Live states", "Blocks in RAM", "Blocks on disk", "Written today"):
         expect(tiers).to_contain_text(name)
     memory.page.get_by_text("blocks with").wait_for()

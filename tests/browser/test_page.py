@@ -123,7 +123,68 @@ def test_a_request_can_be_cancelled(visitor: Visitor) -> None:
     page.get_by_text("No request is under way.").wait_for()
 
 
-def test_a_session_is_pinned_renamed_and_forgotten(visitor: Visitor) -> None:
+# shows these steps in the view Now; returns what it says of them
+SHOW_STEPS = """
+async (steps) => {
+  const view = document.querySelector('now-view');
+  view.activity = {
+    models: [
+      {
+        model: 'shown', running: 1, max_running: 2, queued: 0, kv_reserved_bytes: 0,
+        kv_budget_bytes: 1, step_tokens: 512, recent_steps: steps,
+      },
+    ],
+  };
+  await view.updateComplete;
+  return view.querySelector('.steps-figure .hint').textContent;
+}
+"""
+
+
+def step(seconds: float, *, prompt_tokens: int = 0) -> dict[str, float]:
+    return {"at": 0, "seconds": seconds, "sequences": 1, "prompt_tokens": prompt_tokens} | {
+        "generated_tokens": 1
+    }
+
+
+def test_only_a_step_that_is_slow_for_its_kind_is_a_stall(visitor: Visitor) -> None:
+    page = visitor.view("Now")
+    decode = [step(0.02)] * 100
+    short, long = step(0.1, prompt_tokens=32), step(1.5, prompt_tokens=512)
+    for prefill in ([long] * 7, [*[short] * 10, long]):
+        assert "No step has stalled." in page.evaluate(SHOW_STEPS, [*decode, *prefill])
+    slow = step(2.0, prompt_tokens=32)
+    assert "1 stall," in page.evaluate(SHOW_STEPS, [*decode, *[short] * 10, slow])
+    assert "1 stall," in page.evaluate(SHOW_STEPS, [*decode, step(0.6)])
+
+
+def test_what_was_cached_is_said_in_words_without_zeros(visitor: Visitor) -> None:
+    page = visitor.page
+    visitor.ask("Say many words.")
+    page.get_by_role("button", name="Stop").click()
+    visitor.until_answered()
+    visitor.ask("Show a table.")
+    visitor.until_answered(2)
+    details = page.get_by_role("article").nth(1).locator("details.cache")
+    details.locator("summary").click()
+    names = details.locator("dt").all_inner_texts()
+    assert {"From memory", "Prefilled", "Until the first text"} <= set(names)
+    assert not {"accept", "waited for another", "From disk"} & set(names)
+
+
+def test_all_views_are_in_sight_in_a_narrow_window(visitor: Visitor) -> None:
+    page = visitor.page
+    page.set_viewport_size({"width": 360, "height": 800})
+    navigation = page.get_by_role("navigation", name="Views")
+    for link in navigation.get_by_role("link").all():
+        box = link.bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 360
+    assert navigation.evaluate("(nav) => nav.scrollWidth <= nav.clientWidth")
+
+
+def test_a_session_is_pinned_renamed_and_closed(visitor: Visitor) -> None:
     page = visitor.page
     visitor.ask("Say many words.")
     page.get_by_role("button", name="Stop").click()
@@ -137,8 +198,8 @@ def test_a_session_is_pinned_renamed_and_forgotten(visitor: Visitor) -> None:
     row.get_by_label("Name").fill("<b>ferry</b>")
     row.get_by_role("button", name="Save").click()
     row.get_by_text("<b>ferry</b>").wait_for()
-    row.get_by_role("button", name="Forget").click()
-    row.get_by_role("button", name="Forget").click()
+    row.get_by_role("button", name="Close").click()
+    row.get_by_role("button", name="Close").click()
     row.wait_for(state="detached")
 
 

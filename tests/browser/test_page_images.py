@@ -6,27 +6,29 @@ import base64
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.fakes.browser import Visitor, visiting
 from tests.fakes.images import png
+from tests.fakes.scripted_model import write_scripted
 from tests.fakes.server_process import ServerProcess, running_server
 from tests.fakes.vision_models import write_vision_model
 
 pytestmark = pytest.mark.slow
 
-# makes files of base64 texts and lets an event bring them
+# makes files of base64 texts and lets an event bring them; whether the browser would handle it, too
 BRING = """
-([kind, images]) => {
+([kind, images, place]) => {
   const transfer = new DataTransfer();
   for (const image of images) {
     const bytes = Uint8Array.from(atob(image), (character) => character.charCodeAt(0));
     transfer.items.add(new File([bytes], 'picture.png', { type: 'image/png' }));
   }
   const options = { bubbles: true, cancelable: true };
-  const target = document.querySelector('#message');
-  target.dispatchEvent(
+  const target = document.querySelector(place);
+  return target.dispatchEvent(
     kind === 'paste'
       ? new ClipboardEvent('paste', { ...options, clipboardData: transfer })
       : new DragEvent('drop', { ...options, dataTransfer: transfer }),
@@ -48,12 +50,13 @@ def viewer(browser: Browser, seeing: ServerProcess) -> Iterator[Visitor]:
     with visiting(browser, seeing.url) as visitor:
         visitor.open()
         visitor.page.get_by_text("Settings").click()
-        visitor.page.get_by_label("Longest answer, in tokens").fill("8")
+        visitor.page.get_by_label("Maximum answer length (tokens)").fill("8")
         yield visitor
 
 
-def bring(visitor: Visitor, kind: str, *images: bytes) -> None:
-    visitor.page.evaluate(BRING, [kind, [base64.b64encode(each).decode() for each in images]])
+def bring(visitor: Visitor, kind: str, *images: bytes, place: str = "#message") -> bool:
+    files = [base64.b64encode(each).decode() for each in images]
+    return bool(visitor.page.evaluate(BRING, [kind, files, place]))
 
 
 def prompt_tokens(visitor: Visitor, answer: int) -> int:
@@ -115,6 +118,44 @@ def test_a_model_that_reads_text_only_is_not_given_images(visitor: Visitor) -> N
     page = visitor.page
     page.get_by_label("Message").wait_for()
     assert page.get_by_label("Attach images").count() == 0
+    said = page.get_by_text("scripted reads text only.")
     bring(visitor, "paste", png(7))
-    page.get_by_text("reads text only").wait_for(state="attached")
+    expect(said).to_be_visible()
+    assert (said.bounding_box() or {"height": 0})["height"] > 10
     assert page.get_by_role("list", name="Attached images").count() == 0
+    page.reload()
+    page.get_by_label("Message").wait_for()
+    # beside the message, the browser would open the file
+    assert not bring(visitor, "drop", png(7), place="h1")
+    expect(said).to_be_visible()
+    visitor.ask("Hello")
+    expect(said).to_have_count(0)
+
+
+def test_attached_images_are_not_sent_to_a_model_that_reads_text_only(
+    browser: Browser, tmp_path: Path
+) -> None:
+    seeing = write_vision_model(tmp_path / "seeing", "qwen2_5_vl")
+    reading = write_scripted(tmp_path / "reading", ("Yes.",))
+    models = tmp_path / "models.toml"
+    models.write_text(f"[models.seeing]\npath = '{seeing}'\n[models.reading]\npath = '{reading}'\n")
+    with (
+        running_server("--models", str(models), "--store", "off") as server,
+        visiting(browser, server.url) as visitor,
+    ):
+        for name in ("seeing", "reading"):
+            httpx.post(f"{server.url}/admin/models/{name}/load", timeout=60).raise_for_status()
+        page = visitor.open()
+        model = page.get_by_label("Model")
+        model.select_option("seeing")
+        bring(visitor, "paste", png(8, size=(64, 48)))
+        attached = page.get_by_role("list", name="Attached images").get_by_role("img")
+        expect(attached).to_have_count(1)
+        model.select_option("reading")
+        expect(page.get_by_text("Remove the images, or choose a model")).to_be_visible()
+        page.get_by_label("Message").fill("What is this?")
+        page.get_by_label("Message").press("Enter")
+        expect(page.get_by_role("button", name="Send")).to_be_disabled()
+        page.get_by_role("button", name="Remove image 1").click()
+        visitor.ask("What is this?")
+        assert visitor.until_answered() == "Yes."

@@ -115,9 +115,28 @@ def test_an_answer_of_the_chat_appears_in_the_performance(visitor: Visitor) -> N
     expect(page.get_by_role("button", name="15 min")).to_have_attribute("aria-pressed", "true")
 
 
+def test_a_model_that_is_not_there_shows_all_models(visitor: Visitor) -> None:
+    page = visitor.open("/page/performance?range=6h&model=nope")
+    expect(page.get_by_text("There is no model nope here; all models are shown.")).to_be_visible()
+    expect(page.get_by_role("region", name="Phases").last).to_be_visible()
+    expect(page.get_by_role("combobox", name="Model")).to_have_value("")
+    assert "model=" not in page.url
+
+
+def test_few_answers_have_large_points_and_no_p99(visitor: Visitor) -> None:
+    page = visitor.open("/page/performance?range=6h&model=earlier-0")
+    row = page.get_by_role("region", name="Phases").last.get_by_role("row", name="First token")
+    expect(row.get_by_role("cell").nth(2)).to_have_text("–")
+    expect(row.get_by_role("cell").nth(1)).to_contain_text(" s")
+    expect(row.get_by_title("With fewer than 100 values")).to_have_count(1)
+    plot = page.locator("line-plot").first
+    plot.locator("canvas").wait_for()
+    assert plot.evaluate("(plot) => plot.plot.series[1].points.size") == 9
+
+
 def test_a_time_without_answers_says_what_to_do(visitor: Visitor) -> None:
     page = visitor.open("/page/performance?range=15m&model=earlier-1")
-    page.get_by_role("heading", name="No answer in this time").wait_for()
+    page.get_by_role("heading", name="No answers in this period").wait_for()
     expect(page.get_by_text("holdfast quality MODEL")).to_be_visible()
     page.get_by_role("button", name="6 h").click()
     page.get_by_role("heading", name="Over time").wait_for()
@@ -142,7 +161,7 @@ def test_measured_quality_of_kv_forms_is_shown(
         expect(table).to_contain_text("its heads have 48 dimensions")
 
 
-@pytest.mark.parametrize(("view", "words"), [("performance", "performance"), ("logs", "log")])
+@pytest.mark.parametrize(("view", "words"), [("performance", "These figures"), ("logs", "The log")])
 def test_an_ordinary_key_is_told_that_the_view_needs_an_admin_key(
     browser: Browser, tmp_path: Path, view: str, words: str
 ) -> None:
@@ -157,15 +176,16 @@ def test_an_ordinary_key_is_told_that_the_view_needs_an_admin_key(
         page = visitor.open(f"/page/{view}")
         page.get_by_label("API key").fill("sesame")
         page.get_by_role("button", name="Use this key").click()
-        expect(page.get_by_role("main")).to_contain_text(f"The {words}")
-        expect(page.get_by_role("main")).to_contain_text("needs an admin key")
+        expect(page.get_by_role("main")).to_contain_text(words)
+        expect(page.get_by_role("main")).to_contain_text("you need an admin key")
         expect(page.get_by_role("main").get_by_role("combobox")).to_have_count(0)
 
 
 def test_the_log_grows_and_is_filtered(visitor: Visitor) -> None:
+    httpx.get(f"{visitor.url}/v1/models")
     page = visitor.open("/page/logs")
     log = page.get_by_role("region", name="Lines of the log")
-    expect(log).to_contain_text("GET /admin/caller 200")
+    expect(log).to_contain_text("GET /v1/models 200")
     answered = httpx.get(f"{visitor.url}/v1/nowhere", headers={"x-request-id": "req-nowhere-1"})
     assert answered.status_code == 404
     expect(log).to_contain_text("GET /v1/nowhere 404")
@@ -180,20 +200,70 @@ def test_the_log_grows_and_is_filtered(visitor: Visitor) -> None:
     page.reload()
     page.get_by_role("heading", name="No line matches").wait_for()
     page.get_by_role("button", name="remove the filter").click()
-    expect(log).to_contain_text("GET /admin/caller 200")
+    expect(log).to_contain_text("GET /v1/models 200")
     assert page.url.endswith("/page/logs")
 
 
+def test_what_the_page_polls_does_not_fill_the_log(visitor: Visitor) -> None:
+    visitor.open()
+    visitor.view("Memory").get_by_role("heading", name="Sessions").wait_for()
+    page = visitor.view("Models")
+    page.get_by_role("button", name="Load scripted", exact=True).wait_for()
+    httpx.get(f"{visitor.url}/v1/sessions")  # another client
+    page = visitor.view("Logs")
+    log = page.get_by_role("region", name="Lines of the log")
+    log.get_by_text("GET /v1/sessions").first.wait_for()
+    for path in ("/admin/caller", "/admin/store"):
+        expect(log.get_by_text(f"GET {path}")).to_have_count(0)
+
+
 def test_a_paused_log_stands_still_until_it_goes_on(visitor: Visitor) -> None:
+    httpx.get(f"{visitor.url}/v1/models")
     page = visitor.open("/page/logs")
     log = page.get_by_role("region", name="Lines of the log")
-    expect(log).to_contain_text("GET /admin/caller 200")
+    expect(log).to_contain_text("GET /v1/models 200")
     page.get_by_role("button", name="Pause").click()
     httpx.get(f"{visitor.url}/v1/while-paused")
     expect(page.get_by_text("Paused; 1 new line")).to_be_visible()
     expect(log).not_to_contain_text("while-paused")
     page.get_by_role("button", name="Pause").click()
     expect(log).to_contain_text("GET /v1/while-paused 404")
+
+
+# pixels between the shown lines and the end of the log
+LEFT = """() => {
+  const log = document.querySelector('.log');
+  return log.scrollHeight - log.scrollTop - log.clientHeight;
+}"""
+IS_AT_END = f"() => document.querySelector('.log').scrollTop > 0 && ({LEFT})() < 2"
+
+
+def test_the_log_opens_at_its_end_and_follows_it_until_one_scrolls_back(visitor: Visitor) -> None:
+    for number in range(60):  # lines of two or three rows
+        path = f"/v1/long-{number}-" + "long/" * 60
+        httpx.get(f"{visitor.url}{path}", headers={"x-request-id": f"long-{number}"})
+    page = visitor.open("/page/logs")
+    log = page.get_by_role("region", name="Lines of the log")
+    expect(log).to_contain_text("long-59-")
+    page.wait_for_function(IS_AT_END)
+    for number in range(60, 80):
+        httpx.get(f"{visitor.url}/v1/long-{number}-" + "long/" * 60)
+    expect(log).to_contain_text("long-79-")
+    page.wait_for_function(IS_AT_END)
+    page.set_viewport_size({"width": 700, "height": 800})  # the lines become higher
+    page.wait_for_function(IS_AT_END)
+    log.hover()
+    page.mouse.wheel(0, -400)
+    page.wait_for_function(f"() => ({LEFT})() > 100")
+    before = log.evaluate("(log) => log.scrollTop")
+    httpx.get(f"{visitor.url}/v1/last-one")
+    expect(log).to_contain_text("last-one")
+    assert abs(log.evaluate("(log) => log.scrollTop") - before) < 200
+    page.mouse.wheel(0, 100_000)
+    page.wait_for_function(IS_AT_END)
+    httpx.get(f"{visitor.url}/v1/really-last")
+    expect(log).to_contain_text("really-last")
+    page.wait_for_function(IS_AT_END)
 
 
 def test_a_log_line_is_shown_as_text(visitor: Visitor) -> None:

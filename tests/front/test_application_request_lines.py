@@ -59,6 +59,16 @@ async def test_an_answer_is_one_line(stream: bool, caplog: pytest.LogCaptureFixt
     assert "prompt" not in line
 
 
+async def test_only_the_page_polls_the_models_without_a_line_at_info(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with client_of(ScriptedGateway()) as client:
+        await client.get("/v1/models", headers={"x-holdfast-page": "1"})
+        await client.get("/v1/models")
+    found = [line.levelno for line in caplog.records if isinstance(line.msg, RequestRecord)]
+    assert found == [logging.DEBUG, logging.INFO]
+
+
 async def test_a_refusal_has_its_reason_but_not_what_was_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

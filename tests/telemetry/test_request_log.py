@@ -173,6 +173,7 @@ def test_contents_are_kept_only_on_request_and_up_to_a_limit() -> None:
         ("/health", 200, logging.DEBUG),
         ("/health", 503, logging.DEBUG),
         ("/metrics", 200, logging.DEBUG),
+        ("/admin/caller", 200, logging.DEBUG),
         ("/v1/models", 200, logging.INFO),
         ("/v1/chat/completions", 400, logging.INFO),
         ("/v1/chat/completions", 500, logging.INFO),
@@ -183,6 +184,23 @@ def test_polls_are_debug_lines_and_client_errors_are_no_errors(
 ) -> None:
     with caplog.at_level(logging.DEBUG):
         write_line(record(Clock(), path=path, status=status))
+    assert [line.levelno for line in caplog.records] == [level]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "level"),
+    [
+        ("GET", "/v1/models", logging.DEBUG),
+        ("GET", "/v1/sessions", logging.DEBUG),
+        ("PATCH", "/v1/sessions/a", logging.INFO),
+        ("POST", "/v1/responses", logging.INFO),
+    ],
+)
+def test_what_the_page_polls_is_a_debug_line_and_what_it_does_is_not(
+    method: str, path: str, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        write_line(record(Clock(), method=method, path=path, status=200, is_from_page=True))
     assert [line.levelno for line in caplog.records] == [level]
 
 

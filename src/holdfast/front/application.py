@@ -45,7 +45,13 @@ from holdfast.front.server.request import json_response
 from holdfast.front.server.services import Services, disconnected, named_model, served_models
 from holdfast.front.tokens import TOKENS
 from holdfast.telemetry.metrics import Metrics
-from holdfast.telemetry.request_log import RECORD, UNKNOWN_ROUTE, RequestRecord, write_line
+from holdfast.telemetry.request_log import (
+    PAGE_HEADER,
+    RECORD,
+    UNKNOWN_ROUTE,
+    RequestRecord,
+    write_line,
+)
 from holdfast.telemetry.traces import Traces
 
 # OpenAI's clients read the first header, Anthropic's clients the second
@@ -184,6 +190,7 @@ def _request_lines(app: ASGIApp, *, metrics: Metrics, traces: Traces | None = No
             method=scope["method"],
             path=scope["path"],
             client=client[0] if client else "",
+            is_from_page=any(name == PAGE_HEADER for name, _ in scope["headers"]),
             request_id=request_id.decode(),
         )
         scope[RECORD] = record

@@ -52,8 +52,13 @@ QUIET_PATHS = frozenset(  # polled by programs
         "/admin/logs/events",
         "/admin/cache",
         "/admin/misses",
+        "/admin/caller",
+        "/admin/store",
     }
 )
+# what the page for browsers reads again and again, but other clients do not
+_QUIET_FROM_PAGE = frozenset({"/v1/models", "/v1/sessions"})
+PAGE_HEADER = b"x-holdfast-page"  # sent with all requests of the page
 _QUIET_FOLDER = "/page/"  # the files of the page for browsers
 _LONGEST_PATH = 200
 _LONGEST_ERROR = 160
@@ -85,6 +90,7 @@ class RequestRecord:
     method: str
     path: str
     client: str
+    is_from_page: bool = False
     request_id: str = ""
     key: str = ""  # name of the request's API key
     status: int = CLIENT_GONE
@@ -103,6 +109,13 @@ class RequestRecord:
 
     def __post_init__(self) -> None:
         self.began = self.clock()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the request is no news, because programs or the page poll its path."""
+        is_polled = self.path in QUIET_PATHS or self.path.startswith(_QUIET_FOLDER)
+        is_from_view = self.is_from_page and self.method == "GET" and self.path in _QUIET_FROM_PAGE
+        return is_polled or is_from_view
 
     @property
     def has_status(self) -> bool:
@@ -248,18 +261,13 @@ def current_request_id() -> str:
     return "" if record is None else record.request_id
 
 
-def is_quiet_path(path: str) -> bool:
-    """Whether requests to this path are no news, because programs poll it."""
-    return path in QUIET_PATHS or path.startswith(_QUIET_FOLDER)
-
-
 def write_line(record: RequestRecord) -> None:
     """Log the line of a finished request.
 
-    The level is info, or debug for paths that programs poll.
+    The level is info, or debug for what programs and the page poll.
     """
     record.ended = record.clock()
-    is_quiet = is_quiet_path(record.path) and record.has_status
+    is_quiet = record.is_quiet and record.has_status
     level = logging.DEBUG if is_quiet else logging.INFO
     if _log.isEnabledFor(level):
         _log.log(level, record)

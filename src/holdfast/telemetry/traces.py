@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigError
-from holdfast.telemetry.request_log import UNKNOWN_ROUTE, RequestRecord, is_quiet_path
+from holdfast.telemetry.request_log import UNKNOWN_ROUTE, RequestRecord
 from holdfast.wire.events import FinishReason
 from holdfast.wire.output import ChoiceFinished
 from holdfast.wire.requests import ChatPrompt, GenerationRequest
@@ -52,9 +52,9 @@ class Traces:
     ) -> None:
         """Create the spans of a finished request, as children of the client's traceparent.
 
-        Requests to paths that programs poll get no spans.
+        Requests by which programs or the page poll get no spans.
         """
-        if is_quiet_path(record.path):
+        if record.is_quiet:
             return
         wall = _WallClock(latest=record.began + record.seconds)
         carrier = {

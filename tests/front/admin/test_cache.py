@@ -45,15 +45,16 @@ def keys(tmp_path: Path) -> KeyRing:
 
 
 def missed() -> ScriptedGateway:
-    """A gateway whose prompts differ from what is cached at token 3."""
+    """A gateway whose prompts differ from what is cached at token 3, and lose further tokens."""
     end = ChoiceFinished(
         index=0,
         reason=FinishReason.STOP,
-        prompt_tokens=7,
+        prompt_tokens=407,
         completion_tokens=1,
         memory=CacheReport(
             outcome=CacheOutcome.DIVERGED,
             ram_tokens=3,
+            unused_tokens=300,
             divergence=Divergence(position=3, stored_token_id=1, prompt_token_id=2),
         ),
         divergent=DivergentTexts(before="day is ", stored="Monday", prompt="Tuesday"),
@@ -113,12 +114,14 @@ async def test_a_miss_is_explained_with_the_line_that_changed() -> None:
         await chat(client, "The day is Tuesday.")
         last, first = (await client.get("/admin/misses")).json()["misses"]
     assert last["change"] == {
+        "kind": "changed",
+        "summary": "Line 1 of message 1 (user) changed.",
         "place": "line 1 of message 1 (user)",
         "before": "",
         "cached": "The day is Monday.",
         "now": "The day is Tuesday.",
     }
-    assert (last["prompt_tokens"], last["cached_tokens"], last["reason"]) == (7, 3, "diverged")
+    assert (last["prompt_tokens"], last["cached_tokens"], last["reason"]) == (407, 3, "diverged")
     assert last["difference"]["position"] == 3
     assert "Tuesday" in last["explanation"]
     assert last["shows_texts"]

@@ -26,13 +26,19 @@ def asked(*messages: tuple[str, Any], tenant: str = "", **prompt: Any) -> Genera
     )
 
 
-def explained(outcome: CacheOutcome = CacheOutcome.DIVERGED) -> Explanation:
+def explained(
+    outcome: CacheOutcome = CacheOutcome.DIVERGED,
+    *,
+    prompt_tokens: int = 1000,
+    cached: int = 4,
+    unused: int = misses.LEAST_LOST,
+) -> Explanation:
     end = ChoiceFinished(
         index=0,
         reason=FinishReason.STOP,
-        prompt_tokens=10,
+        prompt_tokens=prompt_tokens,
         completion_tokens=1,
-        memory=CacheReport(outcome=outcome, ram_tokens=4),
+        memory=CacheReport(outcome=outcome, ram_tokens=cached, unused_tokens=unused),
     )
     return explain_choice(end, accept_seconds=0.0, first_text_seconds=None)
 
@@ -55,6 +61,8 @@ def test_the_changed_line_of_the_system_prompt_is_named_and_shown() -> None:
         asked(("system", SYSTEM.replace("Monday", "Tuesday")), ("user", "Hello")),
     )
     assert change == TextChange(
+        kind="changed",
+        summary="Line 2 of the system prompt changed.",
         place="line 2 of the system prompt",
         before="You help.",
         cached="The day is Monday.",
@@ -76,21 +84,70 @@ def test_a_changed_message_is_named_by_its_number_and_role() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cached", "now", "place", "lines"),
+    ("cached", "now", "summary", "lines"),
     [
-        ("a\nb", "a\nb\nc", 3, ("", "c")),
-        ("a\nb\nc", "a\nb", 3, ("c", "")),
-        ("a\nb", "a\nbc", 2, ("b", "bc")),
-        ("", "a", 1, ("", "a")),
-        ("a\n\nb", "a\nb", 2, ("", "b")),
+        ("a\nb", "a\nb\nc", "A line was added: line 3 of", ("", "c")),
+        ("a\nb\nc", "a\nb", "A line was left out: line 3 of", ("c", "")),
+        ("a\nb", "a\nbc", "Line 2 of", ("b", "bc")),
+        ("a\ncb", "a\nb", "Line 2 of", ("cb", "b")),
+        ("", "a", "A line was added: line 1 of", ("", "a")),
+        ("a\n\nb", "a\nb", "A line was left out: line 2 of", ("", "")),
+        ("a\nd", "a\nb\nc\nd", "2 lines were added: from line 2 of", ("", "b")),
     ],
 )
-def test_added_and_removed_lines_are_found(
-    cached: str, now: str, place: int, lines: tuple[str, str]
+def test_added_and_left_out_lines_are_found(
+    cached: str, now: str, summary: str, lines: tuple[str, str]
 ) -> None:
     change = last_change(asked(("user", cached)), asked(("user", now)))
     assert change is not None
-    assert change.place == f"line {place} of message 1 (user)"
+    assert change.summary.startswith(f"{summary} message 1 (user)")
+    assert (change.cached, change.now) == lines
+
+
+@pytest.mark.parametrize(
+    ("cached", "now", "summary", "lines"),
+    [
+        (
+            (("system", SYSTEM), ("user", "Hello")),
+            (("user", "Hello"),),
+            "A system prompt was left out.",
+            ("You help.", ""),
+        ),
+        (
+            (("user", "Hello"),),
+            (("system", SYSTEM), ("user", "Other")),
+            "A system prompt was added.",
+            ("", "You help."),
+        ),
+        (
+            (("user", "one"), ("assistant", "two"), ("user", "three")),
+            (("user", "one"), ("user", "three")),
+            "Message 2 (assistant) was left out.",
+            ("two", ""),
+        ),
+        (
+            (("user", "one"), ("user", "three")),
+            (("user", "one"), ("assistant", "two"), ("user", "three")),
+            "Message 2 (assistant) was added.",
+            ("", "two"),
+        ),
+        (
+            (("user", "one"), ("user", "three")),
+            (("user", "one"), ("assistant", "two")),
+            "Message 2 (assistant) changed.",
+            ("three", "two"),
+        ),
+    ],
+)
+def test_messages_that_were_added_or_left_out_are_said_in_words(
+    cached: tuple[tuple[str, str], ...],
+    now: tuple[tuple[str, str], ...],
+    summary: str,
+    lines: tuple[str, str],
+) -> None:
+    change = last_change(asked(*cached), asked(*now))
+    assert change is not None
+    assert change.summary == summary
     assert (change.cached, change.now) == lines
 
 
@@ -112,7 +169,7 @@ def test_tools_that_changed_or_are_gone_are_named() -> None:
     assert changed.place.endswith("of the definition of the tool b")
     gone = last_change(plain, asked(("user", "x"), tools=(tool("b", "two"),)))
     assert gone is not None
-    assert gone.place == "the list of tools"
+    assert gone.summary == "The definition of the tool a was left out."
 
 
 def test_a_conversation_that_goes_on_has_not_changed() -> None:
@@ -132,6 +189,80 @@ def test_the_most_similar_earlier_prompt_is_compared() -> None:
     )
     assert change is not None
     assert change.cached == "About ships"
+
+
+NOTES = "".join(f"Note {number} of the harbour master.\n" for number in range(100))
+
+
+def is_listed(
+    earlier: GenerationRequest | None,
+    now: GenerationRequest,
+    outcome: CacheOutcome = CacheOutcome.DIVERGED,
+    *,
+    cached: int,
+    unused: int = 0,
+) -> bool:
+    """Whether a prompt of 1,000 tokens, of which some are cached, is a miss."""
+    found = RecentMisses()
+    record = RequestRecord(method="POST", path="/", client="c")
+    if earlier is not None:
+        found.note(earlier, explained(CacheOutcome.COMPLETE), record)
+    found.note(now, explained(outcome, cached=cached, unused=unused), record)
+    return bool(list(found))
+
+
+def test_a_prompt_without_a_predecessor_is_no_miss() -> None:
+    first = asked(("system", NOTES), ("user", "one"))
+    assert not is_listed(None, first, CacheOutcome.NOTHING_STORED, cached=0)
+    assert not is_listed(None, first, cached=1)
+    assert not is_listed(asked(("user", "Something else.")), first, cached=1)
+
+
+def test_another_question_over_the_same_notes_is_no_miss() -> None:
+    one, two = (
+        asked(("system", NOTES), ("user", "one")),
+        asked(("system", NOTES), ("user", "two")),
+    )
+    assert not is_listed(one, two, cached=990)
+    at_the_end = [asked(("user", NOTES + question)) for question in ("one?", "and two?")]
+    assert not is_listed(*at_the_end, cached=990)
+
+
+def test_a_change_before_long_notes_is_a_miss() -> None:
+    one, two = (
+        asked(("system", f"It is {day}.\n{NOTES}"), ("user", day)) for day in ("Monday", "Tuesday")
+    )
+    assert is_listed(one, two, cached=3)
+    one, two = (
+        asked(("system", f"It is {day}."), ("user", NOTES)) for day in ("Monday", "Tuesday")
+    )
+    assert is_listed(one, two, cached=3)
+    left_out = asked(("user", NOTES))
+    assert is_listed(one, left_out, cached=1)
+
+
+def test_only_what_was_prefilled_is_lost() -> None:
+    one, two = (
+        asked(("system", f"It is {day}.\n{NOTES}"), ("user", "x")) for day in ("Monday", "Tuesday")
+    )
+    assert not is_listed(one, two, cached=1000 - misses.LEAST_LOST + 1)
+
+
+def test_tokens_that_were_evicted_or_could_not_be_used_are_lost() -> None:
+    prompt = asked(("user", NOTES))
+    least = misses.LEAST_LOST
+    assert is_listed(None, prompt, CacheOutcome.EVICTED, cached=100, unused=least)
+    assert not is_listed(None, prompt, CacheOutcome.EVICTED, cached=100, unused=least - 1)
+    assert is_listed(None, prompt, CacheOutcome.FAILED, cached=0)
+
+
+def test_a_template_that_renders_the_same_messages_otherwise_is_a_miss() -> None:
+    one = asked(("user", NOTES), ("assistant", "two"), ("user", "three"))
+    two = asked(
+        ("user", NOTES), ("assistant", "two"), ("user", "three"), ("assistant", "4"), ("user", "5")
+    )
+    assert is_listed(one, two, cached=500)
+    assert not is_listed(one, two, cached=950)
 
 
 def test_tenants_and_models_are_never_compared_with_each_other() -> None:

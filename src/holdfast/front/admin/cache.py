@@ -79,12 +79,12 @@ async def show_cache(request: Request, services: Services) -> Response:
 
 
 class RecentMiss(Struct, frozen=True, kw_only=True):
-    """An answer whose prompt was not cached as far as possible.
+    """An answer with at least 256 prompt tokens that could have been cached but were prefilled.
 
     at: Unix seconds. reason, explanation, unused_tokens: as with `holdfast.explain`. change: the
-    line of the prompt that differs from the most similar earlier prompt; null if there is none in
-    memory. difference: the tokens that differ from the cached ones. shows_texts: false if the
-    prompt belongs to another tenant; then `change` and `difference` are null.
+    first difference from the most similar earlier prompt; null if there is none in memory.
+    difference: the tokens that differ from the cached ones. shows_texts: false if the prompt
+    belongs to another tenant; then `change` and `difference` are null.
     """
 
     at: float

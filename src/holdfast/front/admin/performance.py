@@ -31,8 +31,8 @@ _DEFAULT: RangeName = "1h"
 async def show_performance(request: Request, services: Services) -> Response:
     """Show how long requests took, by phase: queue, load, lookup, restore, prefill, gaps.
 
-    The figures are those of `/metrics`, kept by minute, five minutes and hour for up to seven days,
-    also while the server is stopped.
+    The figures are those of `/metrics`, kept by minute, five minutes and hour for up to seven days.
+    They survive restarts.
     """
     query = request.query_params
     range_name = choice_in(query, "range", RANGES, _DEFAULT)

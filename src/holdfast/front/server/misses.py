@@ -1,5 +1,5 @@
-"""Remembers the last answers whose prompts could have been cached but were not, and finds out which
-line of the prompt has changed.
+"""Remembers the last answers with many prompt tokens that could have been cached but were not, and
+finds out which line of the prompt has changed.
 
 The worker knows only tokens. The front therefore keeps the texts of the last prompts, in memory only
 and within a limit, and compares a prompt that missed the cache with the most similar one of the same
@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -28,15 +28,19 @@ MOST_PROMPTS = 24  # per tenant and model
 MOST_CHARACTERS = 8 << 20  # of all prompts together
 LONGEST_LINE = 240  # characters of a changed line that are shown
 LINES_BEFORE = 2
+LEAST_LOST = 256  # tokens
 _NO_MISS = {
     CacheOutcome.COMPLETE.value,
     CacheOutcome.NEW_TOKENS.value,
     CacheOutcome.SCORED.value,
     CacheOutcome.OFF.value,
+    CacheOutcome.NOTHING_STORED.value,
 }
 _PIECE = 4096  # characters that are compared at once
 _TOOL = "the definition of the tool "
+_SYSTEM_PROMPT = "the system prompt"
 _SYSTEM = ("system", "developer")
+_VERBS = {"added": "added", "left_out": "left out"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +55,17 @@ Parts: TypeAlias = tuple[PromptPart, ...]
 
 
 class TextChange(Struct, frozen=True, kw_only=True):
-    """The first line of a prompt that differs from the most similar earlier prompt.
+    """The first difference between a prompt and the most similar earlier prompt.
 
-    `place` says where it is, for example "line 3 of the system prompt". `before` are the lines
-    before it, `cached` is the line in the earlier prompt and `now` the line in this one. Long lines
-    are cut around the difference.
+    `summary` says in a sentence what changed, and `place` where, for example "line 3 of the system
+    prompt". `before` are the lines before it, `cached` is the line in the earlier prompt and `now`
+    the line in this one. Long lines are cut around the difference. If lines or messages were added
+    or left out, `kind` says so, and the text is the first of these lines; `cached` or `now` is then
+    empty.
     """
 
+    kind: Literal["changed", "added", "left_out"]
+    summary: str
     place: str
     before: str
     cached: str
@@ -66,7 +74,7 @@ class TextChange(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Miss:
-    """An answer whose prompt was not cached as far as possible."""
+    """An answer with many prompt tokens that could have been cached but were not."""
 
     at: float  # seconds since the epoch
     tenant: str
@@ -111,8 +119,10 @@ class RecentMisses:
         tenant = self._tenants.setdefault(request.tenant, _Tenant())
         self._tenants.move_to_end(request.tenant)
         parts = parts_of(request)
+        closest: Parts = ()
         if explanation.reason not in _NO_MISS:
-            earlier = tenant.prompts.get(request.model, ())
+            closest = _closest(tenant.prompts.get(request.model, ()), parts)
+        if lost_tokens(explanation, closest, parts) >= LEAST_LOST:
             tenant.misses.append(
                 Miss(
                     at=self._clock(),
@@ -123,7 +133,7 @@ class RecentMisses:
                     client=record.client,
                     session_id=request.session_id,
                     explanation=explanation,
-                    change=change_between(_closest(earlier, parts), parts),
+                    change=change_between(closest, parts),
                 )
             )
         self._keep(tenant, request.model, parts)
@@ -171,26 +181,96 @@ def parts_of(request: GenerationRequest) -> Parts:
     for message in prompt.messages:
         role = str(message.get("role", ""))
         is_head = role in _SYSTEM and not messages
-        name = "the system prompt" if is_head else f"message {len(messages) + 1} ({role})"
+        name = _SYSTEM_PROMPT if is_head else f"message {len(messages) + 1} ({role})"
         messages.append(PromptPart(name, _text_of(message)))
     return (*tools, *messages)
 
 
+def lost_tokens(explanation: Explanation, earlier: Parts, parts: Parts) -> int:
+    """How many tokens of a prompt could have been cached but were prefilled.
+
+    These are tokens that are or were cached but could not be used, and those after the first change
+    that the most similar earlier prompt has, too: without the change, they would have been found.
+    The latter are estimated from the number of characters.
+    """
+    if explanation.reason in _NO_MISS:
+        return 0
+    if explanation.reason == CacheOutcome.FAILED.value:
+        return explanation.read_tokens
+    per_character = explanation.prompt_tokens / max(1, _size(parts))
+    at = _first_difference(earlier, parts)
+    if at is None:
+        # the texts are the same, so the chat template has rendered them otherwise
+        shared = per_character * min(_size(earlier), _size(parts))
+        cached = explanation.prompt_tokens - explanation.read_tokens
+        repeated = shared - cached - explanation.prompt_tokens / 10  # the estimate is not exact
+    else:
+        repeated = per_character * _repeated_characters(earlier[at:], parts[at:])
+    lost = explanation.unused_tokens + max(0, int(repeated))
+    return min(explanation.read_tokens, lost)
+
+
+def _first_difference(earlier: Parts, parts: Parts) -> int | None:
+    """The place of the first part that differs; None if one prompt only continues the other."""
+    pairs = enumerate(zip(earlier, parts, strict=False))
+    return next((at for at, (before, now) in pairs if before != now), None)
+
+
+def _repeated_characters(earlier: Parts, parts: Parts) -> int:
+    """How much of the parts, of which the first ones differ, is also in the earlier ones."""
+    texts = {part.text for part in earlier}
+    repeated = sum(len(part.text) for part in parts if part.text in texts)
+    if parts[0].text not in texts and parts[0].name == earlier[0].name:
+        cached, now = earlier[0].text, parts[0].text
+        at = _common_characters(cached, now)
+        repeated += _common_characters(cached[at:][::-1], now[at:][::-1])
+    return repeated
+
+
 def change_between(earlier: Parts, parts: Parts) -> TextChange | None:
-    """The first line that differs; None if one prompt only continues the other."""
-    for before, now in zip(earlier, parts, strict=False):
-        if before == now:
-            continue
-        if before.name != now.name:
-            is_tool = _TOOL in before.name + now.name
-            return TextChange(
-                place="the list of tools" if is_tool else now.name,
-                before="",
-                cached=before.name,
-                now=now.name,
-            )
+    """The first difference; None if one prompt only continues the other."""
+    at = _first_difference(earlier, parts)
+    if at is None:
+        return None
+    before, now = earlier[at], parts[at]
+    if now.text and now.text in {part.text for part in earlier[at + 1 :]}:
+        return _whole_part(before, "left_out")
+    if before.text and before.text in {part.text for part in parts[at + 1 :]}:
+        return _whole_part(now, "added")
+    if before.name == now.name:
         return _changed_line(before.text, now)
-    return None
+    if before.name == _SYSTEM_PROMPT:
+        return _whole_part(before, "left_out")
+    if now.name == _SYSTEM_PROMPT:
+        return _whole_part(now, "added")
+    is_tool = _TOOL in before.name + now.name
+    place = "the list of tools" if is_tool else now.name
+    return TextChange(
+        kind="changed",
+        summary=f"{_capital(place)} changed.",
+        place=place,
+        before="",
+        cached=_line(before.text, 0, 0),
+        now=_line(now.text, 0, 0),
+    )
+
+
+def _whole_part(part: PromptPart, kind: Literal["added", "left_out"]) -> TextChange:
+    """A message or a tool was added or left out."""
+    name = "a system prompt" if part.name == _SYSTEM_PROMPT else part.name
+    line = _line(part.text, 0, 0)
+    return TextChange(
+        kind=kind,
+        summary=f"{_capital(name)} was {_VERBS[kind]}.",
+        place=part.name,
+        before="",
+        cached=line if kind == "left_out" else "",
+        now=line if kind == "added" else "",
+    )
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _closest(earlier: deque[Parts] | tuple[()], parts: Parts) -> Parts:
@@ -227,12 +307,30 @@ def _changed_line(cached: str, part: PromptPart) -> TextChange:
         at += longer[at:].startswith("\n")
     begin = max(cached.rfind("\n", 0, at), text.rfind("\n", 0, at)) + 1
     head = text[:begin].splitlines()
+    place = f"line {len(head) + 1} of {part.name}"
+    kind, lines = _kind_of(cached[begin:], text[begin:])
+    summary = f"{_capital(place)} changed."
+    if kind != "changed":
+        some = "A line was" if lines == 1 else f"{lines:,} lines were"
+        summary = f"{some} {_VERBS[kind]}: {'' if lines == 1 else 'from '}{place}."
     return TextChange(
-        place=f"line {len(head) + 1} of {part.name}",
+        kind=kind,
+        summary=summary,
+        place=place,
         before="\n".join(line[:LONGEST_LINE] for line in head[-LINES_BEFORE:]),
-        cached=_line(cached, begin, at),
-        now=_line(text, begin, at),
+        cached="" if kind == "added" else _line(cached, begin, at),
+        now="" if kind == "left_out" else _line(text, begin, at),
     )
+
+
+def _kind_of(cached: str, now: str) -> tuple[Literal["changed", "added", "left_out"], int]:
+    """What happened to texts of which the first lines differ, and to how many lines."""
+    kind: Literal["added", "left_out"] = "added" if len(now) > len(cached) else "left_out"
+    longer, rest = (now, cached) if kind == "added" else (cached, now)
+    more = longer[: len(longer) - len(rest)]
+    if not longer.endswith(rest) or (rest and not more.endswith("\n")):
+        return "changed", 1
+    return kind, max(1, len(more.splitlines()))
 
 
 def _line(text: str, begin: int, at: int) -> str:

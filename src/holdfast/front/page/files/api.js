@@ -1,6 +1,8 @@
 // Calls the server's HTTP API, with the key that the user has entered, and reads server-sent events.
 
 const KEY_ITEM = 'holdfast.key';
+/** Tells the server that the page asks, so that what it polls does not fill the log. */
+export const FROM_PAGE = { 'x-holdfast-page': '1' };
 
 /** An error that the server has answered. */
 export class ApiError extends Error {
@@ -54,7 +56,7 @@ export const access = new Access();
  * @param {{body?: unknown, headers?: Record<string, string>, signal?: AbortSignal}} [options]
  */
 async function send(method, path, { body, headers = {}, signal } = {}) {
-  const sent = { accept: 'application/json', ...headers };
+  const sent = { accept: 'application/json', ...FROM_PAGE, ...headers };
   if (body !== undefined) sent['content-type'] = 'application/json';
   if (access.key) sent.authorization = `Bearer ${access.key}`;
   const response = await fetch(path, {

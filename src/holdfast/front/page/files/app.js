@@ -97,7 +97,7 @@ access.addEventListener('change', () => {
   const place = /** @type {HTMLElement} */ (document.getElementById('access'));
   const caller = access.caller;
   if (!caller) return render(nothing, place);
-  const role = caller.is_admin ? 'administrator' : 'read-only';
+  const role = caller.is_admin ? 'admin' : 'user';
   const name = caller.key || (caller.needs_key ? 'with a key' : '');
   const forget = () => access.use('');
   return render(

@@ -6,7 +6,14 @@ import { Component } from './view.js';
 
 const STYLES = '/page/files/vendor/uplot.css';
 const HEIGHT = 220;
+const MANY_POINTS = 12;
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [1, 5]]; // also told apart without colours
+
+/** The size of points in pixels: larger if there are few, which no line connects. */
+function pointSize(values) {
+  const points = values.filter((value) => value !== null).length;
+  return points > MANY_POINTS ? 4 : 9;
+}
 
 /** Load the style sheet of the plots, once. */
 function addStyles() {
@@ -138,7 +145,10 @@ class LinePlot extends Component {
 
   updated(changed) {
     if (!['times', 'series', 'top'].some((name) => changed.has(name))) return;
-    const isSame = this.plot && this.plot.series.length === this.series.length + 1;
+    const sizes = this.series.map((each) => pointSize(each.values));
+    const isSame =
+      this.plot?.series.length === sizes.length + 1 &&
+      sizes.every((size, index) => this.plot.series[index + 1].points.size === size);
     if (isSame) this.plot.setData(this.data());
     else this.draw();
   }
@@ -181,7 +191,7 @@ class LinePlot extends Component {
           stroke: colour(`--series-${index + 1}`),
           width: 2,
           dash: DASHES[index],
-          points: { show: true, size: 4, fill: colour(`--series-${index + 1}`) },
+          points: { show: true, size: pointSize(each.values), fill: colour(`--series-${index + 1}`) },
         })),
       ],
       hooks: { setCursor: [(plot) => this.point(plot.cursor.idx ?? null)] },

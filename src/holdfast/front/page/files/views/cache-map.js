@@ -10,8 +10,9 @@ export const TIERS = [
   ['ram', 'blocks in RAM'],
   ['disk', 'only on disk'],
 ];
-const ROW = 26; // pixels
+const ROW = 30; // pixels
 const GAP = 3;
+const LEAST_WIDTH = 12; // of a part, however few tokens it has
 
 /** Lay the parts out in rows; returns boxes in the order of the rows, and the number of rows. */
 export function laidOut(parts) {
@@ -54,7 +55,8 @@ class CacheMap extends Component {
     this.model = null;
     /** @type {Map<string, string>} names of sessions by id */
     this.names = new Map();
-    this.chosen = 0;
+    /** the place of the chosen box among all; null: the largest one */
+    this.chosen = null;
   }
 
   render() {
@@ -66,15 +68,19 @@ class CacheMap extends Component {
     this.boxes = layout.boxes;
     const chosen = this.chosenBox();
     const deepest = Math.max(...model.parts.map((part) => part.start + part.tokens));
+    const levels = Math.max(...this.boxes.map((box) => box.level));
+    const size = `height: ${layout.rows * ROW}px; min-width: calc(18rem + ${levels * LEAST_WIDTH}px)`;
     return html`<div class="map-frame">
         <div
           class="cache-map"
           role="tree"
           aria-label="Cached prompts of ${model.model}"
-          .style=${`height: ${layout.rows * ROW}px`}
+          .style=${size}
           @keydown=${(event) => this.onKey(event)}
         >
-          ${this.boxes.map((box, order) => this.box(box, order, { deepest, isChosen: box === chosen }))}
+          ${this.boxes.map((box, order) =>
+            this.box(box, order, { deepest, levels, isChosen: box === chosen }),
+          )}
         </div>
       </div>
       <p class="map-axis hint" aria-hidden="true">
@@ -83,9 +89,10 @@ class CacheMap extends Component {
       ${this.hiddenTrees()} ${this.details(chosen.part)}`;
   }
 
-  /** The chosen box; the first one if the cache has become smaller. */
+  /** The chosen box; the largest one if none is chosen, or the cache has become smaller. */
   chosenBox() {
-    return this.boxes[this.chosen] ?? this.boxes[0];
+    const larger = (box, other) => (other.part.tokens > box.part.tokens ? other : box);
+    return this.boxes[this.chosen] ?? this.boxes.reduce(larger);
   }
 
   hiddenTrees() {
@@ -97,11 +104,16 @@ class CacheMap extends Component {
     return parts.length ? html`<p class="hint">${parts.join('; ')}</p>` : nothing;
   }
 
-  box(box, order, { deepest, isChosen }) {
+  box(box, order, { deepest, levels, isChosen }) {
     const { part, level, row, rows } = box;
-    const [left, width] = [part.start, part.tokens].map((tokens) => (100 * tokens) / deepest);
+    // a least width, and the rest of the picture by the tokens
+    const place = (tokens, parts) =>
+      `calc((100% - ${levels * LEAST_WIDTH}px) * ${tokens / deepest} + ${parts * LEAST_WIDTH}px)`;
+    const left = place(part.start, level - 1);
+    const end = place(part.start + part.tokens, level);
     // nothing is to the right of a leaf, so that its label may be longer than its box
-    const isLeaf = !part.hidden_parts && !part.below_tokens && left + width < 75;
+    const isLeaf =
+      !part.hidden_parts && !part.below_tokens && part.start + part.tokens < 0.75 * deepest;
     return html`<div
         class=${isLeaf ? 'part leaf' : 'part'}
         role="treeitem"
@@ -109,11 +121,14 @@ class CacheMap extends Component {
         aria-selected=${isChosen ? 'true' : 'false'}
         aria-label=${this.spoken(part)}
         tabindex=${isChosen ? 0 : -1}
-        .style=${`left: ${left}%; width: ${width}%; top: ${row * ROW}px; height: ${rows * ROW - GAP}px`}
+        title=${this.label(part)}
+        .style=${`left: ${left}; width: ${place(part.tokens, 1)}; top: ${row * ROW}px; height: ${rows * ROW - GAP}px`}
         @click=${() => this.choose(order)}
         @focus=${() => (this.chosen = order)}
       >
-        <span class="part-label">${this.label(part)}</span>
+        <span class="part-label">
+          ${isLeaf || part.tokens > deepest / 20 ? this.label(part) : nothing}
+        </span>
         <span class="strips">
           ${TIERS.map(([tier]) => {
             const share = (100 * part[`${tier}_tokens`]) / part.tokens;
@@ -125,7 +140,7 @@ class CacheMap extends Component {
         ? html`<span
             class="hidden-parts"
             aria-hidden="true"
-            .style=${`left: ${left + width}%; top: ${(row + rows - 1) * ROW}px`}
+            .style=${`left: ${end}; top: ${(row + rows - 1) * ROW}px`}
             >and ${counted(part.hidden_parts, 'smaller branch', 'smaller branches')}</span
           >`
         : nothing}`;
@@ -138,7 +153,7 @@ class CacheMap extends Component {
   label(part) {
     const users = this.users(part);
     const who = users.length > 1 ? counted(part.session_count, 'session') : users[0];
-    return [who, `${count(part.tokens)} tokens`].filter(Boolean).join(' · ');
+    return [who, counted(part.tokens, 'token')].filter(Boolean).join(' · ');
   }
 
   spoken(part) {
@@ -184,10 +199,10 @@ class CacheMap extends Component {
       ...TIERS.map(([tier, words]) => {
         const tokens = part[`${tier}_tokens`];
         const isSaved = tier !== 'disk' && part.saved_tokens > part.disk_tokens;
-        return [words.slice(0, 1).toUpperCase() + words.slice(1), tokens ? `${count(tokens)} tokens${isSaved ? ', also on disk' : ''}` : ''];
+        return [words.slice(0, 1).toUpperCase() + words.slice(1), tokens ? `${counted(tokens, 'token')}${isSaved ? ', also on disk' : ''}` : ''];
       }),
       ['Size', `${bytes(part.bytes)} in ${counted(part.blocks, 'block')}`],
-      ['Followed by', part.below_tokens ? `${count(part.below_tokens)} tokens` : ''],
+      ['Below it', part.below_tokens ? counted(part.below_tokens, 'token') : ''],
       ['Sessions', users.length ? `${users.join(', ')}${more > 0 ? ` and ${more} more` : ''}` : 'none'],
       ['Running', part.running ? counted(part.running, 'request') : ''],
       ['KV bits', tree.kv_bits === 'native' ? '' : (tree.kv_bits ?? 'unknown')],

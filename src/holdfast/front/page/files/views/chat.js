@@ -17,6 +17,7 @@ class ChatView extends View {
     models: { state: true },
     draft: { state: true },
     images: { state: true },
+    notice: { state: true },
   };
 
   constructor() {
@@ -24,19 +25,29 @@ class ChatView extends View {
     this.models = [];
     this.draft = '';
     this.images = []; // for the next message, as data URLs
+    this.notice = ''; // why images were not attached
     this.onChat = () => this.requestUpdate();
     this.onAddress = () => this.openAddress();
+    // beside the composer, too: otherwise the browser would open a dropped file in place of the page
+    this.onDrag = (event) => {
+      if (event.dataTransfer?.types.includes('Files')) event.preventDefault();
+    };
+    this.onDrop = (event) => this.take(event, event.dataTransfer);
   }
 
   connectedCallback() {
     super.connectedCallback();
     chat.addEventListener('change', this.onChat);
     addEventListener('holdfast-address', this.onAddress);
+    addEventListener('dragover', this.onDrag);
+    addEventListener('drop', this.onDrop);
   }
 
   disconnectedCallback() {
     chat.removeEventListener('change', this.onChat);
     removeEventListener('holdfast-address', this.onAddress);
+    removeEventListener('dragover', this.onDrag);
+    removeEventListener('drop', this.onDrop);
     super.disconnectedCallback();
   }
 
@@ -113,7 +124,10 @@ class ChatView extends View {
         >Model
         <select
           .value=${live(chat.settings.model)}
-          @change=${(event) => chat.set({ model: event.target.value })}
+          @change=${(event) => {
+            this.notice = '';
+            chat.set({ model: event.target.value });
+          }}
         >
           ${this.models.map(
             (model) =>
@@ -150,7 +164,7 @@ class ChatView extends View {
           .value=${live(chat.settings.temperature ?? '')}
           @change=${(event) => chat.set({ temperature: number(event) })} /></label
       ><label
-        >Longest answer, in tokens
+        >Maximum answer length (tokens)
         <input
           type="number"
           min="1"
@@ -186,14 +200,11 @@ class ChatView extends View {
         This server has no model yet. <a href="/page/models">Pull one</a> to begin.
       </p>`;
     }
-    return html`<form
-      class="composer"
-      @submit=${(event) => this.send(event)}
-      @dragover=${(event) => event.preventDefault()}
-      @drop=${(event) => this.take(event, event.dataTransfer)}
-    >
+    const notice = this.unreadableImages || this.notice;
+    return html`<form class="composer" @submit=${(event) => this.send(event)}>
       <label for="message">Message</label>
       ${this.attached()}
+      <p class=${notice ? 'failure' : 'visually-hidden'} role="status">${notice}</p>
       <textarea
         id="message"
         rows="2"
@@ -205,7 +216,12 @@ class ChatView extends View {
         @paste=${(event) => this.take(event, event.clipboardData)}
       ></textarea>
       <p class="actions">
-        <button class="primary" ?disabled=${Boolean(running) || !chat.settings.model}>Send</button>
+        <button
+          class="primary"
+          ?disabled=${Boolean(running || this.unreadableImages) || !chat.settings.model}
+        >
+          Send
+        </button>
         ${running
           ? html`<button type="button" @click=${() => this.attempt(() => chat.stop(running))}>
               Stop
@@ -222,7 +238,7 @@ class ChatView extends View {
                 @change=${(event) => this.choose(event.target)}
             /></label>`
           : nothing}
-        <span class="hint">Enter sends, Shift+Enter begins a line</span>
+        <span class="hint">Enter to send, Shift+Enter for a new line</span>
       </p>
     </form>`;
   }
@@ -253,24 +269,36 @@ class ChatView extends View {
     return takesImages(this.models.find((model) => model.id === chat.settings.model));
   }
 
-  /** Attach the images that are pasted or dropped; other things are left to the browser. */
+  /** Why the attached images cannot be sent; empty if they can. */
+  get unreadableImages() {
+    if (!this.images.length || !this.models.length || this.seesImages) return '';
+    const { model } = chat.settings;
+    return `${model} reads text only. Remove the images, or choose a model that takes images.`;
+  }
+
+  /**
+   * Attach the images that are pasted or dropped; texts are left to the browser, also those that
+   * office programs copy together with a picture of them.
+   */
   async take(event, transfer) {
-    const files = imagesAmong(transfer?.files ?? []);
-    if (!files.length) return;
+    const files = [...(transfer?.files ?? [])];
+    const isText = event.type === 'paste' && transfer?.types.includes('text/plain');
+    if (!files.length || isText) return;
     event.preventDefault();
     await this.attach(files);
   }
 
   async choose(input) {
-    await this.attach(imagesAmong(input.files));
+    await this.attach([...input.files]);
     input.value = ''; // so that the same file can be chosen again
   }
 
-  async attach(files) {
-    if (!this.seesImages) {
-      announce(`${chat.settings.model} reads text only`);
-      return;
-    }
+  async attach(given) {
+    const files = imagesAmong(given);
+    this.notice = '';
+    if (!this.seesImages) this.notice = `${chat.settings.model} reads text only.`;
+    else if (files.length < given.length) this.notice = 'Only images can be attached.';
+    if (!this.seesImages || !files.length) return;
     await this.attempt(async () => {
       const images = await Promise.all(files.map(dataUrlOf));
       this.images = [...this.images, ...images];
@@ -286,7 +314,8 @@ class ChatView extends View {
     event.preventDefault();
     const { draft: text, images } = this;
     const isEmpty = !text.trim() && !images.length;
-    if (isEmpty || chat.running || !chat.settings.model) return;
+    if (isEmpty || chat.running || !chat.settings.model || this.unreadableImages) return;
+    this.notice = '';
     this.draft = '';
     this.images = [];
     await this.attempt(() => chat.send(text, images));
@@ -382,7 +411,7 @@ class ChatQuestion extends Component {
             this.isEditing = false;
           }}
         >
-          Keep as it is
+          Cancel
         </button>
       </p>
     </form>`;
@@ -450,7 +479,7 @@ class ChatAnswer extends Component {
     const texts = {
       failed: html`<p class="failure">The answer failed: ${answer.error}</p>`,
       cancelled: html`<p class="state">Stopped.</p>`,
-      incomplete: html`<p class="state">The longest answer is reached.</p>`,
+      incomplete: html`<p class="state">Stopped at the length limit.</p>`,
     };
     return texts[answer.status] ?? nothing;
   }
@@ -543,30 +572,37 @@ function indented(text) {
   }
 }
 
+/** What a request took, in the order of time: key in the answer → words */
+const TIMES = {
+  accept: 'Preparing the prompt',
+  queue: 'In the queue',
+  lookup: 'Cache lookup',
+  waited_for_another: 'Waiting for another request with the same beginning',
+  restore: 'Restoring cached blocks',
+  prefill: 'Prefill',
+  first_text: 'Until the first text',
+};
+
 function cacheDetails(cache) {
-  const { difference } = cache;
+  const facts = [
+    ...[
+      ['From memory', cache.ram_tokens],
+      ['From disk', cache.disk_tokens],
+      ['Prefilled', cache.read_tokens],
+    ].map(([name, tokens]) => [name, tokens ? counted(tokens, 'token') : '']),
+    ...Object.entries(TIMES).map(([key, name]) => {
+      const value = cache.seconds?.[key];
+      return [name, value >= 0.00005 ? seconds(value) : ''];
+    }),
+  ].filter(([, value]) => value);
   return html`<details class="cache">
     <summary>What was cached, and why not more</summary>
     <p>${cache.explanation}</p>
-    ${difference
-      ? html`<p>
-          At token ${count(difference.position)}, after
-          <q class="text">${difference.before}</q>: cached
-          <del>${difference.stored.text}</del>, now <ins>${difference.prompt.text}</ins>
-        </p>`
-      : nothing}
     <dl>
-      <dt>In memory</dt>
-      <dd>${counted(cache.ram_tokens ?? 0, 'token')}</dd>
-      <dt>On disk</dt>
-      <dd>${counted(cache.disk_tokens ?? 0, 'token')}</dd>
-      <dt>Computed</dt>
-      <dd>${counted(cache.read_tokens ?? 0, 'token')}</dd>
-      ${Object.entries(cache.seconds ?? {}).map(([name, value]) =>
-        value === null
-          ? nothing
-          : html`<dt>${name.replaceAll('_', ' ')}</dt>
-              <dd>${seconds(value)}</dd>`,
+      ${facts.map(
+        ([name, value]) =>
+          html`<dt>${name}</dt>
+            <dd>${value}</dd>`,
       )}
     </dl>
   </details>`;

@@ -34,11 +34,14 @@ class LogsView extends View {
     /** lines that came since the pause */
     this.waiting = [];
     this.following = null;
+    this.isAtEnd = true; // whether the view follows the log
+    this.sizes = new ResizeObserver(() => this.scrollToEnd());
   }
 
   disconnectedCallback() {
     this.following?.abort();
     this.following = null;
+    this.sizes.disconnect();
     super.disconnectedCallback();
   }
 
@@ -118,17 +121,30 @@ class LogsView extends View {
     );
   }
 
-  willUpdate() {
-    const place = this.querySelector('.log');
-    if (place && !this.isAtEnd) {
-      this.isAtEnd = place.scrollTop + place.clientHeight >= place.scrollHeight - NEAR_END;
+  updated() {
+    const list = this.querySelector('.log ol');
+    // lines change their height when they are rendered, or when the window becomes narrower
+    if (list !== this.observed) {
+      this.sizes.disconnect();
+      if (list) this.sizes.observe(list);
+      this.observed = list;
     }
+    this.scrollToEnd();
   }
 
-  updated() {
+  scrollToEnd() {
     const place = this.querySelector('.log');
-    if (place && (this.isAtEnd ?? true)) place.scrollTop = place.scrollHeight;
-    this.isAtEnd = place ? false : undefined;
+    if (!place || !this.isAtEnd) return;
+    place.scrollTop = place.scrollHeight;
+    this.lastTop = place.scrollTop;
+  }
+
+  /** Only scrolling back ends the following, since lines that grow move the end away, too. */
+  onScroll({ currentTarget: place }) {
+    const isNear = place.scrollTop + place.clientHeight >= place.scrollHeight - NEAR_END;
+    if (isNear) this.isAtEnd = true;
+    else if (place.scrollTop < this.lastTop) this.isAtEnd = false;
+    this.lastTop = place.scrollTop;
   }
 
   render() {
@@ -136,7 +152,7 @@ class LogsView extends View {
       ${this.failureLine()}
       ${access.caller && !access.isAdmin
         ? html`<p class="hint">
-            The log names all users of this server, so it needs an admin key.
+            The log covers all users; you need an admin key.
             <code>holdfast keys add NAME --admin</code> creates one.
           </p>`
         : html`${this.controls()} ${this.content()}`}`;
@@ -223,7 +239,13 @@ class LogsView extends View {
         </p>
         <copy-button .text=${() => plain(found)} label="Copy lines"></copy-button>
       </div>
-      <div class="log" tabindex="0" role="region" aria-label="Lines of the log">
+      <div
+        class="log"
+        tabindex="0"
+        role="region"
+        aria-label="Lines of the log"
+        @scroll=${(event) => this.onScroll(event)}
+      >
         ${shown.length < found.length
           ? html`<button type="button" @click=${() => this.showMore()}>
               Show ${count(found.length - shown.length)} earlier lines
@@ -240,6 +262,7 @@ class LogsView extends View {
   }
 
   showMore() {
+    this.isAtEnd = false;
     this.mostShown = MOST_KEPT;
     this.requestUpdate();
   }

@@ -1,7 +1,7 @@
 // Memory: what is cached, where, and for whom; what was missed, and why.
 
 import { html, nothing } from '../vendor/lit.js';
-import { access, get, patch, post, remove } from '../api.js';
+import { FROM_PAGE, access, get, patch, post, remove } from '../api.js';
 import { ago, bytes, count, counted, percent } from '../format.js';
 import { PolledView } from '../view.js';
 import { TIERS, laidOut } from './cache-map.js';
@@ -91,7 +91,7 @@ class MemoryView extends PolledView {
       </div>
       ${this.failureLine()}
       <section aria-labelledby="tiers-title">
-        <h2 id="tiers-title">Tiers</h2>
+        <h2 id="tiers-title">Cache tiers</h2>
         ${models.length
           ? models.map((model) => this.tiers(model))
           : html`<p class="empty">
@@ -153,7 +153,7 @@ class MemoryView extends PolledView {
       ],
     ].filter(([, value]) => value);
     return html`${this.health.models.length > 1 ? html`<h3>${id}</h3>` : nothing}
-      <dl class="figures" aria-label="Tiers of ${id}">
+      <dl class="figures" aria-label="Cache tiers of ${id}">
         ${figures.map(
           ([name, value, more]) =>
             html`<div>
@@ -247,7 +247,7 @@ class MemoryView extends PolledView {
     if (!this.misses.length) {
       return html`<p class="empty">
         ${this.hasMisses
-          ? 'Since the server started, the prompts that could be cached were.'
+          ? 'No misses since the server started.'
           : 'Loading …'}
       </p>`;
     }
@@ -339,9 +339,9 @@ class MemoryView extends PolledView {
         <button type="button" @click=${() => this.fork(session)}>Fork</button>
         <button type="button" @click=${() => this.rename(session)}>Rename</button>
         <confirm-button
-          label="Forget"
-          question="Delete its cached tokens?"
-          @confirm=${() => this.forget(session)}
+          label="Close"
+          question="Close it and delete its cached tokens?"
+          @confirm=${() => this.close(session)}
         ></confirm-button>
         ${this.renamed === session.id ? this.renameForm(session) : nothing}
       </td>
@@ -380,7 +380,7 @@ class MemoryView extends PolledView {
     await this.reload();
   }
 
-  async forget(session) {
+  async close(session) {
     await this.attempt(() => remove(`${addressOf(session)}&forget=true`));
     await this.reload();
   }
@@ -390,7 +390,7 @@ customElements.define('memory-view', MemoryView);
 /** /health answers 503 while a model loads, with the same content. */
 async function healthOf() {
   const response = await fetch('/health', {
-    headers: access.key ? { authorization: `Bearer ${access.key}` } : {},
+    headers: { ...FROM_PAGE, ...(access.key && { authorization: `Bearer ${access.key}` }) },
     credentials: 'omit',
   });
   return response.json();
@@ -412,7 +412,7 @@ function missItem(miss) {
   const { change } = miss;
   return html`<li class="card miss">
     <p class="miss-head">
-      <strong>${change ? sentence(`${change.place} changed`) : miss.explanation}</strong>
+      <strong>${change?.summary ?? miss.explanation}</strong>
       <span class="hint">
         ${count(miss.cached_tokens)} of ${counted(miss.prompt_tokens, 'token')} cached ·
         ${ago(miss.at)}
@@ -422,7 +422,7 @@ function missItem(miss) {
     ${change ? changeShown(change) : nothing}
     ${change && miss.explanation
       ? html`<details>
-          <summary>In tokens</summary>
+          <summary>Token details</summary>
           <p>${miss.explanation}</p>
         </details>`
       : nothing}
@@ -432,13 +432,11 @@ function missItem(miss) {
   </li>`;
 }
 
-function changeShown({ before, cached, now }) {
+function changeShown({ kind, before, cached, now }) {
+  const gone = kind === 'added' ? nothing : html`<del>${cached || '(empty line)'}</del>`;
+  const here = kind === 'left_out' ? nothing : html`<ins>${now || '(empty line)'}</ins>`;
+  const lineEnd = kind === 'changed' ? '\n' : nothing;
   return html`<pre class="change" tabindex="0" aria-label="What changed" role="region">${before
       ? html`<span class="context">${before}\n</span>`
-      : nothing}<del>${cached || '(nothing)'}</del>\n<ins>${now || '(nothing)'}</ins></pre>`;
-}
-
-/** With a capital at its beginning and a full stop. */
-function sentence(text) {
-  return `${text.slice(0, 1).toUpperCase()}${text.slice(1)}.`;
+      : nothing}${gone}${lineEnd}${here}</pre>`;
 }

@@ -11,7 +11,7 @@ const WAITS = {
   disk: 'cached blocks from disk',
   twin: 'another request that prefills the same prefix',
   memory: 'a free place and KV memory',
-  reader: 'its client, which does not read',
+  reader: 'a slow client',
 };
 const SECONDS_SHOWN = 30;
 const STALL_SECONDS = 0.5;
@@ -63,7 +63,7 @@ class NowView extends PolledView {
         ${this.requestTable()}
       </section>
       <section aria-labelledby="workers-title">
-        <h2 id="workers-title">Models at work</h2>
+        <h2 id="workers-title">Models</h2>
         ${this.activity.models.map((model) => this.worker(model))}
         ${this.isLoaded && !this.activity.models.length
           ? html`<p class="empty">No model is loaded.</p>`
@@ -157,7 +157,7 @@ class NowView extends PolledView {
   /** The last steps, a bar for each: as high as its batch. */
   steps(model) {
     const steps = model.recent_steps;
-    const usual = median(steps.map((step) => step.seconds));
+    const usual = usualSeconds(steps);
     const highest = Math.max(...steps.map((step) => step.sequences), 1);
     const stalls = steps.filter((step) => isStall(step, usual));
     const last = steps.at(-1);
@@ -186,7 +186,7 @@ class NowView extends PolledView {
         )}
       </div>
       <p class="hint">
-        Median ${seconds(usual)} per step; the longest took
+        ${usualText(usual)}; the longest took
         ${seconds(Math.max(...steps.map((step) => step.seconds)))}.
         ${stalls.length
           ? html`<strong>${counted(stalls.length, 'stall')}</strong>, the last one
@@ -198,9 +198,34 @@ class NowView extends PolledView {
 }
 customElements.define('now-view', NowView);
 
-/** A step that took so long that people notice, and much longer than usual. */
+/** What is usual for steps that prefill, and for those that only decode. */
+function usualSeconds(steps) {
+  const prefill = steps.filter((step) => step.prompt_tokens);
+  const decode = steps.filter((step) => !step.prompt_tokens);
+  return {
+    prefill: median(prefill.map((step) => step.seconds)),
+    promptToken: median(prefill.map((step) => step.seconds / step.prompt_tokens)),
+    decode: median(decode.map((step) => step.seconds)),
+  };
+}
+
+function usualText({ prefill, decode }) {
+  const parts = [
+    decode === undefined ? '' : `${seconds(decode)} per decode step`,
+    prefill === undefined ? '' : `${seconds(prefill)} per step with prefill`,
+  ];
+  return `Median ${parts.filter(Boolean).join(', ')}`;
+}
+
+/**
+ * A step that took so long that people notice, and much longer than is usual for its kind. One that
+ * prefills may take long if it has many tokens.
+ */
 function isStall(step, usual) {
-  return step.seconds > STALL_SECONDS && step.seconds > 4 * usual;
+  if (step.seconds <= STALL_SECONDS) return false;
+  if (!step.prompt_tokens) return step.seconds > 4 * usual.decode;
+  const each = step.seconds / step.prompt_tokens;
+  return step.seconds > 4 * usual.prefill && each > 4 * usual.promptToken;
 }
 
 function kindOf(step, usual) {
@@ -247,7 +272,7 @@ function secondsTable(model, entries) {
         <tbody>
           ${entries.map(
             (entry) =>
-              html`<tr class=${entry.longest > STALL_SECONDS ? 'stall' : ''}>
+              html`<tr class=${entry.longest > STALL_SECONDS && !entry.prompt ? 'stall' : ''}>
                 <th scope="row">${entry.at.toLocaleTimeString()}</th>
                 <td class="number">${count(entry.steps)}</td>
                 <td class="number">${count(entry.sequences)}</td>
@@ -270,7 +295,7 @@ function phase(request) {
       <progress class="progress" max=${all} value=${done} aria-label="Prefill"></progress>`;
   }
   if (request.state === 'reading') return 'queued or in prefill';
-  return request.state === 'abandoned' ? 'without a client, for a retry' : request.state;
+  return request.state === 'abandoned' ? 'client disconnected; kept for a retry' : request.state;
 }
 
 /** The upper bound of the longest step between two states of a histogram, in seconds. */

@@ -25,9 +25,10 @@ const PHASES = {
 };
 const SPREAD = [
   ['p50', 'Median'],
-  ['p95', '95 %'],
-  ['p99', '99 %'],
+  ['p95', 'p95'],
+  ['p99', 'p99'],
 ];
+const LEAST_FOR_P99 = 100; // values; the p99 of fewer is just the largest
 const EVERY_MODEL = 'All models';
 
 class PerformanceView extends PolledView {
@@ -44,6 +45,7 @@ class PerformanceView extends PolledView {
     const range = query.get('range') ?? '';
     this.range = range in RANGES ? range : '1h';
     this.model = query.get('model') ?? '';
+    this.unknown = ''; // the name of a model that the address has, but not the server
     this.report = null;
     this.plotted = null;
     this.plotsShown = 1;
@@ -56,9 +58,20 @@ class PerformanceView extends PolledView {
     const query = new URLSearchParams({ range: this.range });
     if (this.model) query.set('model', this.model);
     const [report, { data }] = await Promise.all([
-      get(`/admin/performance?${query}`),
+      get(`/admin/performance?${query}`).catch((error) => {
+        if (error.code !== 'model_not_found' || !this.model) throw error;
+        return null;
+      }),
       this.cards ? { data: this.cards } : get('/v1/models'),
     ]);
+    if (!report) {
+      // an old bookmark, for example
+      this.unknown = query.get('model');
+      this.model = '';
+      this.setAddress();
+      await this.load();
+      return;
+    }
     this.cards = data;
     if (report.range !== this.range || (report.model ?? '') !== this.model) return;
     this.report = report;
@@ -67,19 +80,29 @@ class PerformanceView extends PolledView {
   choose(change) {
     Object.assign(this, change);
     this.cards = null;
+    this.unknown = '';
+    this.setAddress();
+    this.requestUpdate();
+    this.reload();
+  }
+
+  setAddress() {
     const query = new URLSearchParams({ range: this.range });
     if (this.model) query.set('model', this.model);
     history.replaceState(null, '', `${location.pathname}?${query}`);
-    this.requestUpdate();
-    this.reload();
   }
 
   render() {
     return html`<h1>Performance</h1>
       ${this.failureLine()}
+      ${this.unknown
+        ? html`<p class="hint" role="status">
+            There is no model ${this.unknown} here; all models are shown.
+          </p>`
+        : nothing}
       ${access.caller && !access.isAdmin
         ? html`<p class="hint">
-            The performance is that of all users of this server, so it needs an admin key.
+            These figures cover all users; you need an admin key.
             <code>holdfast keys add NAME --admin</code> creates one.
           </p>`
         : html`${this.controls()} ${this.report ? this.content(this.report) : this.loading()}`}`;
@@ -124,10 +147,10 @@ class PerformanceView extends PolledView {
   content(report) {
     if (!report.points.length) {
       return html`<div class="card empty">
-          <h2>No answer in this time</h2>
+          <h2>No answers in this period</h2>
           <p>
             Choose a longer time range, or send a message in <a href="/">Chat</a>. The server keeps
-            a history of seven days, also while it is stopped.
+            seven days of history, which survives restarts.
           </p>
         </div>
         ${this.quality()}`;
@@ -161,7 +184,7 @@ class PerformanceView extends PolledView {
               <th scope="col">Phase</th>
               ${SPREAD.map(([, title]) => html`<th scope="col" class="number">${title}</th>`)}
               <th scope="col" class="number">Mean</th>
-              <th scope="col" class="number">Number</th>
+              <th scope="col" class="number">Count</th>
             </tr>
           </thead>
           <tbody>
@@ -169,9 +192,7 @@ class PerformanceView extends PolledView {
               const found = total[name];
               return html`<tr>
                 <th scope="row">${title}</th>
-                ${SPREAD.map(
-                  ([key]) => html`<td class="number">${found ? seconds(found[key]) : '–'}</td>`,
-                )}
+                ${SPREAD.map(([key]) => spreadCell(found, key))}
                 <td class="number">${found ? seconds(found.mean) : '–'}</td>
                 <td class="number">${count(found?.count ?? 0)}</td>
               </tr>`;
@@ -181,8 +202,10 @@ class PerformanceView extends PolledView {
       </div>
       ${total.speed
         ? html`<p>
-            Speed of answers: median ${speed(total.speed.p50)} tokens per second; 95 % had at least
-            ${speed(total.speed.p5)}, 99 % at least ${speed(total.speed.p1)}.
+            Speed of answers: median ${speed(total.speed.p50)} tokens per second, p5 (slowest 5 %)
+            ${speed(total.speed.p5)}${total.speed.count < LEAST_FOR_P99
+              ? ''
+              : `, p1 (slowest 1 %) ${speed(total.speed.p1)}`}.
           </p>`
         : nothing}
       ${total.drafted_tokens
@@ -197,7 +220,7 @@ class PerformanceView extends PolledView {
         <dl>
           ${rows.map(([, [title, what]]) => html`<dt>${title}</dt><dd>${what}</dd>`)}
         </dl>
-        <p>Percentiles are exact up to 19 %, means are exact.</p>
+        <p>Percentiles may be up to 19 % off; means are exact.</p>
       </details>
     </section>`;
   }
@@ -243,7 +266,7 @@ class PerformanceView extends PolledView {
               <th scope="col" class="number">Answers</th>
               <th scope="col" class="number">Generated tokens</th>
               <th scope="col" class="number">First token, median</th>
-              <th scope="col" class="number">First token, 95 %</th>
+              <th scope="col" class="number">First token, p95</th>
               <th scope="col" class="number">Tokens/s, median</th>
               <th scope="col" class="number">From the cache</th>
             </tr>
@@ -278,7 +301,7 @@ class PerformanceView extends PolledView {
       (card) => card.kv_quality && (!this.model || card.id === this.model),
     );
     return html`<section aria-labelledby="quality-title">
-      <h2 id="quality-title">Quality of KV forms</h2>
+      <h2 id="quality-title">Quality loss from KV quantization</h2>
       ${measured.length
         ? measured.map((card) => qualityTable(card.id, card.kv_quality))
         : html`<p class="hint">
@@ -290,6 +313,19 @@ class PerformanceView extends PolledView {
   }
 }
 customElements.define('performance-view', PerformanceView);
+
+/** A percentile; null if there are too few values for it. */
+function shownValue(found, key) {
+  return !found || (key === 'p99' && found.count < LEAST_FOR_P99) ? null : found[key];
+}
+
+/** A percentile in a table. */
+function spreadCell(found, key) {
+  const value = shownValue(found, key);
+  if (value !== null) return html`<td class="number">${seconds(value)}</td>`;
+  const why = `With fewer than ${LEAST_FOR_P99} values, the p99 would be the largest one.`;
+  return html`<td class="number" title=${found ? why : nothing}>–</td>`;
+}
 
 function qualityTable(model, quality) {
   return html`<div class="table-frame" tabindex="0" role="region" aria-label="Quality of ${model}">
@@ -305,7 +341,7 @@ function qualityTable(model, quality) {
           <th scope="col" class="number">Divergence</th>
           <th scope="col" class="number">Same prediction</th>
           <th scope="col" class="number">Right answers</th>
-          <th scope="col" class="number">Per token</th>
+          <th scope="col" class="number">KV size per token</th>
         </tr>
       </thead>
       <tbody>
@@ -349,10 +385,12 @@ function plotsOf(report) {
   const { clock, tick } = clocksFor(times, report.range);
   const valuesOf = (value) => points.map((point) => (point ? value(point) : null));
   const percentiles = (name, kinds) =>
-    kinds.map(([key, label]) => ({
-      label,
-      values: valuesOf(({ figures }) => figures[name]?.[key] ?? null),
-    }));
+    kinds
+      .map(([key, label]) => ({
+        label,
+        values: valuesOf(({ figures }) => shownValue(figures[name], key)),
+      }))
+      .filter(({ label, values }) => label !== 'p99' || values.some((value) => value !== null));
   const rate = (label, tokens) => ({
     label,
     values: valuesOf(({ figures, seconds: length }) => tokens(figures) / Math.max(1, length)),
@@ -377,7 +415,7 @@ function plotsOf(report) {
       note: 'Tokens per second, after the first.',
       series: percentiles('speed', [
         ['p50', 'Median'],
-        ['p5', '95 % have at least'],
+        ['p5', 'p5 (slowest 5 %)'],
       ]),
       text: speed,
     },
@@ -393,7 +431,7 @@ function plotsOf(report) {
     },
     {
       heading: 'Before the first token',
-      note: '95 % took at most this long.',
+      note: 'The p95 of each phase.',
       series: ['load', 'queue', 'restore', 'prefill'].flatMap((name) =>
         percentiles(name, [['p95', PHASES[name][0]]]),
       ),
