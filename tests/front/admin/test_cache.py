@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 
 from holdfast.config import LogSettings, ServerSettings
 from holdfast.front.server.access import KeyRing, named_key, write_keys
+from holdfast.front.server.misses import RecentMisses
 from holdfast.wire.cache_map import CacheMap, CachePart, CacheTree
 from holdfast.wire.events import CacheOutcome, CacheReport, Divergence, FinishReason
 from holdfast.wire.output import ChoiceFinished, DivergentTexts
@@ -167,3 +170,27 @@ async def test_tenants_of_one_key_do_not_see_each_others_texts() -> None:
         others = (await client.get("/admin/misses", headers=KEY)).json()["misses"]
         own = (await client.get("/admin/misses", headers={**KEY, **tenant})).json()["misses"]
     assert [miss["shows_texts"] for miss in (*others, *own)] == [False, True]
+
+
+async def test_a_miss_is_noted_after_the_answer_was_sent_and_off_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    note = RecentMisses.note
+
+    def slow(found: RecentMisses, *what: Any) -> None:
+        begun.set()
+        may_end.wait(60)
+        note(found, *what)
+
+    monkeypatch.setattr(RecentMisses, "note", slow)
+    async with client_of(missed()) as client:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
+        asked = asyncio.create_task(client.post(CHAT, json=body))
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        active = (await client.get("/admin/requests")).json()["requests"]
+        may_end.set()
+        await asked
+        assert len((await client.get("/admin/misses")).json()["misses"]) == 1
+    assert active == []
