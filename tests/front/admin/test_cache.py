@@ -166,10 +166,22 @@ async def test_admins_see_the_texts_if_prompts_are_logged(keys: KeyRing) -> None
 async def test_tenants_of_one_key_do_not_see_each_others_texts() -> None:
     tenant = {"x-holdfast-tenant": "a"}
     async with client_of(missed(), server=ServerSettings(api_key="sesame")) as client:
-        await chat(client, "a secret", headers={**KEY, **tenant})
+        body = {"messages": [{"role": "user", "content": "a secret"}], "session_id": "diary"}
+        await client.post(CHAT, json={"model": MODEL, **body}, headers={**KEY, **tenant})
         others = (await client.get("/admin/misses", headers=KEY)).json()["misses"]
         own = (await client.get("/admin/misses", headers={**KEY, **tenant})).json()["misses"]
     assert [miss["shows_texts"] for miss in (*others, *own)] == [False, True]
+    names = ("session_id", "client", "path")
+    assert [others[0][name] for name in names] == ["", "", ""]
+    assert [own[0][name] for name in names] == ["diary", "127.0.0.1", CHAT]
+
+
+async def test_admins_see_whose_misses_they_are(keys: KeyRing) -> None:
+    async with client_of(missed(), keys=keys) as client:
+        await chat(client, "a secret", headers=ALICE)
+        (miss,) = (await client.get("/admin/misses", headers=ROOT)).json()["misses"]
+    assert not miss["shows_texts"]
+    assert (miss["client"], miss["path"]) == ("127.0.0.1", CHAT)
 
 
 async def test_a_miss_is_noted_after_the_answer_was_sent_and_off_the_event_loop(
