@@ -72,9 +72,8 @@ class ImageFolder:
 
     def forget(self, names: Iterable[str]) -> None:
         """Compare files with their hashes before their next use: a worker could not read them."""
-        with self._lock:
-            for name in names:
-                self._sizes.pop(name, None)
+        for name in names:  # without the lock, to not wait for the disk
+            self._sizes.pop(name, None)
 
     def check_invariants(self) -> None:
         """Assert that what is known of the files is true."""
