@@ -10,10 +10,13 @@ import pytest
 
 from holdfast.config import LogSettings, ServerSettings
 from holdfast.front.server.access import KeyRing, named_key, write_keys
+from holdfast.front.server.answers import Explanation
 from holdfast.front.server.misses import RecentMisses
+from holdfast.telemetry.request_log import RequestRecord
 from holdfast.wire.cache_map import CacheMap, CachePart, CacheTree
 from holdfast.wire.events import CacheOutcome, CacheReport, Divergence, FinishReason
 from holdfast.wire.output import ChoiceFinished, DivergentTexts
+from holdfast.wire.requests import GenerationRequest
 from tests.fakes.http_clients import client_of
 from tests.fakes.scripted_gateway import MODEL, ScriptedControl, ScriptedGateway
 
@@ -192,12 +195,19 @@ async def test_a_miss_is_noted_after_the_answer_was_sent_and_off_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begun, may_end = threading.Event(), threading.Event()
+    records: list[RequestRecord] = []
     note = RecentMisses.note
 
-    def slow(found: RecentMisses, *what: Any) -> None:
+    def slow(
+        found: RecentMisses,
+        request: GenerationRequest,
+        explanation: Explanation,
+        record: RequestRecord,
+    ) -> None:
+        records.append(record)
         begun.set()
         may_end.wait(60)
-        note(found, *what)
+        note(found, request, explanation, record)
 
     monkeypatch.setattr(RecentMisses, "note", slow)
     async with client_of(missed()) as client:
@@ -206,7 +216,10 @@ async def test_a_miss_is_noted_after_the_answer_was_sent_and_off_the_event_loop(
         while not begun.is_set():
             await asyncio.sleep(0.001)
         active = (await client.get("/admin/requests")).json()["requests"]
+        ended = records[0].ended  # the time of the log does not include the note
         may_end.set()
         await asked
         assert len((await client.get("/admin/misses")).json()["misses"]) == 1
     assert active == []
+    assert ended is not None
+    assert records[0].ended == ended

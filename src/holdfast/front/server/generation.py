@@ -157,7 +157,8 @@ class GenerationResponse(Response):
                     services.held.finish(self._held)
                     if not self._is_lost:
                         leave(services, self._held, has_all=True)
-        for request, explanation in self._explained:  # the client has its answer
+        record.end()  # the client has its answer
+        for request, explanation in self._explained:
             await asyncio.to_thread(services.misses.note, request, explanation, record)
 
     async def _gone(
