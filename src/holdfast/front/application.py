@@ -151,6 +151,8 @@ def create_application(services: Services, *, dialects: Sequence[Dialect] = DIAL
 async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     services: Services = app.state.services
     yield
+    if services.images is not None:
+        services.images.close()
     await services.library.close()
     await services.held.close()
     await services.responses.close()

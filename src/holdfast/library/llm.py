@@ -33,7 +33,7 @@ from holdfast.front.prompt.embed_and_rank import (
     embedding_sequences,
 )
 from holdfast.front.prompt.gateway import sessions_of
-from holdfast.front.prompt.images import ImageLayouts, ImageMisfit
+from holdfast.front.prompt.images import ImageLayouts
 from holdfast.front.prompt.limits import tenant_of
 from holdfast.front.prompt.next_turn import Observe, observer
 from holdfast.front.prompt.prepare import NO_IMAGES, Layouts, prepare
@@ -174,7 +174,7 @@ class LLM:
         if not store:
             images = images.with_name(f"holdfast-images-{uuid.uuid4().hex}")
         self._images = ImageIntake(images, self._settings.images)
-        self._layouts = ImageLayouts()
+        self._layouts = ImageLayouts(self._images.folder)
         self._client = _start(self._settings, folder, store, images=images)
         close_before_exit(self._client)
         self._finalizer = weakref.finalize(
@@ -371,16 +371,11 @@ class LLM:
         )
         request = msgspec.structs.replace(request, prompt=checked.prompt)
         model = self._client.info.fingerprint
-        layouts = self._layouts.known(checked.fields, model=model)
-        missing = tuple(checked.fields.keys() - layouts.keys())
-        try:
-            if missing:
-                answer = self._client.ask(ImageCommand(images=missing))
-                layouts |= self._layouts.learn(answer, model=model)
-            return request, layouts
-        except ImageMisfit as misfit:
-            self._images.folder.forget([misfit.image])
-            raise misfit.at(checked.fields[misfit.image]) from misfit
+        layouts, missing = self._layouts.known(checked.fields, model=model)
+        if missing:
+            answer = self._client.ask(ImageCommand(images=missing))
+            layouts |= self._layouts.learn(answer, model=model, fields=checked.fields)
+        return request, layouts
 
     def _submit(self, sequence: SequenceRequest, *, adapter: str) -> BlockingEventStream:
         if adapter and adapter not in self._adapters:

@@ -122,6 +122,11 @@ class RequestRecord:
         """Whether a response has begun."""
         return self.status != CLIENT_GONE
 
+    def end(self) -> None:
+        """Note that the request has ended, unless that is noted already."""
+        if self.ended is None:
+            self.ended = self.clock()
+
     def fail(self, *, code: str, message: str) -> None:
         """Note why the request was refused or failed."""
         self.error_code, self.error_message = code, message
@@ -266,7 +271,7 @@ def write_line(record: RequestRecord) -> None:
 
     The level is info, or debug for what programs and the page poll.
     """
-    record.ended = record.clock()
+    record.end()
     is_quiet = record.is_quiet and record.has_status
     level = logging.DEBUG if is_quiet else logging.INFO
     if _log.isEnabledFor(level):

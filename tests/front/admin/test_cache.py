@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +10,13 @@ import pytest
 
 from holdfast.config import LogSettings, ServerSettings
 from holdfast.front.server.access import KeyRing, named_key, write_keys
+from holdfast.front.server.answers import Explanation
+from holdfast.front.server.misses import RecentMisses
+from holdfast.telemetry.request_log import RequestRecord
 from holdfast.wire.cache_map import CacheMap, CachePart, CacheTree
 from holdfast.wire.events import CacheOutcome, CacheReport, Divergence, FinishReason
 from holdfast.wire.output import ChoiceFinished, DivergentTexts
+from holdfast.wire.requests import GenerationRequest
 from tests.fakes.http_clients import client_of
 from tests.fakes.scripted_gateway import MODEL, ScriptedControl, ScriptedGateway
 
@@ -160,10 +166,60 @@ async def test_admins_see_the_texts_if_prompts_are_logged(keys: KeyRing) -> None
     assert miss["shows_texts"]
 
 
-async def test_tenants_of_one_key_do_not_see_each_others_texts() -> None:
+@pytest.mark.parametrize("key", [KEY, ALICE])
+async def test_tenants_of_one_key_do_not_see_each_others_texts(
+    key: dict[str, str], keys: KeyRing
+) -> None:
     tenant = {"x-holdfast-tenant": "a"}
-    async with client_of(missed(), server=ServerSettings(api_key="sesame")) as client:
-        await chat(client, "a secret", headers={**KEY, **tenant})
-        others = (await client.get("/admin/misses", headers=KEY)).json()["misses"]
-        own = (await client.get("/admin/misses", headers={**KEY, **tenant})).json()["misses"]
+    server = ServerSettings(api_key="sesame")
+    async with client_of(missed(), server=server, keys=keys) as client:
+        body = {"messages": [{"role": "user", "content": "a secret"}], "session_id": "diary"}
+        await client.post(CHAT, json={"model": MODEL, **body}, headers={**key, **tenant})
+        others = (await client.get("/admin/misses", headers=key)).json()["misses"]
+        own = (await client.get("/admin/misses", headers={**key, **tenant})).json()["misses"]
     assert [miss["shows_texts"] for miss in (*others, *own)] == [False, True]
+    names = ("session_id", "client", "path")
+    assert [others[0][name] for name in names] == ["", "", ""]
+    assert [own[0][name] for name in names] == ["diary", "127.0.0.1", CHAT]
+
+
+async def test_admins_see_whose_misses_they_are(keys: KeyRing) -> None:
+    async with client_of(missed(), keys=keys) as client:
+        await chat(client, "a secret", headers=ALICE)
+        (miss,) = (await client.get("/admin/misses", headers=ROOT)).json()["misses"]
+    assert not miss["shows_texts"]
+    assert (miss["client"], miss["path"]) == ("127.0.0.1", CHAT)
+
+
+async def test_a_miss_is_noted_after_the_answer_was_sent_and_off_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    records: list[RequestRecord] = []
+    note = RecentMisses.note
+
+    def slow(
+        found: RecentMisses,
+        request: GenerationRequest,
+        explanation: Explanation,
+        record: RequestRecord,
+    ) -> None:
+        records.append(record)
+        begun.set()
+        may_end.wait(60)
+        note(found, request, explanation, record)
+
+    monkeypatch.setattr(RecentMisses, "note", slow)
+    async with client_of(missed()) as client:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
+        asked = asyncio.create_task(client.post(CHAT, json=body))
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        active = (await client.get("/admin/requests")).json()["requests"]
+        ended = records[0].ended  # the time of the log does not include the note
+        may_end.set()
+        await asked
+        assert len((await client.get("/admin/misses")).json()["misses"]) == 1
+    assert active == []
+    assert ended is not None
+    assert records[0].ended == ended

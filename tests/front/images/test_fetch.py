@@ -6,6 +6,8 @@ import contextlib
 import ipaddress
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,7 +18,7 @@ import trustme
 
 from holdfast.errors import InvalidRequest
 from holdfast.front.images import fetch
-from holdfast.front.images.fetch import fetch_image, is_public
+from holdfast.front.images.fetch import DaemonThreads, fetch_image, is_public
 from tests.fakes.images import png
 
 LOOPBACK = ipaddress.ip_address("127.0.0.1")
@@ -276,17 +278,86 @@ def test_an_endless_answer_is_cut_at_the_limit() -> None:
         assert "more than 10,000 bytes" in refused(url, is_allowed=lambda _: True)
 
 
-def test_a_slow_server_is_given_up_at_the_deadline() -> None:
-    given_up = threading.Event()
+@pytest.mark.parametrize("is_secure", [False, True])
+def test_a_slow_server_is_given_up_at_the_deadline(
+    is_secure: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = threading.Event()
 
     def dripping(request: BaseHTTPRequestHandler) -> None:
         request.send_response(200)
-        request.send_header("content-length", "9999")
+        request.send_header("content-length", "500")
         request.end_headers()
-        while not given_up.wait(0.02):
-            request.wfile.write(b"x")
-            request.wfile.flush()
+        try:
+            for _ in range(499):  # 10 s
+                request.wfile.write(b"x")
+                request.wfile.flush()
+                stopped.wait(0.02)
+        except OSError:
+            stopped.set()
+            raise
 
-    with served(dripping) as url:
+    authority = trustme.CA()
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    monkeypatch.setattr(ssl, "create_default_context", lambda: context)
+    certificate = authority.issue_cert("localhost") if is_secure else None
+    with served(dripping, certificate=certificate) as url:
         assert "longer than 0.3 s" in refused(url, seconds=0.3, is_allowed=lambda _: True)
-        given_up.set()
+        assert stopped.wait(20), "the connection outlived the deadline"
+
+
+def test_a_server_that_never_shakes_hands_is_given_up_at_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"https://127.0.0.1:{server.getsockname()[1]}/"
+        assert "longer than 0.2 s" in refused(url, seconds=0.2, is_allowed=lambda _: True)
+
+
+def test_a_slow_lookup_of_a_name_is_given_up_at_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_end = threading.Event()
+
+    def slow(*_: object, **__: object) -> list[Any]:
+        may_end.wait(60)
+        return []
+
+    monkeypatch.setattr(fetch, "_LOOKUPS", DaemonThreads(2, name="test"))
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    for _ in range(3):  # the last one waits for a thread in vain
+        assert "longer than 0.1 s" in refused("http://slow.example/", seconds=0.1)
+    assert not may_end.is_set()
+    may_end.set()
+
+
+def test_daemon_threads_return_results_and_errors_and_cancel_what_waits() -> None:
+    threads = DaemonThreads(1, name="test")
+    assert threads.submit(int, "7").result(10) == 7
+    with pytest.raises(ValueError, match="invalid literal"):
+        threads.submit(int, "x").result(10)
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def busy() -> bool:
+        has_begun.set()
+        return may_end.wait(60)
+
+    running = threads.submit(busy)
+    waiting = threads.submit(int)
+    assert has_begun.wait(10)
+    threads.shutdown()
+    assert waiting.cancelled()
+    may_end.set()
+    assert running.result(10)
+    with pytest.raises(RuntimeError, match="shut down"):
+        threads.submit(int)
+
+
+def test_a_process_does_not_wait_for_a_busy_daemon_thread() -> None:
+    program = """
+import threading
+from holdfast.front.images.fetch import DaemonThreads
+begun = threading.Event()
+DaemonThreads(1, name="test").submit(lambda: (begun.set(), threading.Event().wait()))
+begun.wait()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -5,13 +5,20 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import WorkerUnavailable
+from holdfast.files import atomic_write
+from holdfast.front.images import folder as folder_module
 from holdfast.front.images.folder import ImageFolder
 
 
@@ -123,3 +130,67 @@ def test_tenants_share_no_image(tmp_path: Path) -> None:
     assert folder.hold(b"cat", is_checked=False) == ""
     theirs = folder.hold(b"cat", is_checked=True, tenant="theirs")
     assert len({ours, theirs, folder.hold(b"cat", is_checked=True)}) == 3
+
+
+def test_a_release_does_not_wait_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ImageFolder(tmp_path, max_bytes=1000)
+    name = folder.hold(b"cat", is_checked=True)
+    writes, may_write = threading.Event(), threading.Event()
+
+    @contextmanager
+    def slow(path: Path) -> Iterator[BinaryIO]:
+        writes.set()
+        may_write.wait(60)
+        with atomic_write(path) as file:
+            yield file
+
+    monkeypatch.setattr(folder_module, "atomic_write", slow)
+    with ThreadPoolExecutor(2) as threads:
+        writing = threads.submit(folder.hold, b"dog", is_checked=True)
+        assert writes.wait(60)
+        releasing = threads.submit(folder.release, [name])
+        try:
+            releasing.result(20)
+            assert not writing.done()
+        finally:
+            may_write.set()
+        assert writing.result(60) == name_of(b"dog")
+
+
+def test_a_full_folder_is_not_scanned_for_every_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ImageFolder(tmp_path, max_bytes=1000)
+    scans = 0
+    files = folder._files
+
+    def counted() -> list[tuple[float, int, str]]:
+        nonlocal scans
+        scans += 1
+        return files()
+
+    monkeypatch.setattr(folder, "_files", counted)
+    for number in range(200):
+        folder.release([folder.hold(number.to_bytes(10, "big"), is_checked=True)])
+    assert scans <= 12  # at the start, and after every tenth image once it is full
+    assert len(names(folder)) <= 100
+    folder.check_invariants()
+
+
+def test_an_image_is_not_removed_while_a_thread_holds_it(tmp_path: Path) -> None:
+    folder = ImageFolder(tmp_path, max_bytes=100)  # room for a few of the images
+
+    def used(first: int) -> None:
+        for number in range(200):
+            data = bytes([(first + number * 7) % 40]) * 20
+            name = folder.hold(data, is_checked=True)
+            assert (tmp_path / name).read_bytes() == data
+            folder.release([name])
+
+    with ThreadPoolExecutor(8) as threads:
+        for each in [threads.submit(used, first) for first in range(8)]:
+            each.result()
+    assert not folder._held
+    folder.check_invariants()

@@ -6,14 +6,17 @@ import asyncio
 import resource
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.config import ImagesSettings
+from holdfast.front.application import create_application
 from holdfast.front.images import intake as intake_module
 from tests.fakes.images import bomb, broken_images, data_url, odd_images, png
+from tests.fakes.scripted_gateway import ScriptedGateway, scripted_services
 from tests.fakes.seeing import SeeingFront, chat, seeing_front
 
 CHAT = "/v1/chat/completions"
@@ -110,6 +113,32 @@ async def test_an_image_is_held_exactly_as_long_as_its_request(tmp_path: Path) -
     front.engine.may_go_on.set()
     assert (await asked).status_code == 200
     assert not front.intake.folder._held
+
+
+async def test_a_server_that_stops_begins_no_further_fetch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front = seeing_front(tmp_path / "images", settings=ImagesSettings(urls=True))
+    begun: list[str] = []
+    may_end = threading.Event()
+
+    def fetch(url: str, **_: Any) -> bytes:
+        begun.append(url)
+        may_end.wait(60)
+        return png()
+
+    monkeypatch.setattr(intake_module, "fetch_image", fetch)
+    urls = [f"https://slow.example/{number}.png" for number in range(9)]
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    app = create_application(replace(scripted_services(ScriptedGateway()), images=front.intake))
+    async with app.router.lifespan_context(app):
+        asked = asyncio.create_task(front.http.post(CHAT, json=chat(*parts)))
+        while len(begun) < 4:
+            await asyncio.sleep(0.001)
+        asked.cancel()
+    may_end.set()
+    await asyncio.wait([asked])
+    assert sorted(begun) == urls[:4]
 
 
 async def test_a_url_is_fetched_if_that_is_switched_on(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ from hypothesis import strategies as st
 
 from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest
+from holdfast.front.images.folder import ImageFolder
 from holdfast.front.prompt.images import (
     ImageLayouts,
-    ImageMisfit,
     content_parts,
     image_mark,
     images_of,
@@ -27,7 +28,13 @@ from holdfast.front.prompt.next_turn import read_ahead_request
 from holdfast.front.prompt.prepare import Prepared, prepare
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
-from holdfast.wire.images import FIRST_IMAGE_KEY, ImageAnswer, ImageLayout, VisionInfo, image_keys
+from holdfast.wire.images import (
+    FIRST_IMAGE_KEY,
+    ImageAnswer,
+    ImageLayout,
+    VisionInfo,
+    image_keys,
+)
 from holdfast.wire.output import TextDelta
 from holdfast.wire.requests import ChatPrompt, GenerationRequest, TokenIds
 from tests.fakes.scripted_client import model_info
@@ -276,14 +283,29 @@ def test_line_breaks_separate_texts_but_not_texts_and_images() -> None:
     }
 
 
-def test_layouts_are_remembered_by_model_and_failures_are_not() -> None:
-    layouts = ImageLayouts()
-    learned = layouts.learn(ImageAnswer(call_id="", layouts=(LAYOUTS[CAT],)), model="one")
-    assert learned == {CAT: LAYOUTS[CAT]}
-    assert layouts.known([CAT, DOG], model="one") == {CAT: LAYOUTS[CAT]}
-    assert layouts.known([CAT], model="two") == {}
+def test_layouts_are_remembered_by_model_and_failures_are_not(tmp_path: Path) -> None:
+    folder = ImageFolder(tmp_path, max_bytes=1000)
+    layouts = ImageLayouts(folder)
+    fields = {CAT: "messages.0", DOG: "messages.1"}
+    known, missing = layouts.known({CAT: "messages.0"}, model="one")
+    assert (known, missing) == ({}, (CAT,))
+    answer = ImageAnswer(call_id="", layouts=(LAYOUTS[CAT],))
+    assert layouts.learn(answer, model="one", fields=fields) == {CAT: LAYOUTS[CAT]}
+    assert layouts.known(fields, model="one") == ({CAT: LAYOUTS[CAT]}, (DOG,))
+    assert layouts.known({CAT: ""}, model="one") == ({CAT: LAYOUTS[CAT]}, ())
+    assert layouts.known({CAT: ""}, model="two") == ({}, (CAT,))
     answer = ImageAnswer(call_id="", layouts=(LAYOUTS[CAT],), failures={DOG: "too wide"})
-    with pytest.raises(ImageMisfit, match="too wide") as misfit:
-        layouts.learn(answer, model="two")
-    assert misfit.value.image == DOG
-    assert layouts.known([CAT, DOG], model="two") == {CAT: LAYOUTS[CAT]}
+    with pytest.raises(InvalidRequest, match="too wide") as misfit:
+        layouts.learn(answer, model="two", fields=fields)
+    assert misfit.value.field == "messages.1"
+    assert layouts.known({CAT: ""}, model="two") == ({CAT: LAYOUTS[CAT]}, ())
+
+
+def test_the_file_of_an_image_that_a_model_cannot_use_is_compared_again(tmp_path: Path) -> None:
+    folder = ImageFolder(tmp_path, max_bytes=1000)
+    name = folder.hold(b"cat", is_checked=True)
+    (tmp_path / name).write_bytes(b"dog")
+    answer = ImageAnswer(call_id="", failures={name: "damaged"})
+    with pytest.raises(InvalidRequest, match="damaged"):
+        ImageLayouts(folder).learn(answer, model="one", fields={name: "f"})
+    assert folder.hold(b"cat", is_checked=False) == ""

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import gc
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from holdfast.front.images.sources import ImageSource, image_part
 from holdfast.front.server import misses
 from holdfast.front.server.answers import Explanation, explain_choice
 from holdfast.front.server.misses import RecentMisses, TextChange, change_between, parts_of
@@ -191,6 +195,60 @@ def test_the_most_similar_earlier_prompt_is_compared() -> None:
     assert change.cached == "About ships"
 
 
+def with_images(*images: str | ImageSource, text: str = "What?") -> GenerationRequest:
+    """A request whose third message has a text and these images, as base64 or as sources."""
+    sources = [
+        ImageSource(field="f", media_type="image/png", text=each) if isinstance(each, str) else each
+        for each in images
+    ]
+    content = [{"type": "text", "text": "See:"}, *map(image_part, sources)]
+    return asked(
+        ("system", SYSTEM),
+        ("user", "Hello"),
+        ("user", [*content, {"type": "text", "text": text}]),
+        ("assistant", "A cat."),
+    )
+
+
+@pytest.mark.parametrize(
+    ("cached", "now", "kind", "summary"),
+    [
+        (["one", "two"], ["one", "2"], "changed", "Image 2 of message 3 (user) changed."),
+        (["one"], ["one", "two"], "added", "An image was added: image 2 of message 3 (user)."),
+        (
+            ["one", "two"],
+            ["one"],
+            "left_out",
+            "An image was left out: image 2 of message 3 (user).",
+        ),
+    ],
+)
+def test_a_changed_image_is_named_by_its_number(
+    cached: list[str], now: list[str], kind: str, summary: str
+) -> None:
+    change = last_change(with_images(*cached), with_images(*now))
+    assert change is not None
+    assert (change.kind, change.summary) == (kind, summary)
+    assert change.cached != change.now
+
+
+def test_images_by_url_and_as_bytes_are_compared_too() -> None:
+    by_url = [ImageSource(field="f", url=f"https://a.example/{number}") for number in range(2)]
+    change = last_change(*(with_images(source) for source in by_url))
+    assert change is not None
+    assert change.summary == "Image 1 of message 3 (user) changed."
+    same = [with_images(ImageSource(field=field, data=b"cat")) for field in ("a", "b")]
+    assert last_change(*same) is None
+    assert last_change(with_images("one"), with_images("one", text="Why?")) == TextChange(
+        kind="changed",
+        summary="Line 3 of message 3 (user) changed.",
+        place="line 3 of message 3 (user)",
+        before=f"See:\n[image {ImageSource(field='f', text='one').digest()}]",
+        cached="What?",
+        now="Why?",
+    )
+
+
 NOTES = "".join(f"Note {number} of the harbour master.\n" for number in range(100))
 
 
@@ -285,7 +343,7 @@ def test_prompts_that_were_cached_are_no_misses_but_later_ones_are_compared_with
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(misses, "MOST_CHARACTERS", 400)
+    monkeypatch.setattr(misses, "MOST_BYTES", 4000)
     monkeypatch.setattr(misses, "MOST_TENANTS", 3)
     found = noted(
         *(
@@ -293,22 +351,65 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             for number in range(10 * misses.MOST_MISSES)
         )
     )
-    assert found.characters <= 400
+    assert found.resident_bytes <= 4000
     assert len({miss.tenant for miss in found}) <= 3
     assert len(list(found)) <= 3 * misses.MOST_MISSES
 
 
 def test_a_prompt_that_is_continued_takes_its_place_only_once() -> None:
-    found = noted(
+    first, next_turn = (
         asked(("user", "one")),
         asked(("user", "one"), ("assistant", "two"), ("user", "three")),
     )
-    assert found.characters == len("onetwothree")
+    found = noted(first, next_turn)
+    assert found.resident_bytes == noted(next_turn).resident_bytes
+    found.check_invariants()
+
+
+def test_what_prompts_have_in_common_is_kept_once() -> None:
+    tools = tuple(
+        {"type": "function", "function": {"name": f"tool {number}", "description": NOTES}}
+        for number in range(60)
+    )
+    alone = noted(asked(("user", "one"), tools=tools)).resident_bytes
+    several = noted(*(asked(("user", str(number)), tools=tools) for number in range(20)))
+    assert several.resident_bytes < 1.1 * alone
+    several.check_invariants()
+
+
+def test_many_short_messages_take_the_memory_of_many_parts() -> None:
+    count = 4000
+    tracemalloc.start()
+    try:
+        found = noted(asked(*(("user", f"{number}") for number in range(count))))
+        gc.collect()
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken / 2 < found.resident_bytes < taken * 2
+
+
+def test_threads_may_note_misses_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(misses, "MOST_BYTES", 8000)
+    found = RecentMisses()
+    record = RequestRecord(method="POST", path="/", client="c")
+
+    def note(thread: int) -> None:
+        for number in range(100):
+            request = asked(("user", SYSTEM), ("user", f"{number % 7}"), tenant=str(thread % 3))
+            found.note(request, explained(), record)
+            assert list(found)
+
+    with ThreadPoolExecutor(4) as threads:
+        for noting in [threads.submit(note, thread) for thread in range(4)]:
+            noting.result()
+    assert found.resident_bytes <= 8000
+    found.check_invariants()
 
 
 def test_texts_in_parts_and_token_ids_are_prompts_too() -> None:
-    parts = parts_of(asked(("user", [{"type": "text", "text": "a"}, {"type": "image_url"}])))
-    assert parts[0].text.startswith("a\n")
+    parts = parts_of(asked(("user", [{"type": "text", "text": "a"}, {"type": "é"}])))
+    assert parts[0].text == 'a\n{\n "type": "é"\n}'
     ids = GenerationRequest(request_id="r", model="m", prompt=(1, 2))
     assert parts_of(ids) == ()
     assert len(list(noted(ids))) == 1

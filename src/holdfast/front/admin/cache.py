@@ -84,7 +84,8 @@ class RecentMiss(Struct, frozen=True, kw_only=True):
     at: Unix seconds. reason, explanation, unused_tokens: as with `holdfast.explain`. change: the
     first difference from the most similar earlier prompt; null if there is none in memory.
     difference: the tokens that differ from the cached ones. shows_texts: false if the prompt
-    belongs to another tenant; then `change` and `difference` are null.
+    belongs to another tenant; then `change` and `difference` are null. With an ordinary API key,
+    `client`, `path` and `session_id` are then empty.
     """
 
     at: float
@@ -115,7 +116,8 @@ async def list_misses(request: Request, services: Services) -> Response:
 
     With an ordinary API key, only answers to that key. If no keys are set, requires a connection
     from this machine. Texts of a prompt are shown only to the tenant that sent it, and to admins
-    if prompts are logged (`log.content`).
+    if prompts are logged (`log.content`); its session, path and address only to the tenant and to
+    admins.
     """
     caller = caller_of(request)
     if not caller.has_key:
@@ -124,7 +126,11 @@ async def list_misses(request: Request, services: Services) -> Response:
     asked = _asked_model(request, services)
     sees_logged = caller.is_admin and services.log.content
     shown = [
-        _shown(miss, shows_texts=sees_logged or miss.tenant == tenant)
+        _shown(
+            miss,
+            shows_texts=sees_logged or miss.tenant == tenant,
+            shows_sender=caller.is_admin or miss.tenant == tenant,
+        )
         for miss in services.misses
         if (caller.is_admin or miss.key == caller.key_name) and asked in (None, miss.model)
     ]
@@ -142,15 +148,15 @@ def _asked_model(request: Request, services: Services) -> str | None:
     return model
 
 
-def _shown(miss: Miss, *, shows_texts: bool) -> RecentMiss:
+def _shown(miss: Miss, *, shows_texts: bool, shows_sender: bool) -> RecentMiss:
     why = miss.explanation
     return RecentMiss(
         at=round(miss.at, 3),
         model=miss.model,
         key=miss.key,
-        client=miss.client,
-        path=miss.path,
-        session_id=miss.session_id,
+        client=miss.client if shows_sender else "",
+        path=miss.path if shows_sender else "",
+        session_id=miss.session_id if shows_sender else "",
         prompt_tokens=why.prompt_tokens,
         cached_tokens=why.ram_tokens + why.disk_tokens,
         unused_tokens=why.unused_tokens,

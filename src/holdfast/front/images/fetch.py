@@ -4,6 +4,9 @@ A client must not be able to make the server reach machines that only the server
 name in a URL is resolved once, all of its addresses are checked, and the connection is made to a
 checked address, not to the name. A redirect is a new URL and is checked in the same way. Proxies of
 the environment are not used.
+
+A fetch ends at its deadline, whatever the host does, because its socket is shut down then. Looking
+up a name cannot be interrupted: it runs on other threads, and the fetch stops waiting for it.
 """
 
 from __future__ import annotations
@@ -11,22 +14,28 @@ from __future__ import annotations
 import contextlib
 import http.client
 import ipaddress
+import queue
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Final, TypeAlias
+from concurrent.futures import Executor, Future
+from functools import partial
+from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 import psutil
 
 from holdfast.errors import InvalidRequest
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 AddressTest: TypeAlias = Callable[[_Address], bool]
 _MOST_REDIRECTS: Final = 3
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_LOOKUPS_AT_ONCE: Final = 16
 _LONGEST_URL: Final = 8192
 _READ_BYTES: Final = 1 << 16
 _PORTS: Final = {"http": 80, "https": 443}
@@ -42,6 +51,55 @@ _HEADERS: Final = {
     "Accept-Encoding": "identity",
     "User-Agent": "holdfast",
 }
+
+
+class DaemonThreads(Executor):
+    """A thread pool that a process does not wait for when it ends, even while a thread is busy."""
+
+    def __init__(self, most: int, *, name: str) -> None:
+        self._most = most
+        self._name = name
+        self._tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
+        self._tasks = queue.SimpleQueue()
+        self._threads = 0
+        self._is_shut_down = False
+        self._lock = threading.Lock()
+
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        future: Future[_T] = Future()
+        with self._lock:
+            if self._is_shut_down:
+                raise RuntimeError("the threads are shut down")
+            self._tasks.put((future, partial(fn, *args, **kwargs)))
+            if self._threads < self._most:
+                self._threads += 1
+                threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        return future
+
+    def shutdown(self, wait: bool = False, *, cancel_futures: bool = True) -> None:
+        """Cancel what has not begun. Does not wait for the rest."""
+        assert cancel_futures, "what has not begun is always cancelled"
+        assert not wait, "these threads are not waited for"
+        with self._lock:
+            self._is_shut_down = True
+            with contextlib.suppress(queue.Empty):
+                while task := self._tasks.get_nowait():
+                    task[0].cancel()
+            for _ in range(self._threads):
+                self._tasks.put(None)
+
+    def _run(self) -> None:
+        while task := self._tasks.get():
+            future, work = task
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work())
+                except BaseException as error:
+                    future.set_exception(error)
+            del task, future, work  # they may contain an image
+
+
+_LOOKUPS: Final = DaemonThreads(_LOOKUPS_AT_ONCE, name="look up")
 
 
 def is_public(address: _Address) -> bool:
@@ -75,7 +133,7 @@ def fetch_image(
     seconds: float,
     is_allowed: AddressTest = is_public,
 ) -> bytes:
-    """Fetch an image. Blocks for at most about `seconds`, and for the time to resolve its name.
+    """Fetch an image. Blocks for at most about `seconds`.
 
     Raises InvalidRequest, which names the field.
 
@@ -92,7 +150,7 @@ def fetch_image(
                     continue
                 if response.status != http.client.OK:
                     raise _Refused(f"its server answered with status {response.status}")
-                return _body(response, max_bytes=max_bytes)
+                return _body(response, max_bytes=max_bytes, deadline=deadline)
         raise _Refused(f"it has more than {_MOST_REDIRECTS} redirects")
     except _Refused as error:
         reason = str(error)
@@ -125,31 +183,70 @@ def _response(
     """Send the request, and yield the response, whose socket is closed at the deadline."""
     host = str(parts.hostname)
     port = parts.port or _PORTS[parts.scheme]
-    sock = _connected(host, port, is_allowed=is_allowed, deadline=deadline)
-    timer = threading.Timer(max(0.0, deadline - time.monotonic()), _cut, [sock])
-    timer.daemon = True
-    timer.start()
     connection = http.client.HTTPConnection(host, port)
     connection.default_port = _PORTS[parts.scheme]  # which the Host header leaves out
-    try:
+    sock = _connected(host, port, is_allowed=is_allowed, deadline=deadline)
+    with _ShutDownAt(deadline) as held, contextlib.closing(connection):
+        connection.sock = held.hold(sock)
         if parts.scheme == "https":
-            sock = ssl.create_default_context().wrap_socket(sock, server_hostname=host)
-        connection.sock = sock
+            # this moves the connection to another socket, so the handshake must wait for `hold`
+            secure = ssl.create_default_context().wrap_socket(
+                sock, server_hostname=host, do_handshake_on_connect=False
+            )
+            connection.sock = held.hold(secure)
+            secure.do_handshake()
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         path = quote(path, safe=_IN_PATHS)
         connection.request("GET", path, headers=_HEADERS)
         with connection.getresponse() as response:
             yield response
-    finally:
-        timer.cancel()
-        connection.close()
-        sock.close()
+
+
+class _ShutDownAt:
+    """Shuts a socket down at a deadline, so that everything that uses it ends, and closes it."""
+
+    def __init__(self, deadline: float) -> None:
+        self._sock: socket.socket | None = None
+        self._is_over = False
+        self._lock = threading.Lock()
+        self._timer = threading.Timer(max(0.0, deadline - time.monotonic()), self._end)
+        self._timer.daemon = True
+
+    def __enter__(self) -> _ShutDownAt:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._timer.cancel()
+        with self._lock:
+            if self._sock is not None:
+                self._sock.close()
+
+    def hold(self, sock: socket.socket) -> socket.socket:
+        """Shut this socket down, in place of an earlier one."""
+        with self._lock:
+            self._sock = sock
+            if self._is_over:
+                raise TimeoutError
+        return sock
+
+    def _end(self) -> None:
+        with self._lock:
+            self._is_over = True
+            if self._sock is not None:
+                with contextlib.suppress(OSError):
+                    # not SSLSocket's method, which changes what the reading thread is using
+                    socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
 
 def _connected(host: str, port: int, *, is_allowed: AddressTest, deadline: float) -> socket.socket:
     """Connect to an address of a host, after all of its addresses were checked."""
+    looking_up = _LOOKUPS.submit(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found = looking_up.result(max(0.0, deadline - time.monotonic()))
+    except TimeoutError:
+        looking_up.cancel()
+        raise
     except (OSError, UnicodeError) as error:
         raise _Refused("its host has no address") from error
     for *_, target in found:
@@ -168,12 +265,7 @@ def _connected(host: str, port: int, *, is_allowed: AddressTest, deadline: float
     raise problem or _Refused("its host has no address")
 
 
-def _cut(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
-
-
-def _body(response: http.client.HTTPResponse, *, max_bytes: int) -> bytes:
+def _body(response: http.client.HTTPResponse, *, max_bytes: int, deadline: float) -> bytes:
     too_large = f"it has more than {max_bytes:,} bytes"
     if (response.length or 0) > max_bytes:
         raise _Refused(too_large)
@@ -184,6 +276,8 @@ def _body(response: http.client.HTTPResponse, *, max_bytes: int) -> bytes:
         size += len(piece)
         if size > max_bytes:
             raise _Refused(too_large)
+        if time.monotonic() >= deadline:
+            raise TimeoutError
     if response.length:
         raise _Refused("its server closed the connection too early")
     return b"".join(pieces)

@@ -25,6 +25,7 @@ from holdfast.models.images import image_name, is_image_name
 
 _TORN = re.compile(r"\.[0-9a-f]{60}\..+")  # see `atomic_write`
 _TORN_SECONDS = 3600.0
+_KEPT_SHARE = 0.9  # of the allowed space, so that a full folder is not scanned for every image
 
 
 def images_folder(store: str) -> Path:
@@ -41,9 +42,10 @@ class ImageFolder:
         self._max_bytes = max_bytes
         # the images whose files this process has written or compared with their hash
         self._sizes: dict[str, int] = {}
-        self._held: Counter[str] = Counter()
         self._total_bytes: int | None = None  # of all files; None: not counted yet
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # held while files are read, written and removed
+        self._held: Counter[str] = Counter()
+        self._held_lock = threading.Lock()  # never held for long: `release` is for event loops
 
     def hold(self, data: bytes, *, is_checked: bool, tenant: str = "") -> str:
         """Hold the image with these bytes, so that its file is not removed until `release`.
@@ -58,24 +60,24 @@ class ImageFolder:
                 if not is_checked:
                     return ""
                 self._put(name, data)
-            self._held[name] += 1
+            with self._held_lock:
+                self._held[name] += 1
         return name
 
     def release(self, names: Iterable[str]) -> None:
-        """Let files be removed again, each as often as it was held."""
-        with self._lock:
+        """Let files be removed again, each as often as it was held. Does not wait for the disk."""
+        with self._held_lock:
             self._held.subtract(names)
             self._held = +self._held
 
     def forget(self, names: Iterable[str]) -> None:
         """Compare files with their hashes before their next use: a worker could not read them."""
-        with self._lock:
-            for name in names:
-                self._sizes.pop(name, None)
+        for name in names:  # without the lock, to not wait for the disk
+            self._sizes.pop(name, None)
 
     def check_invariants(self) -> None:
         """Assert that what is known of the files is true."""
-        with self._lock:
+        with self._lock, self._held_lock:
             assert all(count > 0 for count in self._held.values()), "an image is held negatively"
             for name, size in self._sizes.items():
                 status = (self.path / name).stat()
@@ -109,16 +111,21 @@ class ImageFolder:
             raise WorkerUnavailable(f"images cannot be kept: {error}") from error
 
     def _evict(self, *, written: str) -> None:
-        """Remove the least recently used files until all of them take at most the allowed space."""
+        """If the files take more than the allowed space, remove the least recently used.
+
+        Images may be released meanwhile, but none is held, because `hold` has the lock.
+        """
         if self._total_bytes is not None and self._total_bytes <= self._max_bytes:
             return
         self._remove_torn()
         files = self._files()
         total = sum(size for _, size, _ in files)
         for _, size, name in sorted(files):
-            if total <= self._max_bytes:
+            if total <= self._max_bytes * _KEPT_SHARE:
                 break
-            if name == written or name in self._held:
+            with self._held_lock:
+                is_held = name in self._held
+            if name == written or is_held:
                 continue
             (self.path / name).unlink(missing_ok=True)
             self._sizes.pop(name, None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import msgspec
 
 from holdfast.config import DEFAULT_IMAGES, ImagesSettings
 from holdfast.errors import ImagesRefused, InvalidRequest, WorkerUnavailable
-from holdfast.front.images.fetch import AddressTest, fetch_image, is_public
+from holdfast.front.images.fetch import AddressTest, DaemonThreads, fetch_image, is_public
 from holdfast.front.images.folder import ImageFolder
 from holdfast.front.images.sources import (
     IMAGE,
@@ -67,7 +68,12 @@ class ImageIntake:
         self._slots = threading.BoundedSemaphore(_CHECKED_AT_ONCE)
         self._readers = ThreadPoolExecutor(_READ_AT_ONCE, thread_name_prefix="read images")
         self._checkers = ThreadPoolExecutor(_CHECKED_AT_ONCE, thread_name_prefix="check images")
-        self._fetchers = ThreadPoolExecutor(_FETCHED_AT_ONCE, thread_name_prefix="fetch images")
+        self._fetchers = DaemonThreads(_FETCHED_AT_ONCE, name="fetch images")
+
+    def close(self) -> None:
+        """Check and fetch no further images. Does not wait for those that have begun."""
+        for threads in (self._readers, self._checkers, self._fetchers):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     @contextlib.asynccontextmanager
     async def entered(
@@ -84,7 +90,7 @@ class ImageIntake:
             yield text_only(prompt, vision)
             return
         sources = self._accepted(prompt)
-        with _Hold(self.folder, tenant) as hold:
+        with _Hold(self.folder, tenant, seconds=self._settings.check_seconds) as hold:
             try:
                 async with asyncio.timeout(self._settings.check_seconds):
                     names = await asyncio.gather(
@@ -106,7 +112,7 @@ class ImageIntake:
             yield text_only(prompt, vision)
             return
         sources = self._accepted(prompt)
-        with _Hold(self.folder, tenant) as hold:
+        with _Hold(self.folder, tenant, seconds=self._settings.check_seconds) as hold:
             names = {
                 source: self._take_fetched(source, hold)
                 if source.url
@@ -134,7 +140,7 @@ class ImageIntake:
             source.url,
             field=source.field,
             max_bytes=self._settings.max_bytes,
-            seconds=self._settings.check_seconds,
+            seconds=hold.deadline - time.monotonic(),
             is_allowed=self._is_allowed,
         )
         known = hold.add(data, is_checked=False)
@@ -193,7 +199,9 @@ class _Hold:
     The request may end before a thread has checked its last image.
     """
 
-    def __init__(self, folder: ImageFolder, tenant: str) -> None:
+    def __init__(self, folder: ImageFolder, tenant: str, *, seconds: float) -> None:
+        """seconds: for how long the images may be fetched."""
+        self.deadline = time.monotonic() + seconds
         self._folder = folder
         self._tenant = tenant
         self._names: list[str] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ _DATA_URL: Final = re.compile(r"data:(?P<type>[^,;]{0,127})(?:;[^,;]{0,127})*?;b
 _MEDIA_TYPE: Final = re.compile(r"[a-z]{1,20}/[a-zA-Z0-9.+-]{1,60}")
 _SPACE: Final = re.compile(r"\s+")
 _WEB: Final = ("http://", "https://")
+_DIGEST_DIGITS: Final = 12
 _KINDS: Final = frozenset({IMAGE, "image_url", "input_image"})  # types of parts
 _NAMES: Final = ("image_url", "source", "image", "data", "url")  # of the image, within a part
 
@@ -56,6 +58,11 @@ class ImageSource:
             return base64.b64decode(_SPACE.sub("", self.text), validate=True)
         except (binascii.Error, ValueError) as error:
             raise self.refused("the image is not valid base64") from error
+
+    def digest(self) -> str:
+        """A short digest of what the client sent: equal images by the same way have the same."""
+        sent = self.data or (self.text or self.url).encode()
+        return hashlib.sha256(sent).hexdigest()[:_DIGEST_DIGITS]
 
     def refused(self, reason: str) -> InvalidRequest:
         """The error for an image that cannot be used."""

@@ -27,7 +27,7 @@ from holdfast.front.prompt.embed_and_rank import (
     ranking,
     read_prompts,
 )
-from holdfast.front.prompt.images import ImageLayouts, ImageMisfit, visible_tokens
+from holdfast.front.prompt.images import ImageLayouts, visible_tokens
 from holdfast.front.prompt.next_turn import Observe, WarmAhead, observer
 from holdfast.front.prompt.prepare import (
     NO_IMAGES,
@@ -97,7 +97,7 @@ class Gateway:
         """images: None: no model can be given images."""
         self._lease_of = lease_of
         self._images = images
-        self._layouts = ImageLayouts()
+        self._layouts = ImageLayouts(images.folder if images is not None else None)
         self._bundles = bundles
         self._limits = limits
         self._tools = tools
@@ -250,16 +250,11 @@ class Gateway:
         )
         request = msgspec.structs.replace(request, prompt=checked.prompt)
         model = client.info.fingerprint
-        layouts = self._layouts.known(checked.fields, model=model)
-        missing = tuple(checked.fields.keys() - layouts.keys())
-        try:
-            if missing:
-                answer = await client.ask(ImageCommand(images=missing))
-                layouts |= self._layouts.learn(answer, model=model)
-            return request, layouts
-        except ImageMisfit as misfit:
-            self._images.folder.forget([misfit.image])
-            raise misfit.at(checked.fields[misfit.image]) from misfit
+        layouts, missing = self._layouts.known(checked.fields, model=model)
+        if missing:
+            answer = await client.ask(ImageCommand(images=missing))
+            layouts |= self._layouts.learn(answer, model=model, fields=checked.fields)
+        return request, layouts
 
     def _threads_of(self, model: str) -> ThreadPoolExecutor:
         if model not in self._threads:

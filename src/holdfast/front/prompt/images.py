@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from holdfast.errors import InvalidRequest
+from holdfast.front.images.folder import ImageFolder
 from holdfast.front.images.sources import IMAGE, is_image
 from holdfast.front.prompt.lru_cache import LruCache
 from holdfast.wire.images import ImageAnswer, ImageLayout, ImageSpan
@@ -120,37 +121,44 @@ def visible_tokens(
     return TokenIds.joined((*parts, token_ids[taken:])) if parts else token_ids
 
 
-class ImageMisfit(InvalidRequest):
-    """The model's processor cannot use an image."""
-
-    def __init__(self, image: str, reason: str, *, field: str = "") -> None:
-        super().__init__(reason, field=field)
-        self.image = image
-
-    def at(self, field: str) -> ImageMisfit:
-        """This error with the request field that contains the image."""
-        return ImageMisfit(self.image, str(self), field=field)
-
-
 class ImageLayouts:
-    """Remembers how models see images. Forgets the least recently used. Thread-safe."""
+    """Remembers how models see images. Forgets the least recently used. Thread-safe.
 
-    def __init__(self, *, max_bytes: int = 16_000_000) -> None:
+    To get the layouts of a prompt's images: take those that are `known`, ask the worker for the
+    missing ones with an `ImageCommand`, and `learn` its answer.
+    """
+
+    def __init__(self, folder: ImageFolder | None = None, *, max_bytes: int = 16_000_000) -> None:
+        """folder: of the images; None: there are no images."""
+        self._folder = folder
         self._known: LruCache[tuple[str, str], ImageLayout] = LruCache(max_bytes)
 
-    def known(self, images: Iterable[str], *, model: str) -> dict[str, ImageLayout]:
-        """The known layouts of images. model: the fingerprint of the model."""
-        found = {image: self._known.get((model, image)) for image in images}
-        return {image: layout for image, layout in found.items() if layout is not None}
+    def known(
+        self, images: Iterable[str], *, model: str
+    ) -> tuple[dict[str, ImageLayout], tuple[str, ...]]:
+        """The known layouts of images, and the images whose layouts are missing.
 
-    def learn(self, answer: ImageAnswer, *, model: str) -> dict[str, ImageLayout]:
+        model: the fingerprint of the model.
+        """
+        found = {image: self._known.get((model, image)) for image in images}
+        layouts = {image: layout for image, layout in found.items() if layout is not None}
+        return layouts, tuple(image for image in found if image not in layouts)
+
+    def learn(
+        self, answer: ImageAnswer, *, model: str, fields: Mapping[str, str]
+    ) -> dict[str, ImageLayout]:
         """Remember the layouts in a worker's answer, and return them by image.
 
-        Raises ImageMisfit if the model cannot use one of the images.
+        Raises InvalidRequest if the model cannot use one of the images; its file is then compared
+        with its hash before its next use.
+
+        fields: for each image, the request field that contains it.
         """
         for layout in answer.layouts:
             size = len(layout.token_ids.packed) + _ENTRY_BYTES
             self._known.put((model, layout.image), layout, size=size)
         for image, reason in answer.failures.items():
-            raise ImageMisfit(image, reason)
+            if self._folder is not None:
+                self._folder.forget(answer.failures)
+            raise InvalidRequest(reason, field=fields[image])
         return {layout.image: layout for layout in answer.layouts}

@@ -23,7 +23,6 @@ from holdfast.front.answers.pieces import TokenPieces
 from holdfast.front.prompt.canonical import canonical, guarded
 from holdfast.front.prompt.dialects import prompt_opens_thought
 from holdfast.front.prompt.images import (
-    ImageMisfit,
     has_images,
     image_spans,
     images_of,
@@ -602,7 +601,7 @@ def splice(
             start = text.tokens_before(placed.start)
             end = start + 1
             if images is None or tuple(token_ids[start:end]) != (images.token_id,):
-                raise ImageMisfit(placed.image, "the model's tokenizer breaks up its placeholder")
+                raise InvalidRequest("the model's tokenizer breaks up its placeholder")
             placed_images.append(PlacedImage(start + shift, placed.image))
             new = image_keys(layouts[placed.image])
         parts += (token_ids[taken:start], new)

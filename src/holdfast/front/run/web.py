@@ -142,12 +142,13 @@ def build_application(
     for name in residency.catalog.at_start:
         bundles.begin(name)
     reloaded = ReloadedCatalog(partial(catalog_of, settings, os.environ, is_reload=True), residency)
+    images = ImageIntake(images_folder(settings.store.folder), settings.images)
     gateway = Gateway(
         residency.lease,
         bundles,
         settings.limits,
         settings.tools,
-        images=ImageIntake(images_folder(settings.store.folder), settings.images),
+        images=images,
     )
     metrics = Metrics(loop_tick_seconds=settings.server.loop_tick_seconds)
     services = Services(
@@ -180,6 +181,7 @@ def build_application(
         store=settings.store,
         keys=KeyRing(settings.server.keys_file, os.environ),
         seal=Seal(store / "answers" if store else None),
+        images=images,
     )
     app = create_application(services, dialects=dialects)
     app.state.bundles, app.state.reloaded_catalog = bundles, reloaded

@@ -68,7 +68,7 @@ from holdfast.wire.output import (
     Relevance,
     TextRead,
 )
-from holdfast.wire.requests import ChatPrompt, EmbeddingRequest, RankRequest
+from holdfast.wire.requests import ChatPrompt, EmbeddingRequest, GenerationRequest, RankRequest
 
 # `UnsupportedFields.neutral` for endpoints that generate nothing: these requests extend no session,
 # so the fields that name one are refused.
@@ -124,6 +124,7 @@ class GenerationResponse(Response):
         self._writer: EventWriter | None = None  # only if the answer is streamed
         self._stream: OutputStream | None = None  # set when the worker has accepted the request
         self._limit = TimeLimit(plan.time_limit_seconds)
+        self._explained: list[tuple[GenerationRequest, Explanation]] = []  # one for each prompt
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate the answer and send it to the client.
@@ -156,6 +157,9 @@ class GenerationResponse(Response):
                     services.held.finish(self._held)
                     if not self._is_lost:
                         leave(services, self._held, has_all=True)
+        record.end()  # the client has its answer
+        for request, explanation in self._explained:
+            await asyncio.to_thread(services.misses.note, request, explanation, record)
 
     async def _gone(
         self, receive: Receive, watched: _WatchedSend, record: RequestRecord, counted: ExitStack
@@ -298,7 +302,7 @@ class GenerationResponse(Response):
         )
 
     def _explanation(self, stream: OutputStream, record: RequestRecord) -> Explanation | None:
-        """The explanation for the client, if it asked for one. Notes it for the list of misses."""
+        """The explanation for the client, if it asked for one."""
         answer = self._answer
         choices = [
             explain_choice(
@@ -315,7 +319,7 @@ class GenerationResponse(Response):
         for choice in choices:
             if choice.index % per_prompt == 0:  # the choices of a prompt share one prefill
                 request = self._plan.requests[choice.index // per_prompt]
-                self._services.misses.note(request, choice, record)
+                self._explained.append((request, choice))
         return explanation_of(choices) if self._plan.explains else None
 
 

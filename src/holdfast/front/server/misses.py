@@ -3,20 +3,23 @@ finds out which line of the prompt has changed.
 
 The worker knows only tokens. The front therefore keeps the texts of the last prompts, in memory only
 and within a limit, and compares a prompt that missed the cache with the most similar one of the same
-tenant and model.
+tenant and model. Of an image, it keeps a digest.
 """
 
 from __future__ import annotations
 
-import json
+import sys
+import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+import msgspec
 from msgspec import Struct
 
+from holdfast.front.images.sources import IMAGE, ImageSource, is_image
 from holdfast.front.server.answers import Explanation
 from holdfast.telemetry.request_log import RequestRecord
 from holdfast.wire.events import CacheOutcome
@@ -25,7 +28,7 @@ from holdfast.wire.requests import ChatPrompt, GenerationRequest
 MOST_MISSES = 50  # per tenant
 MOST_TENANTS = 200
 MOST_PROMPTS = 24  # per tenant and model
-MOST_CHARACTERS = 8 << 20  # of all prompts together
+MOST_BYTES = 8 << 20  # of all prompts together
 LONGEST_LINE = 240  # characters of a changed line that are shown
 LINES_BEFORE = 2
 LEAST_LOST = 256  # tokens
@@ -36,6 +39,7 @@ _NO_MISS = {
     CacheOutcome.OFF.value,
     CacheOutcome.NOTHING_STORED.value,
 }
+_PART_BYTES = 150  # of a `PromptPart` and its places in the tables, without its texts
 _PIECE = 4096  # characters that are compared at once
 _TOOL = "the definition of the tool "
 _SYSTEM_PROMPT = "the system prompt"
@@ -45,10 +49,14 @@ _VERBS = {"added": "added", "left_out": "left out"}
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """A message, or the definition of a tool. `name` says which, in words."""
+    """A message, or the definition of a tool. `name` says which, in words.
+
+    images: the lines of the text that stand for images.
+    """
 
     name: str
     text: str
+    images: tuple[str, ...] = ()
 
 
 Parts: TypeAlias = tuple[PromptPart, ...]
@@ -95,30 +103,62 @@ class _Tenant:
 
 
 class RecentMisses:
-    """The recent misses of each tenant. Event loop's thread only."""
+    """The recent misses of each tenant. Thread-safe."""
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()  # the last used one at the end
-        self._characters = 0
+        # each part that prompts have, and how many have it: most share their tools and first turns
+        self._parts: dict[PromptPart, PromptPart] = {}
+        self._uses: Counter[PromptPart] = Counter()
+        self._bytes = 0
+        self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[Miss]:
         """All misses, the latest first."""
-        misses = [miss for tenant in self._tenants.values() for miss in tenant.misses]
+        with self._lock:
+            misses = [miss for tenant in self._tenants.values() for miss in tenant.misses]
         return iter(sorted(misses, key=lambda miss: miss.at, reverse=True))
 
     @property
-    def characters(self) -> int:
+    def resident_bytes(self) -> int:
         """The size of all remembered prompts."""
-        return self._characters
+        return self._bytes
+
+    def check_invariants(self) -> None:
+        """Assert that the parts and their size are those of the remembered prompts."""
+        with self._lock:
+            kept = [
+                part
+                for tenant in self._tenants.values()
+                for prompts in tenant.prompts.values()
+                for parts in prompts
+                for part in parts
+            ]
+            assert self._uses == Counter(kept), "the uses of a part are wrong"
+            assert all(self._parts[part] is part for part in kept), "a part is kept twice"
+            assert self._bytes == sum(map(_bytes_of, self._parts)), "the size is wrong"
 
     def note(
         self, request: GenerationRequest, explanation: Explanation, record: RequestRecord
     ) -> None:
-        """Remember the prompt of an answer, and the answer if its prompt missed the cache."""
+        """Remember the prompt of an answer, and the answer if its prompt missed the cache.
+
+        Takes milliseconds for long prompts.
+        """
+        parts = parts_of(request)
+        with self._lock:
+            self._note(request, parts, explanation, record)
+
+    def _note(
+        self,
+        request: GenerationRequest,
+        parts: Parts,
+        explanation: Explanation,
+        record: RequestRecord,
+    ) -> None:
         tenant = self._tenants.setdefault(request.tenant, _Tenant())
         self._tenants.move_to_end(request.tenant)
-        parts = parts_of(request)
         closest: Parts = ()
         if explanation.reason not in _NO_MISS:
             closest = _closest(tenant.prompts.get(request.model, ()), parts)
@@ -143,12 +183,11 @@ class RecentMisses:
         # the next turn of a conversation contains the earlier turns
         for other in [each for each in prompts if each == parts[: len(each)]]:
             self._drop(prompts, other)
-        if parts and _size(parts) <= MOST_CHARACTERS // 4:
-            prompts.append(parts)
-            self._characters += _size(parts)
+        if parts and sum(map(_bytes_of, parts)) <= MOST_BYTES // 4:
+            prompts.append(self._counted(parts))
         while len(prompts) > MOST_PROMPTS:
             self._drop(prompts, prompts[0])
-        while self._characters > MOST_CHARACTERS or len(self._tenants) > MOST_TENANTS:
+        while self._bytes > MOST_BYTES or len(self._tenants) > MOST_TENANTS:
             self._forget_oldest()
 
     def _forget_oldest(self) -> None:
@@ -163,7 +202,20 @@ class RecentMisses:
 
     def _drop(self, prompts: deque[Parts], parts: Parts) -> None:
         prompts.remove(parts)
-        self._characters -= _size(parts)
+        for part in parts:
+            self._uses[part] -= 1
+            if not self._uses[part]:
+                del self._uses[part], self._parts[part]
+                self._bytes -= _bytes_of(part)
+
+    def _counted(self, parts: Parts) -> Parts:
+        """The parts, as they are already known from other prompts."""
+        for part in parts:
+            if part not in self._parts:
+                self._parts[part] = part
+                self._bytes += _bytes_of(part)
+            self._uses[part] += 1
+        return tuple(self._parts[part] for part in parts)
 
 
 def parts_of(request: GenerationRequest) -> Parts:
@@ -182,7 +234,8 @@ def parts_of(request: GenerationRequest) -> Parts:
         role = str(message.get("role", ""))
         is_head = role in _SYSTEM and not messages
         name = _SYSTEM_PROMPT if is_head else f"message {len(messages) + 1} ({role})"
-        messages.append(PromptPart(name, _text_of(message)))
+        text, images = _text_of(message)
+        messages.append(PromptPart(name, text, images))
     return (*tools, *messages)
 
 
@@ -197,11 +250,11 @@ def lost_tokens(explanation: Explanation, earlier: Parts, parts: Parts) -> int:
         return 0
     if explanation.reason == CacheOutcome.FAILED.value:
         return explanation.read_tokens
-    per_character = explanation.prompt_tokens / max(1, _size(parts))
+    per_character = explanation.prompt_tokens / max(1, _characters(parts))
     at = _first_difference(earlier, parts)
     if at is None:
         # the texts are the same, so the chat template has rendered them otherwise
-        shared = per_character * min(_size(earlier), _size(parts))
+        shared = per_character * min(_characters(earlier), _characters(parts))
         cached = explanation.prompt_tokens - explanation.read_tokens
         repeated = shared - cached - explanation.prompt_tokens / 10  # the estimate is not exact
     else:
@@ -238,7 +291,7 @@ def change_between(earlier: Parts, parts: Parts) -> TextChange | None:
     if before.text and before.text in {part.text for part in parts[at + 1 :]}:
         return _whole_part(now, "added")
     if before.name == now.name:
-        return _changed_line(before.text, now)
+        return _changed_line(before, now)
     if before.name == _SYSTEM_PROMPT:
         return _whole_part(before, "left_out")
     if now.name == _SYSTEM_PROMPT:
@@ -298,8 +351,9 @@ def _common_characters(text: str, other: str) -> int:
     return min(at, end)
 
 
-def _changed_line(cached: str, part: PromptPart) -> TextChange:
-    text = part.text
+def _changed_line(earlier: PromptPart, part: PromptPart) -> TextChange:
+    cached, text = earlier.text, part.text
+    images = {*earlier.images, *part.images}
     at = _common_characters(cached, text)
     if at == len(text) or at == len(cached):
         # one text is the beginning of the other: the difference is the line that only one has
@@ -309,17 +363,24 @@ def _changed_line(cached: str, part: PromptPart) -> TextChange:
     head = text[:begin].splitlines()
     place = f"line {len(head) + 1} of {part.name}"
     kind, lines = _kind_of(cached[begin:], text[begin:])
+    shown = (_line(cached, begin, at), _line(text, begin, at))
+    changed = {"added": shown[1:], "left_out": shown[:1], "changed": shown}[kind]
+    is_one_image = lines == 1 and images.issuperset(changed)
+    if is_one_image:
+        place = f"image {sum(line in images for line in head) + 1} of {part.name}"
     summary = f"{_capital(place)} changed."
     if kind != "changed":
-        some = "A line was" if lines == 1 else f"{lines:,} lines were"
+        some = f"{lines:,} lines were"
+        if lines == 1:
+            some = "An image was" if is_one_image else "A line was"
         summary = f"{some} {_VERBS[kind]}: {'' if lines == 1 else 'from '}{place}."
     return TextChange(
         kind=kind,
         summary=summary,
         place=place,
         before="\n".join(line[:LONGEST_LINE] for line in head[-LINES_BEFORE:]),
-        cached="" if kind == "added" else _line(cached, begin, at),
-        now="" if kind == "left_out" else _line(text, begin, at),
+        cached="" if kind == "added" else shown[0],
+        now="" if kind == "left_out" else shown[1],
     )
 
 
@@ -342,19 +403,24 @@ def _line(text: str, begin: int, at: int) -> str:
     return ("…" if first > begin else "") + text[first:last] + ("…" if last < end else "")
 
 
-def _text_of(message: dict[str, Any]) -> str:
-    """What a message says: its text, then its reasoning and calls as JSON."""
+def _text_of(message: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """What a message says: its text, then its reasoning and calls as JSON; and those of the lines
+    that stand for images.
+    """
     content = message.get("content")
     texts: list[str] = []
+    images: list[str] = []
     if isinstance(content, str):
         texts.append(content)
     elif isinstance(content, list | tuple):
-        texts += [
-            part["text"]
-            if isinstance(part, dict) and isinstance(part.get("text"), str)
-            else _as_json(part)
-            for part in content
-        ]
+        for part in content:
+            if is_image(part):
+                images.append(_image_line(part[IMAGE]))
+                texts.append(images[-1])
+            elif isinstance(part, dict) and isinstance(part.get("text"), str):
+                texts.append(part["text"])
+            else:
+                texts.append(_as_json(part))
     rest = {
         name: value
         for name, value in message.items()
@@ -362,12 +428,23 @@ def _text_of(message: dict[str, Any]) -> str:
     }
     if rest:
         texts.append(_as_json(rest))
-    return texts[0] if len(texts) == 1 else "\n".join(texts)
+    text = texts[0] if len(texts) == 1 else "\n".join(texts)
+    return text, tuple(images)
+
+
+def _image_line(image: ImageSource | str) -> str:
+    return f"[image {image.digest() if isinstance(image, ImageSource) else image}]"
 
 
 def _as_json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=1, default=str)
+    encoded = msgspec.json.encode(value, enc_hook=str)
+    return msgspec.json.format(encoded, indent=1).decode()
 
 
-def _size(parts: Parts) -> int:
+def _bytes_of(part: PromptPart) -> int:
+    return _PART_BYTES + sum(map(sys.getsizeof, (part.name, part.text, *part.images)))
+
+
+def _characters(parts: Parts) -> int:
+    """The number of characters."""
     return sum(len(part.text) for part in parts)

@@ -34,6 +34,7 @@ from holdfast.errors import (
 from holdfast.front.fleet.catalog import Catalog
 from holdfast.front.fleet.library import Library
 from holdfast.front.fleet.residency import ModelStatus, Residency
+from holdfast.front.images.intake import ImageIntake
 from holdfast.front.prompt.dialects import DialectReport
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.server.access import AnswersAtOnce, Drain, KeyRing, Seal
@@ -252,6 +253,7 @@ class Services:
     history_file: HistoryFile | None = None  # keeps the history of `metrics`
     traces: Traces | None = None
     seal: Seal = field(default_factory=Seal)
+    images: ImageIntake | None = None  # closed when the server stops
     # dialects by model id, for models whose tokenizer has been loaded
     dialects: Mapping[str, DialectReport] = field(default_factory=dict)
     # the stored responses of the Responses API
