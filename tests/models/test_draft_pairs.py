@@ -119,6 +119,58 @@ def test_a_draft_model_is_found_by_its_tokens(
     assert draft_of(DEMO, "auto", environ=environ) == found
 
 
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"x": 3}}'),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"7": 3}}'),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"7": {}}}'),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"7": {"content": 7}}}'),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"7": {"content": "\\ud800"}}}'),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"7": {}, "07": {}}}'),
+        ("tokenizer_config.json", '{"added_tokens_decoder": [7]}'),
+        ("tokenizer_config.json", '{"eos_token": "\\ud800"}'),
+        ("tokenizer_config.json", "[" * 100_000),
+        ("tokenizer_config.json", "[]"),
+        ("special_tokens_map.json", "\x00"),
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", ""),
+        ("tokenizer.json", "[" * 100_000),
+        ("tokenizer.json", None),
+        ("tokenizer_config.json", None),
+        ("special_tokens_map.json", None),
+        ("model.safetensors.index.json", "[]"),
+        ("model.safetensors.index.json", None),
+    ],
+)
+def test_a_damaged_model_on_this_machine_does_not_keep_another_one_from_being_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, content: str | None
+) -> None:
+    """None: the file cannot be read."""
+    monkeypatch.setattr(draft_pairs, "_LEAST_MODEL_BYTES", 1 << 20)
+    monkeypatch.setattr(draft_pairs, "_MOST_SHARE", 0.25)
+    folder = copied(tmp_path / "broken")
+    (folder / file).unlink(missing_ok=True)
+    if content is None:
+        (folder / file).symlink_to("long" * 1000)  # even root gets OSError
+    else:
+        (folder / file).write_text(content)
+    broken = DraftFolder(name="broken", folder=folder)
+    sound = DraftFolder(name=DRAFT_ID, folder=demo_folder(DRAFT_ID))
+    assert found_draft(DEMO, [broken, sound]) == sound
+    assert found_draft(DEMO, [broken]) is None
+
+
+def test_a_model_whose_folder_cannot_be_looked_at_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_pairs, "_LEAST_MODEL_BYTES", 1 << 20)
+    monkeypatch.setattr(draft_pairs, "_MOST_SHARE", 0.25)
+    listed = [ModelSettings(path=str(tmp_path / ("long" * 1000)))]
+    found = draft_of(DEMO, "auto", listed=listed, environ={"HF_HOME": str(tmp_path)})
+    assert found == DraftFolder(name=DRAFT_ID, folder=demo_folder(DRAFT_ID))
+
+
 def test_models_that_are_not_much_smaller_are_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

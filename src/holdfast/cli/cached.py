@@ -31,7 +31,7 @@ def show_tree(server: ServerClient, as_json: Json = False) -> None:
     for model in models:
         blocks = count_text(model["blocks"], "block")
         typer.echo(f"{model['model']}: {blocks}{'' if model['is_complete'] else ' and more'}")
-        for line in tree_lines(model["trees"], model["parts"]):
+        for line in tree_lines(model["trees"], model["parts"], hidden_trees=model["hidden_trees"]):
             typer.echo(line)
 
 
@@ -61,7 +61,10 @@ def _why(miss: Mapping[str, Any]) -> str:
 
 
 def tree_lines(
-    trees: Sequence[Mapping[str, Any]], parts: Sequence[Mapping[str, Any]]
+    trees: Sequence[Mapping[str, Any]],
+    parts: Sequence[Mapping[str, Any]],
+    *,
+    hidden_trees: int = 0,
 ) -> Iterator[str]:
     """Each part of the cache in a line, indented by its depth, children after their parents.
 
@@ -83,6 +86,8 @@ def tree_lines(
             tokens = parts[place]["hidden_tokens"]
             yield "  " * (depth + 1) + f"{count_text(hidden, 'smaller part')}, {tokens:,} tokens"
         pending += below
+    if hidden_trees:
+        yield f"  and {count_text(hidden_trees, 'more tree')}"
 
 
 def _part_text(part: Mapping[str, Any], trees: Sequence[Mapping[str, Any]]) -> str:

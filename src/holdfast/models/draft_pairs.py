@@ -139,7 +139,12 @@ def _candidates(
     cached = cached_models(hub_cache_folder(environ))
     found += [DraftFolder(name=name, folder=folder) for name, folder in cached.items()]
     for each in found:
-        if each.folder.is_dir() and (place := each.folder.resolve()) not in seen:
+        try:
+            place = each.folder.resolve() if each.folder.is_dir() else None
+        except OSError as error:
+            logger.debug("%s is no draft model: %s", each.name, error)
+            continue
+        if place is not None and place not in seen:
             seen.add(place)
             yield each
 
@@ -164,7 +169,7 @@ def found_draft(model: DraftFolder, candidates: Iterable[DraftFolder]) -> DraftF
     """
     try:
         model_bytes = checked_tensor_bytes(model.folder)
-    except ModelLoadError:
+    except (ModelLoadError, OSError):
         return None  # its worker reports that
     if model_bytes < _LEAST_MODEL_BYTES:
         return None
@@ -173,7 +178,7 @@ def found_draft(model: DraftFolder, candidates: Iterable[DraftFolder]) -> DraftF
     for each in candidates:
         try:
             size = checked_tensor_bytes(each.folder)
-        except ModelLoadError as error:
+        except (ModelLoadError, OSError) as error:
             logger.debug("%s is no draft model: %s", each.name, error)
             continue
         if size <= most_bytes:
@@ -199,8 +204,11 @@ class _Tokens:
 def _tokens_of(folder: Path) -> _Tokens:
     """The tokens of a model. Raises ModelLoadError."""
     files = (folder / "tokenizer.json", folder / "tokenizer_config.json")
-    dates = tuple(file.stat().st_mtime_ns if file.exists() else 0 for file in files)
-    return _read_tokens(folder, dates)
+    try:
+        dates = tuple(file.stat().st_mtime_ns if file.exists() else 0 for file in files)
+        return _read_tokens(folder, dates)
+    except OSError as error:
+        raise ModelLoadError(f"the tokenizer in {folder} cannot be read: {error}") from error
 
 
 @lru_cache(maxsize=64)  # a large tokenizer takes half a second

@@ -136,7 +136,7 @@ def read_json(file: Path) -> dict[str, Any]:
         ) from None
     except OSError as error:
         raise ModelLoadError(f"{file} cannot be read: {error.strerror}") from error
-    except ValueError as error:  # invalid JSON, or not UTF-8
+    except (ValueError, RecursionError) as error:  # invalid JSON, not UTF-8, or too deep
         raise ModelLoadError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise ModelLoadError(f"{file} does not contain a JSON object")

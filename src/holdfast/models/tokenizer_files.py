@@ -48,7 +48,20 @@ def named_special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 def add_missing_tokens(
     backend: Backend, config: Mapping[str, Any], special_tokens: Mapping[str, str]
 ) -> None:
-    """Add tokens that are only in tokenizer_config.json. Raises ModelLoadError if an id differs."""
+    """Add tokens that are only in tokenizer_config.json. Raises ModelLoadError if an id differs, or
+    if the tokens are not described as they should be.
+    """
+    try:
+        _add_missing_tokens(backend, config, special_tokens)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ModelLoadError(
+            f"the tokens in tokenizer_config.json cannot be read: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _add_missing_tokens(
+    backend: Backend, config: Mapping[str, Any], special_tokens: Mapping[str, str]
+) -> None:
     described = config.get("added_tokens_decoder") or {}
     for token_id, token in sorted((int(key), value) for key, value in described.items()):
         if backend.token_to_id(token["content"]) is not None:
@@ -129,7 +142,7 @@ def _convert(folder: Path) -> Backend:
         ) from error
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, TypeError, KeyError, ImportError) as error:
         raise ModelLoadError(
             f"the tokenizer in {folder} cannot be read: {' '.join(str(error).split())}"
         ) from error

@@ -28,7 +28,7 @@ class CacheTree(msgspec.Struct, frozen=True, kw_only=True):
     """The cached prompts of one tenant in one form of keys and values.
 
     is_own: whether the tree belongs to the tenant that asks. kv_bits: null if the tree is of a
-    tenant without sessions. hidden_parts: prompts that begin here and are not listed, and
+    tenant without recent sessions. hidden_parts: prompts that begin here and are not listed, and
     hidden_tokens the tokens in them.
     """
 
@@ -75,11 +75,13 @@ class CachePart(msgspec.Struct, frozen=True, kw_only=True):
 class CacheMap(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A summary of a prefix cache: its largest parts, each after its parent.
 
-    is_complete: false if the cache has too many blocks to visit all of them.
+    hidden_trees: how many trees are not listed. is_complete: false if the cache has too many blocks
+    to visit all of them.
     """
 
     call_id: str
     trees: tuple[CacheTree, ...] = ()
+    hidden_trees: int = 0
     parts: tuple[CachePart, ...] = ()
     blocks: int = 0
     is_complete: bool = True

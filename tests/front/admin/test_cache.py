@@ -76,11 +76,12 @@ async def chat(client: httpx.AsyncClient, text: str, **more: Any) -> None:
 
 async def test_the_parts_of_the_cache_are_shown_by_model() -> None:
     tree = CacheTree(is_own=True, kv_bits="native", adapter="", tokens=8)
-    found = CacheMap(call_id="x", trees=(tree,), parts=(PART,), blocks=1)
+    found = CacheMap(call_id="x", trees=(tree,), hidden_trees=3, parts=(PART,), blocks=1)
     control = ScriptedControl(maps={MODEL: found})
     async with client_of(ScriptedGateway(), control=control) as client:
         shown = (await client.get("/admin/cache")).json()
     (model,) = shown["models"]
+    assert model["hidden_trees"] == 3
     assert (model["model"], model["blocks"], model["is_complete"]) == (MODEL, 1, True)
     assert model["parts"][0]["sessions"] == ["s"]
     assert model["trees"][0]["tokens"] == 8

@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 
 from holdfast.config import ServerSettings
@@ -36,6 +37,30 @@ async def test_an_answer_is_in_the_history_with_the_figures_of_the_metrics() -> 
     assert [each["model"] for each in shown["models"]] == [MODEL]
     (point,) = shown["points"]
     assert point["figures"] == total
+
+
+async def test_names_of_models_that_are_not_served_never_count() -> None:
+    """Else, any client could push the history of real models out."""
+    messages = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    documents = {"query": "hi", "documents": ["a"]}
+    bodies = {
+        CHAT: messages,
+        "/v1/completions": {"prompt": "hi"},
+        "/v1/responses": {"input": "hi"},
+        "/v1/messages": messages,
+        "/api/chat": {"messages": messages["messages"]},
+        "/api/generate": {"prompt": "hi"},
+        "/v1/embeddings": {"input": "hi"},
+        "/v1/rerank": documents,
+    }
+    services = scripted_services(ScriptedGateway())
+    transport = httpx.ASGITransport(create_application(services), client=("127.0.0.1", 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8321") as client:
+        assert (await client.post(CHAT, json=chat_body())).status_code == 200
+        for number, (path, body) in enumerate(bodies.items()):
+            answered = await client.post(path, json={"model": f"none-{number}", **body})
+            assert answered.status_code == 404, (path, answered.text)
+    assert services.metrics.history.models == {MODEL}
 
 
 async def test_without_an_answer_everything_is_empty() -> None:

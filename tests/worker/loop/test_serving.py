@@ -5,6 +5,7 @@ fingerprint.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from holdfast.errors import ModelLoadError
 from holdfast.machine.device_memory import MemoryPlan
 from holdfast.wire.commands import MemoryChange, WorkerSettings
 from holdfast.wire.events import BudgetChanged, ModelInfo
+from holdfast.worker.drafting.draft_model import DraftModel
 from holdfast.worker.engine.quality import load_with_fingerprint
 from holdfast.worker.loop import serving
 from holdfast.worker.loop.inbox import Pulse
+from tests.fakes.caching_worker import greedy, random_prompt
 from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.tiny_models import write_tiny
 
@@ -223,3 +226,34 @@ def test_a_draft_model_that_was_found_but_cannot_be_loaded_is_left_out(
     assert "draft could draft for" in caplog.text
     with pytest.raises(ModelLoadError):
         with_draft(folder, draft, "draft")
+
+
+def test_the_weights_of_a_draft_model_that_fails_are_freed_while_the_model_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_tiny(tmp_path / "model", "llama")
+    draft = write_tiny(tmp_path / "draft", "llama", seed=1)
+    loaded: list[weakref.ref[Any]] = []
+    real = serving.load_model
+
+    def load(*arguments: Any, **options: Any) -> Any:
+        found = real(*arguments, **options)
+        loaded.append(weakref.ref(found.model))
+        return found
+
+    def failing(*arguments: Any) -> None:
+        raise MemoryError("no memory for the draft model")
+
+    monkeypatch.setattr(serving, "load_model", load)
+    monkeypatch.setattr(DraftModel, "keep_only", failing)
+    # pytest keeps what is logged, with the frames of the exception
+    monkeypatch.setattr(logging.getLogger("holdfast"), "propagate", False)
+    are_there: list[list[bool]] = []
+    inbox = ScriptInbox(
+        [[greedy(name, random_prompt(20), max_tokens=20)] for name in "ab"],
+        in_turn=True,
+        on_receive=lambda: are_there.append([each() is not None for each in loaded]),
+    )
+    build(folder, inbox=inbox, draft=draft, model=ModelSettings(speculation="draft"))
+    assert (len(inbox.tokens("a")), len(inbox.tokens("b"))) == (20, 20)
+    assert (are_there[0], are_there[-1]) == ([True, True], [True, False])

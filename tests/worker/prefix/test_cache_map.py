@@ -1,11 +1,23 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import msgspec
+import pytest
 
 from holdfast.wire.cache_map import CacheMap, CacheMapQuestion, CachePart
-from holdfast.worker.prefix.cache_map import MOST_BLOCKS, MOST_PARTS, CacheUser, cache_map
+from holdfast.worker.prefix.cache_map import (
+    KEPT_SECONDS,
+    MOST_BLOCKS,
+    MOST_KEPT,
+    MOST_PARTS,
+    CacheUser,
+    RecentMaps,
+    cache_map,
+)
 from holdfast.worker.prefix.chain import pack_tokens
 from holdfast.worker.prefix.index import PrefixIndex
 from tests.fakes.caching_worker import greedy
@@ -129,6 +141,129 @@ def test_a_cache_with_very_many_blocks_is_visited_in_part() -> None:
     found = shown(index)
     assert not found.is_complete
     assert found.blocks == MOST_BLOCKS
+
+
+def of_tenants(count: int) -> PrefixIndex:
+    """Each tenant has cached one block."""
+    index = library()
+    for tenant in range(count):
+        index.insert(index.cursor(tenant=f"tenant {tenant}"), pack_tokens(HEAD), Weight(8))
+    return index
+
+
+def lines_run(index: PrefixIndex, *, limit: int) -> int:
+    """How many lines of the module an admin's question takes; more than the limit fail."""
+    code = cache_map.__code__.co_filename
+    lines = 0
+
+    def count(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal lines
+        if frame.f_code.co_filename != code:
+            return None
+        lines += 1
+        assert lines < limit
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        shown(index, sees_all=True)
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+def test_the_work_grows_no_faster_than_the_number_of_tenants() -> None:
+    few = lines_run(of_tenants(1000), limit=10**6)
+    assert lines_run(of_tenants(10_000), limit=11 * few)
+
+
+def test_of_very_many_trees_some_are_listed_and_the_others_counted() -> None:
+    index = of_tenants(MOST_PARTS + 60)
+    read_chain(index, [*HEAD, 9, 9], tenant="mine")
+    found = shown(index, tenant="mine", sees_all=True)
+    assert len(found.trees) == MOST_PARTS
+    assert found.hidden_trees == 61
+    assert [tree.is_own for tree in found.trees].count(True) == 1
+    assert {part.tree for part in found.parts} == set(range(MOST_PARTS))
+    own = [part for part in found.parts if found.trees[part.tree].is_own]
+    assert [part.tokens for part in own] == [10]
+
+
+def test_a_tree_without_a_listed_part_is_listed_if_there_is_room() -> None:
+    index = library()
+    for branch in range(MOST_PARTS + 20):
+        read_chain(index, [*HEAD, 100 + branch, 1, 1, 1])
+    read_chain(index, [1], tenant="small")
+    found = shown(index, sees_all=True)
+    assert (len(found.trees), found.hidden_trees) == (2, 0)
+    assert sorted(tree.hidden_parts for tree in found.trees) == [0, 1]
+
+
+def test_more_trees_than_can_be_visited_are_counted() -> None:
+    found = shown(of_tenants(MOST_BLOCKS + 5), sees_all=True)
+    assert (len(found.trees), found.blocks) == (MOST_PARTS, MOST_BLOCKS)
+    assert found.hidden_trees == MOST_BLOCKS + 5 - MOST_PARTS
+    assert not found.is_complete
+
+
+class Maker:
+    """Makes maps, and counts them."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def __call__(self, question: CacheMapQuestion) -> CacheMap:
+        self.made += 1
+        return CacheMap(call_id=question.call_id, blocks=self.made)
+
+
+def test_a_question_that_is_repeated_within_a_moment_gets_the_same_map() -> None:
+    now, make = 100.0, Maker()
+    recent = RecentMaps(clock=lambda: now)
+    for call_id in ("a", "b"):
+        question = CacheMapQuestion(tenant="t", call_id=call_id)
+        assert recent.answer(question, make) == CacheMap(call_id=call_id, blocks=1)
+    now += KEPT_SECONDS
+    assert recent.answer(CacheMapQuestion(tenant="t"), make).blocks == 2
+
+
+def test_a_map_is_reused_only_for_those_who_may_see_it() -> None:
+    make = Maker()
+    recent = RecentMaps(clock=lambda: 0.0)
+    questions = [
+        CacheMapQuestion(tenant="t", sees_all=True),
+        CacheMapQuestion(tenant="t"),
+        CacheMapQuestion(tenant="u"),
+    ]
+    assert [recent.answer(question, make).blocks for question in questions] == [1, 2, 3]
+
+
+def test_few_maps_are_kept_however_many_tenants_ask() -> None:
+    make = Maker()
+    recent = RecentMaps(clock=lambda: 0.0)
+    for tenant in range(MOST_KEPT + 1):
+        recent.answer(CacheMapQuestion(tenant=str(tenant)), make)
+    assert recent.answer(CacheMapQuestion(tenant="1"), make).blocks == 2
+    assert recent.answer(CacheMapQuestion(tenant="0"), make).blocks == MOST_KEPT + 2
+
+
+def test_a_worker_survives_a_map_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    subject = worker(folder=tmp_path)
+
+    def broken() -> list[CacheUser]:
+        raise RuntimeError("a session is damaged")
+
+    monkeypatch.setattr(subject.sessions, "users", broken)
+    inbox = serve(
+        subject,
+        CacheMapQuestion(tenant="", call_id="m"),
+        greedy("1", prompt("first"), session_id="s"),
+    )
+    assert map_of(inbox) == CacheMap(call_id="m", is_complete=False)
+    assert "a session is damaged" in caplog.text
 
 
 def test_a_worker_answers_with_its_live_states_and_sessions(tmp_path: Path) -> None:

@@ -31,14 +31,17 @@ _QUERY = {
 class CachedModel(Struct, frozen=True, kw_only=True):
     """What the prefix cache of a model contains: its largest parts, each after its parent.
 
+    hidden_trees: how many trees are not listed; a tree is what one tenant has cached in one form of
+        KV, and of very many trees, only 240 are listed.
     is_complete: false if the cache has too many blocks to visit all of them; then `blocks` and the
-    tokens of trees and parts count only those that were visited.
+        tokens of trees and parts count only those that were visited.
     """
 
     model: str
     blocks: int
     is_complete: bool
     trees: tuple[CacheTree, ...]
+    hidden_trees: int
     parts: tuple[CachePart, ...]
 
 
@@ -70,6 +73,7 @@ async def show_cache(request: Request, services: Services) -> Response:
             blocks=found.blocks,
             is_complete=found.is_complete,
             trees=found.trees,
+            hidden_trees=found.hidden_trees,
             parts=found.parts,
         )
         for model, found in maps.items()

@@ -5,6 +5,7 @@ Device thread only. See docs/how-it-works/speculation.md.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Sequence
@@ -76,6 +77,15 @@ def _beginning(request: SequenceRequest) -> tuple[str, str, bytes]:
     return request.tenant, request.adapter, beginning
 
 
+def _free_garbage() -> None:
+    """Free a model that was just dropped. Models contain reference cycles, and the collection skips
+    what was loaded before the worker began to serve.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
 class Drafts:
     """The drafts of all sequences of a worker."""
 
@@ -133,6 +143,8 @@ class Drafts:
                 otherwise=partial(self._drop_model, sequences),
             ):
                 self._ask_model(self._model, sequences, chances, under_way=under_way)
+            if not self._counters.draft_model:  # it was dropped
+                _free_garbage()  # not before, because the exception refers to the model
         return chances
 
     def _drop_model(self, sequences: Iterable[LiveSequence], error: Exception) -> None:

@@ -450,8 +450,10 @@ class WorkerLoop:
     def _show_cache(self, question: CacheMapQuestion) -> None:
         shown = CacheMap(call_id=question.call_id)
         if self._prefixes is not None:
-            users = () if self._sessions is None else self._sessions.users()
-            shown = self._prefixes.map(question, users=users)
+            shown = msgspec.structs.replace(shown, is_complete=False)  # if it fails
+            with costing_no_answer("the prefix cache cannot be shown"):
+                users = list if self._sessions is None else self._sessions.users
+                shown = self._prefixes.map(question, users=users)
         self._ledger.emit(shown)
 
     def _tend_sessions(self) -> None:

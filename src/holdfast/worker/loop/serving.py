@@ -332,11 +332,14 @@ class _Probed:
         """The memory of a sequence in the draft model, if there is one."""
         return None if self.draft is None else self.draft.costs
 
-    def contexts(self, kv_bytes: int) -> dict[str, int]:
-        """As `contexts_that_fit`."""
-        return contexts_that_fit(
+    @property
+    def contexts_of(self) -> Callable[[int], dict[str, int]]:
+        """`contexts_that_fit`, by the KV budget. It does not refer to the draft model, so that this
+        can be freed if it fails.
+        """
+        return partial(
+            contexts_that_fit,
             self.forms,
-            kv_bytes,
             most_tokens=self.loaded.context_tokens,
             draft=self.draft_costs,
         )
@@ -533,7 +536,7 @@ def _build(
     budget = MemoryBudget(
         memory.plan,
         plan_for=memory.plan_for,
-        contexts_of=probed.contexts,
+        contexts_of=probed.contexts_of,
         scheduler=scheduler,
         cache=cache,
         most_parked_bytes=store.ram_bytes,
@@ -683,7 +686,7 @@ def _context_that_fits(probed: _Probed, memory: WorkerMemory) -> dict[str, int]:
     `kv_bits`. Logs a warning if that is less than the model's context.
     """
     context_tokens = probed.loaded.context_tokens
-    fitting = probed.contexts(memory.plan.kv_bytes)
+    fitting = probed.contexts_of(memory.plan.kv_bytes)
     if fitting[probed.forms.default] < context_tokens:
         logger.warning(
             "the context is limited to %s of %s tokens, because more does not fit the %.2f GiB "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import mlx.core as mx
@@ -26,7 +26,7 @@ from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.codec import Payload, PayloadFormat, check_sizes, check_values, to_bytes
 from holdfast.worker.kv.layer import ArrayForm, SnapshotMismatch
 from holdfast.worker.kv.live import KVBlock, StateCheckpoint, all_finite
-from holdfast.worker.prefix.cache_map import CacheUser, cache_map
+from holdfast.worker.prefix.cache_map import CacheUser, RecentMaps, cache_map
 from holdfast.worker.prefix.chain import Cursor
 from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.prefix.live_tier import LiveTier
@@ -67,6 +67,7 @@ class PrefixCache:
         self._payloads = payloads
         self._form = payloads.model
         self.live = LiveTier(index, payloads=payloads, most_parked_bytes=most_parked_bytes)
+        self._maps = RecentMaps(clock=time.perf_counter)
         self._tended_at = self._offered_at = 0.0
         placed = index.load()
         if placed:
@@ -432,10 +433,19 @@ class PrefixCache:
                 self.index.begin_saving(block)
                 self._save(block, payload)
 
-    def map(self, question: CacheMapQuestion, *, users: Sequence[CacheUser]) -> CacheMap:
-        """Summarize what is cached. users: the sessions, the last used first."""
-        return cache_map(
-            self.index, question, adapters=self._adapters, users=users, chains=self.live.chains
+    def map(
+        self, question: CacheMapQuestion, *, users: Callable[[], Sequence[CacheUser]]
+    ) -> CacheMap:
+        """Summarize what is cached, or was a moment ago. users: the sessions, the last used first."""
+        return self._maps.answer(
+            question,
+            lambda asked: cache_map(
+                self.index,
+                asked,
+                adapters=self._adapters,
+                users=users(),
+                chains=self.live.chains,
+            ),
         )
 
     def figures(self) -> CacheFigures:

@@ -2,15 +2,19 @@
 
 Device thread only; no MLX. The tree may have many thousands of blocks, but people look at a few
 hundred shapes. So blocks that follow each other without a fork become one part, and only the largest
-parts are listed; each says how many further ones follow it.
+parts are listed; each says how many further ones follow it. There may also be many thousands of
+trees: one for each tenant, and so for each `cache_salt`.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+
+import msgspec
 
 from holdfast.store.block import BlockKey, root_key
 from holdfast.wire.cache_map import CacheMap, CacheMapQuestion, CachePart, CacheTree
@@ -25,6 +29,8 @@ MOST_PARTS = 240
 MOST_BLOCKS = 20_000
 MOST_USERS = 256
 MOST_NAMES = 6
+KEPT_SECONDS = 1.0
+MOST_KEPT = 16
 
 _FORMS: tuple[KVBits, ...] = ("native", *BITS)
 
@@ -99,28 +105,61 @@ def cache_map(
     adapters: the fingerprints of the model's adapters, by name. users: the sessions of all tenants,
     the last used first. chains: the live chains.
     """
-    tenants = {question.tenant}
+    recent = users[:MOST_USERS]
+    tenants = [question.tenant]
     if question.sees_all:
-        tenants.update(user.tenant for user in users)
+        tenants += dict.fromkeys(user.tenant for user in recent if user.tenant != question.tenant)
     owners = _owners(index, tenants, own=question.tenant, adapters=adapters)
     roots = index.root_nodes()
-    shown = [key for key in roots if question.sees_all or key in owners]
-    visit = _Visit(index, _ends(index, users[:MOST_USERS], chains))
+    shown = [key for key in owners if key in roots]
+    count = len(shown)
+    if question.sees_all:
+        count = len(roots)
+        shown = list(dict.fromkeys((*shown, *islice(roots, MOST_BLOCKS))))
+    visit = _Visit(index, _ends(index, recent, chains))
     for tree, key in enumerate(shown):
         visit.begin(roots[key], tree)
     visit.go_on()
     parts = _largest(visit.parts)
     for end, part in sorted(visit.found, key=lambda found: found[0].rank):
         _note_user(end, part)
+    first: dict[int, list[_Part]] = {}
+    for part in visit.parts:
+        if part.parent is None:
+            first.setdefault(part.tree, []).append(part)
+    # those of the listed parts, then others
+    listed = list(dict.fromkeys((*(part.tree for part in parts), *range(len(shown)))))[:MOST_PARTS]
+    places = {tree: place for place, tree in enumerate(listed)}
     return CacheMap(
         call_id=question.call_id,
-        trees=tuple(
-            _tree(number, owners.get(key), visit.parts) for number, key in enumerate(shown)
-        ),
-        parts=tuple(map(_listed, parts)),
+        trees=tuple(_tree(owners.get(shown[tree]), first.get(tree, ())) for tree in listed),
+        hidden_trees=count - len(listed),
+        parts=tuple(_listed(part, tree=places[part.tree]) for part in parts),
         blocks=visit.blocks,
         is_complete=visit.is_complete,
     )
+
+
+class RecentMaps:
+    """Keeps maps for a moment, so that clients that ask often cost the device little."""
+
+    def __init__(self, *, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._kept: dict[tuple[str, bool], tuple[float, CacheMap]] = {}  # the last used last
+
+    def answer(
+        self, question: CacheMapQuestion, make: Callable[[CacheMapQuestion], CacheMap]
+    ) -> CacheMap:
+        """The map that a question asks for: the last one, or a new one if that is too old."""
+        key = (question.tenant, question.sees_all)
+        now = self._clock()
+        kept = self._kept.pop(key, None)
+        if kept is None or now - kept[0] >= KEPT_SECONDS:
+            kept = (now, make(question))
+        self._kept[key] = kept
+        if len(self._kept) > MOST_KEPT:
+            del self._kept[next(iter(self._kept))]
+        return msgspec.structs.replace(kept[1], call_id=question.call_id)
 
 
 def _owners(
@@ -258,8 +297,8 @@ def _note_user(end: _End, part: _Part) -> None:
             each.sessions.setdefault(end.session_id)
 
 
-def _tree(number: int, owner: _Owner | None, parts: Sequence[_Part]) -> CacheTree:
-    first = [part for part in parts if part.tree == number and part.parent is None]
+def _tree(owner: _Owner | None, first: Sequence[_Part]) -> CacheTree:
+    """first: the parts of the tree that begin at token 0."""
     hidden = [part for part in first if part.place is None]
     return CacheTree(
         is_own=owner is not None and owner.is_own,
@@ -271,10 +310,11 @@ def _tree(number: int, owner: _Owner | None, parts: Sequence[_Part]) -> CacheTre
     )
 
 
-def _listed(part: _Part) -> CachePart:
+def _listed(part: _Part, *, tree: int) -> CachePart:
+    """tree: its place among the trees that are listed."""
     hidden = [child for child in part.children if child.place is None]
     return CachePart(
-        tree=part.tree,
+        tree=tree,
         parent=None if part.parent is None else part.parent.place,
         start=part.start,
         tokens=part.tokens,
