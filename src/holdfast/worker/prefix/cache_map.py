@@ -23,6 +23,7 @@ from holdfast.worker.prefix.chain import Branch, Node
 from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.prefix.lookup import LiveChain
 from holdfast.worker.prefix.tiers import Residence
+from holdfast.worker.prefix.tree import PrefixTree
 
 MOST_PARTS = 240
 # a block takes 2.4 microseconds (a core of a Xeon at 2.1 GHz), and requests wait meanwhile
@@ -110,13 +111,13 @@ def cache_map(
     if question.sees_all:
         tenants += dict.fromkeys(user.tenant for user in recent if user.tenant != question.tenant)
     owners = _owners(index, tenants, own=question.tenant, adapters=adapters)
-    roots = index.root_nodes()
+    roots = index.tree.root_nodes
     shown = [key for key in owners if key in roots]
     count = len(shown)
     if question.sees_all:
         count = len(roots)
         shown = list(dict.fromkeys((*shown, *islice(roots, MOST_BLOCKS))))
-    visit = _Visit(index, _ends(index, recent, chains))
+    visit = _Visit(index, _ends(index.tree, recent, chains))
     for tree, key in enumerate(shown):
         visit.begin(roots[key], tree)
     visit.go_on()
@@ -184,20 +185,20 @@ def _owners(
 
 
 def _ends(
-    index: PrefixIndex, users: Sequence[CacheUser], chains: Iterable[LiveChain]
+    tree: PrefixTree, users: Sequence[CacheUser], chains: Iterable[LiveChain]
 ) -> dict[BlockKey, list[_End]]:
     """The ends of all chains that are in use, by the node in which they end."""
     ends: dict[BlockKey, list[_End]] = {}
     for rank, user in enumerate(users):
         for branch in user.branches:
             # all blocks before a stored one are stored as well
-            last = next((each for each in reversed(branch.blocks) if index.has(each.key)), None)
+            last = next((each for each in reversed(branch.blocks) if tree.has_node(each.key)), None)
             if last is not None:
-                cut = last.end - index.node_of(last.key).start
+                cut = last.end - tree.place_of(last.key)[0].start
                 ends.setdefault(last.key, []).append(_End(rank, user.session_id, False, cut))
     for chain in chains:
         node = chain.cursor.node
-        if node is not None and index.has(node.key):
+        if node is not None and tree.has_node(node.key):
             end = _End(-chain.used, chain.session_id, not chain.is_parked, chain.cursor.cut)
             ends.setdefault(node.key, []).append(end)
     return ends

@@ -23,7 +23,7 @@ from holdfast.store.store import BlockStore
 from holdfast.wire.events import CacheFigures, CacheOutcome
 from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.worker.kv.bits import KVBits
-from holdfast.worker.prefix.chain import Branch, ChainBlock, Cursor, Node
+from holdfast.worker.prefix.chain import Branch, ChainBlock, Cursor
 from holdfast.worker.prefix.lookup import EvictionHistory, LiveChain, Planner, ReusePlan
 from holdfast.worker.prefix.tiers import DiskIndex, Payload, Pins, RamTier, Residence
 from holdfast.worker.prefix.tree import PrefixTree
@@ -368,17 +368,10 @@ class PrefixIndex:
                 packed_tokens=b"",
             )
 
-    def has(self, key: BlockKey) -> bool:
-        """Whether a key is stored."""
-        return self._tree.has_node(key)
-
-    def node_of(self, key: BlockKey) -> Node:
-        """The node of a stored block."""
-        return self._tree.place_of(key)[0]
-
-    def root_nodes(self) -> Mapping[BlockKey, Node]:
-        """The beginnings of all stored chains, by root: one for each tenant and form of KV."""
-        return self._tree.root_nodes
+    @property
+    def tree(self) -> PrefixTree:
+        """The stored chains; only the index changes them."""
+        return self._tree
 
     def size_of(self, key: BlockKey) -> int:
         """Bytes of a key's payload or of its file; 0 if the key is not stored."""
