@@ -96,7 +96,10 @@ class CacheMap extends Component {
   }
 
   hiddenTrees() {
-    const hidden = this.model.trees.reduce((sum, tree) => sum + tree.hidden_parts, 0);
+    const hidden = this.model.trees.reduce(
+      (sum, tree) => sum + tree.hidden_parts,
+      this.model.hidden_trees,
+    );
     const parts = [
       hidden ? `and ${counted(hidden, 'smaller prompt')}` : '',
       this.model.is_complete ? '' : 'the cache has more blocks than are shown here',
