@@ -26,7 +26,7 @@ from holdfast.telemetry.history import Cell, PerformanceHistory
 from holdfast.telemetry.history_file import write_history
 from tests.fakes.browser import Visitor, running_browser, visiting
 from tests.fakes.scripted_model import write_scripted
-from tests.fakes.server_process import ServerProcess, running_server
+from tests.fakes.server_process import ServerProcess, running_server, unused_port
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "harbour-8b"
@@ -68,7 +68,7 @@ def agent_prompt(agent: str, day: str) -> str:
     return f"You are a coding agent.\n\n{common}\nToday is {day}.\nYour name is {agent}.\n"
 
 
-def write_made_up_history(state: Path) -> None:
+def write_made_up_history(state: Path, *, port: int) -> None:
     """Answers of the last hour, for a server that is started next."""
     now = [time.time() - 3600]
     history = PerformanceHistory(clock=lambda: now[0])
@@ -83,7 +83,7 @@ def write_made_up_history(state: Path) -> None:
         cell.note("gap", 0.02 * wave)
         cell.speed.add(50 / wave)
         history.add(NAME, cell)
-    file = state / "holdfast" / "performance" / "server-0.history"
+    file = state / "holdfast" / "performance" / f"server-{port}.history"
     file.parent.mkdir(parents=True)
     write_history(file, history.packed())
 
@@ -227,10 +227,11 @@ def main() -> None:
     os.environ["HOLDFAST_KERNELS"] = "0"  # with kernels, answers end before they are seen
     with tempfile.TemporaryDirectory() as scratch, running_browser() as browser:
         os.environ["XDG_STATE_HOME"] = scratch
-        write_made_up_history(Path(scratch))
+        port = unused_port()
+        write_made_up_history(Path(scratch), port=port)
         model = write_scripted(Path(scratch) / NAME, (ANSWER, LONG))
         options = ("--name", NAME, "--store", f"{scratch}/store", "--speculation", "off")
-        with running_server(str(model), *options) as server:
+        with running_server(str(model), *options, port=port) as server:
             stage = Stage(server)
             stage.prepare()
             for name, show, height, is_dark in PICTURES:

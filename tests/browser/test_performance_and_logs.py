@@ -23,7 +23,7 @@ from tests.fakes.page_script import LONG
 from tests.fakes.quality_report import REPORT
 from tests.fakes.scripted_gateway import INFO, ScriptedDirectory, model_status
 from tests.fakes.scripted_model import write_scripted
-from tests.fakes.server_process import ServerProcess, running_server
+from tests.fakes.server_process import ServerProcess, running_server, unused_port
 
 ATTACK = "<img/src=x/onerror=document.title='stolen'>"
 HOURS_AGO = 3
@@ -50,13 +50,15 @@ def earlier_answers() -> PerformanceHistory:
 @pytest.fixture(scope="module")
 def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     state = tmp_path_factory.mktemp("state")
-    file = state / "holdfast" / "performance" / "server-0.history"
+    port = unused_port()
+    file = state / "holdfast" / "performance" / f"server-{port}.history"
     file.parent.mkdir(parents=True)
     write_history(file, earlier_answers().packed())
     model = write_scripted(tmp_path_factory.mktemp("scripted") / "model", (LONG,) * 4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(state))
-        with running_server(str(model), "--name", "scripted", "--store", "off") as server:
+        arguments = (str(model), "--name", "scripted", "--store", "off")
+        with running_server(*arguments, port=port) as server:
             yield server
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -106,6 +107,13 @@ class ServerProcess:
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(LIMIT_SECONDS)
+
+
+def unused_port() -> int:
+    """A loopback port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import httpx
 import pytest
 
 from tests.fakes.command_line import holdfast
-from tests.fakes.server_process import ServerProcess, running_server
+from tests.fakes.server_process import ServerProcess, running_server, unused_port
 
 MESSAGES = [{"role": "user", "content": "Count to ten."}]
 
@@ -33,8 +32,7 @@ def test_the_history_survives_a_restart_and_the_terminal_shows_it(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     arguments = (str(model_folder), "--name", "demo")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = unused_port()
     with running_server(*arguments, port=port) as server:
         ask(server)
         ask(server)
