@@ -117,7 +117,10 @@ async def test_a_session_command_of_a_dead_worker_is_answered_by_the_next_one() 
     async with residency() as made:
         client = await made.client("m")
         pid = made.statuses()[0].pid
-        psutil.Process(pid).suspend()
+        worker = psutil.Process(pid)
+        worker.suspend()
+        while worker.status() != psutil.STATUS_STOPPED:  # before that, it could still answer
+            await asyncio.sleep(0.001)
         asked = asyncio.create_task(client.ask(SessionCommand(operation="list", tenant="")))
         await asyncio.sleep(0)
         await kill(made)
