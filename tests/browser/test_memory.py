@@ -105,4 +105,4 @@ def test_a_session_is_forked(memory: Visitor) -> None:
     page = memory.page
     row = page.get_by_role("row").filter(has_text="crew-Monday").first
     row.get_by_role("button", name="Fork").click()
-    page.get_by_text("forked from crew-Monday").wait_for()
+    expect(page.get_by_text("forked from crew-Monday")).to_be_visible()

@@ -120,7 +120,7 @@ def test_a_request_can_be_cancelled(visitor: Visitor) -> None:
     visitor.view("Now")
     row = page.get_by_role("row").filter(has_text="/v1/responses")
     row.get_by_role("button", name="Cancel the request").click()
-    page.get_by_text("No request is under way.").wait_for()
+    expect(page.get_by_text("No request is under way.")).to_be_visible()
 
 
 # shows these steps in the view Now; returns what it says of them
@@ -200,7 +200,7 @@ def test_a_session_is_pinned_renamed_and_closed(visitor: Visitor) -> None:
     row.get_by_text("<b>ferry</b>").wait_for()
     row.get_by_role("button", name="Close").click()
     row.get_by_role("button", name="Close").click()
-    row.wait_for(state="detached")
+    expect(row).to_have_count(0)
 
 
 def test_a_model_is_pinned_unpinned_and_unloaded(visitor: Visitor) -> None:

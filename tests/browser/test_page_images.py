@@ -111,7 +111,7 @@ def test_an_image_alone_is_a_message_and_stays_when_the_text_is_edited(viewer: V
 def test_a_broken_image_is_said(viewer: Visitor) -> None:
     bring(viewer, "paste", png(6)[:80])
     viewer.ask("What is this?")
-    viewer.page.get_by_text("damaged and cannot be decoded").wait_for()
+    expect(viewer.page.get_by_text("damaged and cannot be decoded")).to_be_visible()
 
 
 def test_a_model_that_reads_text_only_is_not_given_images(visitor: Visitor) -> None:

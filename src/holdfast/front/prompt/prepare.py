@@ -137,17 +137,7 @@ def prepare(
         if left_out is not None:
             prompt = prompt_text(request, bundle, info=info)
     grammar = answer_grammar(request, bundle.dialect, prompt=prompt, limits=limits, tools=tools)
-    try:
-        tokens = prompt_tokens(request, bundle, prompt, info=info, layouts=layouts)
-    except PromptTooLong as error:
-        raise _too_long(request, error.prompt_tokens, info=info) from None
-    # an answer needs at least one token
-    limit_tokens = info.context_tokens - (0 if request.max_tokens == 0 else 1)
-    if len(tokens.token_ids) > limit_tokens:
-        raise _too_long(request, len(tokens.token_ids), info=info)
-    if bundle.tokenizer.vocab_size > info.vocab_size:  # if not larger, skipping this saves 1 ms
-        shown = visible_tokens(tokens.token_ids, tokens.images, layouts)
-        check_token_ids(shown, vocab_size=info.vocab_size, field=request.prompt_field)
+    tokens = _checked_tokens(request, bundle, prompt, info=info, layouts=layouts)
     thought_end = _thought_end(request, bundle, in_reasoning=prompt.in_reasoning)
     pins = pinned_prefixes(request.prompt, tokens)
     sequences = _sequences(
@@ -174,6 +164,29 @@ def prepare(
         left_out=left_out,
         layouts=layouts,
     )
+
+
+def _checked_tokens(
+    request: GenerationRequest,
+    bundle: TokenizerBundle,
+    prompt: PromptText,
+    *,
+    info: ModelInfo,
+    layouts: Layouts,
+) -> PromptTokens:
+    """The tokens of the prompt. Raises PromptTooLong and InvalidRequest."""
+    try:
+        tokens = prompt_tokens(request, bundle, prompt, info=info, layouts=layouts)
+    except PromptTooLong as error:
+        raise _too_long(request, error.prompt_tokens, info=info) from None
+    # an answer needs at least one token
+    limit_tokens = info.context_tokens - (0 if request.max_tokens == 0 else 1)
+    if len(tokens.token_ids) > limit_tokens:
+        raise _too_long(request, len(tokens.token_ids), info=info)
+    if bundle.tokenizer.vocab_size > info.vocab_size:  # if not larger, skipping this saves 1 ms
+        shown = visible_tokens(tokens.token_ids, tokens.images, layouts)
+        check_token_ids(shown, vocab_size=info.vocab_size, field=request.prompt_field)
+    return tokens
 
 
 def _too_long(request: GenerationRequest, prompt_tokens: int, *, info: ModelInfo) -> PromptTooLong:

@@ -143,13 +143,7 @@ def build_application(
         bundles.begin(name)
     reloaded = ReloadedCatalog(partial(catalog_of, settings, os.environ, is_reload=True), residency)
     images = ImageIntake(images_folder(settings.store.folder), settings.images)
-    gateway = Gateway(
-        residency.lease,
-        bundles,
-        settings.limits,
-        settings.tools,
-        images=images,
-    )
+    gateway = Gateway(residency.lease, bundles, settings.limits, settings.tools, images=images)
     metrics = Metrics(loop_tick_seconds=settings.server.loop_tick_seconds)
     services = Services(
         generate=gateway.generate,

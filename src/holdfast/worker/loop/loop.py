@@ -130,14 +130,7 @@ class WorkerLoop:
         self._forms = forms
         self._costs = {} if costs is None else costs
         self._ledger = Ledger(clock=clock, counters=counters)
-        self._drafts = None
-        if speculates:
-            self._drafts = Drafts(
-                engine,
-                scheduler=scheduler,
-                counters=self._ledger.counters,
-                model=draft_model,
-            )
+        self._drafts = self._new_drafts(draft_model) if speculates else None
         self._prefixes = cache
         self._cache = CacheClient(
             cache,
@@ -151,9 +144,16 @@ class WorkerLoop:
             engine=engine, scheduler=scheduler, ledger=self._ledger, cache=self._cache, clock=clock
         )
         self._asked: deque[ImageCommand] = deque()  # questions about images
-        self._idle = IdleWork(
+        self._idle = self._new_idle_work()
+
+    def _new_drafts(self, model: DraftModel | None) -> Drafts:
+        counters = self._ledger.counters
+        return Drafts(self._engine, scheduler=self._scheduler, counters=counters, model=model)
+
+    def _new_idle_work(self) -> IdleWork:
+        return IdleWork(
             ledger=self._ledger,
-            scheduler=scheduler,
+            scheduler=self._scheduler,
             cache=self._cache,
             lifetimes=self._lifetimes,
             costs_of=self._costs.get,

@@ -371,14 +371,7 @@ def _load_and_build(
         step_tokens=step_tokens,
         draft=probed.draft,
     )
-    scheduler = Scheduler(
-        replace(settings.scheduler, step_tokens=step_tokens),
-        probed.sequence_costs(probed.forms.usual),
-        budget_bytes=memory.plan.kv_bytes,
-        context_tokens=probed.loaded.context_tokens,
-        mixes_chunks=probed.engine.mixes_chunks,
-        bounds=memory.bounds,
-    )
+    scheduler = _new_scheduler(probed, memory, replace(settings.scheduler, step_tokens=step_tokens))
     progress("probing", 1.0)
     progress("hashing", 0.0)  # hashing began with the load, and is mostly done by now
     hashes = hashing.result()
@@ -414,6 +407,17 @@ def _load_and_build(
         fingerprint=probed.loaded.fingerprint(Path(settings.folder), hashes),
     )
     return loop, info
+
+
+def _new_scheduler(probed: _Probed, memory: WorkerMemory, settings: SchedulerSettings) -> Scheduler:
+    return Scheduler(
+        settings,
+        probed.sequence_costs(probed.forms.usual),
+        budget_bytes=memory.plan.kv_bytes,
+        context_tokens=probed.loaded.context_tokens,
+        mixes_chunks=probed.engine.mixes_chunks,
+        bounds=memory.bounds,
+    )
 
 
 def _load(settings: WorkerSettings, progress: Progress) -> _Probed:

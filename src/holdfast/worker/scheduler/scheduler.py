@@ -212,8 +212,7 @@ class Scheduler:
         is_idle_work: bool = False,
         costs: SequenceCosts | None = None,
     ) -> None:
-        """Put a request into the queue. Its answer ends at the latest where the context window
-        ends.
+        """Put a request into the queue. Its answer ends at the end of the context, if not before.
 
         drawn_tokens: the number of answer tokens that an earlier worker generated; they are
             prefilled like the prompt and count towards `max_tokens`. Such a request is accepted
@@ -243,22 +242,26 @@ class Scheduler:
         if not drawn_tokens:
             self._check_queue(service)
         self._submissions += 1
-        sequence = ScheduledSequence(
-            request_id=request_id,
-            order=self._submissions,
-            prompt_tokens=prompt_tokens,
-            max_tokens=max_tokens,
-            drawn=drawn_tokens,
-            submitted_after_step=self._issued_steps,
-            costs=costs,
-            boundaries=tuple(sorted({*boundaries, *itertools.chain(*indivisible)})),
-            indivisible=indivisible,
-            scores_prompt=scores_prompt,
-            is_ready=is_ready,
-            service=service,
-            is_idle_work=is_idle_work,
+        self._enqueue(
+            ScheduledSequence(
+                request_id=request_id,
+                order=self._submissions,
+                prompt_tokens=prompt_tokens,
+                max_tokens=max_tokens,
+                drawn=drawn_tokens,
+                submitted_after_step=self._issued_steps,
+                costs=costs,
+                boundaries=tuple(sorted({*boundaries, *itertools.chain(*indivisible)})),
+                indivisible=indivisible,
+                scores_prompt=scores_prompt,
+                is_ready=is_ready,
+                service=service,
+                is_idle_work=is_idle_work,
+            )
         )
-        self._known[request_id] = sequence
+
+    def _enqueue(self, sequence: ScheduledSequence) -> None:
+        self._known[sequence.request_id] = sequence
         self._queue.append(sequence)
         self._fairness.join(sequence)
 
