@@ -120,7 +120,7 @@ def mlx_lm_with_blas() -> Contender:
 
 
 def mlx_vlm() -> Contender:
-    """The mlx_vlm.server of this environment, with the system's OpenBLAS or MKL if it has one.
+    """mlx_vlm.server as installed in this environment, using the system's OpenBLAS or MKL if found.
     Raises HoldfastError if mlx-vlm is not installed.
     """
     if importlib.util.find_spec("mlx_vlm") is None:

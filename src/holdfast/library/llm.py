@@ -359,7 +359,7 @@ class LLM:
     def _with_images(
         self, request: GenerationRequest, held: ExitStack
     ) -> tuple[GenerationRequest, Layouts]:
-        """Check the images of a request, and ask how the model sees them. held: holds their files.
+        """Validate the images of a request and get their token layouts. held: keeps their files.
 
         Returns the request with the hashes of its images, and their layouts.
         """

@@ -47,10 +47,10 @@ _BROKEN: Final = (
 
 
 def image_name(data: bytes, *, tenant: str) -> str:
-    """The name of an image, and of its file: the SHA-256 of its bytes, in hexadecimal digits.
+    """The file name of an image: the SHA-256 of its bytes in hexadecimal.
 
-    For a tenant, 16 digits that depend on the tenant precede it. So tenants share nothing that is
-    kept for an image, and none learns from the time of an answer what others have sent.
+    A tenant's images have a 16-digit prefix derived from the tenant. So tenants share no cached
+    data about images, and response times do not reveal what other tenants have sent.
     """
     digest = hashlib.sha256(data).hexdigest()
     scope = hashlib.sha256(tenant.encode()).hexdigest()[:_TENANT_DIGITS] if tenant else ""

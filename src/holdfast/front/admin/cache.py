@@ -83,7 +83,7 @@ async def show_cache(request: Request, services: Services) -> Response:
 
 
 class RecentMiss(Struct, frozen=True, kw_only=True):
-    """An answer with at least 256 prompt tokens that could have been cached but were prefilled.
+    """A request that missed the cache: at least 256 reusable prompt tokens were prefilled again.
 
     at: Unix seconds. reason, explanation, unused_tokens: as with `holdfast.explain`. change: the
     first difference from the most similar earlier prompt; null if there is none in memory.

@@ -59,8 +59,7 @@ async def show_caller(request: Request, services: Services) -> Response:
 class WorkerActivity(Struct, frozen=True, kw_only=True):
     """The work of one model. Steps, tokens and `step_seconds` count from its worker's start.
 
-    A step is one forward pass; its batch is the sequences that it continues. `recent_steps` are the
-    last ones, at most 120, the oldest first.
+    `recent_steps` has the last steps, at most 120, oldest first. A step is one batched forward pass.
     """
 
     model: str

@@ -203,7 +203,7 @@ def _response(
 
 
 class _ShutDownAt:
-    """Shuts a socket down at a deadline, so that everything that uses it ends, and closes it."""
+    """Closes a socket, and shuts it down at a deadline so that blocked reads and writes return."""
 
     def __init__(self, deadline: float) -> None:
         self._sock: socket.socket | None = None

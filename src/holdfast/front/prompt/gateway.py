@@ -234,7 +234,7 @@ class Gateway:
     async def _with_images(
         self, request: GenerationRequest, client: EngineClient, held: AsyncExitStack
     ) -> tuple[GenerationRequest, Layouts]:
-        """Check the images of a request, and ask how the model sees them.
+        """Validate the images of a request and get their token layouts from the worker.
 
         Returns the request with the hashes of its images, and their layouts.
 

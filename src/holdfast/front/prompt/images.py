@@ -1,4 +1,4 @@
-"""Images on their way from a conversation to the tokens of a prompt.
+"""Replaces the images of a conversation by tokens in the prompt.
 
 In messages that are being prepared, an image is a *mark* within the text, so that everything that
 handles texts handles images as well. The chat template gets a content part in place of each mark,

@@ -216,8 +216,8 @@ class DraftModel:
         return draft
 
     def _own(self, request: SequenceRequest) -> SequenceRequest:
-        """The request as the draft model's engine gets it: with a name of its own, and without what
-        does not matter for drafts.
+        """A copy of the request for the draft model's engine, with its own id and only the fields that
+        affect drafts.
         """
         sampling = request.sampling
         bias = {

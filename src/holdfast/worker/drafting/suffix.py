@@ -93,7 +93,7 @@ class DraftRates:
         return self.of_size[_size(matched)]
 
     def learn_match(self, matched: int, *, is_right: bool) -> None:
-        """As `learn`, for a match of this many tokens."""
+        """Learn whether the token that followed a match of `matched` tokens was right."""
         self.learn(_size(matched), is_right=is_right)
 
 

@@ -299,7 +299,7 @@ def _note_user(end: _End, part: _Part) -> None:
 
 
 def _tree(owner: _Owner | None, first: Sequence[_Part]) -> CacheTree:
-    """first: the parts of the tree that begin at token 0."""
+    """Summarize one tree. first: its root parts, which start at token 0."""
     hidden = [part for part in first if part.place is None]
     return CacheTree(
         is_own=owner is not None and owner.is_own,

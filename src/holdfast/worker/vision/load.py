@@ -43,7 +43,7 @@ def build(folder: Path) -> VisionModel:
     utils = _utils()
     whole = utils.load_model(folder, lazy=True, strict=True)
     if not hasattr(whole, "language_model") or not hasattr(whole, "get_input_embeddings"):
-        raise ValueError("mlx-vlm has no language model for it")
+        raise ValueError("mlx-vlm's class for this model has no separate language model")
     model = VisionModel(whole)
     if model.attends_both_ways:
         _let_chunks_attend_both_ways(whole.language_model.model)

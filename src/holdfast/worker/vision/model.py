@@ -5,8 +5,8 @@ take positions of three dimensions (M-RoPE). Both are computed here for each for
 would keep positions in attributes of the model, where sequences of one batch overwrite each other's
 (Blaizzy/mlx-vlm#1415); with explicit positions, it does not look at these attributes.
 
-Nothing that the model computes for an image depends on the rest of the prompt, except for the
-positions. So features are computed once per image, for the tokens of the image alone.
+The features of an image do not depend on the rest of the prompt; only its positions do. So features
+are computed once per image and reused in every prompt that contains it.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class VisionModel(Module):
         return np.array(positions)[:, 0, skipped:].astype(np.int32) - skipped
 
     def sequence_images(self, spans: Sequence[ImageSpan], *, prompt_tokens: int) -> SequenceImages:
-        """The positions of a prompt with images; the features are added later."""
+        """Lay out the images of a prompt and compute the positions of its tokens. Computes no features."""
         parts: list[Positions] = []
         done = 0  # tokens
         position = 0
