@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import platform
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TypeAlias
 
 import mlx.core as mx
@@ -28,6 +30,8 @@ from holdfast.kernels.decode_attention import (
     dequantize,
 )
 from holdfast.worker.kv.quantized import group_of
+from tests.fakes.slow import slow
+from tests.kernels.fewer_instructions import assert_passes
 
 needs_kernel = pytest.mark.skipif(
     bool(decode_attention.unavailable()), reason=decode_attention.unavailable()
@@ -239,6 +243,13 @@ def test_threads_of_a_process_call_it_at_the_same_time() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert max(pool.map(ask, range(200))) < 1e-5
+
+
+@needs_kernel
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of x86-64")
+@pytest.mark.parametrize("less", ["-mno-avx512f", *slow("-mno-avx")])
+def test_processors_with_shorter_vectors_get_the_same_results(less: str, tmp_path: Path) -> None:
+    assert_passes(__file__, less=less, folder=tmp_path)
 
 
 def test_what_it_does_not_support_is_known() -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from holdfast.kernels import packed_products
 from holdfast.kernels.packed_products import BITS, GROUP_SIZES, MOST_ROWS, Floats, PackedWeights
 from holdfast.machine.blas import current_blas
 from tests.fakes.slow import slow
+from tests.kernels.fewer_instructions import assert_passes
 
 pytestmark = pytest.mark.skipif(
     bool(packed_products.unavailable() or current_blas().no_shim),
@@ -143,20 +141,7 @@ def test_a_row_gets_the_same_bits_alone_and_together(bits: int, group_size: int)
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of x86-64")
 @pytest.mark.parametrize("less", ["-mno-avx512f", *slow("-mno-avx512vnni", "-mno-avx")])
 def test_processors_with_fewer_instructions_get_the_same_results(less: str, tmp_path: Path) -> None:
-    """All tests of this file, except this one, in another process."""
-    code = (
-        "from holdfast.kernels import build\n"
-        f"build._FLAGS = (*build._FLAGS, {less!r})\n"
-        "import pytest, sys\n"
-        f"sys.exit(pytest.main([{__file__!r}, '-q', '-x', '-k', 'not processors',"
-        " '-p', 'no:cacheprovider']))\n"
-    )
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout
-    assert "skipped" not in done.stdout
+    assert_passes(__file__, less=less, folder=tmp_path)
 
 
 def test_some_outputs_are_computed() -> None:

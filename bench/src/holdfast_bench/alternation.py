@@ -72,7 +72,10 @@ async def measure_case(
         if clock.is_late(parts=len(contenders), first_round=number == 0):
             result.notes.append(f"{number} of {rounds} rounds: the time was up")
             break
-        for contender, each in zip(contenders, result.contenders, strict=True):
+        sides = list(zip(contenders, result.contenders, strict=True))
+        if number % 2:  # whoever comes first in a round may be faster or slower
+            sides.reverse()
+        for contender, each in sides:
             await asyncio.sleep(effort.settling_seconds)
             each.rounds.append(
                 await _measured(scenario, case, contender, stage, seed=f"round {number}")

@@ -20,7 +20,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define WIDTH 16       /* floats in a vector; the compiler splits it if the CPU's are shorter */
+#if defined __AVX512F__
+#define WIDTH 16 /* floats in a vector register: compilers handle longer vectors badly */
+#elif defined __AVX__
+#define WIDTH 8
+#else
+#define WIDTH 4
+#endif
+#define MULTIPLE 16    /* dimensions must be a multiple of it */
+#define TOGETHER 4     /* vectors of a value that are added up at once, for two queries */
 #define TILE 128       /* tokens; a float tile of 64 dimensions then fits the L1 cache */
 #define GROUP 64       /* dimensions that share a scale and a bias, at most */
 #define MOST_D 640     /* largest head dimension of quantized keys and values */
@@ -44,15 +52,6 @@ typedef struct {
     float *o;     /* [partials, value_d] */
     float *m, *l; /* [partials] */
 } Job;
-
-static inline float sum(vec v) {
-    typedef float v8 __attribute__((vector_size(32)));
-    typedef float v4 __attribute__((vector_size(16)));
-    union { vec whole; v8 half[2]; } a = {v};
-    union { v8 whole; v4 half[2]; } b = {a.half[0] + a.half[1]};
-    v4 c = b.half[0] + b.half[1];
-    return (c[0] + c[2]) + (c[1] + c[3]);
-}
 
 /* How many dimensions share a scale and a bias; as `group_of` in kv/quantized.py. */
 static inline int group_of(int dimension) { return dimension % GROUP ? GROUP / 2 : GROUP; }
@@ -125,9 +124,9 @@ static inline void widen(const _Float16 *from, float *out, int count) {
     for (; i < count; i++) out[i] = (float)from[i];
 }
 
-#if defined(__AVX512F__) && defined(__has_builtin)
+#if WIDTH >= 8 && defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector)
-#define SUMS_TOGETHER 1 /* 16 sums fit in the registers */
+#define SUMS_TOGETHER 1 /* WIDTH sums fit in the registers */
 #endif
 #endif
 
@@ -136,17 +135,25 @@ static inline void widen(const _Float16 *from, float *out, int count) {
  * if it is 1. */
 #define LANE(i, step) ((i) & (step) ? WIDTH + (i) : (i))
 #define OTHER(i, step) ((i) & (step) ? WIDTH + ((i) ^ (step)) : (i) ^ (step))
-#define ALL(of, step) \
+#define EIGHT(of, step) \
     of(0, step), of(1, step), of(2, step), of(3, step), of(4, step), of(5, step), of(6, step), \
-        of(7, step), of(8, step), of(9, step), of(10, step), of(11, step), of(12, step), \
+        of(7, step)
+#if WIDTH == 16
+#define ALL(of, step) \
+    EIGHT(of, step), of(8, step), of(9, step), of(10, step), of(11, step), of(12, step), \
         of(13, step), of(14, step), of(15, step)
+#else
+#define ALL EIGHT
+#endif
 #define FOLD(a, b, step)                                  \
     (__builtin_shufflevector(a, b, ALL(LANE, step)) + \
      __builtin_shufflevector(a, b, ALL(OTHER, step)))
 
 /* Lane i of the result is the sum of the lanes of v[i]. */
 static inline vec sum_each(vec *v) {
+#if WIDTH == 16
     for (int i = 0; i < 8; i++) v[i] = FOLD(v[i], v[i + 8], 8);
+#endif
     for (int i = 0; i < 4; i++) v[i] = FOLD(v[i], v[i + 4], 4);
     for (int i = 0; i < 2; i++) v[i] = FOLD(v[i], v[i + 2], 2);
     return FOLD(v[0], v[1], 1);
@@ -227,17 +234,21 @@ static void add_weighted(int queries, const float *w, const float *values, int64
         int second = first + (first + 1 < queries);
         const float *w0 = w + first * TILE, *w1 = w + second * TILE;
         float *o0 = o + first * o_stride, *o1 = o + second * o_stride;
-        vec a[GROUP / WIDTH] = {}, b[GROUP / WIDTH] = {};
-        switch (count / WIDTH) {
-        case 1: weigh(w0, w1, values, stride, tokens, WIDTH, a, b); break;
-        case 2: weigh(w0, w1, values, stride, tokens, 2 * WIDTH, a, b); break;
-        case 3: weigh(w0, w1, values, stride, tokens, 3 * WIDTH, a, b); break;
-        default: weigh(w0, w1, values, stride, tokens, GROUP, a, b);
-        }
-        for (int i = 0; i * WIDTH < count; i++) {
-            int at = i * WIDTH;
-            store(o0 + at, load(o0 + at) + a[i] + extra[first]);
-            if (second != first) store(o1 + at, load(o1 + at) + b[i] + extra[second]);
+        for (int at = 0, vectors; at < count; at += vectors * WIDTH) {
+            vec a[TOGETHER] = {}, b[TOGETHER] = {};
+            int left = (count - at) / WIDTH;
+            vectors = left < TOGETHER ? left : TOGETHER;
+            switch (vectors) {
+            case 1: weigh(w0, w1, values + at, stride, tokens, WIDTH, a, b); break;
+            case 2: weigh(w0, w1, values + at, stride, tokens, 2 * WIDTH, a, b); break;
+            case 3: weigh(w0, w1, values + at, stride, tokens, 3 * WIDTH, a, b); break;
+            default: weigh(w0, w1, values + at, stride, tokens, TOGETHER * WIDTH, a, b);
+            }
+            for (int i = 0; i < vectors; i++) {
+                int to = at + i * WIDTH;
+                store(o0 + to, load(o0 + to) + a[i] + extra[first]);
+                if (second != first) store(o1 + to, load(o1 + to) + b[i] + extra[second]);
+            }
         }
     }
 }
@@ -494,7 +505,7 @@ int dequantize(const uint8_t *codes, const _Float16 *scales, const _Float16 *bia
  * multiples of 16, and of 32 up to 640 if a run is quantized; keys and values of a run must both be
  * quantized or both not; at most 64 heads may share a key head. */
 int decode_attention(const AttentionCall *call) {
-    if (call->key_d % WIDTH || call->value_d % WIDTH || call->heads % call->kv_heads ||
+    if (call->key_d % MULTIPLE || call->value_d % MULTIPLE || call->heads % call->kv_heads ||
         call->heads / call->kv_heads > MOST_QUERIES || call->chunk_tokens < 1) {
         return 2;
     }

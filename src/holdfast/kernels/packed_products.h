@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if WIDTH == 16
+#if WIDTH == 16 || defined __F16C__
 #include <immintrin.h>
 #endif
 #if defined __x86_64__ && WIDTH < 16
@@ -57,11 +57,19 @@ INLINE int64_t bytes_of(Format format, int64_t numbers) {
 }
 
 INLINE float half_as_float(uint16_t half) {
+#if defined __F16C__
+    return _cvtsh_ss(half);
+#elif defined __aarch64__
+    __fp16 number;
+    memcpy(&number, &half, sizeof(number));
+    return number;
+#else
     union { uint32_t bits; float number; } u = {(uint32_t)(half & 0x7fff) << 13};
     if ((half & 0x7c00) == 0x7c00) u.bits |= 0x7f800000; /* infinite, or not a number */
     else u.number *= 0x1p112f;
     u.bits |= (uint32_t)(half & 0x8000) << 16;
     return u.number;
+#endif
 }
 
 static void widen(const void *from, Format format, int64_t at, int count, float *restrict to) {
@@ -125,6 +133,9 @@ INLINE vec weights_at(const uint8_t *at, Format format, const Group *group) {
     } else if (format == CODES_OF_8) {
         for (int i = 0; i < WIDTH; i++) code[i] = at[i];
     } else {
+#if WIDTH == 8 && defined __F16C__
+        if (format == FLOAT16) return (vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at));
+#endif
         uint16_t halves[WIDTH];
         memcpy(halves, at, sizeof(halves));
         if (format == BFLOAT16) {

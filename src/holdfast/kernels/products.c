@@ -37,7 +37,6 @@
 
 #include "vectors.h"
 
-typedef float four __attribute__((vector_size(16)));
 typedef float unaligned_four __attribute__((vector_size(16), aligned(4), may_alias));
 
 enum { ROW_MAJOR = 101, AS_IT_IS = 111, TRANSPOSED = 112 }; /* of CBLAS */
@@ -67,18 +66,6 @@ typedef struct {
     int64_t x_stride, w_stride, y_stride;
     int columns_per_part;
 } Product;
-
-INLINE float sum(vec v) {
-    union { vec whole; four parts[WIDTH / 4]; } u = {v};
-#if WIDTH == 16
-    four total = (u.parts[0] + u.parts[2]) + (u.parts[1] + u.parts[3]);
-#elif WIDTH == 8
-    four total = u.parts[0] + u.parts[1];
-#else
-    four total = u.parts[0];
-#endif
-    return (total[0] + total[2]) + (total[1] + total[3]);
-}
 
 #include "packed_products.h"
 

@@ -3,12 +3,25 @@
 
 typedef float vec __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(4 * WIDTH)));
+typedef float four __attribute__((vector_size(16)));
 
 static inline vec load(const float *at) { return *(const vec *)at; }
 
 static inline void store(float *at, vec value) { *(vec *)at = value; }
 
 static inline vec splat(float value) { return (vec){} + value; }
+
+static inline float sum(vec v) {
+    union { vec whole; four parts[WIDTH / 4]; } u = {v};
+#if WIDTH == 16
+    four total = (u.parts[0] + u.parts[2]) + (u.parts[1] + u.parts[3]);
+#elif WIDTH == 8
+    four total = u.parts[0] + u.parts[1];
+#else
+    four total = u.parts[0];
+#endif
+    return (total[0] + total[2]) + (total[1] + total[3]);
+}
 
 static inline vec choose(ivec mask, vec yes, vec no) {
     return (vec)(((ivec)yes & mask) | ((ivec)no & ~mask));

@@ -63,6 +63,17 @@ def test_one_interrupted_step_changes_little() -> None:
     assert costs.log_seconds(4) - costs.log_seconds(1) == pytest.approx(before, abs=0.1)
 
 
+def test_what_verifying_costs_by_itself_is_learned() -> None:
+    gain = DraftGain()
+    for _ in range(40):
+        for rows in range(1, 9):
+            gain.learn(rows, 0.010)
+            gain.learn(rows, 0.013, is_verifying=True)
+    assert gain.choose({"a": [0.9]}, rows=4, most=8) == {}
+    all_four = dict.fromkeys("abcd", [0.9])
+    assert gain.choose(all_four, rows=4, most=8) == dict.fromkeys("abcd", 1)
+
+
 def test_a_sure_draft_is_verified_where_rows_cost_little() -> None:
     assert learned(memory_bound).choose({"a": SURE}, rows=1, most=100) == {"a": 7}
     assert learned(compute_bound).choose({"a": SURE}, rows=1, most=100) == {}

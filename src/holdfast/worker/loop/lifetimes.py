@@ -52,7 +52,7 @@ class Lifetimes:
         sequence = self._ledger.find(request_id)
         if sequence is None:
             return
-        self._close(sequence, has_ended=False)
+        self.close(sequence, has_ended=False)
         self._look_up_unless_paused(sequence)
 
     def grow(self, growth: Reservation) -> None:
@@ -102,7 +102,7 @@ class Lifetimes:
         if self._engine.is_whole(sequence.id):
             return
         logger.warning("request %s restarts: a part of its KV is lost", sequence.id)
-        self._close(sequence, is_healthy=False)
+        self.close(sequence, is_healthy=False)
         self._scheduler.restart(sequence.id)
         self._look_up_unless_paused(sequence)
 
@@ -148,7 +148,7 @@ class Lifetimes:
 
         May raise any exception of the engine.
         """
-        self._close(sequence, is_healthy=False)
+        self.close(sequence, is_healthy=False)
         sequence.prompt_logprobs.clear()
         self._start_from_nothing(sequence)
         capacity_tokens = self._scheduler.capacity_of(sequence.id)
@@ -170,7 +170,7 @@ class Lifetimes:
         if self._scheduler.has_room_apart(sequence.id):
             return False
         sequence.drop_state()
-        self._close(sequence, is_healthy=False)
+        self.close(sequence, is_healthy=False)
         self._start_from_nothing(sequence)
         self._restart(sequence)
         return True
@@ -194,7 +194,7 @@ class Lifetimes:
         sequence.drop_state()
         if not restarts:
             return
-        self._close(sequence, is_healthy=False)
+        self.close(sequence, is_healthy=False)
         self._cache.reused_nothing(sequence)
         sequence.is_cold = not blames_live_state
         sequence.avoids_live = True
@@ -205,12 +205,25 @@ class Lifetimes:
     def drop(self, sequence: LiveSequence, reason: FinishReason, *, error: str = "") -> None:
         """End a sequence that the scheduler still knows."""
         self._scheduler.cancel(sequence.id)
-        self.finish(sequence, reason, error=error)
-
-    def finish(self, sequence: LiveSequence, reason: FinishReason, *, error: str = "") -> None:
-        """End a sequence that the scheduler has forgotten."""
         self._ledger.finish(sequence, reason, error=error)
-        self._close(sequence, is_healthy=reason is not FinishReason.FAILED)
+        self.close(sequence, is_healthy=reason is not FinishReason.FAILED)
+
+    def close(
+        self, sequence: LiveSequence, *, is_healthy: bool = True, has_ended: bool = True
+    ) -> None:
+        """Close a sequence in the engine, and cache its computed state.
+
+        is_healthy: False if the state must not be cached. has_ended: False if it goes on later.
+        """
+        if sequence.is_open:
+            sequence.is_open = False
+            if is_healthy:
+                self._cache.copy_rest(sequence, has_ended=has_ended)
+            else:
+                self._cache.give_up(sequence)
+            self._engine.close(sequence.id)
+            sequence.is_quantized = False
+        self._cache.withdraw(sequence)
 
     def set_aside(self, sequence: LiveSequence) -> LiveSequence:
         """Close a sequence that is to be restarted later; its computed state is cached.
@@ -219,14 +232,14 @@ class Lifetimes:
         """
         self._scheduler.cancel(sequence.id)
         fresh = self._ledger.replace(sequence)
-        self._close(sequence)
+        self.close(sequence)
         return fresh
 
     def cancel_all(self, *, unhealthy: tuple[LiveSequence, ...]) -> None:
         """End all sequences; no state of the `unhealthy` ones is cached."""
         for sequence in self._ledger.live():
             self._ledger.finish(sequence, FinishReason.CANCELLED)
-            self._close(sequence, is_healthy=sequence not in unhealthy)
+            self.close(sequence, is_healthy=sequence not in unhealthy)
 
     def _look_up_unless_paused(self, sequence: LiveSequence) -> None:
         # a paused sequence is looked up when it is resumed
@@ -241,16 +254,3 @@ class Lifetimes:
         self._cache.reused_nothing(sequence)
         sequence.began_from = ()
         sequence.began_live = None
-
-    def _close(
-        self, sequence: LiveSequence, *, is_healthy: bool = True, has_ended: bool = True
-    ) -> None:
-        if sequence.is_open:
-            sequence.is_open = False
-            if is_healthy:
-                self._cache.copy_rest(sequence, has_ended=has_ended)
-            else:
-                self._cache.give_up(sequence)
-            self._engine.close(sequence.id)
-            sequence.is_quantized = False
-        self._cache.withdraw(sequence)

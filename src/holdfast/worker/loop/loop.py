@@ -760,7 +760,11 @@ class WorkerLoop:
         for sequence, reason, error in ended:
             if self._drafts is not None:
                 self._drafts.remember(sequence)
-            self._lifetimes.finish(sequence, reason, error=error)
+            ledger.finish(sequence, reason, error=error)
+        if ended:
+            self._send()  # no answer has to wait until state is copied
+        for sequence, reason, _ in ended:
+            self._lifetimes.close(sequence, is_healthy=reason is not FinishReason.FAILED)
 
     def _flush_if_idle(self) -> bool:
         """Commit the state copied out of closed sequences, if any. Call it only when idle: it waits

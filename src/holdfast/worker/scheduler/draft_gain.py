@@ -2,7 +2,8 @@
 
 A drafted token adds a row to a step. How much longer the step takes depends on the machine: a few
 rows more cost little as long as reading the weights takes most of the time. So the time of a step
-is learned as a function of its rows, from steps that verify drafts and from those that do not.
+is learned as a function of its rows, from steps that verify drafts and from those that do not, and
+with it, how much longer the former take for equally many rows: with a small model, by a third.
 
 The drafted tokens are chosen so that the product of the speeds of all sequences becomes as large as
 possible. A draft that doubles the speed of one of eight sequences is thus not worth a step that is
@@ -28,6 +29,7 @@ _FIRST_FIXED, _FIRST_PER_ROW = 0.95, 0.15
 # are the ends of the ranges.
 _RANGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _LEVEL_SHARE = 0.25  # of a deviation that is taken to hold for all ranges
+_VERIFYING_SHARE = 0.1  # of one of a verifying step that is taken to hold for all verifying steps
 _MEMORY_STEPS = 16
 _MOST_DEVIATION = math.log(3.0)  # of a measured step; more is taken for an interruption
 _LEAST_GAIN = 0.03  # of the logarithm of a sequence's speed; less may be an error of measurement
@@ -58,15 +60,21 @@ class RowCosts:
         # for each range, the logarithm of a further factor, and how many steps it was learned from
         self._offsets = [0.0] * (len(_RANGES) + 1)
         self._steps = [0] * (len(_RANGES) + 1)
+        self._verifying = 0.0  # the logarithm of a further factor for steps that verify drafts
 
-    def learn(self, rows: int, seconds: float) -> None:
+    def learn(self, rows: int, seconds: float, *, is_verifying: bool = False) -> None:
         """Learn from one step."""
         measured = math.log(seconds) - _log_guess(rows)
+        if is_verifying:
+            measured -= self._verifying
         if self._level is None:
             self._level = measured
         place = bisect.bisect_left(_RANGES, rows)
         deviation = measured - self._level - self._offsets[place]
         deviation = max(-_MOST_DEVIATION, min(_MOST_DEVIATION, deviation))
+        if is_verifying:
+            self._verifying += _VERIFYING_SHARE * deviation
+            deviation *= 1.0 - _VERIFYING_SHARE
         self._level += _LEVEL_SHARE * deviation
         self._steps[place] = min(self._steps[place] + 1, _MEMORY_STEPS)
         self._offsets[place] += (1.0 - _LEVEL_SHARE) * deviation / self._steps[place]
@@ -86,13 +94,19 @@ class RowCosts:
         for at in range(place + step, end, step):
             self._offsets[at] = own + slope * (at - place)
 
-    def log_seconds(self, rows: int) -> float:
-        """The logarithm of the seconds of a step with this many rows, up to a constant."""
-        return _log_guess(rows) + self._offsets[bisect.bisect_left(_RANGES, rows)]
+    def log_seconds(self, rows: int, *, drafted: int = 0) -> float:
+        """The logarithm of the seconds of a step with this many rows and drafted tokens, up to a
+        constant.
+        """
+        rows += drafted
+        verifying = self._verifying if drafted else 0.0
+        return _log_guess(rows) + self._offsets[bisect.bisect_left(_RANGES, rows)] + verifying
 
-    def seconds(self, rows: int) -> float | None:
-        """The seconds of a step with this many rows; None if no step was measured yet."""
-        return None if self._level is None else math.exp(self._level + self.log_seconds(rows))
+    def seconds(self, rows: int, *, drafted: int = 0) -> float | None:
+        """The seconds of such a step; None if no step was measured yet."""
+        if self._level is None:
+            return None
+        return math.exp(self._level + self.log_seconds(rows, drafted=drafted))
 
 
 def _log_guess(rows: int) -> float:
@@ -112,9 +126,9 @@ class DraftGain:
         self._steps_per_question = 0
         self._untried_seconds = 0.0  # of decoding, since the draft model was tried last
 
-    def learn(self, rows: int, seconds: float) -> None:
+    def learn(self, rows: int, seconds: float, *, is_verifying: bool = False) -> None:
         """Learn from a step without chunks. rows: with those of drafted tokens."""
-        self._costs.learn(rows, seconds)
+        self._costs.learn(rows, seconds, is_verifying=is_verifying)
         self._untried_seconds += seconds
 
     def passes(
@@ -184,7 +198,7 @@ class DraftGain:
             return -math.inf
         plain = self._costs.log_seconds(rows)
         step = self._costs.seconds(rows) or 1.0
-        longer = math.exp(self._costs.log_seconds(rows + drafted) - plain) + seconds / step
+        longer = math.exp(self._costs.log_seconds(rows, drafted=drafted) - plain) + seconds / step
         return gain - rows * math.log(longer)
 
     def pays_to_prefill(
@@ -210,7 +224,7 @@ class DraftGain:
         tokens = 1.0
         for count, chance in enumerate(chances, start=1):
             tokens += chance
-            step = self._costs.seconds(rows * (1 + count)) or plain
+            step = self._costs.seconds(rows, drafted=rows * count) or plain
             best = min(best, (step + count * pass_seconds) / tokens)
         if generated * (plain - best) >= seconds:
             return True
@@ -250,7 +264,7 @@ class DraftGain:
         plain = self._costs.log_seconds(rows)
         for count, (more, _) in enumerate(gains, start=1):
             gain += more
-            net = gain - rows * (self._costs.log_seconds(rows + count) - plain)
+            net = gain - rows * (self._costs.log_seconds(rows, drafted=count) - plain)
             if net > best_gain:
                 best = count
                 best_gain = net

@@ -609,7 +609,9 @@ class Scheduler:
         self._ledger.step_is_over(step.number)
         self._costs.learn(step.load, outcome.seconds)
         if not step.load.chunks:
-            self._draft_gain.learn(step.load.rows, outcome.seconds)
+            self._draft_gain.learn(
+                step.load.rows, outcome.seconds, is_verifying=step.load.drafted_rows > 0
+            )
         self._fairness.pass_time(outcome.seconds)
         self._sharing.pass_time(outcome.seconds)
         self._places.observe(seconds=outcome.seconds, ends=len(ends) + len(outcome.ended))

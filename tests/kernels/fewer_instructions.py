@@ -1,0 +1,28 @@
+"""Runs the tests of a kernel again, compiled for processors with fewer instructions."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def assert_passes(file: str, *, less: str, folder: Path) -> None:
+    """All tests of a file pass in another process, except those with "processors" in their names.
+
+    less: a flag for the compiler. folder: for the compiled kernels.
+    """
+    code = (
+        "from holdfast.kernels import build\n"
+        f"build._FLAGS = (*build._FLAGS, {less!r})\n"
+        "import pytest, sys\n"
+        f"sys.exit(pytest.main([{file!r}, '-q', '-x', '-k', 'not processors',"
+        " '-p', 'no:cacheprovider']))\n"
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    assert "skipped" not in done.stdout
