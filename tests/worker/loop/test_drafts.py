@@ -10,10 +10,11 @@ import pytest
 
 from holdfast.wire.commands import Command, SequenceRequest
 from holdfast.wire.events import Finished, FinishReason, TokensGenerated
-from holdfast.wire.requests import SamplingParams, TokenIds
+from holdfast.wire.requests import RequestId, SamplingParams, TokenIds
 from holdfast.worker.drafting.suffix import MOST_DRAFTED
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.scheduler import scheduler
+from holdfast.worker.scheduler.draft_gain import DraftGain, Offers
 from tests.fakes import forced_drafts
 from tests.fakes.caching_worker import greedy, one_after_the_other, random_prompt, tiny_worker
 from tests.fakes.draft_requests import plain_answers, requests
@@ -144,3 +145,18 @@ def test_repetitions_are_drafted_by_the_worker_itself() -> None:
     assert inbox.tokens("a") == answer
     end = inbox.finished("a")
     assert end.accepted_tokens + end.rejected_tokens > 0
+
+
+def test_drafts_that_are_never_worth_it_are_made_for_few_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Offers] = []
+
+    class NeverWorthIt(DraftGain):
+        def choose(self, offers: Offers, *, rows: int, most: int) -> dict[RequestId, int]:
+            made.append(offers)
+            return {}
+
+    monkeypatch.setattr(scheduler, "DraftGain", NeverWorthIt)
+    tiny_worker(speculates=True).serve([[greedy("a", random_prompt(20), max_tokens=300)]])
+    assert 20 < len(made) < 100

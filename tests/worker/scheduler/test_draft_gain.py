@@ -70,7 +70,7 @@ def test_what_verifying_costs_by_itself_is_learned() -> None:
             gain.learn(rows, 0.010)
             gain.learn(rows, 0.013, is_verifying=True)
     assert gain.choose({"a": [0.9]}, rows=4, most=8) == {}
-    all_four = dict.fromkeys("abcd", [0.9])
+    all_four = {name: [0.9] for name in "abcd"}
     assert gain.choose(all_four, rows=4, most=8) == dict.fromkeys("abcd", 1)
 
 
