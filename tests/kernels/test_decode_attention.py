@@ -30,8 +30,8 @@ from holdfast.kernels.decode_attention import (
     dequantize,
 )
 from holdfast.worker.kv.quantized import group_of
+from tests.fakes.fewer_instructions import assert_passes
 from tests.fakes.slow import slow
-from tests.kernels.fewer_instructions import assert_passes
 
 needs_kernel = pytest.mark.skipif(
     bool(decode_attention.unavailable()), reason=decode_attention.unavailable()

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from holdfast.kernels import packed_products
 from holdfast.kernels.packed_products import BITS, GROUP_SIZES, MOST_ROWS, Floats, PackedWeights
 from holdfast.machine.blas import current_blas
+from tests.fakes.fewer_instructions import assert_passes
 from tests.fakes.slow import slow
-from tests.kernels.fewer_instructions import assert_passes
 
 pytestmark = pytest.mark.skipif(
     bool(packed_products.unavailable() or current_blas().no_shim),

@@ -17,7 +17,7 @@ from holdfast.worker.kv.live import (
     Conversion,
     LiveBase,
     LiveState,
-    held_bytes,
+    all_bytes,
     shared_beginning,
     start_from,
 )
@@ -149,7 +149,7 @@ def test_sequences_that_share_a_prefix_share_its_codes() -> None:
         LiveBase(state=first, tokens=110, use="shared"), [FullKV()], is_restored=False
     )
     read(second, 20)
-    native_bytes = held_bytes((first, second), ())
+    native_bytes = sum(all_bytes((first, second)).values())
     form = form_of((KEYS, VALUES[64]))
     leaves: list[LayerState] = []
     for state in (first, second):
@@ -157,7 +157,7 @@ def test_sequences_that_share_a_prefix_share_its_codes() -> None:
         leaves += state.leaves
     codes = [next(leaf.frozen_arrays()) for leaf in leaves]
     assert codes[0] is codes[1]
-    assert held_bytes((first, second), ()) < native_bytes / 2
+    assert sum(all_bytes((first, second)).values()) < native_bytes / 2
 
 
 def test_a_conversion_counts_shared_tokens_once_and_what_others_keep() -> None:

@@ -5,7 +5,7 @@ what is lost.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from holdfast.wire.sessions import SessionCommand
 from holdfast.worker.engine.layouts import choose_sharing
 from holdfast.worker.engine.sequence import Prefix
 from holdfast.worker.kv.layer import SnapshotMismatch
-from holdfast.worker.kv.live import LiveState
+from holdfast.worker.kv.live import LiveState, all_bytes
+from holdfast.worker.prefix import live_tier
 from holdfast.worker.prefix.lookup import LiveChain
 from tests.fakes.architectures import probed
 from tests.fakes.caching_worker import greedy, random_prompt
@@ -89,6 +90,27 @@ def test_of_two_that_want_one_state_one_takes_it_and_both_are_answered_right(nam
         serve(subject, *(greedy(f"fork {index}", fork) for index, fork in enumerate(forks)))
         moved = [report(subject, f"fork {index}").moved_tokens for index in range(2)]
         assert sum(tokens > 0 for tokens in moved) == 1
+
+
+def test_parked_states_are_not_counted_again_with_every_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    subject = SteppedWorker("llama")
+    for index in range(6):
+        serve(subject, greedy(f"parked {index}", random_prompt(40, str(index)), max_tokens=4))
+    rest(subject)
+    assert subject.worker.cache.live.held.parked == 6
+    counted: list[LiveState] = []
+
+    def counting(states: Iterable[LiveState]) -> dict[int, int]:
+        states = list(states)
+        counted.extend(states)
+        return all_bytes(states)
+
+    monkeypatch.setattr(live_tier, "all_bytes", counting)
+    serve(subject, greedy("another", random_prompt(40, "another"), max_tokens=4))
+    rest(subject)
+    assert len(counted) == 1
 
 
 def test_a_parked_state_that_is_spoilt_is_dropped_and_the_request_is_answered_from_what_is_left() -> (

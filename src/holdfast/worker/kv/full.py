@@ -10,6 +10,7 @@ but continues differently after it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Self, TypeAlias
 from weakref import WeakSet, WeakValueDictionary
@@ -38,6 +39,8 @@ _UNUSED_SHARE_OF_MANY = 64
 # For a single buffer: 1/8 of its tokens, because the next token copies the buffer anyway.
 _UNUSED_SHARE_WHOLE = 8
 
+
+_versions = itertools.count(1)
 
 # converts the arrays of a run of tokens to another form, each token independently. Lazy
 Convert: TypeAlias = Callable[[Sequence[mx.array]], tuple[mx.array, ...]]
@@ -96,6 +99,8 @@ class FrozenPart:
         used = self._used
         self.arrays = tuple(copied(array[:, :, :used]) for array in self.arrays)
         self._first = None
+        for holder in self.holders:
+            holder.changes_frozen()
 
     @property
     def _used(self) -> int:
@@ -114,10 +119,19 @@ class FullKV(LayerKV):
         self._reserved = 0
         self._frozen: list[tuple[FrozenPart, int]] = []  # parts, with the number of tokens held
         self._frozen_tokens = 0
+        self._frozen_version = 0
 
     @property
     def frozen_tokens(self) -> int:
         return self._frozen_tokens
+
+    @property
+    def frozen_version(self) -> int:
+        return self._frozen_version
+
+    def changes_frozen(self) -> None:
+        """Give the frozen arrays a new version."""
+        self._frozen_version = next(_versions)
 
     def reserve(self, tokens: int) -> None:
         self._reserved = max(self._reserved, tokens) if self._buffers else tokens
@@ -368,6 +382,7 @@ class FullKV(LayerKV):
             part.holders.add(self)
         self._frozen = parts
         self._frozen_tokens = _length(parts)
+        self.changes_frozen()
 
     def _merge(self) -> None:
         """Merge neighbouring parts for all their holders if the earlier part is short, or if the

@@ -360,6 +360,11 @@ class LayerState(Layer):
         """The frozen arrays, which other sequences may also hold."""
         return iter(())
 
+    @property
+    def frozen_version(self) -> int:
+        """Another number whenever `frozen_arrays` are others, and for each state; 0 without any."""
+        return 0
+
     def fork(self, tokens: int) -> Self:
         """Create a state for another sequence, with the first `tokens` tokens in the same buffers.
 

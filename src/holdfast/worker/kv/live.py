@@ -13,7 +13,7 @@ into empty layers. Device thread only.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
@@ -252,6 +252,13 @@ class LiveState:
         """How many of the first tokens are frozen in every layer that grows."""
         return min((leaf.frozen_tokens for leaf in self.growing), default=0)
 
+    @property
+    def frozen_version(self) -> int:
+        """Another number whenever the frozen arrays are others, and for each state: that of the
+        first layer that grows, because they change in all of these layers together.
+        """
+        return next((leaf.frozen_version for leaf in self.leaves if leaf.grows), 0)
+
     def freeze(self) -> None:
         """Freeze all current tokens: their buffers are never written to again, so that other
         sequences can share them. Also releases unused capacity. Does not wait.
@@ -489,13 +496,12 @@ def all_finite(arrays: Iterable[mx.array]) -> mx.array:
     return mx.stack([mx.isfinite(array).all() for array in floats]).all()
 
 
-def held_bytes(parked: Collection[LiveState], running: Collection[LiveState]) -> int:
-    """Bytes of all arrays of parked states and of the frozen arrays of running states.
+def frozen_bytes(states: Iterable[LiveState]) -> dict[int, int]:
+    """The bytes of each frozen array of these states, by the `id` of the array."""
+    leaves = (leaf for state in states for leaf in state.leaves)
+    return {id(array): array.nbytes for leaf in leaves for array in leaf.frozen_arrays()}
 
-    Buffers that several states share count once.
-    """
-    held = {id(array): array.nbytes for state in parked for array in state.arrays()}
-    for state in (*parked, *running):
-        for leaf in state.leaves:
-            held |= {id(array): array.nbytes for array in leaf.frozen_arrays()}
-    return sum(held.values())
+
+def all_bytes(states: Iterable[LiveState]) -> dict[int, int]:
+    """The bytes of each array of these states, by the `id` of the array."""
+    return {id(array): array.nbytes for state in states for array in state.arrays()}

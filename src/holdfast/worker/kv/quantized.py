@@ -378,6 +378,10 @@ class QuantizedKV(LayerKV):
     def frozen_arrays(self) -> Iterator[mx.array]:
         return self._old.frozen_arrays()
 
+    @property
+    def frozen_version(self) -> int:
+        return self._old.frozen_version
+
     def fork(self, tokens: int) -> Self:
         quantized_tokens = min(self._own(tokens), self._old.tokens)
         fork = type(self)(self.kv_bits, form=self._form, block_tokens=self._block)

@@ -6,7 +6,8 @@ copies it. When a state is dropped, the tokens that only this state has are copi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import mlx.core as mx
 
@@ -20,8 +21,9 @@ from holdfast.worker.kv.live import (
     KVBlock,
     LiveBase,
     LiveState,
+    all_bytes,
     all_finite,
-    held_bytes,
+    frozen_bytes,
 )
 from holdfast.worker.kv.quantized import stored_bits
 from holdfast.worker.prefix.index import PrefixIndex
@@ -89,6 +91,51 @@ class LiveChains:
         return best, most[0]
 
 
+class ParkedBytes:
+    """Counts the bytes of the arrays of parked states. An array of several states counts once.
+
+    A state is counted anew only when its frozen arrays are others, because thousands may be parked.
+    """
+
+    def __init__(self) -> None:
+        self._counted: dict[LiveChain, tuple[int, dict[int, int]]] = {}  # with the version
+        self._holders: Counter[int] = Counter()  # by the `id` of an array
+        self._total = 0
+
+    def update(self, parked: Sequence[LiveChain]) -> None:
+        """Count the states of all parked chains."""
+        changed: list[tuple[LiveChain, LiveState]] = []
+        for chain in parked:
+            if chain.state is not None:
+                version, _ = self._counted.get(chain, (-1, None))
+                if version != chain.state.frozen_version:
+                    changed.append((chain, chain.state))
+        for chain, _ in changed:  # before any is counted: an `id` may belong to another array now
+            self.forget(chain)
+        for chain, state in changed:
+            arrays = all_bytes((state,))
+            self._counted[chain] = state.frozen_version, arrays
+            for key, nbytes in arrays.items():
+                self._holders[key] += 1
+                if self._holders[key] == 1:
+                    self._total += nbytes
+
+    def forget(self, chain: LiveChain) -> None:
+        """No longer count a chain, if it is counted, because it is not parked any more."""
+        _, arrays = self._counted.pop(chain, (0, {}))
+        for key, nbytes in arrays.items():
+            self._holders[key] -= 1
+            if not self._holders[key]:
+                del self._holders[key]
+                self._total -= nbytes
+
+    def total(self, others: Mapping[int, int]) -> int:
+        """The bytes of all counted arrays and of others, given by their `id`."""
+        return self._total + sum(
+            nbytes for key, nbytes in others.items() if key not in self._holders
+        )
+
+
 class LiveTier:
     """The live states of one model. Decides which sequences may start from them, and how."""
 
@@ -101,6 +148,7 @@ class LiveTier:
         self._form = payloads.model
         self._chains = LiveChains()
         self._held: HeldMemory | None = HeldMemory()  # None: must be recomputed
+        self._parked_bytes = ParkedBytes()
 
     def claim(self, lookup: Lookup) -> LiveClaim | None:
         """Claim the live chain that has the most of a lookup's tokens; None if there is none."""
@@ -209,6 +257,7 @@ class LiveTier:
         claim = None if lookup is None else lookup.base
         if claim is not None and claim.use == "moved":
             taken = claim.chain
+            self._parked_bytes.forget(taken)
             taken.chain = live.chain
             taken.cursor = live.cursor
             taken.request_id = live.request_id
@@ -303,6 +352,7 @@ class LiveTier:
             self._let_go(live, tuple(live.keys))
         finally:
             self._chains.remove(live)
+            self._parked_bytes.forget(live)
             live.state = None
 
     def forget_session(self, session_id: str, *, tenant: str) -> None:
@@ -354,18 +404,17 @@ class LiveTier:
     def held(self) -> HeldMemory:
         """The memory that live states take in addition to the reservations of running sequences."""
         if self._held is None:
-            parked = [
-                live.state for live in self._chains if live.is_parked and live.state is not None
-            ]
+            parked = [live for live in self._chains if live.is_parked and live.state is not None]
             running = self._running()
-            frozen = [state for _, state in running if state.can_share]
             whole_bytes = sum(
                 live.held_tokens * state.bytes_per_token()
                 for live, state in running
                 if not state.can_share
             )
-            needed_bytes = held_bytes((), frozen) + whole_bytes
-            total_bytes = held_bytes(parked, frozen) + whole_bytes
+            frozen = frozen_bytes(state for _, state in running if state.can_share)
+            self._parked_bytes.update(parked)
+            needed_bytes = sum(frozen.values()) + whole_bytes
+            total_bytes = self._parked_bytes.total(frozen) + whole_bytes
             self._held = HeldMemory(total_bytes, total_bytes - needed_bytes, len(parked))
         return self._held
 
