@@ -1,4 +1,4 @@
-"""Runs one case: first the first contender against itself, then all in turn, A B A B, and compares
+"""Runs one case: first the first contender against itself, then all in turn, A B B A, and compares
 what they answered.
 
 What drifts (temperature, other work on the machine) thus meets everybody alike, and the first part
@@ -73,7 +73,7 @@ async def measure_case(
             result.notes.append(f"{number} of {rounds} rounds: the time was up")
             break
         sides = list(zip(contenders, result.contenders, strict=True))
-        if number % 2:  # whoever comes first in a round may be faster or slower
+        if number % 2:  # the place within a round may matter
             sides.reverse()
         for contender, each in sides:
             await asyncio.sleep(effort.settling_seconds)

@@ -75,7 +75,13 @@ INLINE float half_as_float(uint16_t half) {
 static void widen(const void *from, Format format, int64_t at, int count, float *restrict to) {
     const uint16_t *halves = (const uint16_t *)from + at;
     if (format == FLOAT16) {
-        for (int i = 0; i < count; i++) to[i] = half_as_float(halves[i]);
+        int i = 0;
+#if defined __F16C__
+        for (; i + 8 <= count; i += 8) {
+            _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(halves + i))));
+        }
+#endif
+        for (; i < count; i++) to[i] = half_as_float(halves[i]);
     } else if (format == BFLOAT16) {
         uint32_t *bits = (uint32_t *)to;
         for (int i = 0; i < count; i++) bits[i] = (uint32_t)halves[i] << 16;

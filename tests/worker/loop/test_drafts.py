@@ -147,8 +147,9 @@ def test_repetitions_are_drafted_by_the_worker_itself() -> None:
     assert end.accepted_tokens + end.rejected_tokens > 0
 
 
-def test_drafts_that_are_never_worth_it_are_made_for_few_steps(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("engine", "least", "most"), [(Engine, 60, 100), (RunningAhead, 200, 300)])
+def test_drafts_that_are_never_worth_it_are_made_for_few_steps_unless_steps_run_ahead(
+    engine: type[Engine], least: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Offers] = []
 
@@ -158,5 +159,6 @@ def test_drafts_that_are_never_worth_it_are_made_for_few_steps(
             return {}
 
     monkeypatch.setattr(scheduler, "DraftGain", NeverWorthIt)
-    tiny_worker(speculates=True).serve([[greedy("a", random_prompt(20), max_tokens=300)]])
-    assert 20 < len(made) < 100
+    request = greedy("a", random_prompt(20), max_tokens=300)
+    tiny_worker(engine=engine, speculates=True).serve([[request]])
+    assert least < len(made) < most

@@ -110,7 +110,9 @@ def test_parked_states_are_not_counted_again_with_every_request(
     monkeypatch.setattr(live_tier, "all_bytes", counting)
     serve(subject, greedy("another", random_prompt(40, "another"), max_tokens=4))
     rest(subject)
-    states = [chain.state for chain in parked(subject)]  # other workers check the answers
+    states = [
+        chain.state for chain in parked(subject)
+    ]  # not those of the workers that check answers
     assert sum(state in states for state in counted) == 1
 
 

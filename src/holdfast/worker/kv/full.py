@@ -40,7 +40,7 @@ _UNUSED_SHARE_OF_MANY = 64
 _UNUSED_SHARE_WHOLE = 8
 
 
-_versions = itertools.count(1)
+_versions = itertools.count(1)  # of the whole process: no two states ever have the same one
 
 # converts the arrays of a run of tokens to another form, each token independently. Lazy
 Convert: TypeAlias = Callable[[Sequence[mx.array]], tuple[mx.array, ...]]
@@ -100,7 +100,7 @@ class FrozenPart:
         self.arrays = tuple(copied(array[:, :, :used]) for array in self.arrays)
         self._first = None
         for holder in self.holders:
-            holder.changes_frozen()
+            holder.renew_frozen_version()
 
     @property
     def _used(self) -> int:
@@ -129,8 +129,8 @@ class FullKV(LayerKV):
     def frozen_version(self) -> int:
         return self._frozen_version
 
-    def changes_frozen(self) -> None:
-        """Give the frozen arrays a new version."""
+    def renew_frozen_version(self) -> None:
+        """Record that the frozen arrays have changed."""
         self._frozen_version = next(_versions)
 
     def reserve(self, tokens: int) -> None:
@@ -382,7 +382,7 @@ class FullKV(LayerKV):
             part.holders.add(self)
         self._frozen = parts
         self._frozen_tokens = _length(parts)
-        self.changes_frozen()
+        self.renew_frozen_version()
 
     def _merge(self) -> None:
         """Merge neighbouring parts for all their holders if the earlier part is short, or if the

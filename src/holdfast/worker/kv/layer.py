@@ -362,7 +362,9 @@ class LayerState(Layer):
 
     @property
     def frozen_version(self) -> int:
-        """Another number whenever `frozen_arrays` are others, and for each state; 0 without any."""
+        """Changes whenever `frozen_arrays` changes, and never equals that of another state; 0 until
+        the first change. A kind that overrides `frozen_arrays` overrides this, too.
+        """
         return 0
 
     def fork(self, tokens: int) -> Self:

@@ -131,9 +131,12 @@ class LiveState:
     tokens: int = 0
     is_whole: bool = field(init=False, default=True)
     leaves: tuple[LayerState, ...] = field(init=False)
+    _first_and_last_growing: tuple[LayerState, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self.leaves = tuple(leaf for layer in self.layers for leaf in layer.leaves())
+        growing = self.growing
+        self._first_and_last_growing = (*growing[:1], *growing[-1:])
 
     @property
     def growing(self) -> list[LayerState]:
@@ -253,11 +256,12 @@ class LiveState:
         return min((leaf.frozen_tokens for leaf in self.growing), default=0)
 
     @property
-    def frozen_version(self) -> int:
-        """Another number whenever the frozen arrays are others, and for each state: that of the
-        first layer that grows, because they change in all of these layers together.
+    def frozen_version(self) -> tuple[int, ...]:
+        """Changes whenever frozen arrays change, and never equals that of another state with layers
+        that grow: the versions of the first and the last of these. A change goes through all of
+        them in order, unless it fails in between.
         """
-        return next((leaf.frozen_version for leaf in self.leaves if leaf.grows), 0)
+        return tuple(leaf.frozen_version for leaf in self._first_and_last_growing)
 
     def freeze(self) -> None:
         """Freeze all current tokens: their buffers are never written to again, so that other
@@ -497,7 +501,9 @@ def all_finite(arrays: Iterable[mx.array]) -> mx.array:
 
 
 def frozen_bytes(states: Iterable[LiveState]) -> dict[int, int]:
-    """The bytes of each frozen array of these states, by the `id` of the array."""
+    """The bytes of each frozen array of these states, by the `id` of the array, which is valid as
+    long as the array lives.
+    """
     leaves = (leaf for state in states for leaf in state.leaves)
     return {id(array): array.nbytes for leaf in leaves for array in leaf.frozen_arrays()}
 

@@ -39,10 +39,10 @@ _MOST_ANSWERS = 8  # with the same beginning of the prompt
 _MOST_BEGINNINGS = 64
 _LEAST_REMEMBERED = 8  # tokens of an answer
 _LEAST_GENERATED = 4  # tokens of an answer before a draft model is considered
-# After this many steps without a draft that was worth verifying, only one step in some is given
-# drafts: making them takes 0.03 ms per sequence.
-_MOST_UNUSED = 16
-_STEPS_PER_UNUSED = 4
+# After this many steps without a verified draft, drafts are made for one step in four: making them
+# takes 0.03 ms per sequence. As many tokens of each answer come first.
+_STEPS_BEFORE_RARE = 16
+_STEPS_PER_RARE_DRAFT = 4
 
 
 class RecentAnswers:
@@ -112,7 +112,7 @@ class Drafts:
         self._answers = RecentAnswers()
         self._offered: dict[RequestId, tuple[int, ...]] = {}
         self._by_model: set[RequestId] = set()  # those of `_offered` that the draft model made
-        self._unused_steps = 0  # since a draft was verified, or an answer began
+        self._unused_steps = 0  # since a draft was verified
 
     def offers(
         self, sequences: Iterable[LiveSequence], *, under_way: Collection[LiveSequence]
@@ -126,7 +126,8 @@ class Drafts:
         self._by_model.clear()
         chances: dict[RequestId, tuple[float, ...]] = {}
         sequences = list(sequences)
-        if self._model is None and self._is_to_skip(sequences):
+        self._unused_steps += 1
+        if self._model is None and not under_way and self._gets_none(sequences):
             return chances
         for sequence in sequences:
             if not sequence.is_open:
@@ -154,13 +155,13 @@ class Drafts:
                 _free_garbage()  # not before, because the exception refers to the model
         return chances
 
-    def _is_to_skip(self, sequences: Iterable[LiveSequence]) -> bool:
+    def _gets_none(self, sequences: Iterable[LiveSequence]) -> bool:
         """Whether the next step gets no drafts, because they have not been worth it for a while."""
-        self._unused_steps += 1
-        if not all(sequence.generated for sequence in sequences):
-            self._unused_steps = 0
-        is_rare = self._unused_steps > _MOST_UNUSED
-        return is_rare and self._unused_steps % _STEPS_PER_UNUSED > 0
+        steps = self._unused_steps
+        if steps <= _STEPS_BEFORE_RARE or steps % _STEPS_PER_RARE_DRAFT == 0:
+            return False
+        lengths = [len(sequence.generated) for sequence in sequences if sequence.is_open]
+        return not any(0 < length <= _STEPS_BEFORE_RARE for length in lengths)
 
     def _drop_model(self, sequences: Iterable[LiveSequence], error: Exception) -> None:
         self._model = None

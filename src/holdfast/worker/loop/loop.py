@@ -762,7 +762,7 @@ class WorkerLoop:
                 self._drafts.remember(sequence)
             ledger.finish(sequence, reason, error=error)
         if ended:
-            self._send()  # no answer has to wait until state is copied
+            self._send()  # before state is copied, so that no answer waits for that
         for sequence, reason, _ in ended:
             self._lifetimes.close(sequence, is_healthy=reason is not FinishReason.FAILED)
 

@@ -7,7 +7,7 @@ copies it. When a state is dropped, the tokens that only this state has are copi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import mlx.core as mx
 
@@ -94,12 +94,15 @@ class LiveChains:
 class ParkedBytes:
     """Counts the bytes of the arrays of parked states. An array of several states counts once.
 
-    A state is counted anew only when its frozen arrays are others, because thousands may be parked.
+    A state is recounted only when its frozen arrays have changed, because thousands may be parked.
     """
 
     def __init__(self) -> None:
-        self._counted: dict[LiveChain, tuple[int, dict[int, int]]] = {}  # with the version
+        self._counted: dict[
+            LiveChain, tuple[tuple[int, ...], Collection[int]]
+        ] = {}  # with versions
         self._holders: Counter[int] = Counter()  # by the `id` of an array
+        self._nbytes: dict[int, int] = {}
         self._total = 0
 
     def update(self, parked: Sequence[LiveChain]) -> None:
@@ -107,32 +110,33 @@ class ParkedBytes:
         changed: list[tuple[LiveChain, LiveState]] = []
         for chain in parked:
             if chain.state is not None:
-                version, _ = self._counted.get(chain, (-1, None))
-                if version != chain.state.frozen_version:
+                counted = self._counted.get(chain)
+                if counted is None or counted[0] != chain.state.frozen_version:
                     changed.append((chain, chain.state))
-        for chain, _ in changed:  # before any is counted: an `id` may belong to another array now
+        for chain, _ in changed:  # first, because the `id` of a freed array may be in use again
             self.forget(chain)
         for chain, state in changed:
             arrays = all_bytes((state,))
-            self._counted[chain] = state.frozen_version, arrays
+            self._counted[chain] = state.frozen_version, tuple(arrays)
             for key, nbytes in arrays.items():
                 self._holders[key] += 1
-                if self._holders[key] == 1:
+                if key not in self._nbytes:
+                    self._nbytes[key] = nbytes
                     self._total += nbytes
 
     def forget(self, chain: LiveChain) -> None:
-        """No longer count a chain, if it is counted, because it is not parked any more."""
-        _, arrays = self._counted.pop(chain, (0, {}))
-        for key, nbytes in arrays.items():
+        """Remove the arrays of a chain from the count. Does nothing if it is not counted."""
+        _, arrays = self._counted.pop(chain, ((), ()))
+        for key in arrays:
             self._holders[key] -= 1
             if not self._holders[key]:
                 del self._holders[key]
-                self._total -= nbytes
+                self._total -= self._nbytes.pop(key)
 
     def total(self, others: Mapping[int, int]) -> int:
-        """The bytes of all counted arrays and of others, given by their `id`."""
+        """The bytes of all counted arrays and of `others`, which are given as by `frozen_bytes`."""
         return self._total + sum(
-            nbytes for key, nbytes in others.items() if key not in self._holders
+            nbytes for key, nbytes in others.items() if key not in self._nbytes
         )
 
 

@@ -2,8 +2,9 @@
 
 A drafted token adds a row to a step. How much longer the step takes depends on the machine: a few
 rows more cost little as long as reading the weights takes most of the time. So the time of a step
-is learned as a function of its rows, from steps that verify drafts and from those that do not, and
-with it, how much longer the former take for equally many rows: with a small model, by a third.
+is learned as a function of its rows, from steps that verify drafts and from those that do not.
+Verifying also has a cost that does not depend on the rows (a third of a step with a small model);
+it is learned as a separate factor.
 
 The drafted tokens are chosen so that the product of the speeds of all sequences becomes as large as
 possible. A draft that doubles the speed of one of eight sequences is thus not worth a step that is
@@ -29,14 +30,16 @@ _FIRST_FIXED, _FIRST_PER_ROW = 0.95, 0.15
 # are the ends of the ranges.
 _RANGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _LEVEL_SHARE = 0.25  # of a deviation that is taken to hold for all ranges
-_VERIFYING_SHARE = 0.1  # of one of a verifying step that is taken to hold for all verifying steps
+# of a verifying step's deviation that is attributed to verifying itself, and the most of it
+_VERIFYING_SHARE = 0.1
+_MOST_VERIFYING_DEVIATION = 0.3
 _MEMORY_STEPS = 16
 _MOST_DEVIATION = math.log(3.0)  # of a measured step; more is taken for an interruption
 _LEAST_GAIN = 0.03  # of the logarithm of a sequence's speed; less may be an error of measurement
 # After this many verifying steps in a row, one verifies nothing, so that the time of such steps is
 # still known.
 _STEPS_PER_PLAIN = 48
-# After this many steps in which no draft was worth it, one is verified nevertheless, in case
+# After this many steps with drafts of which none was worth it, one is verified nevertheless, in case
 # verifying has become cheaper; each time, the number doubles.
 _FIRST_RETRY, _LAST_RETRY = 64, 1024
 
@@ -63,7 +66,7 @@ class RowCosts:
         self._verifying = 0.0  # the logarithm of a further factor for steps that verify drafts
 
     def learn(self, rows: int, seconds: float, *, is_verifying: bool = False) -> None:
-        """Learn from one step."""
+        """Learn from one step. rows: with those of drafted tokens."""
         measured = math.log(seconds) - _log_guess(rows)
         if is_verifying:
             measured -= self._verifying
@@ -73,7 +76,8 @@ class RowCosts:
         deviation = measured - self._level - self._offsets[place]
         deviation = max(-_MOST_DEVIATION, min(_MOST_DEVIATION, deviation))
         if is_verifying:
-            self._verifying += _VERIFYING_SHARE * deviation
+            limited = max(-_MOST_VERIFYING_DEVIATION, min(_MOST_VERIFYING_DEVIATION, deviation))
+            self._verifying += _VERIFYING_SHARE * limited
             deviation *= 1.0 - _VERIFYING_SHARE
         self._level += _LEVEL_SHARE * deviation
         self._steps[place] = min(self._steps[place] + 1, _MEMORY_STEPS)
@@ -95,8 +99,8 @@ class RowCosts:
             self._offsets[at] = own + slope * (at - place)
 
     def log_seconds(self, rows: int, *, drafted: int = 0) -> float:
-        """The logarithm of the seconds of a step with this many rows and drafted tokens, up to a
-        constant.
+        """The logarithm of the seconds of a step with this many rows and, in addition, drafted
+        tokens, up to a constant.
         """
         rows += drafted
         verifying = self._verifying if drafted else 0.0
