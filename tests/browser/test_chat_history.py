@@ -80,7 +80,12 @@ def test_a_long_conversation_is_drawn_where_it_is_looked_at(visitor: Visitor) ->
     }
     assert answers.last.locator("strong").count() == 0
     assert "This is **bold**." in (answers.last.text_content() or "")
-    answers.last.scroll_into_view_if_needed()
-    expect(answers.last.locator("strong")).to_have_count(40)
+    strong = answers.last.locator("strong")
+    for _ in range(60):  # what is drawn above may move it out of sight again
+        answers.last.scroll_into_view_if_needed()
+        if strong.count():
+            break
+        page.wait_for_timeout(500)
+    expect(strong).to_have_count(40)
     expect(answers.last.locator("table")).to_have_count(40)
     expect(answers.last).to_contain_text("The end of 39.")

@@ -106,6 +106,7 @@ def test_chances_follow_what_was_right() -> None:
 
 def test_the_next_turn_takes_over_the_state_of_the_last_one() -> None:
     model = draft_model()
+    model.seconds_per_token = 1e-6  # so that a prompt is prefilled in one piece
     rng = random.Random("turns")
     prompt = tokens(rng, 300)
     first = a_request(prompt)
