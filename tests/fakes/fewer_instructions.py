@@ -9,9 +9,10 @@ from pathlib import Path
 
 
 def assert_passes(file: str, *, less: str, folder: Path) -> None:
-    """All tests of a file pass in another process, except those with "processors" in their names.
+    """Assert that all tests of a file, except those with "processors" in their names, pass in another
+    process, in which kernels are compiled with one more flag.
 
-    less: a flag for the compiler. folder: for the compiled kernels.
+    less: the flag. folder: for caches, so that the user's compiled kernels stay as they are.
     """
     code = (
         "from holdfast.kernels import build\n"
@@ -24,5 +25,5 @@ def assert_passes(file: str, *, less: str, folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
     assert "skipped" not in done.stdout

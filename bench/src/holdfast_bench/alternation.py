@@ -1,8 +1,8 @@
-"""Runs one case: first the first contender against itself, then all in turn, A B B A, and compares
-what they answered.
+"""Runs one case and compares the answers: first, the first contender is measured against itself, to
+show the noise; then all contenders are measured in rounds, each in the reverse order of the one
+before (A B, B A).
 
-What drifts (temperature, other work on the machine) thus meets everybody alike, and the first part
-tells how large a difference between two equal servers would look.
+So drift (temperature, other work on the machine) affects all contenders equally.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def serve(
         threading.Thread(target=_stop_when_stdin_closes, name="stdin-watch", daemon=True).start()
     try:
         with load_progress(effective.settings.log) as progress:
-            on_ready = _open_page if opens_page else _no_more
+            on_ready = _open_page if opens_page else None
             code = front.run(effective, progress=progress, on_ready=on_ready)
     except AddressInUse as error:
         raise ConfigError(port_in_use(error)) from None
@@ -108,10 +108,6 @@ def _open_page(url: str) -> None:
 
     if not webbrowser.open(url):
         complain(f"no browser could be started; the page is at {url}")
-
-
-def _no_more(url: str) -> None:
-    """Do nothing when the server is ready."""
 
 
 def _stop_when_stdin_closes() -> None:

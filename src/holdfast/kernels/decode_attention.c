@@ -20,15 +20,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The floats in a vector register. Longer vectors would be slow: GCC spills them to memory. */
 #if defined __AVX512F__
-#define WIDTH 16 /* floats in a vector register: GCC keeps longer vectors in memory */
+#define WIDTH 16
 #elif defined __AVX__
 #define WIDTH 8
 #else
 #define WIDTH 4
 #endif
-#define DIMENSION_UNIT 16 /* dimensions must be multiples of it */
-#define TOGETHER 4     /* vectors of a value that one pass over the tokens adds up, for two queries */
+#define DIMENSION_UNIT 16 /* head dimensions must be a multiple of this */
+#define TOGETHER 4     /* vector accumulators per query; two queries are computed at a time */
 #define TILE 128       /* tokens; a float tile of 64 dimensions then fits the L1 cache */
 #define GROUP 64       /* dimensions that share a scale and a bias, at most */
 #define MOST_D 640     /* largest head dimension of quantized keys and values */
@@ -505,7 +506,8 @@ int dequantize(const uint8_t *codes, const _Float16 *scales, const _Float16 *bia
  * multiples of 16, and of 32 up to 640 if a run is quantized; keys and values of a run must both be
  * quantized or both not; at most 64 heads may share a key head. */
 int decode_attention(const AttentionCall *call) {
-    if (call->key_d % DIMENSION_UNIT || call->value_d % DIMENSION_UNIT || call->heads % call->kv_heads ||
+    if (call->key_d % DIMENSION_UNIT || call->value_d % DIMENSION_UNIT ||
+        call->heads % call->kv_heads ||
         call->heads / call->kv_heads > MOST_QUERIES || call->chunk_tokens < 1) {
         return 2;
     }

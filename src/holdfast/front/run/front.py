@@ -78,14 +78,14 @@ def run(
     effective: EffectiveSettings,
     *,
     progress: Progress = lambda stage, fraction: None,
-    on_ready: Callable[[str], None] = lambda url: None,
+    on_ready: Callable[[str], None] | None = None,
 ) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit code.
 
     Raises ModelLoadError or ConfigError (exit code 2) if the model or the address cannot be used.
 
     progress: called with the stage of loading and the fraction done, in the end with "ready".
-    on_ready: called on a thread with the server's URL when it serves.
+    on_ready: called on a thread with the server's URL when it serves; None: nothing is.
     """
     started_at = time.monotonic()
     settings = effective.settings
@@ -154,7 +154,7 @@ class Front:
         catalog: Catalog,
         *,
         progress: Progress,
-        on_ready: Callable[[str], None] = lambda url: None,
+        on_ready: Callable[[str], None] | None = None,
         started_at: float,
         certificate: ServerCertificate | None,
         run_folder: Path,
@@ -322,7 +322,8 @@ class Front:
         )
         self._was_ready = True
         announce(ready, self._settings.log)
-        await asyncio.to_thread(self._on_ready, url)
+        if self._on_ready is not None:
+            await asyncio.to_thread(self._on_ready, url)
 
 
 class _EarlySignals:

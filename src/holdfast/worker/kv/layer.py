@@ -362,8 +362,8 @@ class LayerState(Layer):
 
     @property
     def frozen_version(self) -> int:
-        """Changes whenever `frozen_arrays` changes, and never equals that of another state; 0 until
-        the first change. A kind that overrides `frozen_arrays` overrides this, too.
+        """A number that changes whenever `frozen_arrays` does, and that no other state has; 0 until
+        the first change. A kind that overrides `frozen_arrays` must override this, too.
         """
         return 0
 

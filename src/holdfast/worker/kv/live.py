@@ -257,9 +257,9 @@ class LiveState:
 
     @property
     def frozen_version(self) -> tuple[int, ...]:
-        """Changes whenever frozen arrays change, and never equals that of another state with layers
-        that grow: the versions of the first and the last of these. A change goes through all of
-        them in order, unless it fails in between.
+        """The versions of the frozen arrays in the first and in the last growing layer. They change
+        with every change of the state's frozen arrays, since a change goes through the layers in
+        order and may fail midway. No two states with growing layers have the same.
         """
         return tuple(leaf.frozen_version for leaf in self._first_and_last_growing)
 
@@ -501,13 +501,13 @@ def all_finite(arrays: Iterable[mx.array]) -> mx.array:
 
 
 def frozen_bytes(states: Iterable[LiveState]) -> dict[int, int]:
-    """The bytes of each frozen array of these states, by the `id` of the array, which is valid as
-    long as the array lives.
+    """Map the `id` of each frozen array of these states to its size in bytes. Ids may be reused once
+    an array is freed.
     """
     leaves = (leaf for state in states for leaf in state.leaves)
     return {id(array): array.nbytes for leaf in leaves for array in leaf.frozen_arrays()}
 
 
 def all_bytes(states: Iterable[LiveState]) -> dict[int, int]:
-    """The bytes of each array of these states, by the `id` of the array."""
+    """As `frozen_bytes`, for all arrays of these states."""
     return {id(array): array.nbytes for state in states for array in state.arrays()}

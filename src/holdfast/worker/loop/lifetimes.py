@@ -211,7 +211,7 @@ class Lifetimes:
     def close(
         self, sequence: LiveSequence, *, is_healthy: bool = True, has_ended: bool = True
     ) -> None:
-        """Close a sequence in the engine, and cache its computed state.
+        """Free a sequence's state in the engine, after copying what is not cached yet.
 
         is_healthy: False if the state must not be cached. has_ended: False if it goes on later.
         """

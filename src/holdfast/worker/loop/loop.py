@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -757,12 +757,16 @@ class WorkerLoop:
             )
         )
         ended += [(ledger[request_id], FinishReason.LENGTH, "") for request_id in by_length]
+        if ended:
+            self._end(ended)
+
+    def _end(self, ended: Sequence[tuple[LiveSequence, FinishReason, str]]) -> None:
+        """End sequences that the scheduler has forgotten, each with its reason and error message."""
         for sequence, reason, error in ended:
             if self._drafts is not None:
                 self._drafts.remember(sequence)
-            ledger.finish(sequence, reason, error=error)
-        if ended:
-            self._send()  # before state is copied, so that no answer waits for that
+            self._ledger.finish(sequence, reason, error=error)
+        self._send()  # before state is copied, so that no answer waits for that
         for sequence, reason, _ in ended:
             self._lifetimes.close(sequence, is_healthy=reason is not FinishReason.FAILED)
 

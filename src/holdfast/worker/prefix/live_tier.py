@@ -92,15 +92,15 @@ class LiveChains:
 
 
 class ParkedBytes:
-    """Counts the bytes of the arrays of parked states. An array of several states counts once.
+    """The total size of all parked states. An array that several states share counts once.
 
-    A state is recounted only when its frozen arrays have changed, because thousands may be parked.
+    Updated incrementally, since thousands of states may be parked: a state is measured when it is
+    parked, and again only if its frozen arrays have changed.
     """
 
     def __init__(self) -> None:
-        self._counted: dict[
-            LiveChain, tuple[tuple[int, ...], Collection[int]]
-        ] = {}  # with versions
+        # for each parked chain, the version of its frozen arrays, and the ids of all its arrays
+        self._counted: dict[LiveChain, tuple[tuple[int, ...], Collection[int]]] = {}
         self._holders: Counter[int] = Counter()  # by the `id` of an array
         self._nbytes: dict[int, int] = {}
         self._total = 0

@@ -220,8 +220,7 @@ class Scheduler:
         boundaries: positions within the prompt at which spans must end.
         indivisible: parts of the prompt that must be prefilled in one span each, even if that is
             longer than a step should be.
-        scores_prompt: the log-probabilities of the prompt are requested, which makes prefill
-            slower.
+        scores_prompt: the prompt's log-probabilities are requested, which makes prefill slower.
         is_ready: if False, the request keeps its position until `make_ready` tells where its
             prefill starts.
         costs: the KV memory that this sequence takes; None: the default.
