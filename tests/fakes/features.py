@@ -149,14 +149,13 @@ def chat(caller: Caller) -> dict[str, str]:
 
 
 def streams(caller: Caller) -> dict[str, str]:
-    texts = {
+    return {
         name: "".join(
             each.piece(event)
             for event in caller.lines(each.path, model="demo", **each.body(NOTES + QUESTION))
         )
         for name, each in WRITTEN.items()
     }
-    return texts
 
 
 def tools(caller: Caller) -> list[Any]:
