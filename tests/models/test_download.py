@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from huggingface_hub import constants
 
@@ -21,10 +22,11 @@ from holdfast.models.download import (
     resolve_model,
     served_id,
 )
+from tests.fakes.foreign_weights import safetensors_bytes
 from tests.fakes.hub import HubState, hub_in_place
 
 MODEL = "coast/kelp-small"
-WEIGHTS = bytes(range(256)) * 4096  # 1 MiB
+WEIGHTS = safetensors_bytes({"w": ("F32", np.arange(1 << 18, dtype=np.float32))})  # 1 MiB
 
 
 @pytest.fixture
@@ -106,7 +108,8 @@ def test_an_interrupted_transfer_is_resumed(hub: HubState, monkeypatch: pytest.M
 def test_a_second_start_fetches_only_unfinished_files(
     hub: HubState,
 ) -> None:
-    hub.repositories[MODEL]["model-2.safetensors"] = b"z" * 1000
+    more = safetensors_bytes({"v": ("F32", np.ones(256, np.float32))})
+    hub.repositories[MODEL]["model-2.safetensors"] = more
     hub.failing_files.add("model-2.safetensors")
     with pytest.raises(ModelLoadError, match="the Hub answered 503"):
         fetch()
@@ -120,7 +123,7 @@ def test_a_second_start_fetches_only_unfinished_files(
     ]
     assert "model-2.safetensors" in fetched
     assert "config.json" not in fetched
-    assert (folder / "model-2.safetensors").read_bytes() == b"z" * 1000
+    assert (folder / "model-2.safetensors").read_bytes() == more
     assert fractions[-1] == 1.0
 
 

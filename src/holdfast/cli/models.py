@@ -56,11 +56,11 @@ from holdfast.models.fit import (
     size_on_hub,
 )
 from holdfast.models.images import HOW_TO_INSTALL
+from holdfast.models.loadable import check_loadable
 from holdfast.models.model_folder import (
     UNKNOWN_CONTEXT_TOKENS,
     WEIGHT_FILES,
     can_see,
-    check_loadable,
     has_vision,
     known_context_tokens,
 )

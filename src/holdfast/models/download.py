@@ -25,8 +25,9 @@ from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from holdfast.config import ModelSettings
-from holdfast.errors import ModelLoadError, NoSuchModel
+from holdfast.errors import DamagedModel, ModelLoadError, NoSuchModel
 from holdfast.models.adapter_folder import SEPARATOR
+from holdfast.models.loadable import check_loadable
 from holdfast.models.model_folder import check_is_folder
 
 DEMO_ID = "holdfast-demo"
@@ -159,16 +160,18 @@ def check_present(settings: ModelSettings) -> None:
 
 
 def resolve_model(settings: ModelSettings, *, progress: Progress) -> Path:
-    """Return the local folder of the model. Fetches the model from the Hub if necessary. Blocks.
+    """Return the local folder of a model that can be loaded. Fetches it from the Hub if necessary.
+    Blocks.
 
     progress: during a download, several threads call it with "download" and the fetched fraction of
-    the bytes. Raises ModelLoadError with a message of one line.
+    the bytes. Raises ModelLoadError with a message of one line; UnusableModel if its files are damaged
+    or in a format that is not supported.
     """
     source = model_source(settings.path, revision=settings.revision)
     if source.kind == "bundled":
         return demo_folder(source.name)
     if source.kind == "folder":
-        check_is_folder(Path(source.name))
+        check_loadable(Path(source.name))
         return Path(source.name)
     folder, new_files = _fetch(
         source,
@@ -179,7 +182,19 @@ def resolve_model(settings: ModelSettings, *, progress: Progress) -> Path:
     if new_files:
         check_files(new_files)
         progress("download", 1.0)
+    check_snapshot(source, folder)
     return folder
+
+
+def check_snapshot(source: ModelSource, folder: Path) -> Mapping[str, Any]:
+    """Like `check_loadable`, for a model of the Hub: the message says how to download it again."""
+    try:
+        return check_loadable(folder)
+    except DamagedModel as error:
+        revision = f" --revision {source.revision}" if source.revision else ""
+        command = f"holdfast models pull {source.name}{revision}"
+        again = ":" if str(error).endswith("again") else "; download it again:"
+        raise DamagedModel(f"{error}{again} {command}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

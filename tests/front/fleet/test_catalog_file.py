@@ -14,14 +14,11 @@ from holdfast.config import (
 from holdfast.errors import ConfigError
 from holdfast.front.fleet.catalog import Catalog, catalog_of, read_catalog_file
 from tests.fakes.adapters import write_tiny_adapter
+from tests.fakes.model_folders import write_bare_model
 
 
 def model_folder(parent: Path, name: str = "kelp") -> Path:
-    folder = parent / name
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text('{"model_type": "llama"}')
-    (folder / "model.safetensors").write_bytes(b"")
-    return folder
+    return write_bare_model(parent / name)
 
 
 def read(folder: Path, text: str, settings: Settings | None = None) -> Catalog:

@@ -28,9 +28,17 @@ from holdfast.models.adapter_folder import (
     checked_adapters,
     listed_adapter,
 )
-from holdfast.models.download import cached_models, hub_cache_folder, model_source, served_id
+from holdfast.models.download import (
+    ModelSource,
+    cached_models,
+    check_snapshot,
+    hub_cache_folder,
+    model_source,
+    served_id,
+)
 from holdfast.models.draft_pairs import check_speculation, drafts_for_itself
-from holdfast.models.model_folder import can_see, check_loadable, known_context_tokens
+from holdfast.models.loadable import check_loadable
+from holdfast.models.model_folder import can_see, known_context_tokens
 from holdfast.wire.requests import RESERVED_TEMPLATE_ARGUMENTS, SAMPLING_RANGES
 
 FILE_NAME = "models.toml"
@@ -162,7 +170,9 @@ class Catalog:
             for adapter in ("", *entry.adapters)
         ]
         aliases = (alias for alias in self._by_name if alias not in ids)
-        return UnknownModel(model=name, available=(*ids, *aliases))
+        base = name.partition(SEPARATOR)[0]
+        why = next((each.reason for each in self.left_out if each.name in (name, base)), "")
+        return UnknownModel(model=name, available=(*ids, *aliases), why=why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -553,6 +563,13 @@ class _FoundModel:
     name: str  # owner/name if that is known
     folder: Path
     origin: str
+    is_of_hub: bool = False
+
+    def checked_config(self) -> Mapping[str, Any]:
+        """The configuration. Raises ModelLoadError if the model cannot be loaded."""
+        if self.is_of_hub:
+            return check_snapshot(ModelSource(kind="hub", name=self.name), self.folder)
+        return check_loadable(self.folder)
 
 
 def _with_found(
@@ -570,7 +587,7 @@ def _with_found(
         if {model.name, str(model.folder.resolve())} & known:
             continue
         try:
-            config = check_loadable(model.folder)
+            config = model.checked_config()
             if (other := taken.get(model.name)) is not None:
                 raise ModelLoadError(f"{other.name} of {other.origin} already has this name")
         except ModelLoadError as error:
@@ -604,7 +621,7 @@ def _found_models(settings: Settings, environ: Mapping[str, str]) -> Iterator[_F
     if settings.catalog.hub_cache:
         hub_cache = hub_cache_folder(environ)
         for hub_id, folder in cached_models(hub_cache).items():
-            yield _FoundModel(name=hub_id, folder=folder, origin=str(hub_cache))
+            yield _FoundModel(name=hub_id, folder=folder, origin=str(hub_cache), is_of_hub=True)
     for watched in settings.catalog.folders:
         # unlike Path.expanduser, this does not raise for a user without a home
         parent = Path(os.path.expanduser(watched))
