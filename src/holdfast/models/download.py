@@ -91,13 +91,13 @@ def model_source(model: str, *, revision: str = "") -> ModelSource:
     if is_demo(model):
         return ModelSource(kind="bundled", name=model or DEMO_ID)
     folder = Path(os.path.expanduser(model))
-    if folder.exists():
+    if os.path.exists(folder):  # unlike Path.exists, False for a name that is too long
         return ModelSource(kind="folder", name=str(folder))
     hub = hub_source(model, revision=revision)
     if hub is not None:
         return hub
     base, _, adapter = model.rpartition(SEPARATOR)
-    if base and (is_demo(base) or hub_source(base) or Path(os.path.expanduser(base)).exists()):
+    if base and (is_demo(base) or hub_source(base) or os.path.exists(os.path.expanduser(base))):
         raise ModelLoadError(
             f"{model} is not a model, but names an adapter of {base}; to serve it: holdfast serve "
             f"{base} --adapter {adapter}=FOLDER"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from holdfast.errors import DamagedModel, UnusableModel
+from holdfast.errors import DamagedModel, ModelLoadError, UnusableModel
 from holdfast.models.model_folder import (
     check_is_folder,
     check_supported,
@@ -45,8 +45,8 @@ def check_loadable(folder: Path) -> Mapping[str, Any]:
     Raises UnusableModel with the reason, and ModelLoadError if a file cannot be read at the moment.
     Thread-safe.
     """
+    check_is_folder(folder)
     try:
-        check_is_folder(folder)
         signature = _signature(folder)
         kept = _results.get(folder)
         if kept is None or kept[0] != signature:
@@ -54,8 +54,8 @@ def check_loadable(folder: Path) -> Mapping[str, Any]:
             _results[folder] = kept
             if len(_results) > _MOST_KEPT:
                 _results.popitem(last=False)
-    except OSError as error:  # for example no permission, or a name that is too long
-        raise UnusableModel(f"{folder} cannot be read: {error.strerror or error}") from None
+    except OSError as error:
+        raise ModelLoadError(f"{folder} cannot be read: {error.strerror or error}") from None
     result = kept[1]
     if isinstance(result, UnusableModel):
         raise type(result)(str(result))

@@ -13,13 +13,13 @@ import json
 import math
 import os
 import re
-import stat
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
 from holdfast.errors import DamagedModel, ModelLoadError, UnusableModel
+from holdfast.files import open_regular
 from holdfast.models.quantization import HOW_TO_CONVERT
 
 WEIGHT_FILES = "model*.safetensors"  # the files that mlx-lm reads
@@ -29,7 +29,7 @@ _LARGEST_JSON_BYTES = 64 << 20
 # errors that come from the file itself; others, such as EMFILE or EIO, say nothing about it
 _ABOUT_THE_FILE = (
     *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP),
-    *(errno.ENAMETOOLONG, errno.ENXIO),
+    *(errno.ENAMETOOLONG, errno.ENXIO, errno.EINVAL),
 )
 _REMAPPINGS = re.compile(r"^MODEL_\w*REMAPPING = (\{.*?^\})", re.MULTILINE | re.DOTALL)
 # the keys that model families use, the most common one first
@@ -64,6 +64,13 @@ def checked_config(folder: Path) -> dict[str, Any]:
 
 def check_is_folder(folder: Path) -> None:
     """Raise UnusableModel if this is not a model's folder. The message says what to do instead."""
+    try:
+        _check_is_folder(folder)
+    except OSError as error:  # for example no permission, or a name that is too long
+        raise _unreadable(folder, error) from None
+
+
+def _check_is_folder(folder: Path) -> None:
     if not folder.exists():
         raise UnusableModel(f"there is no model folder {folder}{_likely_meant(folder)}")
     if folder.is_dir():
@@ -118,14 +125,8 @@ def opened(file: Path) -> Iterator[IO[bytes]]:
     Raises UnusableModel if the file is missing or is no ordinary file, and ModelLoadError if it
     cannot be read at the moment.
     """
-    if "\0" in str(file):
-        raise UnusableModel(f"{str(file)!r} is not the name of a file")
     try:
-        handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            os.close(handle)
-            raise UnusableModel(f"{file} is not a file")
-        with os.fdopen(handle, "rb") as content:
+        with open_regular(file) as content:
             yield content
     except OSError as error:
         raise _unreadable(file, error) from error

@@ -129,7 +129,9 @@ def check_weights(
     }
     if not foreign:
         _check_that_plain_weights_are_read(declared, is_packed=bool(packed))
-    elif packed or not any(each.reads(config, declared, tensors, foreign) for each in _READERS):
+    elif packed or not any(
+        each.reads(config, declared, tensors, foreign) for each in _READ_FORMATS
+    ):
         raise _unknown_format(config, declared, tensors, foreign)
 
 
@@ -276,7 +278,7 @@ def _check_that_plain_weights_are_read(declared: Declared, *, is_packed: bool) -
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Reader:
+class _ForeignFormat:
     """A format that mlx-lm converts for some model types. `takes`: whether it is exactly this one."""
 
     methods: tuple[str, ...]
@@ -407,8 +409,8 @@ def _is_bitnet(declared: Declared, tensors: Tensors, foreign: Tensors) -> bool:
     )
 
 
-_READERS = (
-    _Reader(
+_READ_FORMATS = (
+    _ForeignFormat(
         methods=("awq",),
         model_types=frozenset(
             "cohere2 exaone gemma2 gemma3_text glm4 granite helium llama minicpm mistral olmo2 phi "
@@ -416,7 +418,7 @@ _READERS = (
         ),
         takes=_is_awq,
     ),
-    _Reader(
+    _ForeignFormat(
         methods=("fp8", ""),
         model_types=frozenset(
             "deepseek_v3 deepseek_v32 glm_moe_dsa joyai_llm_flash kimi_k2 mimo_v2_flash minimax "
@@ -424,13 +426,13 @@ _READERS = (
         ),
         takes=_is_fp8_in_blocks,
     ),
-    _Reader(
+    _ForeignFormat(
         methods=("compressed-tensors",),
         model_types=frozenset(("deepseek_v3", "joyai_llm_flash", "kimi_k2", "mistral4")),
         takes=_is_packed_int4,
     ),
-    _Reader(methods=("mxfp4",), model_types=("gpt_oss",), takes=_is_mxfp4_of_experts),
-    _Reader(methods=("bitnet",), model_types=("bitnet",), takes=_is_bitnet),
+    _ForeignFormat(methods=("mxfp4",), model_types=("gpt_oss",), takes=_is_mxfp4_of_experts),
+    _ForeignFormat(methods=("bitnet",), model_types=("bitnet",), takes=_is_bitnet),
 )
 
 

@@ -37,7 +37,7 @@ INT4 = {
 }
 # so that a weight has several blocks of 128, and blocks that are not full
 LARGER = {"hidden_size": 192, "intermediate_size": 256}
-_READERS = {reader.methods[0]: reader.model_types for reader in quantization._READERS}
+_READ_FORMATS = {reader.methods[0]: reader.model_types for reader in quantization._READ_FORMATS}
 _DAILY = {"llama", "qwen3", "deepseek_v3", "minimax"}
 _EXPERTS = re.compile(r"(.*)\.switch_mlp\.(\w+)\.weight")
 _OF_MINIMAX = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
@@ -45,7 +45,7 @@ _OF_MINIMAX = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 
 def listed(method: str) -> list[Any]:
     """The model types for which a form is accepted; the daily tests take a few."""
-    types: Collection[str] = _READERS[method]
+    types: Collection[str] = _READ_FORMATS[method]
     return [
         pytest.param(name, marks=[] if name in _DAILY else pytest.mark.slow)
         for name in sorted(types)

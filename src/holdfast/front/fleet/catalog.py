@@ -22,6 +22,7 @@ from typing import Any
 from holdfast.config import ModelSettings, Settings, all_specs, config_folders
 from holdfast.config_sources import Given, SettingSpec, convert, did_you_mean
 from holdfast.errors import ConfigError, ModelLoadError, UnknownModel, nearest_names
+from holdfast.files import read_text
 from holdfast.models.adapter_folder import (
     SEPARATOR,
     adapter_folders,
@@ -210,9 +211,7 @@ def change_between(before: Catalog, after: Catalog) -> CatalogChange:
     )
 
 
-def catalog_of(
-    settings: Settings, environ: Mapping[str, str], *, is_reload: bool = False
-) -> Catalog:
+def catalog_of(settings: Settings, environ: Mapping[str, str]) -> Catalog:
     """Build the catalog to serve. Reads files, but never asks the Hub.
 
     If `model.path` is the name of a model in models.toml, that model comes first, and the others
@@ -222,9 +221,9 @@ def catalog_of(
 
     A table of models.toml whose `speculation` names no model is left out.
 
-    Raises ConfigError if `catalog.file` cannot be read; on a reload also if the file is not TOML
-    (the running server keeps its models). Raises ModelLoadError if `model.path` is not a model,
-    `model.adapters` lists a folder that is not an adapter, or `model.speculation` names no model.
+    Raises ConfigError if the file of models cannot be read or is not TOML. Raises ModelLoadError if
+    `model.path` is not a model, `model.adapters` lists a folder that is not an adapter, or
+    `model.speculation` names no model.
     """
     file = _catalog_file(settings, environ)
     listed = Catalog(entries=())
@@ -234,7 +233,7 @@ def catalog_of(
     without_adapters = replace(settings, model=replace(settings.model, adapters=()))
     settings = replace(settings, model=replace(settings.model, adapters=adapters))
     if file is not None:
-        listed = read_catalog_file(file, without_adapters, raises=is_reload)
+        listed = read_catalog_file(file, without_adapters)
     entries = listed.entries
     if settings.model.path:
         named = listed.find(settings.model.path)
@@ -295,21 +294,20 @@ def _with_draft_models(
     return tuple(served), left_out
 
 
-def read_catalog_file(file: Path, settings: Settings, *, raises: bool = False) -> Catalog:
+def read_catalog_file(file: Path, settings: Settings) -> Catalog:
     """Read the models of a file, in the order of the file. The server's settings are the defaults.
 
-    Raises ConfigError if the file cannot be opened, or if it is not TOML and `raises` is true. A
-    model whose entry has an error is left out.
+    Raises ConfigError if the file cannot be opened or is not TOML. A model whose entry has an error
+    is left out.
     """
     try:
-        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+        tables = tomllib.loads(read_text(file))
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from None
     except ValueError as error:
-        if raises:
-            raise ConfigError(f"{file} cannot be read: {error}") from None
-        reason = f"the file is not TOML: {error}"
-        return Catalog(entries=(), left_out=(_left_out(file.name, file, reason),))
+        raise ConfigError(f"{file} is not TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{file} is nested too deep") from None
     left_out = []
     for key in tables:
         if key != _SECTION:
@@ -502,7 +500,7 @@ def _catalog_file(settings: Settings, environ: Mapping[str, str]) -> Path | None
     if settings.catalog.file:
         return Path(os.path.expanduser(settings.catalog.file))
     files = (folder / FILE_NAME for folder in config_folders(environ))
-    return next((file for file in files if file.is_file()), None)
+    return next((file for file in files if os.path.lexists(file)), None)
 
 
 def _entry_of_settings(settings: Settings) -> CatalogEntry:

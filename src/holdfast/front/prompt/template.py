@@ -18,6 +18,7 @@ import msgspec
 from jinja2 import TemplateError
 
 from holdfast.errors import InvalidRequest, UnusableModel
+from holdfast.files import read_text
 from holdfast.front.prompt.conversation import (
     Message,
     RoleHabits,
@@ -434,7 +435,7 @@ def load_template(folder: Path) -> ChatTemplate | None:
     config = read_json(folder / "tokenizer_config.json")
     sources = _named_templates(config.get("chat_template"))
     sources |= _named_templates(read_json(folder / "chat_template.json").get("chat_template"))
-    if (path := folder / "chat_template.jinja").is_file():
+    if os.path.lexists(path := folder / "chat_template.jinja"):
         sources["default"] = _read_text(path)
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         sources[path.stem] = _read_text(path)
@@ -465,6 +466,6 @@ def _named_templates(value: Any) -> dict[str, str]:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except (OSError, ValueError) as error:
         raise UnusableModel(f"{path} cannot be read: {error}") from error
