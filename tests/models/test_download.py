@@ -15,13 +15,8 @@ from huggingface_hub import constants
 
 from holdfast.config import ModelSettings
 from holdfast.errors import ModelLoadError
-from holdfast.models.download import (
-    ModelSource,
-    check_reachable,
-    model_source,
-    resolve_model,
-    served_id,
-)
+from holdfast.models.download import model_source, resolve_model, served_id
+from holdfast.models.hub import ModelSource, check_reachable
 from tests.fakes.foreign_weights import safetensors_bytes
 from tests.fakes.hub import HubState, hub_in_place
 
@@ -94,15 +89,6 @@ def test_existing_files_are_not_fetched_again(hub: HubState) -> None:
     assert not [
         request for request in hub.requests if request.startswith("GET") and "/resolve/" in request
     ]
-
-
-def test_an_interrupted_transfer_is_resumed(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100_000)
-    hub.cut_after_bytes["model.safetensors"] = 350_000
-    folder, fractions = fetch()
-    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
-    assert any(request.endswith("model.safetensors bytes=300000-") for request in hub.requests)
-    assert fractions == sorted(fractions)
 
 
 def test_a_second_start_fetches_only_unfinished_files(
@@ -206,8 +192,8 @@ def test_an_unreachable_hub_is_asked_only_once(
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        monkeypatch.setattr("holdfast.models.download._PATIENCE_SECONDS", 0.1)
-        monkeypatch.setattr("holdfast.models.download._REACH_SECONDS", 1.0)
+        monkeypatch.setattr("holdfast.models.hub._PATIENCE_SECONDS", 0.1)
+        monkeypatch.setattr("holdfast.models.hub._REACH_SECONDS", 1.0)
         with pytest.raises(ModelLoadError, match=r"the Hub cannot be reached.*no answer|timed out"):
             fetch()
         silent.setblocking(False)
@@ -223,7 +209,7 @@ def test_an_unreachable_hub_is_asked_only_once(
 def test_a_slow_hub_is_waited_for(
     hub: HubState, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("holdfast.models.download._PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("holdfast.models.hub._PATIENCE_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as slow:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{slow.getsockname()[1]}")
         asking = threading.Thread(target=check_reachable)

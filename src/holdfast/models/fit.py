@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import UnusableModel
-from holdfast.models.download import ModelSource, check_reachable, hub_errors
+from holdfast.models.hub import ModelSource, check_reachable, hub_errors
 from holdfast.models.loadable import check_loadable
 from holdfast.models.model_folder import WEIGHT_FILES
 from holdfast.models.quantization import SETTINGS_FILES, check_weights

@@ -201,12 +201,11 @@ def _check_own_format(config: Mapping[str, Any], tensors: Tensors, packed: Colle
     mlx-lm finds out bits and groups of a layer by itself unless config.json has a table for it.
     """
     table = config.get("quantization")
-    if table is None:
-        own = config.get("quantization_config")
-        is_own = isinstance(own, Mapping) and "quant_method" in own
-        table = {"bits": 4, "group_size": 32, "mode": own["quant_method"]} if is_own else None
-        if table is not None and table["mode"] == "mxfp8":
-            table["bits"] = 8
+    other = config.get("quantization_config")
+    if table is None and isinstance(other, Mapping) and isinstance(other.get("quant_method"), str):
+        # mlx-lm knows the bits of these modes
+        mode = other["quant_method"]
+        table = {"bits": 8 if mode == "mxfp8" else 4, "group_size": 32, "mode": mode}
     if not isinstance(table, Mapping):
         raise UnusableModel(
             "the weights are quantized in MLX's format, but config.json does not say how: it has "
@@ -230,11 +229,9 @@ def _check_own_format(config: Mapping[str, Any], tensors: Tensors, packed: Colle
 
 
 def _check_table(table: Mapping[str, Any], *, where: str) -> None:
-    mode, bits, group_size = (
-        table.get("mode", "affine"),
-        table.get("bits"),
-        table.get("group_size"),
-    )
+    mode = table.get("mode", "affine")
+    bits: Any = table.get("bits")
+    group_size: Any = table.get("group_size")
     modes = _MLX_MODES.get(mode, {}) if isinstance(mode, str) else {}
     if not modes:
         raise UnusableModel(
@@ -382,9 +379,9 @@ def _groups(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield weights if isinstance(weights, Mapping) else {}
 
 
-def _group_sizes(settings: Mapping[str, Any]) -> set[object]:
-    known = set(_MLX_MODES["affine"][4])
-    return known & {group.get("group_size") for group in _groups(settings)}
+def _group_sizes(settings: Mapping[str, Any]) -> set[int]:
+    said = [group.get("group_size") for group in _groups(settings)]
+    return {size for size in _MLX_MODES["affine"][4] if size in said}
 
 
 def _is_mxfp4_of_experts(declared: Declared, tensors: Tensors, foreign: Tensors) -> bool:

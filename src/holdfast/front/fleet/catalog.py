@@ -30,7 +30,6 @@ from holdfast.models.adapter_folder import (
     listed_adapter,
 )
 from holdfast.models.download import (
-    ModelSource,
     cached_models,
     check_snapshot,
     hub_cache_folder,
@@ -38,6 +37,7 @@ from holdfast.models.download import (
     served_id,
 )
 from holdfast.models.draft_pairs import check_speculation, drafts_for_itself
+from holdfast.models.hub import ModelSource
 from holdfast.models.loadable import check_loadable
 from holdfast.models.model_folder import can_see, known_context_tokens
 from holdfast.wire.requests import RESERVED_TEMPLATE_ARGUMENTS, SAMPLING_RANGES

@@ -43,7 +43,8 @@ from holdfast.front.server.services import (
     without_adapter,
 )
 from holdfast.models.adapter_folder import SEPARATOR
-from holdfast.models.download import ModelSource, hub_source
+from holdfast.models.download import hub_source
+from holdfast.models.hub import ModelSource
 from holdfast.telemetry.request_log import RECORD, RequestRecord
 
 Capability: TypeAlias = Literal["completion", "tools", "thinking", "vision"]
