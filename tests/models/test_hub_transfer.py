@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from holdfast.errors import ModelLoadError
-from holdfast.models.download import pull_model
+from holdfast.models.download import interrupted_downloads, pull_model, removal_of
 from holdfast.models.hub import ModelSource
 from tests.fakes.foreign_weights import safetensors_bytes
 from tests.fakes.hub import HubState, hub_in_place
@@ -139,12 +139,13 @@ def test_a_server_without_ranges_sends_the_file_again(hub: HubState) -> None:
     pulled()
 
 
-def test_damaged_partial_files_are_noticed(hub: HubState, repository: Path) -> None:
+def test_a_damaged_partial_file_is_noticed_and_fetched_again(
+    hub: HubState, repository: Path
+) -> None:
     (repository / "blobs").mkdir(parents=True)
     (repository / "blobs" / f"{ETAG}.incomplete").write_bytes(b"x" * 1000)
-    with pytest.raises(ModelLoadError, match=r"files damaged by the download were removed"):
-        pulled()
     pulled()
+    assert ranges(hub) == [1000, 0]
 
 
 @pytest.mark.parametrize("size", [len(WEIGHTS), len(WEIGHTS) + 1])
@@ -204,3 +205,22 @@ def test_an_interrupted_update_leaves_the_model_that_is_there(
 def _stop_late(stage: str, done: int, total: int) -> None:
     if done > 300_000:
         raise Enough
+
+
+def test_a_file_that_was_cut_in_the_cache_is_fetched_again(hub: HubState) -> None:
+    pulled()
+    hub.requests.clear()
+    blob = (pull_model(SOURCE, on_step=lambda *_: None).folder / FILE).resolve()
+    blob.write_bytes(WEIGHTS[:-100])
+    pulled()
+    assert ranges(hub) == [0]
+
+
+def test_what_is_left_of_a_download_can_be_removed(hub: HubState, repository: Path) -> None:
+    interrupted(hub, after=300_000)
+    assert list(interrupted_downloads(repository.parent)) == [MODEL]
+    removal = removal_of(MODEL, repository.parent)
+    assert removal.expected_freed_size > 250_000
+    removal.execute()
+    assert not repository.exists()
+    assert interrupted_downloads(repository.parent) == {}

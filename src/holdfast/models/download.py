@@ -207,8 +207,16 @@ class PulledModel:
 def pull_model(source: ModelSource, *, with_code: bool = False, on_step: OnStep) -> PulledModel:
     """Fetch a model from the Hub and check all of its files. Resumes an interrupted download.
 
-    with_code: whether to fetch Python files, too. Raises ModelLoadError.
+    Files that are damaged in the cache are fetched again. with_code: whether to fetch Python files,
+    too. Raises ModelLoadError.
     """
+    try:
+        return _pull(source, with_code=with_code, on_step=on_step)
+    except DamagedModel:  # the damaged files are gone
+        return _pull(source, with_code=with_code, on_step=on_step)
+
+
+def _pull(source: ModelSource, *, with_code: bool, on_step: OnStep) -> PulledModel:
     folder, _ = _fetch(
         source, with_code=with_code, on_bytes=lambda done, total: on_step("download", done, total)
     )
@@ -383,7 +391,7 @@ def check_files(files: Iterable[Path], *, read: Callable[[int], None] = lambda s
     """Compare the files of a snapshot with their hashes, which are their names in the Hub's cache.
 
     Damaged files are removed, so that the next download fetches them again. read: called with the
-    number of bytes of each chunk. Raises ModelLoadError with the names of the damaged files.
+    number of bytes of each chunk. Raises DamagedModel with the names of the damaged files.
     """
     damaged = [file for file in files if not _is_whole(file, read)]
     for file in damaged:
@@ -391,7 +399,7 @@ def check_files(files: Iterable[Path], *, read: Callable[[int], None] = lambda s
         file.unlink(missing_ok=True)
     if damaged:
         names = ", ".join(sorted(file.name for file in damaged))
-        raise ModelLoadError(
+        raise DamagedModel(
             f"files damaged by the download were removed: {names}; try again to fetch them"
         )
 
@@ -466,8 +474,38 @@ def hub_model_of(settings: ModelSettings, cache: Path) -> ModelSource | None:
     return None if is_here else hub_source(settings.path, revision=settings.revision)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterruptedDownload:
+    """What is left of a download that never was complete; can be removed like a model."""
+
+    repository: Path
+
+    @property
+    def expected_freed_size(self) -> int:
+        """The bytes that `execute` frees."""
+        return sum(file.stat().st_size for file in self.repository.rglob("*") if file.is_file())
+
+    def execute(self) -> None:
+        """Remove the files."""
+        shutil.rmtree(self.repository)
+
+
+def interrupted_downloads(cache: Path) -> dict[str, InterruptedDownload]:
+    """The models in a Hub cache of which only a part was ever fetched, by id."""
+    try:
+        names = sorted(name for name in os.listdir(cache) if name.startswith(_CACHE_PREFIX))
+    except OSError:
+        return {}
+    return {
+        _hub_id(name): InterruptedDownload(repository=cache / name)
+        for name in names
+        if _snapshot(cache / name) is None and any((cache / name / "blobs").glob("*"))
+    }
+
+
 def removal_of(hub_id: str, cache: Path) -> Any:
-    """Return huggingface_hub's DeleteCacheStrategy for all revisions of a model.
+    """Return what removes all revisions of a model: huggingface_hub's DeleteCacheStrategy, or an
+    InterruptedDownload.
 
     Its `execute()` removes them. Raises NoSuchModel if the cache does not contain the model.
     """
@@ -486,6 +524,8 @@ def removal_of(hub_id: str, cache: Path) -> Any:
         if (repository.repo_type, repository.repo_id) == ("model", hub_id)
         for revision in repository.revisions
     ]
+    if not revisions and (interrupted := interrupted_downloads(cache).get(hub_id)) is not None:
+        return interrupted
     if not revisions:
         raise NoSuchModel(
             f"{hub_id} is not in the Hub's cache; `holdfast models ls` lists the models there"

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import starmap
@@ -33,6 +33,7 @@ from holdfast.models.download import (
     cached_models,
     check_snapshot,
     hub_cache_folder,
+    interrupted_downloads,
     model_source,
     served_id,
 )
@@ -171,9 +172,15 @@ class Catalog:
             for adapter in ("", *entry.adapters)
         ]
         aliases = (alias for alias in self._by_name if alias not in ids)
-        base = name.partition(SEPARATOR)[0]
-        why = next((each.reason for each in self.left_out if each.name in (name, base)), "")
+        why = self.why_left_out(name)
         return UnknownModel(model=name, available=(*ids, *aliases), why=why)
+
+    def why_left_out(self, name: str) -> str:
+        """Why the model with that name, or the one of that adapter, is not served; empty if it is
+        not here at all.
+        """
+        base = name.partition(SEPARATOR)[0]
+        return next((each.reason for each in self.left_out if each.name in (name, base)), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -581,6 +588,7 @@ def _with_found(
     left_out = []
     taken = {name: entry for entry in listed for name in (entry.name, *entry.aliases)}
     known = {_identity(entry) for entry in listed}
+    left_out += _interrupted(settings, environ, but=taken)
     for model in _found_models(settings, environ):
         if {model.name, str(model.folder.resolve())} & known:
             continue
@@ -604,6 +612,21 @@ def _with_found(
         taken[model.name] = entry
         served.append(entry)
     return tuple(served), left_out
+
+
+def _interrupted(
+    settings: Settings, environ: Mapping[str, str], *, but: Container[str]
+) -> list[LeftOut]:
+    """The models in the Hub's cache of which only a part was fetched, except those with these names."""
+    if not settings.catalog.hub_cache:
+        return []
+    cache = hub_cache_folder(environ)
+    reason = "its download was interrupted; to complete it: holdfast models pull"
+    return [
+        LeftOut(name=name, origin=str(cache), reason=f"{reason} {name}", is_asked_for=False)
+        for name in interrupted_downloads(cache)
+        if name not in but
+    ]
 
 
 def _identity(entry: CatalogEntry) -> str:
