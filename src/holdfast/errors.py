@@ -54,15 +54,15 @@ class UnknownModel(InvalidRequest):
     available: names and aliases of the models.
     """
 
-    def __init__(self, *, model: str, available: tuple[str, ...]) -> None:
+    def __init__(self, *, model: str, available: tuple[str, ...], why: str = "") -> None:
+        """why: the reason why a model that is here is not served; empty: there is none."""
         shown = model if len(model) <= _LONGEST_SHOWN else model[:_LONGEST_SHOWN] + "…"
         near = nearest_names(shown, available)
         more = len(available) - _MOST_NAMES
         listed = ", ".join(available[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
         meant = f"; did you mean {' or '.join(near)}?" if near else ""
-        super().__init__(
-            f"model {shown!r} is not served here; available: {listed}{meant}", field="model"
-        )
+        details = f": {why}" if why else f"; available: {listed}{meant}"
+        super().__init__(f"model {shown!r} is not served here{details}", field="model")
         self.model = model
         self.available = available
 
@@ -266,6 +266,17 @@ class AddressInUse(ConfigError):
 
 class ModelLoadError(HoldfastError):
     """A model cannot be fetched or loaded. The program exits with code 2."""
+
+
+class UnusableModel(ModelLoadError):
+    """The files of a model are missing, damaged, or in a format that is not supported: status 422.
+
+    Trying again does not help before the files have changed.
+    """
+
+
+class DamagedModel(UnusableModel):
+    """Files of a model are missing or damaged, so that it helps to download them again."""
 
 
 class NoSuchModel(ModelLoadError):

@@ -26,6 +26,7 @@ from holdfast.errors import ConfigError
 CLAIM_PREFIX = "holdfast."  # for names of claimed folders; short, because socket paths are
 LOCK = "lock"
 _CLAIM_ATTEMPTS = 100
+_MAX_TEXT_BYTES = 16 << 20
 _NO_FULL_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOTTY}
 _MAX_NAME_CHARACTERS = 60  # each of up to 4 bytes; file systems allow 255 bytes
 
@@ -128,6 +129,30 @@ def _in_caches(environ: Mapping[str, str], *names: str) -> str:
         return str(caches_folder(environ).joinpath(*names))
     except RuntimeError:
         return ""
+
+
+def open_regular(path: str | Path) -> IO[bytes]:
+    """Open an ordinary file for reading. Raises OSError.
+
+    A folder, a device or a pipe, on which a read could wait forever, is not opened.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError as error:  # a null character
+        raise OSError(errno.EINVAL, f"not the name of a file: {error}", str(path)) from None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.ENXIO, "not a file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def read_text(path: str | Path) -> str:
+    """The text of an ordinary, small file. Raises OSError, and UnicodeDecodeError."""
+    with open_regular(path) as file:
+        content = file.read(_MAX_TEXT_BYTES + 1)
+    if len(content) > _MAX_TEXT_BYTES:
+        raise OSError(errno.EFBIG, f"larger than {_MAX_TEXT_BYTES:,} bytes", str(path))
+    return content.decode("utf-8")
 
 
 def sync_to_drive(file: int) -> None:

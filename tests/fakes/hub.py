@@ -7,6 +7,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,11 +31,25 @@ class HubState:
 
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
     revisions: dict[str, set[str]] = field(default_factory=dict)  # besides main
+    commits: dict[str, str] = field(default_factory=dict)  # of main, if it is not the first
     gated: set[str] = field(default_factory=set)
     token: str = ""  # needed for everything if set
     failing_status: int = 0  # answered to everything if set
     # file → bytes after which its next transfer breaks off
     cut_after_bytes: dict[str, int] = field(default_factory=dict)
+    cuts_each_after: int = 0  # if set, every transfer breaks off after this many bytes
+    sends_nothing: bool = False  # transfers break off before the first byte
+    resets: bool = False  # whether a transfer that breaks off ends with a reset
+    ignores_ranges: bool = False
+    etags: dict[str, str] = field(default_factory=dict)  # file → what is sent as its ETag
+    linked_etags: dict[str, str] = field(default_factory=dict)
+    commit_headers: dict[str, str] = field(
+        default_factory=dict
+    )  # file → what is sent as its commit
+    info: dict[str, object] = field(
+        default_factory=dict
+    )  # changes of the description; None: left out
+    tree: object = None  # sent instead of the list of files
     lfs_files: set[str] = field(default_factory=set)  # are told with their SHA-256, as weights are
     damaged_files: set[str] = field(default_factory=set)  # arrive with one other byte
     failing_files: set[str] = field(default_factory=set)  # are announced, but cannot be fetched
@@ -47,7 +63,7 @@ class HubState:
 
     def commit(self, repository: str, revision: str) -> str:
         """The commit that the revision names; empty if there is none."""
-        commit = hashlib.sha1(repository.encode()).hexdigest()
+        commit = self.commits.get(repository) or hashlib.sha1(repository.encode()).hexdigest()
         known = {"main", commit, *self.revisions.get(repository, ())}
         return commit if revision in known else ""
 
@@ -90,11 +106,11 @@ class _Handler(BaseHTTPRequestHandler):
         elif not (commit := self.state.commit(repository, revision)):
             self._send(404, headers={"X-Error-Code": "RevisionNotFound"})
         elif match.re is _TREE:
-            self._send_json(self._tree(repository))
+            self._send_json(self.state.tree or self._tree(repository))
         elif match.re is _INFO:
-            self._send_json(
-                {"id": repository, "modelId": repository, "sha": commit, "siblings": [], "tags": []}
-            )
+            known = {"id": repository, "modelId": repository, "sha": commit, "siblings": []}
+            info = {**known, "tags": [], **self.state.info}
+            self._send_json({name: value for name, value in info.items() if value is not None})
         else:
             self._send_file(repository, match["file"], commit)
 
@@ -120,14 +136,26 @@ class _Handler(BaseHTTPRequestHandler):
         )
         if name in self.state.damaged_files:
             content = bytes([content[0] ^ 1]) + content[1:]
-        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+        headers = {
+            "ETag": f'"{self.state.etags.get(name, etag)}"',
+            "X-Repo-Commit": self.state.commit_headers.get(name, commit),
+            "Accept-Ranges": "bytes",
+        }
+        if name in self.state.linked_etags:
+            headers["X-Linked-Etag"] = f'"{self.state.linked_etags[name]}"'
         start, status = 0, 200
         whole_bytes = len(content)
-        if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or ""):
+        wanted = "" if self.state.ignores_ranges else self.headers.get("Range") or ""
+        if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", wanted):
             start, status = int(asked[1]), 206
             content = content[: int(asked[2]) + 1] if asked[2] else content
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{whole_bytes}"
-        cut = self.state.cut_after_bytes.pop(name, None) if self.command == "GET" else None
+        cut = None
+        if self.command == "GET":
+            cut = self.state.cut_after_bytes.pop(name, self.state.cuts_each_after or None)
+            if cut is not None and cut >= len(content) - start:
+                cut = None
+            cut = 0 if self.state.sends_nothing else cut
         self._send(status, content[start:], headers=headers, cut=cut)
 
     def _send_json(self, content: object) -> None:
@@ -150,6 +178,9 @@ class _Handler(BaseHTTPRequestHandler):
         if cut is not None:
             self.wfile.flush()
             self.close_connection = True
+            if self.state.resets:
+                off = struct.pack("ii", 1, 0)
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, off)
 
 
 def _oid(content: bytes) -> str:

@@ -9,22 +9,19 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from huggingface_hub import constants
 
 from holdfast.config import ModelSettings
 from holdfast.errors import ModelLoadError
-from holdfast.models.download import (
-    ModelSource,
-    check_reachable,
-    model_source,
-    resolve_model,
-    served_id,
-)
+from holdfast.models.download import model_source, resolve_model, served_id
+from holdfast.models.hub import ModelSource, check_reachable
+from tests.fakes.foreign_weights import safetensors_bytes
 from tests.fakes.hub import HubState, hub_in_place
 
 MODEL = "coast/kelp-small"
-WEIGHTS = bytes(range(256)) * 4096  # 1 MiB
+WEIGHTS = safetensors_bytes({"w": ("F32", np.arange(1 << 18, dtype=np.float32))})  # 1 MiB
 
 
 @pytest.fixture
@@ -94,19 +91,11 @@ def test_existing_files_are_not_fetched_again(hub: HubState) -> None:
     ]
 
 
-def test_an_interrupted_transfer_is_resumed(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100_000)
-    hub.cut_after_bytes["model.safetensors"] = 350_000
-    folder, fractions = fetch()
-    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
-    assert any(request.endswith("model.safetensors bytes=300000-") for request in hub.requests)
-    assert fractions == sorted(fractions)
-
-
 def test_a_second_start_fetches_only_unfinished_files(
     hub: HubState,
 ) -> None:
-    hub.repositories[MODEL]["model-2.safetensors"] = b"z" * 1000
+    more = safetensors_bytes({"v": ("F32", np.ones(256, np.float32))})
+    hub.repositories[MODEL]["model-2.safetensors"] = more
     hub.failing_files.add("model-2.safetensors")
     with pytest.raises(ModelLoadError, match="the Hub answered 503"):
         fetch()
@@ -120,7 +109,7 @@ def test_a_second_start_fetches_only_unfinished_files(
     ]
     assert "model-2.safetensors" in fetched
     assert "config.json" not in fetched
-    assert (folder / "model-2.safetensors").read_bytes() == b"z" * 1000
+    assert (folder / "model-2.safetensors").read_bytes() == more
     assert fractions[-1] == 1.0
 
 
@@ -203,8 +192,8 @@ def test_an_unreachable_hub_is_asked_only_once(
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        monkeypatch.setattr("holdfast.models.download._PATIENCE_SECONDS", 0.1)
-        monkeypatch.setattr("holdfast.models.download._REACH_SECONDS", 1.0)
+        monkeypatch.setattr("holdfast.models.hub._PATIENCE_SECONDS", 0.1)
+        monkeypatch.setattr("holdfast.models.hub._REACH_SECONDS", 1.0)
         with pytest.raises(ModelLoadError, match=r"the Hub cannot be reached.*no answer|timed out"):
             fetch()
         silent.setblocking(False)
@@ -220,7 +209,7 @@ def test_an_unreachable_hub_is_asked_only_once(
 def test_a_slow_hub_is_waited_for(
     hub: HubState, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("holdfast.models.download._PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("holdfast.models.hub._PATIENCE_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as slow:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{slow.getsockname()[1]}")
         asking = threading.Thread(target=check_reachable)

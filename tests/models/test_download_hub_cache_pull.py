@@ -4,18 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
 
 from holdfast.config import ModelSettings
 from holdfast.errors import ModelLoadError, NoSuchModel
-from holdfast.models.download import (
-    DEMO_ID,
-    ModelSource,
-    PullStage,
-    hub_model_of,
-    pull_model,
-    removal_of,
-)
+from holdfast.models.download import DEMO_ID, PullStage, hub_model_of, pull_model, removal_of
+from holdfast.models.hub import ModelSource
 from tests.fakes.hub import HubState, hub_in_place
 
 MODEL = "coast/kelp-small"
@@ -23,13 +16,8 @@ SOURCE = ModelSource(kind="hub", name=MODEL)
 WEIGHTS = bytes(range(256)) * 4096  # 1 MiB
 
 
-class Enough(Exception):
-    """Raised to stop a pull."""
-
-
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubState]:
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100_000)
     with hub_in_place(monkeypatch, tmp_path / "cache") as state:
         state.repositories[MODEL] = {
             "config.json": b'{"model_type": "llama"}',
@@ -50,31 +38,6 @@ def test_each_stage_is_reported_in_bytes_to_its_end(hub: HubState) -> None:
     told.clear()
     assert pull_model(SOURCE, on_step=lambda *step: told.append(step)) == pulled
     assert {stage for stage, _, _ in told} == {"checking"}
-
-
-def test_an_interrupted_pull_leaves_no_partial_file_and_is_resumed(
-    hub: HubState, tmp_path: Path
-) -> None:
-    def stop_in_the_weights(stage: PullStage, done: int, total: int) -> None:
-        if done > 300_000:
-            raise Enough
-
-    with pytest.raises(Enough):
-        pull_model(SOURCE, on_step=stop_in_the_weights)
-    assert [
-        file.name
-        for file in (tmp_path / "cache").rglob("*")
-        if file.is_file() and file.stat().st_size > 100_000
-    ] == []
-    assert list((tmp_path / "cache").rglob("*.incomplete")) == []
-    whole = [file.name for file in (tmp_path / "cache").rglob("config.json")]
-    hub.requests.clear()
-    assert pull_model(SOURCE, on_step=lambda *step: None).files == 2
-    fetched = [
-        request for request in hub.requests if request.startswith("GET") and "/resolve/" in request
-    ]
-    assert any("config.json" in request for request in fetched) == (not whole)
-    assert any("model.safetensors" in request for request in fetched)
 
 
 def test_a_missing_model_is_distinguished_from_a_refused_one(hub: HubState) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ModelLoadError
-from holdfast.models.download import ModelSource, demo_folder
+from holdfast.models.download import demo_folder
 from holdfast.models.fit import size_of_folder, size_on_hub
+from holdfast.models.hub import ModelSource
 from tests.fakes.hub import HubState, hub_in_place
 from tests.fakes.tiny_models import make_tiny, write_tiny
 

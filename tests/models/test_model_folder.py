@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ModelLoadError
-from holdfast.models.model_folder import checked_config, checked_tensor_bytes
+from holdfast.models.model_folder import checked_config
+from holdfast.models.weight_files import checked_tensor_bytes
 
 
 def write_safetensors(file: Path, values: int = 4) -> bytes:

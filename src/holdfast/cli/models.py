@@ -36,7 +36,6 @@ from holdfast.config import LogSettings, Settings
 from holdfast.errors import ConfigError, ModelLoadError
 from holdfast.models.adapter_folder import SEPARATOR, WEIGHTS
 from holdfast.models.download import (
-    ModelSource,
     hub_cache_folder,
     hub_model_of,
     hub_source,
@@ -55,12 +54,13 @@ from holdfast.models.fit import (
     size_of_folder,
     size_on_hub,
 )
+from holdfast.models.hub import ModelSource
 from holdfast.models.images import HOW_TO_INSTALL
+from holdfast.models.loadable import check_loadable
 from holdfast.models.model_folder import (
     UNKNOWN_CONTEXT_TOKENS,
     WEIGHT_FILES,
     can_see,
-    check_loadable,
     has_vision,
     known_context_tokens,
 )

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, cast, ge
 import msgspec
 
 from holdfast.config import KVBitsChoice, Settings, load_settings
-from holdfast.errors import InvalidRequest, ModelLoadError
+from holdfast.errors import InvalidRequest
 from holdfast.files import hash_cache_file
 from holdfast.front.answers.choice import ChoiceText
 from holdfast.front.images.folder import images_folder
@@ -188,7 +188,7 @@ class LLM:
             )
             outcome = self._client.wait_started()
             if isinstance(outcome, WorkerFailed):
-                raise ModelLoadError(outcome.message)
+                raise outcome.error
             vision = outcome.model.vision
             if vision is not None and not vision.refused:
                 self._bundle = self._bundle.seeing(vision)

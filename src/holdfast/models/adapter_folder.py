@@ -15,7 +15,8 @@ from typing import Any, Literal, TypeAlias
 
 from holdfast.errors import ConfigError, ModelLoadError
 from holdfast.files import expanded
-from holdfast.models.model_folder import read_header, read_json
+from holdfast.models.model_folder import read_json
+from holdfast.models.weight_files import read_header
 
 WEIGHTS = "adapters.safetensors"
 CONFIG = "adapter_config.json"

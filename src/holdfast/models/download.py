@@ -7,26 +7,39 @@ imports MLX. Imports huggingface_hub only to fetch or remove something, because 
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import errno
 import hashlib
 import logging
 import os
 import re
 import shutil
-import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
-from urllib.parse import urlsplit
 
 from holdfast.config import ModelSettings
-from holdfast.errors import ModelLoadError, NoSuchModel
+from holdfast.errors import DamagedModel, ModelLoadError, NoSuchModel, UnusableModel
+from holdfast.files import atomic_write
 from holdfast.models.adapter_folder import SEPARATOR
+from holdfast.models.hub import (
+    ModelSource,
+    check_reachable,
+    explained,
+    hub_errors,
+    network_error,
+    newer_commit,
+    newest_commit,
+)
+from holdfast.models.hub_transfer import (
+    fetch_blobs,
+    partial_bytes,
+    remove_partial_files,
+    repository_folder,
+)
+from holdfast.models.loadable import check_loadable
 from holdfast.models.model_folder import check_is_folder
 
 DEMO_ID = "holdfast-demo"
@@ -55,30 +68,14 @@ _PATTERNS = [
     "*.jinja",
 ]
 _CODE_PATTERN = "*.py"
-_HUB_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
+_REVISION = re.compile(r"(?!\.)[\w.-]+(/(?!\.)[\w.-]+)*")  # names a file in the cache
+_HUB_ID = re.compile(rf"(?P<id>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>{_REVISION.pattern}))?")
 _CACHE_PREFIX = "models--"
 _SPARE_BYTES = 256 << 20  # space to leave free on the disk
-_LOOKUP_SECONDS = 2.5  # for looking up the Hub's host name; nothing else limits that time
-_PATIENCE_SECONDS = 2.0  # how long to wait before the warning that the Hub is slow
-# how long to wait for any answer of the Hub; huggingface_hub itself tries for 23 s and prints each
-# attempt
-_REACH_SECONDS = 10.0
 _SHA256 = re.compile(r"[0-9a-f]{64}")  # the cache names files from Git LFS and Xet by this hash
 _GIT_SHA1 = re.compile(r"[0-9a-f]{40}")
 _CHUNK_BYTES = 8 << 20
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSource:
-    """Where a model comes from.
-
-    name: a bundled id, a folder, or a Hub id. revision: empty for the Hub's default.
-    """
-
-    kind: Literal["bundled", "folder", "hub"]
-    name: str
-    revision: str = ""
 
 
 def model_source(model: str, *, revision: str = "") -> ModelSource:
@@ -90,13 +87,13 @@ def model_source(model: str, *, revision: str = "") -> ModelSource:
     if is_demo(model):
         return ModelSource(kind="bundled", name=model or DEMO_ID)
     folder = Path(os.path.expanduser(model))
-    if folder.exists():
+    if os.path.exists(folder):  # unlike Path.exists, False for a name that is too long
         return ModelSource(kind="folder", name=str(folder))
     hub = hub_source(model, revision=revision)
     if hub is not None:
         return hub
     base, _, adapter = model.rpartition(SEPARATOR)
-    if base and (is_demo(base) or hub_source(base) or Path(os.path.expanduser(base)).exists()):
+    if base and (is_demo(base) or hub_source(base) or os.path.exists(os.path.expanduser(base))):
         raise ModelLoadError(
             f"{model} is not a model, but names an adapter of {base}; to serve it: holdfast serve "
             f"{base} --adapter {adapter}=FOLDER"
@@ -115,8 +112,10 @@ def model_source(model: str, *, revision: str = "") -> ModelSource:
 
 def hub_source(model: str, *, revision: str = "") -> ModelSource | None:
     """Return the Hub model with this id (`owner/name`, `owner/name@revision`); None if the text is
-    not a Hub id.
+    not a Hub id. Raises ModelLoadError if `revision` cannot be one.
     """
+    if revision and not _REVISION.fullmatch(revision):
+        raise ModelLoadError(f"{revision!r} is not a branch, tag or commit on the Hub")
     hub = _HUB_ID.fullmatch(model)
     if hub is None:
         return None
@@ -159,16 +158,18 @@ def check_present(settings: ModelSettings) -> None:
 
 
 def resolve_model(settings: ModelSettings, *, progress: Progress) -> Path:
-    """Return the local folder of the model. Fetches the model from the Hub if necessary. Blocks.
+    """Return the local folder of a model that can be loaded. Fetches it from the Hub if necessary.
+    Blocks.
 
     progress: during a download, several threads call it with "download" and the fetched fraction of
-    the bytes. Raises ModelLoadError with a message of one line.
+    the bytes. Raises ModelLoadError with a message of one line; UnusableModel if its files are damaged
+    or in a format that is not supported.
     """
     source = model_source(settings.path, revision=settings.revision)
     if source.kind == "bundled":
         return demo_folder(source.name)
     if source.kind == "folder":
-        check_is_folder(Path(source.name))
+        check_loadable(Path(source.name))
         return Path(source.name)
     folder, new_files = _fetch(
         source,
@@ -179,7 +180,19 @@ def resolve_model(settings: ModelSettings, *, progress: Progress) -> Path:
     if new_files:
         check_files(new_files)
         progress("download", 1.0)
+    check_snapshot(source, folder)
     return folder
+
+
+def check_snapshot(source: ModelSource, folder: Path) -> Mapping[str, Any]:
+    """Like `check_loadable`, for a model of the Hub: the message says how to download it again."""
+    try:
+        return check_loadable(folder)
+    except DamagedModel as error:
+        revision = f" --revision {source.revision}" if source.revision else ""
+        command = f"holdfast models pull {source.name}{revision}"
+        again = ":" if str(error).endswith("again") else "; download it again:"
+        raise DamagedModel(f"{error}{again} {command}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,8 +207,16 @@ class PulledModel:
 def pull_model(source: ModelSource, *, with_code: bool = False, on_step: OnStep) -> PulledModel:
     """Fetch a model from the Hub and check all of its files. Resumes an interrupted download.
 
-    with_code: whether to fetch Python files, too. Raises ModelLoadError.
+    Files that are damaged in the cache are fetched again. with_code: whether to fetch Python files,
+    too. Raises ModelLoadError.
     """
+    try:
+        return _pull(source, with_code=with_code, on_step=on_step)
+    except DamagedModel:  # the damaged files are gone
+        return _pull(source, with_code=with_code, on_step=on_step)
+
+
+def _pull(source: ModelSource, *, with_code: bool, on_step: OnStep) -> PulledModel:
     folder, _ = _fetch(
         source, with_code=with_code, on_bytes=lambda done, total: on_step("download", done, total)
     )
@@ -217,87 +238,82 @@ def _fetch(
 ) -> tuple[Path, tuple[Path, ...]]:
     """Fetch a model into the Hub's cache.
 
-    Files that are already complete there are not fetched again.
+    A model that is complete there is fetched only if the Hub has a newer one and says so at once.
+    Files that are already complete are not fetched again.
 
     Returns the folder and the fetched files, which are not checked yet. Without a network, it uses
     a revision that is complete in the cache. Raises ModelLoadError.
     """
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import DryRunError
-
     wanted: dict[str, Any] = {
         "repo_id": source.name,
-        "revision": source.revision or None,
         "allow_patterns": [*_PATTERNS, _CODE_PATTERN] if with_code else _PATTERNS,
     }
     with hub_errors(source):
-        try:
-            check_reachable()
-            files = snapshot_download(**wanted, dry_run=True, tqdm_class=_bar_class(None))
-        except (ConnectionError, TimeoutError, ModelLoadError, DryRunError) as error:
-            return _from_cache(source, wanted, error), ()
-        missing = [file for file in files if file.will_download]
-        missing_bytes = sum(file.file_size or 0 for file in missing)
-        if not files:
-            raise ModelLoadError(
-                f"{source.name} on the Hub has no files of an MLX model (config.json, "
-                "model*.safetensors)"
-            )
-        count = None
-        if missing_bytes:
-            _check_disk(source, missing_bytes)
-            on_bytes(0, missing_bytes)
-            count = _counter(total_bytes=missing_bytes, on_bytes=on_bytes)
-        folder = Path(snapshot_download(**wanted, tqdm_class=_bar_class(count)))
-        return folder, tuple(folder / file.filename for file in missing)
+        cached = _complete_in_cache(source, wanted)
+        if cached is not None and not newer_commit(source, cached.name):
+            return cached, ()
+        return _fetch_newest(source, wanted, on_bytes)
 
 
-def check_reachable() -> None:
-    """Check that the Hub answers, unless HF_HUB_OFFLINE is set.
+def _fetch_newest(
+    source: ModelSource, wanted: Mapping[str, Any], on_bytes: OnBytes
+) -> tuple[Path, tuple[Path, ...]]:
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import DryRunError, HfHubHTTPError, OfflineModeIsEnabled
 
-    Runs on a thread, because the time of a name lookup cannot be limited. Raises ConnectionError or
-    TimeoutError if the Hub does not answer, and ModelLoadError if the request could not be sent.
-    """
-    from urllib.request import getproxies
-
-    import httpx
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return
-    endpoint = constants.ENDPOINT
-    is_found = threading.Event()
-    failures: list[Exception] = []
-
-    def ask() -> None:
-        try:
-            if not getproxies():  # a proxy looks the name up itself
-                socket.getaddrinfo(urlsplit(endpoint).hostname, None)
-            is_found.set()
-            httpx.head(endpoint, timeout=_REACH_SECONDS)
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, ImportError) as error:
-            # includes invalid addresses and certificates, and proxies that need a missing package
-            failures.append(error)
-        finally:
-            is_found.set()
-
-    asking = threading.Thread(target=ask, name="hub-reach", daemon=True)
-    asking.start()
-    if not is_found.wait(_LOOKUP_SECONDS):
-        raise TimeoutError(
-            f"the name in {endpoint} could not be looked up within {_LOOKUP_SECONDS} s"
+    try:
+        check_reachable()
+        commit = newest_commit(source)
+        at_commit = {**wanted, "revision": commit}
+        files = snapshot_download(**at_commit, dry_run=True, tqdm_class=_bar_class(None))
+    except (
+        *(ConnectionError, TimeoutError, ModelLoadError, DryRunError, HfHubHTTPError),
+        *(OfflineModeIsEnabled, network_error()),
+    ) as error:
+        return _from_cache(source, wanted, error), ()
+    if not files:
+        raise UnusableModel(
+            f"{source.name} on the Hub has no files of an MLX model (config.json, "
+            "model*.safetensors)"
         )
-    asking.join(_PATIENCE_SECONDS)
-    if asking.is_alive():
-        _logger.warning("%s is slow to answer; waiting up to %.0f s", endpoint, _REACH_SECONDS)
-        asking.join(_REACH_SECONDS - _PATIENCE_SECONDS)
-    if asking.is_alive():
-        raise TimeoutError(f"no answer from {endpoint} within {_REACH_SECONDS:.0f} s")
-    if failures:
-        error = failures[0]
-        if isinstance(error, (httpx.HTTPError, socket.gaierror)):
-            raise ConnectionError(f"{endpoint}: {error}")
-        raise ModelLoadError(f"{endpoint} could not be reached: {_one_line(error)}")
+    missing = [file for file in files if file.will_download]
+    missing_bytes = sum(file.file_size or 0 for file in missing)
+    cache = Path(os.path.expanduser(constants.HF_HUB_CACHE))
+    repository = repository_folder(cache, source.name)
+    count = None
+    if missing_bytes:
+        _check_disk(source, missing_bytes - partial_bytes(repository))
+        on_bytes(0, missing_bytes)
+        count = _counter(total_bytes=missing_bytes, on_bytes=on_bytes)
+        names = [file.filename for file in missing]
+        fetch_blobs(source, commit, names, cache=cache, add=count)
+    folder = Path(snapshot_download(**at_commit, tqdm_class=_bar_class(count)))
+    if source.revision != commit:
+        _name_commit(repository, source.revision or "main", commit)
+    remove_partial_files(repository)
+    return folder, tuple(folder / file.filename for file in missing)
+
+
+def _complete_in_cache(source: ModelSource, wanted: Mapping[str, Any]) -> Path | None:
+    """The folder of a model in the cache; None if a file is missing or damaged."""
+    try:
+        folder = _from_cache(source, wanted, ModelLoadError("it is not in the cache"))
+        check_loadable(folder)
+    except ModelLoadError:
+        return None
+    return folder
+
+
+def _name_commit(repository: Path, revision: str, commit: str) -> None:
+    """Note in the cache which commit a revision is. Only a complete model gets here."""
+    file = repository / "refs" / revision
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not file.is_file() or file.read_text() != commit:
+            with atomic_write(file) as written:
+                written.write(commit.encode())
+    except OSError as error:  # a cache that cannot be written is used as it is
+        _logger.warning("%s cannot be written: %s", file, error)
 
 
 def _counter(*, total_bytes: int, on_bytes: OnBytes) -> Callable[[float], None]:
@@ -344,15 +360,17 @@ def _bar_class(add: Callable[[float], None] | None) -> type[Any]:
     return Bar
 
 
-def _from_cache(source: ModelSource, wanted: dict[str, Any], reason: Exception) -> Path:
+def _from_cache(source: ModelSource, wanted: Mapping[str, Any], reason: Exception) -> Path:
     """Return the model's folder in the cache, for use without the Hub. Raises ModelLoadError."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.errors import DryRunError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(**wanted, local_files_only=True))
+        revision = source.revision or None
+        return Path(snapshot_download(**wanted, revision=revision, local_files_only=True))
     except LocalEntryNotFoundError:
-        raise _explained(source, reason.__cause__ or reason) from reason
+        cause = reason.__cause__ if isinstance(reason, DryRunError) else None
+        raise explained(source, cause or reason) from reason
 
 
 def _check_disk(source: ModelSource, missing_bytes: int) -> None:
@@ -369,108 +387,11 @@ def _check_disk(source: ModelSource, missing_bytes: int) -> None:
         )
 
 
-@contextlib.contextmanager
-def hub_errors(source: ModelSource) -> Iterator[None]:
-    """Turn errors of the Hub into a ModelLoadError that says in one line what to do."""
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, XetDownloadError
-
-    try:
-        yield
-    except HFValidationError as error:
-        raise ModelLoadError(
-            f"{source.name} is neither a model folder nor an id on the Hub (owner/name)"
-        ) from error
-    except LocalEntryNotFoundError as error:
-        raise _explained(source, error.__cause__ or error) from error
-    except (OSError, XetDownloadError, _network_error()) as error:
-        raise _explained(source, error) from error
-
-
-def _explained(source: ModelSource, error: BaseException) -> ModelLoadError:
-    """Return an error whose message is one line and says what to do."""
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    if isinstance(error, ModelLoadError):
-        return error
-    if isinstance(error, GatedRepoError):  # this is also a RepositoryNotFoundError
-        return ModelLoadError(
-            f"{source.name} is gated: accept its terms on the Hub and set HF_TOKEN"
-        )
-    if isinstance(error, RevisionNotFoundError):
-        return NoSuchModel(f"{source.name} has no revision {source.revision or 'main'} on the Hub")
-    if isinstance(error, RepositoryNotFoundError):
-        return NoSuchModel(_not_found(source.name))
-    if isinstance(error, HfHubHTTPError):
-        return ModelLoadError(_refused(source.name, error.response.status_code))
-    return ModelLoadError(_not_fetched(source.name, error))
-
-
-def _not_found(name: str) -> str:
-    from huggingface_hub import get_token
-
-    hint = "or it is private and HF_TOKEN is not set"
-    if get_token():
-        hint = "or your token has no access to it"
-    return f"there is no folder {name} here and no model {name} on the Hub, {hint}"
-
-
-def _refused(name: str, status: int) -> str:
-    if status in (401, 403):
-        return f"the Hub refuses access to {name}: set HF_TOKEN to a token that may read it"
-    return f"the Hub answered {status} when asked for {name}; try again later"
-
-
-def _not_fetched(name: str, error: BaseException) -> str:
-    from huggingface_hub.errors import IncompleteSnapshotError, OfflineModeIsEnabled
-
-    match error:
-        case OfflineModeIsEnabled():
-            return (
-                f"{name} is neither a folder here nor completely in the cache, and HF_HUB_OFFLINE "
-                "forbids fetching it"
-            )
-        case IncompleteSnapshotError():
-            return (
-                f"only a part of {name} is in the cache, and the Hub cannot be reached to fetch "
-                "the rest"
-            )
-        case OSError(errno=errno.ENOSPC):
-            return (
-                f"the disk is full: {name} could not be fetched completely; free some space and "
-                "try again"
-            )
-        case OSError(errno=errno.EACCES | errno.EPERM | errno.EROFS):
-            return f"the cache folder {error.filename} cannot be written: change it with HF_HOME"
-    if isinstance(error, (_network_error(), ConnectionError, TimeoutError)):
-        return (
-            f"the Hub cannot be reached, and {name} is neither a folder here nor completely in "
-            f"the cache ({_one_line(error)})"
-        )
-    return f"{name} could not be fetched: {_one_line(error)}"
-
-
-def _network_error() -> type[Exception]:
-    """The base class of errors of the HTTP library that this version of huggingface_hub uses."""
-    from huggingface_hub import errors
-
-    root: type[Exception] = vars(errors)["HTTPError"]
-    return root
-
-
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".rstrip(": ")
-
-
 def check_files(files: Iterable[Path], *, read: Callable[[int], None] = lambda size: None) -> None:
     """Compare the files of a snapshot with their hashes, which are their names in the Hub's cache.
 
     Damaged files are removed, so that the next download fetches them again. read: called with the
-    number of bytes of each chunk. Raises ModelLoadError with the names of the damaged files.
+    number of bytes of each chunk. Raises DamagedModel with the names of the damaged files.
     """
     damaged = [file for file in files if not _is_whole(file, read)]
     for file in damaged:
@@ -478,7 +399,7 @@ def check_files(files: Iterable[Path], *, read: Callable[[int], None] = lambda s
         file.unlink(missing_ok=True)
     if damaged:
         names = ", ".join(sorted(file.name for file in damaged))
-        raise ModelLoadError(
+        raise DamagedModel(
             f"files damaged by the download were removed: {names}; try again to fetch them"
         )
 
@@ -553,8 +474,38 @@ def hub_model_of(settings: ModelSettings, cache: Path) -> ModelSource | None:
     return None if is_here else hub_source(settings.path, revision=settings.revision)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterruptedDownload:
+    """What is left of a download that never was complete; can be removed like a model."""
+
+    repository: Path
+
+    @property
+    def expected_freed_size(self) -> int:
+        """The bytes that `execute` frees."""
+        return sum(file.stat().st_size for file in self.repository.rglob("*") if file.is_file())
+
+    def execute(self) -> None:
+        """Remove the files."""
+        shutil.rmtree(self.repository)
+
+
+def interrupted_downloads(cache: Path) -> dict[str, InterruptedDownload]:
+    """The models in a Hub cache of which only a part was ever fetched, by id."""
+    try:
+        names = sorted(name for name in os.listdir(cache) if name.startswith(_CACHE_PREFIX))
+    except OSError:
+        return {}
+    return {
+        _hub_id(name): InterruptedDownload(repository=cache / name)
+        for name in names
+        if _snapshot(cache / name) is None and any((cache / name / "blobs").glob("*"))
+    }
+
+
 def removal_of(hub_id: str, cache: Path) -> Any:
-    """Return huggingface_hub's DeleteCacheStrategy for all revisions of a model.
+    """Return what removes all revisions of a model: huggingface_hub's DeleteCacheStrategy, or an
+    InterruptedDownload.
 
     Its `execute()` removes them. Raises NoSuchModel if the cache does not contain the model.
     """
@@ -573,6 +524,8 @@ def removal_of(hub_id: str, cache: Path) -> Any:
         if (repository.repo_type, repository.repo_id) == ("model", hub_id)
         for revision in repository.revisions
     ]
+    if not revisions and (interrupted := interrupted_downloads(cache).get(hub_id)) is not None:
+        return interrupted
     if not revisions:
         raise NoSuchModel(
             f"{hub_id} is not in the Hub's cache; `holdfast models ls` lists the models there"

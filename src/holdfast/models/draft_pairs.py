@@ -25,13 +25,13 @@ from holdfast.models.download import (
     model_source,
     resolve_model,
 )
-from holdfast.models.model_folder import checked_tensor_bytes
 from holdfast.models.tokenizer_files import (
     add_missing_tokens,
     named_special_tokens,
     read_backend,
     tokenizer_config,
 )
+from holdfast.models.weight_files import checked_tensor_bytes
 
 logger = logging.getLogger(__name__)
 

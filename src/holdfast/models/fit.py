@@ -15,14 +15,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from holdfast.errors import ModelLoadError
-from holdfast.models.download import ModelSource, check_reachable, hub_errors
-from holdfast.models.model_folder import (
-    WEIGHT_FILES,
-    checked_config,
-    checked_tensor_bytes,
-    read_header,
-)
+from holdfast.errors import UnusableModel
+from holdfast.models.hub import ModelSource, check_reachable, hub_errors
+from holdfast.models.loadable import check_loadable
+from holdfast.models.model_folder import WEIGHT_FILES
+from holdfast.models.quantization import SETTINGS_FILES, check_weights
+from holdfast.models.weight_files import checked_tensors
 
 _WEIGHTS_SHARE = 0.75  # share of the memory that macOS lets a GPU use, if system and GPU share it
 _KV_SHARE = 0.6  # KV gets this share of what the weights leave free, as in `device_memory`
@@ -118,12 +116,13 @@ class StoredSize:
 
 def size_of_folder(folder: Path) -> StoredSize:
     """The size of the model in a folder. Raises ModelLoadError if it is incomplete."""
-    config, weight_bytes = checked_config(folder), checked_tensor_bytes(folder)
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in folder.glob(WEIGHT_FILES):
-        shapes |= {name: tuple(entry["shape"]) for name, entry in read_header(file).items()}
+    config = check_loadable(folder)
+    tensors = checked_tensors(folder, config)
+    places = (entry["data_offsets"] for entry in tensors.values())
     return StoredSize(
-        config=config, weight_bytes=weight_bytes, parameters=_parameters(shapes, config)
+        config=config,
+        weight_bytes=sum(end - begin for begin, end in places),
+        parameters=_parameters(_shapes(tensors), config),
     )
 
 
@@ -132,11 +131,9 @@ def size_on_hub(source: ModelSource) -> StoredSize:
 
     Fetches only file lists and headers. Raises ModelLoadError.
     """
-    from huggingface_hub import HfApi, get_session, hf_hub_url, hf_raise_for_status
+    from huggingface_hub import HfApi
 
     revision = source.revision or None
-    # this function is public, but has no types
-    headers = importlib.import_module("huggingface_hub.utils").build_hf_headers()
     with hub_errors(source):
         check_reachable()
         api = HfApi()
@@ -147,41 +144,65 @@ def size_on_hub(source: ModelSource) -> StoredSize:
         }
         weights = [name for name in files if fnmatchcase(name, WEIGHT_FILES)]
         if _CONFIG not in files or not weights:
-            raise ModelLoadError(
+            raise UnusableModel(
                 f"{source.name} on the Hub has no files of an MLX model ({_CONFIG}, "
                 f"{WEIGHT_FILES}){_other(files)}"
             )
-        response = get_session().get(
-            hf_hub_url(source.name, _CONFIG, revision=revision), headers=headers
-        )
-        hf_raise_for_status(response)
-        try:
-            config = response.json()
-        except ValueError as error:
-            raise ModelLoadError(
-                f"{_CONFIG} of {source.name} on the Hub is not JSON: {error}"
-            ) from None
+        config = _json_on_hub(source, _CONFIG)
+        beside = {name: _json_on_hub(source, name) for name in SETTINGS_FILES if name in files}
 
-        def header(name: str) -> dict[str, tuple[tuple[int, ...], int]]:
-            tensors = api.parse_safetensors_file_metadata(
-                source.name, name, revision=revision
-            ).tensors
+        def header(name: str) -> dict[str, dict[str, Any]]:
+            found = api.parse_safetensors_file_metadata(source.name, name, revision=revision)
             return {
-                key: (tuple(each.shape), each.data_offsets[1] - each.data_offsets[0])
-                for key, each in tensors.items()
+                key: {
+                    "dtype": str(each.dtype),
+                    "shape": list(each.shape),
+                    "bytes": each.data_offsets[1] - each.data_offsets[0],
+                }
+                for key, each in found.tensors.items()
             }
 
-        found = _all(header, weights)
-    shapes = {name: shape for name, (shape, _) in found.items()}
-    weight_bytes = sum(size for _, size in found.values())
+        tensors = _all(header, weights)
+    try:
+        check_weights(config, tensors, beside)
+    except UnusableModel as error:
+        raise UnusableModel(f"{source.name} on the Hub: {error}") from None
     return StoredSize(
-        config=config, weight_bytes=weight_bytes, parameters=_parameters(shapes, config)
+        config=config,
+        weight_bytes=sum(entry["bytes"] for entry in tensors.values()),
+        parameters=_parameters(_shapes(tensors), config),
     )
 
 
-def _all(header: Callable[[str], dict[str, Any]], names: Iterable[str]) -> dict[str, Any]:
+def _json_on_hub(source: ModelSource, name: str) -> dict[str, Any]:
+    """The JSON object in a file on the Hub. Raises UnusableModel, and what `hub_errors` turns into
+    ModelLoadError.
+    """
+    from huggingface_hub import get_session, hf_hub_url, hf_raise_for_status
+
+    # this function is public, but has no types
+    headers = importlib.import_module("huggingface_hub.utils").build_hf_headers()
+    url = hf_hub_url(source.name, name, revision=source.revision or None)
+    response = get_session().get(url, headers=headers)
+    hf_raise_for_status(response)
+    try:
+        content = response.json()
+    except (ValueError, RecursionError) as error:
+        raise UnusableModel(f"{name} of {source.name} on the Hub is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise UnusableModel(f"{name} of {source.name} on the Hub does not contain a JSON object")
+    return content
+
+
+def _all(
+    header: Callable[[str], dict[str, dict[str, Any]]], names: Iterable[str]
+) -> dict[str, dict[str, Any]]:
     with ThreadPoolExecutor(max_workers=_CONNECTIONS) as pool:
         return {key: value for part in pool.map(header, names) for key, value in part.items()}
+
+
+def _shapes(tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(entry["shape"]) for name, entry in tensors.items()}
 
 
 def _other(files: Iterable[str]) -> str:

@@ -1,39 +1,36 @@
-"""Checks and reads a model folder before MLX does: configuration, weight files, context window.
-
-MLX reads lazily, and evaluating a truncated file can abort the whole process. So the header of each
-file is compared with the file's size first. These checks read only headers and JSON files.
+"""Reads a model folder's configuration: which model it is, whether mlx-lm supports it, and its
+context window.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
+import errno
 import importlib.util
 import json
 import math
 import os
 import re
-import struct
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from holdfast.errors import ModelLoadError
+from holdfast.errors import DamagedModel, ModelLoadError, UnusableModel
+from holdfast.files import open_regular
+from holdfast.models.quantization import HOW_TO_CONVERT
 
 WEIGHT_FILES = "model*.safetensors"  # the files that mlx-lm reads
 _CONFIG = "config.json"
 _WANTED = f"a model is a folder with {_CONFIG} and {WEIGHT_FILES}, or an id on the Hub (owner/name)"
-_MLX_FORMAT = (
-    "Take the model in MLX's format from the Hub (mlx-community has most: holdfast serve "
-    "mlx-community/Qwen3-4B-4bit), or convert the original one: mlx_lm.convert --hf-path owner/name"
+_LARGEST_JSON_BYTES = 64 << 20
+# errors that come from the file itself; others, such as EMFILE or EIO, say nothing about it
+_ABOUT_THE_FILE = (
+    *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP),
+    *(errno.ENAMETOOLONG, errno.ENXIO, errno.EINVAL),
 )
-_INDEX = "model.safetensors.index.json"
-_LARGEST_HEADER_BYTES = 256 << 20
-_LFS_POINTER = b"version https://git-lfs"
-_OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
-_SHARD = re.compile(r".*-(\d+)-of-(\d+)\.safetensors")
 _REMAPPINGS = re.compile(r"^MODEL_\w*REMAPPING = (\{.*?^\})", re.MULTILINE | re.DOTALL)
 # the keys that model families use, the most common one first
 _CONTEXT_KEYS = (
@@ -56,46 +53,41 @@ UNKNOWN_CONTEXT_TOKENS = 32768  # used for recurrent models, which have no limit
 def checked_config(folder: Path) -> dict[str, Any]:
     """Return the configuration of the model in the folder.
 
-    Raises ModelLoadError with a message of one line.
+    Raises UnusableModel with a message of one line.
     """
     check_is_folder(folder)
     config = read_json(folder / _CONFIG)
     if not isinstance(config.get("model_type"), str):
-        raise ModelLoadError(f"{folder / _CONFIG} has no model_type")
+        raise DamagedModel(f"{folder / _CONFIG} has no model_type")
     return config
 
 
-def checked_tensor_bytes(folder: Path) -> int:
-    """The total size of the tensors in all weight files.
-
-    Raises ModelLoadError with a message of one line if a file is missing or truncated.
-    """
-    files = sorted(folder.glob(WEIGHT_FILES))
-    _check_shards(folder)
-    if not files:
-        raise _no_weights(folder)
-    return sum(_end_of_tensors(read_header(file)) for file in files)
-
-
 def check_is_folder(folder: Path) -> None:
-    """Raise ModelLoadError if this is not a model's folder. The message says what to do instead."""
+    """Raise UnusableModel if this is not a model's folder. The message says what to do instead."""
+    try:
+        _check_is_folder(folder)
+    except OSError as error:  # for example no permission, or a name that is too long
+        raise _unreadable(folder, error) from None
+
+
+def _check_is_folder(folder: Path) -> None:
     if not folder.exists():
-        raise ModelLoadError(f"there is no model folder {folder}{_likely_meant(folder)}")
+        raise UnusableModel(f"there is no model folder {folder}{_likely_meant(folder)}")
     if folder.is_dir():
-        if not (folder / _CONFIG).is_file():
-            raise ModelLoadError(
+        if not os.path.lexists(folder / _CONFIG):
+            raise DamagedModel(
                 f"{folder} has no {_CONFIG}: it is not a model folder{_found_instead(folder)}"
             )
     elif folder.suffix.lower() == ".gguf":
-        raise ModelLoadError(
-            f"{folder} is a GGUF file, the format of llama.cpp; {_WANTED}. {_MLX_FORMAT}"
+        raise UnusableModel(
+            f"{folder} is a GGUF file, the format of llama.cpp; {_WANTED}. {HOW_TO_CONVERT}"
         )
     elif (folder.parent / _CONFIG).is_file():
-        raise ModelLoadError(
+        raise UnusableModel(
             f"{folder} is one file of a model; use its folder instead: {folder.parent}"
         )
     else:
-        raise ModelLoadError(f"{folder} is a file; {_WANTED}")
+        raise UnusableModel(f"{folder} is a file; {_WANTED}")
 
 
 def _likely_meant(folder: Path) -> str:
@@ -122,139 +114,54 @@ def _found_instead(folder: Path) -> str:
     if inner:
         return f"; did you mean {inner[0]}?"
     if next(folder.glob("*.gguf"), None) is not None:
-        return f", but has GGUF files, the format of llama.cpp. {_MLX_FORMAT}"
+        return f", but has GGUF files, the format of llama.cpp. {HOW_TO_CONVERT}"
     return ""
 
 
+@contextlib.contextmanager
+def opened(file: Path) -> Iterator[IO[bytes]]:
+    """Open a file of a model for reading. A pipe or a device, which could block, is not opened.
+
+    Raises UnusableModel if the file is missing or is no ordinary file, and ModelLoadError if it
+    cannot be read at the moment.
+    """
+    try:
+        with open_regular(file) as content:
+            yield content
+    except OSError as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, error: OSError) -> ModelLoadError:
+    reason = f"{file} cannot be read: {error.strerror or error}"
+    if error.errno == errno.ENOENT and os.path.islink(file):
+        return DamagedModel(f"{file} is a link to a file that is missing; download the file again")
+    return UnusableModel(reason) if error.errno in _ABOUT_THE_FILE else ModelLoadError(reason)
+
+
 def read_json(file: Path) -> dict[str, Any]:
-    """Return the JSON object in a file. Raises ModelLoadError if there is none."""
-    try:
-        content = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        raise ModelLoadError(
-            f"{file.parent} has no {file.name}: it is not a model folder"
-        ) from None
-    except OSError as error:
-        raise ModelLoadError(f"{file} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # invalid JSON, not UTF-8, or too deep
-        raise ModelLoadError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelLoadError(f"{file} does not contain a JSON object")
-    return content
-
-
-def _check_shards(folder: Path) -> None:
-    index = folder / _INDEX
-    if not index.exists():
-        return
-    mapping = read_json(index).get("weight_map")
-    if not isinstance(mapping, dict):
-        raise ModelLoadError(f"{index} has no weight_map")
-    named = {str(name) for name in mapping.values()}
-    missing = sorted(name for name in named if not (folder / name).exists())
-    if missing:
-        raise ModelLoadError(
-            f"{folder} lacks {len(missing)} of {len(named)} weight files: {_some(missing)}; "
-            "download the model again"
-        )
-
-
-def _no_weights(folder: Path) -> ModelLoadError:
-    others = sorted(name for name in os.listdir(folder) if name.endswith(_OTHER_WEIGHTS))
-    if not others:
-        return ModelLoadError(f"{folder} has no weights ({WEIGHT_FILES})")
-    return ModelLoadError(
-        f"{folder} has no {WEIGHT_FILES}, only {_some(others)}; convert the model first: "
-        f"mlx_lm.convert --hf-path {folder} --mlx-path NEW_FOLDER"
-    )
-
-
-def read_header(file: Path) -> dict[str, Any]:
-    """Return the header of a weight file: the entry of each tensor, by name.
-
-    Raises ModelLoadError if the file is truncated. Source:
-    https://github.com/huggingface/safetensors#format.
+    """Return the JSON object in a file. Raises UnusableModel if there is none, and ModelLoadError if
+    it cannot be read at the moment.
     """
+    if not os.path.lexists(file):
+        raise UnusableModel(f"{file.parent} has no {file.name}: it is not a model folder")
+    with opened(file) as content:
+        text = content.read(_LARGEST_JSON_BYTES + 1)
+    if len(text) > _LARGEST_JSON_BYTES:
+        raise UnusableModel(f"{file} is larger than {_LARGEST_JSON_BYTES:,} bytes")
     try:
-        size = file.stat().st_size
-        with file.open("rb") as opened:
-            start = opened.read(len(_LFS_POINTER))
-            if start == _LFS_POINTER:
-                raise ModelLoadError(
-                    f"{file} is a Git LFS pointer, not the weights: run `git lfs pull` in its "
-                    "folder"
-                )
-            header_bytes = struct.unpack("<Q", start[:8])[0] if len(start) >= 8 else 0
-            if not 2 <= header_bytes <= min(_LARGEST_HEADER_BYTES, size - 8):
-                raise ModelLoadError(
-                    f"{file} ({size:,} bytes) is damaged or cut short, because its header does "
-                    "not fit into the file; download the file again"
-                )
-            opened.seek(8)
-            header: dict[str, Any] = json.loads(opened.read(header_bytes))
-        header.pop("__metadata__", None)
-        expected = _end_of_tensors(header)
-    except OSError as error:
-        raise ModelLoadError(f"{file} cannot be read: {error.strerror}") from error
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise ModelLoadError(
-            f"{file} is damaged: its header is not that of a safetensors file; download the file "
-            "again"
-        ) from error
-    if 8 + header_bytes + expected != size:
-        raise ModelLoadError(
-            f"{file} is damaged or cut short: {8 + header_bytes + expected:,} bytes expected, "
-            f"{size:,} found; download the file again"
-        )
-    return header
+        content_of_file = json.loads(text)
+    except RecursionError:
+        raise DamagedModel(f"{file} is not valid JSON: it is nested too deep") from None
+    except ValueError as error:  # invalid JSON, or not UTF-8
+        raise DamagedModel(f"{file} is not valid JSON: {_one_line(error)}") from error
+    if not isinstance(content_of_file, dict):
+        raise DamagedModel(f"{file} does not contain a JSON object")
+    return content_of_file
 
 
-def _end_of_tensors(header: Mapping[str, Any]) -> int:
-    """Return the end of the last tensor, relative to the header.
-
-    Raises ValueError and other errors if the header is invalid.
-    """
-    last = 0
-    for name, entry in header.items():
-        begin, end = entry["data_offsets"]
-        if not 0 <= begin <= end:
-            raise ValueError(name)
-        last = max(last, end)
-    return last
-
-
-def _some(names: list[str], limit: int = 3) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
-
-
-def check_loadable(folder: Path) -> Mapping[str, Any]:
-    """Return the configuration if mlx-lm can load the model.
-
-    Checks only file names and config.json, which takes 0.1 ms; truncated files are noticed when the
-    model is loaded. Raises ModelLoadError with the reason.
-    """
-    try:
-        return _checked(folder)
-    except OSError as error:  # for example no permission, or a name that is too long
-        raise ModelLoadError(f"{folder} cannot be read: {error.strerror or error}") from None
-
-
-def _checked(folder: Path) -> Mapping[str, Any]:
-    check_is_folder(folder)
-    config = checked_config(folder)
-    model_type = str(config["model_type"])
-    if not (
-        is_supported(model_type) or config.get("model_file") or _is_supported_with_vision(config)
-    ):
-        raise ModelLoadError(f"the installed mlx-lm has no models of the type {model_type}")
-    weights = [name for name in os.listdir(folder) if fnmatchcase(name, WEIGHT_FILES)]
-    if not weights:
-        raise _no_weights(folder)
-    shards = [match for name in weights if (match := _SHARD.fullmatch(name))]
-    if shards and len(shards) < (wanted := int(shards[0][2])):
-        raise ModelLoadError(f"only {len(shards)} of {wanted} weight files are in {folder}")
-    return config
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def is_supported(model_type: str) -> bool:
@@ -274,6 +181,14 @@ def can_see(config: Mapping[str, Any]) -> bool:
     installed.
     """
     return has_vision(config) and _package("mlx_vlm") is not None
+
+
+def check_supported(config: Mapping[str, Any]) -> None:
+    """Raise UnusableModel if no installed package has models of this type."""
+    model_type = str(config["model_type"])
+    has_own_code = bool(config.get("model_file"))
+    if not (is_supported(model_type) or has_own_code or _is_supported_with_vision(config)):
+        raise UnusableModel(f"the installed mlx-lm has no models of the type {model_type}")
 
 
 def _is_supported_with_vision(config: Mapping[str, Any]) -> bool:
@@ -381,7 +296,7 @@ def _extended_context(config: Mapping[str, Any]) -> int:
         or not math.isfinite(factor)
     ):
         return 0
-    return int(original * factor)
+    return _sane(original * factor)
 
 
 def _sane(value: object) -> int:

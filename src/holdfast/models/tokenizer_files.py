@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,9 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from holdfast.errors import ModelLoadError
+from holdfast.errors import ModelLoadError, UnusableModel
 from holdfast.models import model_folder
-
-_CONVERTIBLE = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+from holdfast.models.loadable import CONVERTIBLE
 
 
 def read_backend(folder: Path) -> Backend:
@@ -54,7 +54,7 @@ def add_missing_tokens(
     try:
         _add_missing_tokens(backend, config, special_tokens)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ModelLoadError(
+        raise UnusableModel(
             f"the tokens in tokenizer_config.json cannot be read: {type(error).__name__}: {error}"
         ) from error
 
@@ -76,7 +76,7 @@ def _add_missing_tokens(
         else:
             backend.add_tokens([added])
         if backend.token_to_id(token["content"]) != token_id:
-            raise ModelLoadError(
+            raise UnusableModel(
                 f"the tokenizer is inconsistent: the id of {token['content']!r} is {token_id} in "
                 f"tokenizer_config.json, and {backend.token_to_id(token['content'])} in "
                 "tokenizer.json"
@@ -114,8 +114,8 @@ def eos_token_ids(folder: Path) -> tuple[int, ...]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; {} if the file does not exist. Raises ModelLoadError."""
-    return model_folder.read_json(path) if path.is_file() else {}
+    """Return the JSON object in a file; {} if the file does not exist. Raises UnusableModel."""
+    return model_folder.read_json(path) if os.path.lexists(path) else {}
 
 
 def _read_backend(path: Path) -> Backend:
@@ -123,15 +123,15 @@ def _read_backend(path: Path) -> Backend:
         return Backend.from_file(str(path))
     except Exception as error:
         if type(error) is Exception:  # raised by the tokenizers library
-            raise ModelLoadError(f"{path} cannot be read: {error}") from error
+            raise UnusableModel(f"{path} cannot be read: {error}") from error
         raise
 
 
 def _convert(folder: Path) -> Backend:
     """Convert a tokenizer that has no tokenizer.json. Uses transformers."""
-    if not any((folder / name).is_file() for name in _CONVERTIBLE):
-        raise ModelLoadError(
-            f"{folder} has no tokenizer: neither tokenizer.json nor {', '.join(_CONVERTIBLE)}"
+    if not any((folder / name).is_file() for name in CONVERTIBLE):
+        raise UnusableModel(
+            f"{folder} has no tokenizer: neither tokenizer.json nor {', '.join(CONVERTIBLE)}"
         )
     try:
         from transformers import AutoTokenizer
@@ -143,12 +143,12 @@ def _convert(folder: Path) -> Backend:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, TypeError, KeyError, ImportError) as error:
-        raise ModelLoadError(
+        raise UnusableModel(
             f"the tokenizer in {folder} cannot be read: {' '.join(str(error).split())}"
         ) from error
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Backend):
-        raise ModelLoadError(
+        raise UnusableModel(
             f"{folder} has no tokenizer.json, and its tokenizer's format "
             f"({type(tokenizer).__name__}) is not supported"
         )

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from holdfast.config import KVBitsChoice
+from holdfast.errors import ModelLoadError, UnusableModel
 from holdfast.wire.cache_map import CacheMap
 from holdfast.wire.images import ImageAnswer, VisionInfo
 from holdfast.wire.requests import RequestId
@@ -420,10 +421,17 @@ class WorkerFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The worker could not start.
 
     fatal_input: the cause is the model or a setting, so a restart will not help.
+    bad_files: the cause is the model's files, so that nothing helps before they have changed.
     """
 
     message: str
     fatal_input: bool
+    bad_files: bool = False
+
+    @property
+    def error(self) -> ModelLoadError:
+        """The error for those who wait for the model, if the cause is the model or a setting."""
+        return UnusableModel(self.message) if self.bad_files else ModelLoadError(self.message)
 
 
 # resting: the device thread waits for commands

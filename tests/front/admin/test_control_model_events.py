@@ -9,7 +9,8 @@ import pytest
 
 from holdfast.front.admin import control as model_events
 from holdfast.front.fleet.memory_watch import MemoryUse
-from holdfast.models.download import ModelSource, demo_folder
+from holdfast.models.download import demo_folder
+from holdfast.models.hub import ModelSource
 from tests.fakes.http_clients import Exchange, client_of
 from tests.fakes.hub import hub_in_place
 from tests.fakes.hub_library import HubLibrary

@@ -8,6 +8,7 @@ from holdfast.config import CatalogSettings, ModelSettings, Settings
 from holdfast.errors import ConfigError, ModelLoadError
 from holdfast.front.fleet.catalog import Catalog, catalog_of
 from holdfast.models.download import DEMO_ID, demo_folder
+from tests.fakes.model_folders import write_bare_model
 
 TWO = "[models.a]\nid = 'o/a'\naliases = ['x']\n[models.b]\nid = 'o/b'\n"
 
@@ -115,9 +116,7 @@ def test_the_error_for_an_unusable_model_quotes_the_file(
 
 def test_a_model_in_a_watched_folder_can_be_named_as_listed(tmp_path: Path) -> None:
     folder = tmp_path / "watched" / "o" / "kelp"
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text('{"model_type": "llama"}')
-    (folder / "model.safetensors").write_bytes(b"")
+    write_bare_model(folder)
     settings = Settings(
         model=ModelSettings(path="o/kelp"),
         catalog=CatalogSettings(folders=(str(tmp_path / "watched"),), hub_cache=False),

@@ -7,12 +7,11 @@ import pytest
 from holdfast.config import CatalogSettings, Settings
 from holdfast.front.fleet.catalog import Catalog, catalog_of
 from holdfast.models.download import DEMO_ID
+from tests.fakes.model_folders import write_bare_model
 
 
 def model(folder: Path, *, weights: str = "model.safetensors", model_type: str = "llama") -> Path:
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(f'{{"model_type": "{model_type}"}}')
-    (folder / weights).write_bytes(b"")
+    write_bare_model(folder, weights, model_type=model_type)
     return folder
 
 

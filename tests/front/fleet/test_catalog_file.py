@@ -14,14 +14,11 @@ from holdfast.config import (
 from holdfast.errors import ConfigError
 from holdfast.front.fleet.catalog import Catalog, catalog_of, read_catalog_file
 from tests.fakes.adapters import write_tiny_adapter
+from tests.fakes.model_folders import write_bare_model
 
 
 def model_folder(parent: Path, name: str = "kelp") -> Path:
-    folder = parent / name
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text('{"model_type": "llama"}')
-    (folder / "model.safetensors").write_bytes(b"")
-    return folder
+    return write_bare_model(parent / name)
 
 
 def read(folder: Path, text: str, settings: Settings | None = None) -> Catalog:
@@ -153,7 +150,6 @@ def test_a_wrong_entry_is_left_out_with_its_reason_and_the_others_stay(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[models.a\n", "the file is not TOML"),
         ("[model.a]\nid = 'o/n'\n", "unknown section [model]; did you mean models?"),
         ("models = 3\n", "write each model as [models.NAME]"),
         ("[models]\na = 3\n", "must be a table: write the header [models.a]"),
@@ -167,12 +163,6 @@ def test_a_wrong_entry_is_left_out_with_its_reason_and_the_others_stay(
 def test_an_invalid_file_does_not_stop_the_server(tmp_path: Path, text: str, words: str) -> None:
     assert words in reason(tmp_path, text)
     assert read(tmp_path, text).entries == ()
-
-
-def test_a_binary_file_does_not_stop_the_server(tmp_path: Path) -> None:
-    file = tmp_path / "models.toml"
-    file.write_bytes("[models.a]\nid = 'o/n'\n".encode("utf-16"))
-    assert "the file is not TOML" in read_catalog_file(file, Settings()).left_out[0].reason
 
 
 def test_of_two_equal_aliases_the_second_entry_is_left_out(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 from holdfast.errors import InvalidRequest, ModelInUse, ModelPinned, NoSuchModel
 from holdfast.front.fleet import library as library_module
 from holdfast.front.fleet.library import PullStep
-from holdfast.models.download import ModelSource, OnStep, PulledModel, demo_folder
+from holdfast.models.download import OnStep, PulledModel, demo_folder
+from holdfast.models.hub import ModelSource
 from tests.fakes.hub import HubState, hub_in_place
 from tests.fakes.hub_library import TWO, HubLibrary
 

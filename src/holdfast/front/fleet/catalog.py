@@ -12,7 +12,7 @@ import json
 import math
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import starmap
@@ -22,15 +22,25 @@ from typing import Any
 from holdfast.config import ModelSettings, Settings, all_specs, config_folders
 from holdfast.config_sources import Given, SettingSpec, convert, did_you_mean
 from holdfast.errors import ConfigError, ModelLoadError, UnknownModel, nearest_names
+from holdfast.files import read_text
 from holdfast.models.adapter_folder import (
     SEPARATOR,
     adapter_folders,
     checked_adapters,
     listed_adapter,
 )
-from holdfast.models.download import cached_models, hub_cache_folder, model_source, served_id
+from holdfast.models.download import (
+    cached_models,
+    check_snapshot,
+    hub_cache_folder,
+    interrupted_downloads,
+    model_source,
+    served_id,
+)
 from holdfast.models.draft_pairs import check_speculation, drafts_for_itself
-from holdfast.models.model_folder import can_see, check_loadable, known_context_tokens
+from holdfast.models.hub import ModelSource
+from holdfast.models.loadable import check_loadable
+from holdfast.models.model_folder import can_see, known_context_tokens
 from holdfast.wire.requests import RESERVED_TEMPLATE_ARGUMENTS, SAMPLING_RANGES
 
 FILE_NAME = "models.toml"
@@ -162,7 +172,15 @@ class Catalog:
             for adapter in ("", *entry.adapters)
         ]
         aliases = (alias for alias in self._by_name if alias not in ids)
-        return UnknownModel(model=name, available=(*ids, *aliases))
+        why = self.why_left_out(name)
+        return UnknownModel(model=name, available=(*ids, *aliases), why=why)
+
+    def why_left_out(self, name: str) -> str:
+        """Why the model with that name, or the one of that adapter, is not served; empty if it is
+        not here at all.
+        """
+        base = name.partition(SEPARATOR)[0]
+        return next((each.reason for each in self.left_out if each.name in (name, base)), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,9 +218,7 @@ def change_between(before: Catalog, after: Catalog) -> CatalogChange:
     )
 
 
-def catalog_of(
-    settings: Settings, environ: Mapping[str, str], *, is_reload: bool = False
-) -> Catalog:
+def catalog_of(settings: Settings, environ: Mapping[str, str]) -> Catalog:
     """Build the catalog to serve. Reads files, but never asks the Hub.
 
     If `model.path` is the name of a model in models.toml, that model comes first, and the others
@@ -212,9 +228,9 @@ def catalog_of(
 
     A table of models.toml whose `speculation` names no model is left out.
 
-    Raises ConfigError if `catalog.file` cannot be read; on a reload also if the file is not TOML
-    (the running server keeps its models). Raises ModelLoadError if `model.path` is not a model,
-    `model.adapters` lists a folder that is not an adapter, or `model.speculation` names no model.
+    Raises ConfigError if the file of models cannot be read or is not TOML. Raises ModelLoadError if
+    `model.path` is not a model, `model.adapters` lists a folder that is not an adapter, or
+    `model.speculation` names no model.
     """
     file = _catalog_file(settings, environ)
     listed = Catalog(entries=())
@@ -224,7 +240,7 @@ def catalog_of(
     without_adapters = replace(settings, model=replace(settings.model, adapters=()))
     settings = replace(settings, model=replace(settings.model, adapters=adapters))
     if file is not None:
-        listed = read_catalog_file(file, without_adapters, raises=is_reload)
+        listed = read_catalog_file(file, without_adapters)
     entries = listed.entries
     if settings.model.path:
         named = listed.find(settings.model.path)
@@ -285,21 +301,20 @@ def _with_draft_models(
     return tuple(served), left_out
 
 
-def read_catalog_file(file: Path, settings: Settings, *, raises: bool = False) -> Catalog:
+def read_catalog_file(file: Path, settings: Settings) -> Catalog:
     """Read the models of a file, in the order of the file. The server's settings are the defaults.
 
-    Raises ConfigError if the file cannot be opened, or if it is not TOML and `raises` is true. A
-    model whose entry has an error is left out.
+    Raises ConfigError if the file cannot be opened or is not TOML. A model whose entry has an error
+    is left out.
     """
     try:
-        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+        tables = tomllib.loads(read_text(file))
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from None
     except ValueError as error:
-        if raises:
-            raise ConfigError(f"{file} cannot be read: {error}") from None
-        reason = f"the file is not TOML: {error}"
-        return Catalog(entries=(), left_out=(_left_out(file.name, file, reason),))
+        raise ConfigError(f"{file} is not TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{file} is nested too deep") from None
     left_out = []
     for key in tables:
         if key != _SECTION:
@@ -492,7 +507,7 @@ def _catalog_file(settings: Settings, environ: Mapping[str, str]) -> Path | None
     if settings.catalog.file:
         return Path(os.path.expanduser(settings.catalog.file))
     files = (folder / FILE_NAME for folder in config_folders(environ))
-    return next((file for file in files if file.is_file()), None)
+    return next((file for file in files if os.path.lexists(file)), None)
 
 
 def _entry_of_settings(settings: Settings) -> CatalogEntry:
@@ -553,6 +568,13 @@ class _FoundModel:
     name: str  # owner/name if that is known
     folder: Path
     origin: str
+    is_of_hub: bool = False
+
+    def checked_config(self) -> Mapping[str, Any]:
+        """The configuration. Raises ModelLoadError if the model cannot be loaded."""
+        if self.is_of_hub:
+            return check_snapshot(ModelSource(kind="hub", name=self.name), self.folder)
+        return check_loadable(self.folder)
 
 
 def _with_found(
@@ -566,11 +588,12 @@ def _with_found(
     left_out = []
     taken = {name: entry for entry in listed for name in (entry.name, *entry.aliases)}
     known = {_identity(entry) for entry in listed}
+    left_out += _interrupted(settings, environ, but=taken)
     for model in _found_models(settings, environ):
         if {model.name, str(model.folder.resolve())} & known:
             continue
         try:
-            config = check_loadable(model.folder)
+            config = model.checked_config()
             if (other := taken.get(model.name)) is not None:
                 raise ModelLoadError(f"{other.name} of {other.origin} already has this name")
         except ModelLoadError as error:
@@ -591,6 +614,21 @@ def _with_found(
     return tuple(served), left_out
 
 
+def _interrupted(
+    settings: Settings, environ: Mapping[str, str], *, but: Container[str]
+) -> list[LeftOut]:
+    """The models in the Hub's cache of which only a part was fetched, except those with these names."""
+    if not settings.catalog.hub_cache:
+        return []
+    cache = hub_cache_folder(environ)
+    reason = "its download was interrupted; to complete it: holdfast models pull"
+    return [
+        LeftOut(name=name, origin=str(cache), reason=f"{reason} {name}", is_asked_for=False)
+        for name in interrupted_downloads(cache)
+        if name not in but
+    ]
+
+
 def _identity(entry: CatalogEntry) -> str:
     """The Hub id or folder of an entry, which tells whether a found model is the same model."""
     source = model_source(entry.model.path, revision=entry.model.revision)
@@ -604,7 +642,7 @@ def _found_models(settings: Settings, environ: Mapping[str, str]) -> Iterator[_F
     if settings.catalog.hub_cache:
         hub_cache = hub_cache_folder(environ)
         for hub_id, folder in cached_models(hub_cache).items():
-            yield _FoundModel(name=hub_id, folder=folder, origin=str(hub_cache))
+            yield _FoundModel(name=hub_id, folder=folder, origin=str(hub_cache), is_of_hub=True)
     for watched in settings.catalog.folders:
         # unlike Path.expanduser, this does not raise for a user without a home
         parent = Path(os.path.expanduser(watched))

@@ -16,8 +16,9 @@ from holdfast.errors import InvalidRequest, ModelInUse, WorkerUnavailable
 from holdfast.front.fleet.catalog import CatalogEntry
 from holdfast.front.fleet.residency import ModelState, Residency
 from holdfast.front.fleet.slot import on_own_thread
-from holdfast.models.download import ModelSource, PullStage, hub_model_of, pull_model, removal_of
-from holdfast.models.model_folder import check_loadable
+from holdfast.models.download import PullStage, hub_model_of, pull_model, removal_of
+from holdfast.models.hub import ModelSource
+from holdfast.models.loadable import check_loadable
 
 _POLL_SECONDS = 0.25  # time between two progress reports
 _LAST_SECONDS = 2.0  # time for stopped pulls to save partial files

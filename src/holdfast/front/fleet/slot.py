@@ -36,7 +36,9 @@ from holdfast.errors import (
     HoldfastError,
     InvalidRequest,
     ModelLoadError,
+    NoSuchModel,
     QueueFull,
+    UnusableModel,
     WorkerUnavailable,
 )
 from holdfast.front.fleet.budget import Candidate, Phase
@@ -203,7 +205,8 @@ class ModelSlot:
         self._client: ModelClient | None = None
         self._process: WorkerProcess | None = None
         # the error for requests with a lease after the load has ended
-        self._refusal: WorkerUnavailable | None = None
+        self._refusal: HoldfastError | None = None
+        self._cause: HoldfastError | None = None  # why the load has failed
 
     # -- state
 
@@ -409,8 +412,8 @@ class ModelSlot:
     async def wait_client(self, *, sequences: int, seconds: float) -> ModelClient:
         """Return the link to the model for the holder of a lease. Waits while a worker starts.
 
-        Raises WorkerUnavailable if the start fails or takes too long, and QueueFull if too many
-        sequences wait.
+        Raises WorkerUnavailable if the start fails or takes too long, UnusableModel if the model's
+        files are the cause, and QueueFull if too many sequences wait.
         """
         if (client := self.client) is not None:
             return client
@@ -432,8 +435,10 @@ class ModelSlot:
             self._waiting_sequences -= sequences
         return client
 
-    def cannot_be_served(self) -> WorkerUnavailable:
+    def cannot_be_served(self) -> HoldfastError:
         """The error for requests while the model is in the state FAILED."""
+        if isinstance(self._cause, UnusableModel | NoSuchModel):  # waiting does not help
+            return type(self._cause)(f"model {self.entry.name!r} cannot be served: {self.failure}")
         later = max(self.retry_at - asyncio.get_running_loop().time(), 0.0)
         return WorkerUnavailable(
             f"model {self.entry.name!r} cannot be served: {self.failure}", retry_after_seconds=later
@@ -515,7 +520,7 @@ class ModelSlot:
                 failed_starts = failed_starts + 1 if end.served_seconds is None else 0
                 message = end.failure.message
                 if end.failure.fatal_input:
-                    raise ModelLoadError(message)
+                    raise end.failure.error
                 if failed_starts >= FAILED_STARTS:
                     if self.state is State.LOADING:
                         name = self.entry.name
@@ -667,6 +672,7 @@ class ModelSlot:
     def _fail(self, error: HoldfastError) -> None:
         """Refuse requests until the next attempt is allowed, after 1, 2, 4 … seconds."""
         self.failure = str(error)
+        self._cause = error
         self._failures_in_a_row += 1
         self.changes["failed"] += 1
         backoff = backoff_seconds(self._failures_in_a_row + 1)

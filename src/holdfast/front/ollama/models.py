@@ -18,7 +18,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from holdfast import __version__
-from holdfast.errors import ModelLoadError, NoSuchModel, UnknownModel, WorkerUnavailable
+from holdfast.errors import (
+    ModelLoadError,
+    NoSuchModel,
+    UnknownModel,
+    UnusableModel,
+    WorkerUnavailable,
+)
 from holdfast.front.fleet.catalog import CatalogEntry
 from holdfast.front.fleet.library import Library, Pull, PullStep
 from holdfast.front.fleet.residency import ModelStatus
@@ -43,7 +49,8 @@ from holdfast.front.server.services import (
     without_adapter,
 )
 from holdfast.models.adapter_folder import SEPARATOR
-from holdfast.models.download import ModelSource, hub_source
+from holdfast.models.download import hub_source
+from holdfast.models.hub import ModelSource
 from holdfast.telemetry.request_log import RECORD, RequestRecord
 
 Capability: TypeAlias = Literal["completion", "tools", "thinking", "vision"]
@@ -97,7 +104,9 @@ def served_model(name: str | None, services: Services) -> ModelStatus:
     for known in spellings(wanted):
         if (meant := model_of(services, known)) in models:
             return models[meant]
-    raise not_found(wanted, instead=_adapters_of(wanted, services))
+    reasons = map(services.catalog().why_left_out, spellings(wanted))
+    why = next(filter(None, reasons), "")
+    raise not_found(wanted, instead=_adapters_of(wanted, services), why=why)
 
 
 def _adapters_of(name: str, services: Services) -> tuple[str, ...]:
@@ -108,14 +117,16 @@ def _adapters_of(name: str, services: Services) -> tuple[str, ...]:
     return () if entry is None else tuple(map(entry.with_adapter, ("", *entry.adapters)))
 
 
-def not_found(name: str, *, instead: Sequence[str] = ()) -> RequestRefused:
+def not_found(name: str, *, instead: Sequence[str] = (), why: str = "") -> RequestRefused:
     """Return the error for an unknown model. Clients search the message for Ollama's words.
 
-    instead: names of models to suggest.
+    instead: names of models to suggest. why: why a model that is here is not served.
     """
     shown = json.dumps(name[:_LONGEST_SHOWN], ensure_ascii=False)
     message = f"model {shown} not found, try pulling it first"
-    if instead:
+    if why:
+        message += f": {why}"
+    elif instead:
         message += f"; available: {', '.join(instead)}"
     return RequestRefused(message, status=404, code="model_not_found", field="model")
 
@@ -141,7 +152,7 @@ async def learn_capabilities(model_id: str, services: Services) -> None:
     """Read the files that tell what a model can do, unless they were already read."""
     if without_adapter(services, model_id) not in services.dialects:
         # suppressed: if the files are broken, the capabilities stay unknown
-        with contextlib.suppress(UnknownModel, WorkerUnavailable):
+        with contextlib.suppress(UnknownModel, UnusableModel, WorkerUnavailable):
             await services.tokenizer_of(model_id)
 
 

@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 from jinja2 import TemplateError
 
-from holdfast.errors import InvalidRequest, ModelLoadError
+from holdfast.errors import InvalidRequest, UnusableModel
+from holdfast.files import read_text
 from holdfast.front.prompt.conversation import (
     Message,
     RoleHabits,
@@ -67,7 +68,7 @@ class ChatTemplate:
     def __init__(self, sources: Mapping[str, str], *, special_tokens: Mapping[str, str]) -> None:
         """sources: the templates by name: "default", and "tool_use" if there is one.
 
-        Raises ModelLoadError. This and all methods that render also raise TemplateOverrun and
+        Raises UnusableModel. This and all methods that render also raise TemplateOverrun and
         RenderingUnavailable.
         """
         self._special_tokens = dict(special_tokens)
@@ -79,7 +80,7 @@ class ChatTemplate:
             try:
                 self._templates[name] = SandboxedTemplate(name, source)
             except TemplateError as error:
-                raise ModelLoadError(
+                raise UnusableModel(
                     f"the chat template {name!r} is broken: {error.message}"
                 ) from error
         self._vision: _Seeing | None = None
@@ -429,12 +430,12 @@ def _mark_last(messages: list[Message]) -> None:
 def load_template(folder: Path) -> ChatTemplate | None:
     """The chat template of a model folder; None if the folder has none.
 
-    Raises ModelLoadError if the template is broken.
+    Raises UnusableModel if the template is broken.
     """
     config = read_json(folder / "tokenizer_config.json")
     sources = _named_templates(config.get("chat_template"))
     sources |= _named_templates(read_json(folder / "chat_template.json").get("chat_template"))
-    if (path := folder / "chat_template.jinja").is_file():
+    if os.path.lexists(path := folder / "chat_template.jinja"):
         sources["default"] = _read_text(path)
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         sources[path.stem] = _read_text(path)
@@ -465,6 +466,6 @@ def _named_templates(value: Any) -> dict[str, str]:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+        raise UnusableModel(f"{path} cannot be read: {error}") from error

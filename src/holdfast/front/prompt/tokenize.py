@@ -21,7 +21,7 @@ from tokenizers import Encoding, normalizers
 from tokenizers import Tokenizer as Backend
 
 from holdfast.config import DEFAULT_MODEL
-from holdfast.errors import ModelLoadError
+from holdfast.errors import UnusableModel
 from holdfast.front.answers.pieces import TokenPieces
 from holdfast.front.prompt.lru_cache import LruCache
 from holdfast.front.prompt.text_splits import find_splits
@@ -146,7 +146,7 @@ class Tokenizer:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Read the tokenizer of a model folder. Raises ModelLoadError."""
+    """Read the tokenizer of a model folder. Raises UnusableModel."""
     return Tokenizer(
         read_backend(folder), config=tokenizer_config(folder), eos_token_ids=eos_token_ids(folder)
     )
@@ -412,7 +412,7 @@ def _size(text: str, piece: _Piece) -> int:
 
 
 def check_round_trip(tokenizer: Tokenizer) -> None:
-    """Raise ModelLoadError unless sample texts and special tokens survive encoding and decoding.
+    """Raise UnusableModel unless sample texts and special tokens survive encoding and decoding.
 
     The decoded text may differ by Unicode normalization (NFC or NFKC) and by a leading space,
     because the tokenizers of some families do that.
@@ -422,7 +422,7 @@ def check_round_trip(tokenizer: Tokenizer) -> None:
         came_back = tokenizer.decode(token_ids, skip_special_tokens=False)
         same = {sample, *(unicodedata.normalize(form, sample) for form in ("NFC", "NFKC"))}
         if same.isdisjoint((came_back, came_back.removeprefix(" "))):
-            raise ModelLoadError(
+            raise UnusableModel(
                 f"the tokenizer is broken ({kind}): {sample!r} is decoded as {came_back!r} (tokens "
                 f"{_short(token_ids)})"
             )
@@ -434,7 +434,7 @@ def check_round_trip(tokenizer: Tokenizer) -> None:
 def _check_special_token(tokenizer: Tokenizer, token_id: int, content: str) -> None:
     token_ids = tokenizer.encode(content, add_special_tokens=False)
     if token_ids != [token_id]:
-        raise ModelLoadError(
+        raise UnusableModel(
             f"the tokenizer is broken: the special token {content!r} has id {token_id}, but its "
             f"text is encoded as {_short(token_ids)}"
         )
@@ -442,7 +442,7 @@ def _check_special_token(tokenizer: Tokenizer, token_id: int, content: str) -> N
     # Decoders in SentencePiece's manner turn ▁ into a space even within the name of a special
     # token. That is harmless: these tokens are not shown.
     if came_back.strip() not in (content.strip(), content.replace("▁", " ").strip()):
-        raise ModelLoadError(
+        raise UnusableModel(
             f"the tokenizer is broken: the special token {content!r} (id {token_id}) is decoded as "
             f"{came_back!r}"
         )

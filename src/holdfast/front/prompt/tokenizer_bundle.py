@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from holdfast.config import DEFAULT_MODEL, ModelSettings
-from holdfast.errors import ModelLoadError, TemplateOverrun, WorkerUnavailable
+from holdfast.errors import ModelLoadError, TemplateOverrun, UnusableModel, WorkerUnavailable
 from holdfast.front.answers.answer import AnswerReader
 from holdfast.front.prompt.canonical import FirstForms
 from holdfast.front.prompt.dialects import DialectReport, find_dialect
@@ -295,12 +295,14 @@ class Bundles:
     async def of(self, model: str) -> TokenizerBundle:
         """Wait until the bundle of a model is read, and return it.
 
-        Raises UnknownModel, and WorkerUnavailable if the bundle cannot be read.
+        Raises UnknownModel, UnusableModel if a file is damaged, and WorkerUnavailable if the bundle
+        cannot be read for another reason.
         """
         try:
             return await self.read(model)
         except ModelLoadError as error:
-            raise WorkerUnavailable(f"model {model!r} cannot be served: {error}") from None
+            kind = UnusableModel if isinstance(error, UnusableModel) else WorkerUnavailable
+            raise kind(f"model {model!r} cannot be served: {error}") from None
 
     async def read(self, model: str) -> TokenizerBundle:
         """Like `of`, but raises ModelLoadError if the bundle cannot be read."""

@@ -47,7 +47,7 @@ from holdfast.machine.device_memory import MemoryShare
 from holdfast.models.adapter_folder import SEPARATOR, checked_adapters
 from holdfast.models.download import resolve_model
 from holdfast.models.draft_pairs import DraftFolder, draft_of
-from holdfast.models.model_folder import checked_tensor_bytes
+from holdfast.models.weight_files import checked_tensor_bytes
 from holdfast.store.folder import chosen_folder
 from holdfast.telemetry.log_ring import LogRing
 from holdfast.telemetry.logs import (

@@ -141,7 +141,7 @@ def build_application(
     residency.on_changed_entry = bundles.forget
     for name in residency.catalog.at_start:
         bundles.begin(name)
-    reloaded = ReloadedCatalog(partial(catalog_of, settings, os.environ, is_reload=True), residency)
+    reloaded = ReloadedCatalog(partial(catalog_of, settings, os.environ), residency)
     images = ImageIntake(images_folder(settings.store.folder), settings.images)
     gateway = Gateway(residency.lease, bundles, settings.limits, settings.tools, images=images)
     metrics = Metrics(loop_tick_seconds=settings.server.loop_tick_seconds)

@@ -36,6 +36,7 @@ from holdfast.files import (
     atomic_write,
     configuration_folder,
     expanded,
+    open_regular,
     sync_to_drive,
 )
 from holdfast.front.server.problem import RequestRefused
@@ -137,7 +138,7 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
     it.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             mode = os.fstat(file.fileno()).st_mode
             content = file.read()
     except FileNotFoundError:
@@ -153,7 +154,7 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
         )
     try:
         found = msgspec.json.decode(content, type=KeyFile)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"server.keys_file: {path} is not a key file: {error}") from None
     for name in ("name", "sha256"):
         values = [getattr(key, name) for key in found.keys]

@@ -29,6 +29,7 @@ from holdfast.errors import (
     TimeLimitExceeded,
     TooLargeForMemory,
     UnknownModel,
+    UnusableModel,
     WorkerUnavailable,
 )
 from holdfast.telemetry.request_log import RequestRecord
@@ -47,6 +48,7 @@ _PROBLEMS: Mapping[type[BaseException], tuple[int, str]] = {  # the most specifi
     ServerStopping: (503, "server_stopping"),
     WorkerUnavailable: (503, "model_unavailable"),
     ModelLoadError: (503, "model_unavailable"),
+    UnusableModel: (422, "model_unusable"),
     NoSuchModel: (404, "model_not_found"),
     ResponsesUnavailable: (503, "responses_unavailable"),
     TimeLimitExceeded: (504, "time_limit_exceeded"),

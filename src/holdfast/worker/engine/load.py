@@ -19,19 +19,20 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from holdfast.config import ModelSettings
-from holdfast.errors import ModelLoadError
+from holdfast.errors import ModelLoadError, UnusableModel
 from holdfast.machine import device_memory, platform
 from holdfast.models.adapter_folder import AdapterFiles, checked_adapters
 from holdfast.models.images import HOW_TO_INSTALL
 from holdfast.models.model_folder import (
     checked_config,
-    checked_tensor_bytes,
     context_tokens,
     has_vision,
     own_context_tokens,
     parts_of,
     read_json,
 )
+from holdfast.models.quantization import HOW_TO_CONVERT
+from holdfast.models.weight_files import checked_tensors
 from holdfast.worker.engine import host_decoder, packed_layers, seams, weight_format
 from holdfast.worker.engine.fingerprint import model_fingerprint
 from holdfast.worker.engine.lora import Adapters, attach
@@ -132,7 +133,7 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
     """
     progress("checking", 0.0)
     stored_config = checked_config(folder)
-    tensor_bytes = checked_tensor_bytes(folder)
+    tensor_bytes = _size(checked_tensors(folder, stored_config))
     adapter_files = checked_adapters(settings.adapters)
     _refuse_foreign_code(folder, stored_config, settings)
     tokenizer_limit = _tokenizer_limit(folder)
@@ -141,6 +142,7 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
     )
     progress("building", 0.0)
     model, config = _build(folder, stored_config, settings)
+    _refuse_integers(folder, model)
     report = platform.report()
     available_bytes = device_memory.usable_bytes(platform.working_set_bytes())
     available_bytes -= _bytes_for(adapter_files, available_bytes=available_bytes)
@@ -182,6 +184,30 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
         images=images,
         images_refused=images_refused,
     )
+
+
+def _size(tensors: Mapping[str, Mapping[str, Any]]) -> int:
+    places = (entry["data_offsets"] for entry in tensors.values())
+    return sum(end - begin for begin, end in places)
+
+
+def _refuse_integers(folder: Path, model: Module) -> None:
+    """Raise UnusableModel if a weight is an integer that no layer unpacks.
+
+    The checks of files should have refused such a model. But MLX would compute with these integers,
+    whatever they stand for, so nothing that those checks do not know gets past this one.
+    """
+    modules: list[tuple[str, Any]] = cast("Any", model).named_modules()
+    for path, module in modules:
+        unpacks = hasattr(module, "bits") or type(module).__name__ == "BitLinear"
+        for name, array in module.items():
+            if not isinstance(array, mx.array) or mx.issubdtype(array.dtype, mx.floating):
+                continue
+            if not unpacks and name not in module._no_grad and not name.startswith("_"):
+                raise UnusableModel(
+                    f"{folder}: {path}.{name} has numbers of the type {array.dtype}, which mlx-lm "
+                    f"does not convert. {HOW_TO_CONVERT}"
+                )
 
 
 def _image_processor(
@@ -276,11 +302,13 @@ def _check_architecture(config: dict[str, Any], utils: Any) -> None:
 def _one_line_errors(folder: Path, package: str = "mlx-lm") -> Iterator[None]:
     try:
         yield
-    except (ValueError, OSError) as error:
+    except OSError as error:
         raise ModelLoadError(f"{folder} cannot be loaded: {_one_line(str(error))}") from error
+    except ValueError as error:
+        raise UnusableModel(f"{folder} cannot be loaded: {_one_line(str(error))}") from error
     except _MISFITS as error:
         reason = f"{type(error).__name__}: {_one_line(str(error))}"
-        raise ModelLoadError(
+        raise UnusableModel(
             f"{folder} does not fit {package} {importlib.metadata.version(package)}: {reason}"
         ) from error
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from holdfast.errors import ConfigError, ModelLoadError
+from holdfast.errors import ConfigError, ModelLoadError, UnusableModel
 from holdfast.machine import platform
 from holdfast.wire.commands import Assignment, WorkerSettings
 from holdfast.wire.events import LoadProgress, ModelInfo, WorkerFailed, WorkerReady
@@ -119,7 +119,9 @@ def live(inbox: Inbox, build: LoopBuilder) -> WorkerEnd:
         loop.run()
         end = WorkerEnd.IN_ORDER
     except (ModelLoadError, ConfigError) as error:
-        inbox.send([WorkerFailed(message=str(error), fatal_input=True)])
+        is_unusable = isinstance(error, UnusableModel)
+        failure = WorkerFailed(message=str(error), fatal_input=True, bad_files=is_unusable)
+        inbox.send([failure])
         end = WorkerEnd.BAD_INPUT
     finally:
         if end is WorkerEnd.BROKEN:

@@ -23,7 +23,7 @@ from holdfast.machine import device_memory, platform
 from holdfast.machine.device_memory import MemoryPlan, MemoryShare, pressure_reader
 from holdfast.models.adapter_folder import adapter_folders
 from holdfast.models.file_hashing import FileHashing, HashCache, ModelChanged
-from holdfast.models.model_folder import checked_tensor_bytes
+from holdfast.models.weight_files import checked_tensor_bytes
 from holdfast.store.block import StoreRefused
 from holdfast.store.maintenance import store_limits
 from holdfast.store.store import BlockStore

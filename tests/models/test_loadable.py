@@ -1,22 +1,15 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from holdfast.errors import ModelLoadError
+from holdfast.errors import UnusableModel
 from holdfast.models.download import DEMO_IDS, demo_folder
-from holdfast.models.model_folder import check_loadable, is_supported
+from holdfast.models.loadable import check_loadable
+from holdfast.models.model_folder import is_supported
+from tests.fakes.model_folders import write_bare_model
 from tests.fakes.tiny_configs import TINY
-
-
-def model(folder: Path, *files: str, model_type: object = "llama", **config: object) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({"model_type": model_type, **config}))
-    for name in files:
-        (folder / name).write_bytes(b"")
-    return folder
 
 
 @pytest.mark.parametrize("name", DEMO_IDS)
@@ -34,7 +27,7 @@ def test_tested_and_remapped_types_are_supported() -> None:
 
 def test_all_shards_are_there(tmp_path: Path) -> None:
     files = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
-    assert check_loadable(model(tmp_path, *files)) == {"model_type": "llama"}
+    assert check_loadable(write_bare_model(tmp_path, *files)) == {"model_type": "llama"}
 
 
 @pytest.mark.parametrize(
@@ -54,11 +47,14 @@ def test_all_shards_are_there(tmp_path: Path) -> None:
 def test_an_unloadable_model_is_refused_with_the_reason(
     tmp_path: Path, files: tuple[str, ...], changes: dict[str, object], words: str
 ) -> None:
-    with pytest.raises(ModelLoadError) as caught:
-        check_loadable(model(tmp_path, *files, **changes))
+    folder = write_bare_model(tmp_path, *files, **changes)
+    if "model.safetensors" not in files:
+        (folder / "model.safetensors").unlink(missing_ok=True)
+    with pytest.raises(UnusableModel) as caught:
+        check_loadable(folder)
     assert words in str(caught.value)
 
 
 def test_a_type_with_its_own_code_is_not_refused(tmp_path: Path) -> None:
-    folder = model(tmp_path, "model.safetensors", model_type="kelp", model_file="kelp.py")
+    folder = write_bare_model(tmp_path, model_type="kelp", model_file="kelp.py")
     assert check_loadable(folder)["model_type"] == "kelp"

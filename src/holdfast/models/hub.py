@@ -1,0 +1,326 @@
+"""The boundary to the Hub: whether it can be reached, which commit a revision is, what its answers
+may contain, and what its errors mean.
+
+Imports huggingface_hub only to fetch something, because that takes 0.2 to 0.3 s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import re
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from holdfast.errors import ModelLoadError, NoSuchModel
+
+_LOOKUP_SECONDS = 2.5  # for looking up the Hub's host name; nothing else limits that time
+_PATIENCE_SECONDS = 2.0  # how long to wait before the warning that the Hub is slow
+# how long to wait for any answer of the Hub; huggingface_hub itself tries for 23 s and prints each
+# attempt
+_REACH_SECONDS = 10.0
+# how long to ask whether a model in the cache is the newest one
+_ASK_SECONDS = 2.0
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+# the library puts these into paths as they are
+_NAME = re.compile(r"[\w+=~-][\w.+=~-]{0,254}")
+_HEADERS = ("etag", "x-linked-etag", "x-repo-commit")
+_HASHES = ("sha", "oid", "blobId", "xetHash", "sha256")
+_PATHS = ("path", "rfilename")
+# what the library raises if an answer lacks something or has another form
+_UNEXPECTED = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """Where a model comes from.
+
+    name: a bundled id, a folder, or a Hub id. revision: empty for the Hub's default.
+    """
+
+    kind: Literal["bundled", "folder", "hub"]
+    name: str
+    revision: str = ""
+
+
+def check_reachable() -> None:
+    """Check that the Hub answers, unless HF_HUB_OFFLINE is set.
+
+    Runs on a thread, because the time of a name lookup cannot be limited. Raises ConnectionError or
+    TimeoutError if the Hub does not answer, and ModelLoadError if the request could not be sent.
+    """
+    from urllib.request import getproxies
+
+    import httpx
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return
+    endpoint = constants.ENDPOINT
+    is_found = threading.Event()
+    failures: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            if not getproxies():  # a proxy looks the name up itself
+                socket.getaddrinfo(urlsplit(endpoint).hostname, None)
+            is_found.set()
+            httpx.head(endpoint, timeout=_REACH_SECONDS)
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, ImportError) as error:
+            # includes invalid addresses and certificates, and proxies that need a missing package
+            failures.append(error)
+        finally:
+            is_found.set()
+
+    asking = threading.Thread(target=ask, name="hub-reach", daemon=True)
+    asking.start()
+    if not is_found.wait(_LOOKUP_SECONDS):
+        raise TimeoutError(
+            f"the name in {endpoint} could not be looked up within {_LOOKUP_SECONDS} s"
+        )
+    asking.join(_PATIENCE_SECONDS)
+    if asking.is_alive():
+        _logger.warning("%s is slow to answer; waiting up to %.0f s", endpoint, _REACH_SECONDS)
+        asking.join(_REACH_SECONDS - _PATIENCE_SECONDS)
+    if asking.is_alive():
+        raise TimeoutError(f"no answer from {endpoint} within {_REACH_SECONDS:.0f} s")
+    if failures:
+        error = failures[0]
+        if isinstance(error, (httpx.HTTPError, socket.gaierror)):
+            raise ConnectionError(f"{endpoint}: {error}")
+        raise ModelLoadError(f"{endpoint} could not be reached: {_one_line(error)}")
+
+
+def newest_commit(source: ModelSource) -> str:
+    """The commit that the revision of a model is on the Hub now.
+
+    Use it within `hub_errors`. Raises ModelLoadError if the Hub names none.
+    """
+    from huggingface_hub import HfApi
+
+    check_answers()
+    if _COMMIT.fullmatch(source.revision):
+        return source.revision
+    info = HfApi().repo_info(source.name, revision=source.revision or None, timeout=_REACH_SECONDS)
+    if not isinstance(info.sha, str) or not _COMMIT.fullmatch(info.sha):
+        raise ModelLoadError(f"the Hub names no commit of {source.name}")
+    return info.sha
+
+
+def newer_commit(source: ModelSource, commit: str) -> str:
+    """The newest commit of a model that is in the cache at another one; empty if there is none, or
+    if the Hub does not say so within a moment.
+    """
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE or source.revision == commit:
+        return ""
+
+    answers: list[str | ModelLoadError] = []
+
+    def ask() -> None:
+        try:
+            with hub_errors(source):
+                answers.append(newest_commit(source))
+        except ModelLoadError as error:
+            answers.append(error)
+
+    # on a thread, because nothing limits the time of a name lookup
+    asking = threading.Thread(target=ask, name="hub-question", daemon=True)
+    asking.start()
+    asking.join(_ASK_SECONDS)
+    answer = answers[0] if answers else ModelLoadError(f"no answer within {_ASK_SECONDS:g} s")
+    if isinstance(answer, ModelLoadError):
+        _logger.warning("%s is used as it is in the cache: %s", source.name, answer)
+        return ""
+    return "" if answer == commit else answer
+
+
+def check_answers() -> None:
+    """Make huggingface_hub refuse answers that name files outside its cache.
+
+    It uses ETags, commits and hashes as names of files, so that a mirror could have files written
+    anywhere. This is checked where answers arrive, so that no way into the library goes past it.
+    """
+    from huggingface_hub import set_client_factory
+    from huggingface_hub.utils import _http
+
+    current = vars(_http)["_GLOBAL_CLIENT_FACTORY"]
+    if getattr(current, "checks_answers", False):
+        return
+
+    def checked_client() -> Any:
+        client = current()
+        hooks = client.event_hooks
+        client.event_hooks = {**hooks, "response": [*hooks.get("response", ()), _check_answer]}
+        return client
+
+    vars(checked_client)["checks_answers"] = True
+    set_client_factory(checked_client)
+
+
+def _check_answer(response: Any) -> None:
+    """Raise ModelLoadError if an answer of the Hub names a file outside the cache."""
+    host = response.url.host
+    for header in _HEADERS:
+        value = response.headers.get(header)
+        if value is not None:
+            _check_name(value.removeprefix("W/").strip('"'), what=header, host=host)
+    is_json = "json" in response.headers.get("content-type", "")
+    if response.is_success and is_json and response.url.path.startswith("/api/"):
+        response.read()
+        try:
+            content = response.json()
+        except (ValueError, RecursionError) as error:
+            raise ModelLoadError(f"{host} did not answer with JSON: {_one_line(error)}") from None
+        _check_content(content, host=host)
+
+
+def _check_content(content: Any, *, host: str) -> None:
+    """Check the description of a model, or the list of its files."""
+    entries = content if isinstance(content, list) else [content]
+    if isinstance(content, Mapping) and isinstance(content.get("siblings"), list):
+        entries = [content, *content["siblings"]]
+    for entry in entries:
+        if not isinstance(entry, Mapping):
+            raise ModelLoadError(f"{host} did not answer as the Hub does")
+        lfs = entry.get("lfs")
+        for part in (entry, lfs if isinstance(lfs, Mapping) else {}):
+            for key in _HASHES:
+                if part.get(key) is not None:
+                    _check_name(part[key], what=key, host=host)
+        for key in _PATHS:
+            if entry.get(key) is not None:
+                _check_path(entry[key], host=host)
+
+
+def _check_name(name: object, *, what: str, host: str) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ModelLoadError(f"the answer of {host} is refused: it has {what} {_short(name)}")
+
+
+def _check_path(path: object, *, host: str) -> None:
+    parts = path.split("/") if isinstance(path, str) else [""]
+    is_safe = all(part.isprintable() and part not in ("", ".", "..") for part in parts)
+    if not is_safe or "\\" in str(path):
+        raise ModelLoadError(f"the answer of {host} is refused: it names a file {_short(path)}")
+
+
+def _short(value: object) -> str:
+    return repr(value)[:100]
+
+
+@contextlib.contextmanager
+def hub_errors(source: ModelSource) -> Iterator[None]:
+    """Turn errors of the Hub into a ModelLoadError that says in one line what to do."""
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, XetDownloadError
+
+    try:
+        yield
+    except HFValidationError as error:
+        raise ModelLoadError(
+            f"{source.name} is neither a model folder nor an id on the Hub (owner/name)"
+        ) from error
+    except LocalEntryNotFoundError as error:
+        raise explained(source, error.__cause__ or error) from error
+    except (OSError, XetDownloadError, network_error()) as error:
+        raise explained(source, error) from error
+    except _UNEXPECTED as error:
+        raise ModelLoadError(
+            f"{source.name} could not be fetched, because the Hub did not answer as expected "
+            f"({_one_line(error)})"
+        ) from error
+
+
+def explained(source: ModelSource, error: BaseException) -> ModelLoadError:
+    """Return an error whose message is one line and says what to do."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    if isinstance(error, ModelLoadError):
+        return error
+    if isinstance(error, GatedRepoError):  # this is also a RepositoryNotFoundError
+        return ModelLoadError(
+            f"{source.name} is gated: accept its terms on the Hub and set HF_TOKEN"
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return NoSuchModel(f"{source.name} has no revision {source.revision or 'main'} on the Hub")
+    if isinstance(error, RepositoryNotFoundError):
+        return NoSuchModel(_not_found(source.name))
+    if isinstance(error, HfHubHTTPError):
+        return ModelLoadError(_refused(source.name, error.response.status_code))
+    return ModelLoadError(_not_fetched(source.name, error))
+
+
+def _not_found(name: str) -> str:
+    from huggingface_hub import get_token
+
+    hint = "or it is private and HF_TOKEN is not set"
+    if get_token():
+        hint = "or your token has no access to it"
+    return f"there is no folder {name} here and no model {name} on the Hub, {hint}"
+
+
+def _refused(name: str, status: int) -> str:
+    if status in (401, 403):
+        return f"the Hub refuses access to {name}: set HF_TOKEN to a token that may read it"
+    return f"the Hub answered {status} when asked for {name}; try again later"
+
+
+def _not_fetched(name: str, error: BaseException) -> str:
+    from huggingface_hub.errors import IncompleteSnapshotError, OfflineModeIsEnabled
+
+    match error:
+        case OfflineModeIsEnabled():
+            return (
+                f"{name} is neither a folder here nor completely in the cache, and HF_HUB_OFFLINE "
+                "forbids fetching it"
+            )
+        case IncompleteSnapshotError():
+            return (
+                f"only a part of {name} is in the cache, and the Hub cannot be reached to fetch "
+                "the rest"
+            )
+        case OSError(errno=errno.ENOSPC):
+            return (
+                f"the disk is full: {name} could not be fetched completely; free some space and "
+                "try again"
+            )
+        case OSError(errno=errno.EACCES | errno.EPERM | errno.EROFS):
+            return f"the cache folder {error.filename} cannot be written: change it with HF_HOME"
+    if isinstance(error, (network_error(), ConnectionError, TimeoutError)):
+        return (
+            f"the Hub cannot be reached, and {name} is neither a folder here nor completely in "
+            f"the cache ({_one_line(error)})"
+        )
+    return f"{name} could not be fetched: {_one_line(error)}"
+
+
+def network_error() -> type[Exception]:
+    """The base class of errors of the HTTP library that this version of huggingface_hub uses."""
+    from huggingface_hub import errors
+
+    root: type[Exception] = vars(errors)["HTTPError"]
+    return root
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".rstrip(": ")

@@ -1,0 +1,224 @@
+"""Fetches files of the Hub into its cache, so that an interrupted download continues where it ended.
+
+huggingface_hub 2 downloads each file under a new name and drops it on any failure, and it counts a
+broken connection as progress only after 10 MB. So the transfers are made here: each file is a blob
+with the name of its ETag, as in the library's cache; a partial one is `ETAG.incomplete`. The library
+itself then finds the blobs and links them into the snapshot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+from holdfast.errors import ModelLoadError
+from holdfast.files import try_lock
+from holdfast.models.hub import ModelSource, check_answers, network_error
+
+_CONNECTIONS = 8
+_MOST_FRUITLESS_TRIES = 5  # in a row without a single byte
+_RETRY_SECONDS = 1.0
+_PARTIAL = ".incomplete"
+
+
+class _Stopped(Exception):
+    """Another transfer of the same download has failed, or the download was stopped."""
+
+
+def fetch_blobs(
+    source: ModelSource,
+    commit: str,
+    names: Iterable[str],
+    *,
+    cache: Path,
+    add: Callable[[float], None],
+) -> None:
+    """Fetch files of a commit as blobs. Use it within `hub_errors`.
+
+    cache: the folder of the Hub's cache. add: called by several threads with numbers of bytes, those
+    of earlier tries included; negative if bytes are fetched again. If it raises an error, everything
+    stops, and the error is raised here.
+    """
+    check_answers()
+    is_stopped = threading.Event()
+
+    def counted(count: float) -> None:
+        if is_stopped.is_set():
+            raise _Stopped
+        add(count)
+
+    with ThreadPoolExecutor(max_workers=_CONNECTIONS, thread_name_prefix="hub-file") as pool:
+        tasks = [
+            pool.submit(_fetch_blob, source, commit, name, cache=cache, add=counted)
+            for name in names
+        ]
+        try:
+            for task in as_completed(tasks):
+                task.result()
+        except BaseException:
+            is_stopped.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def repository_folder(cache: Path, hub_id: str) -> Path:
+    """The folder of a model in the Hub's cache."""
+    return cache / f"models--{hub_id.replace('/', '--')}"
+
+
+def partial_bytes(repository: Path) -> int:
+    """The bytes that interrupted downloads of a model have left."""
+    own = (
+        file for file in (repository / "blobs").glob(f"*{_PARTIAL}") if file.name.count(".") == 1
+    )
+    return sum(file.stat().st_size for file in own)
+
+
+def remove_partial_files(repository: Path) -> None:
+    """Remove what interrupted downloads of a model have left, except files that are being fetched."""
+    for file in (repository / "blobs").glob(f"*{_PARTIAL}"):
+        with (
+            contextlib.suppress(OSError),
+            _locked(file.name.partition(".")[0], repository) as is_own,
+        ):
+            if is_own:
+                file.unlink(missing_ok=True)
+
+
+def _fetch_blob(
+    source: ModelSource, commit: str, name: str, *, cache: Path, add: Callable[[float], None]
+) -> None:
+    from huggingface_hub import hf_hub_url
+
+    url = hf_hub_url(source.name, name, revision=commit)
+    metadata = _metadata(url)
+    etag = metadata.etag
+    if etag is None:
+        raise ModelLoadError(f"the Hub sends no ETag for {name} of {source.name}")
+    if getattr(metadata, "xet_file_data", None) is not None and _has_xet():
+        return  # the library fetches it in pieces, and keeps those
+    repository = repository_folder(cache, source.name)
+    blob = repository / "blobs" / etag
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    with _waiting_for_lock(etag, repository, add=add):
+        if blob.exists():
+            return
+        for left in blob.parent.glob(f"{etag}.*{_PARTIAL}"):  # by the library; it never goes on
+            left.unlink(missing_ok=True)
+        partial = blob.with_name(f"{etag}{_PARTIAL}")
+        with partial.open("ab") as file:
+            _receive(url, file, metadata, add=add)
+        os.replace(partial, blob)
+
+
+def _metadata(url: str) -> Any:
+    """The ETag, place and size of a file on the Hub."""
+    from huggingface_hub import constants, get_hf_file_metadata
+
+    return get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+
+
+def _has_xet() -> bool:
+    from huggingface_hub import constants
+
+    return not constants.HF_HUB_DISABLE_XET and importlib.util.find_spec("hf_xet") is not None
+
+
+def _receive(url: str, file: IO[bytes], metadata: Any, *, add: Callable[[float], None]) -> None:
+    """Append what is missing, over as many connections as it takes."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    size: int | None = metadata.size
+    if size is not None and file.tell() > size:
+        _start_over(file)
+    add(file.tell())
+    fruitless = 0
+    while size is None or file.tell() < size:
+        before = file.tell()
+        try:
+            _receive_once(url, metadata.location, file, add=add)
+            if size is None or file.tell() >= size:
+                break
+            raise ConnectionError(f"the connection ended after {file.tell():,} of {size:,} bytes")
+        except HfHubHTTPError:
+            raise
+        except (network_error(), ConnectionError, TimeoutError):
+            fruitless = 0 if file.tell() > before else fruitless + 1
+            if fruitless > _MOST_FRUITLESS_TRIES:
+                raise
+            time.sleep(_RETRY_SECONDS)
+            add(0)
+            metadata = _metadata(url)  # the place may be valid for a short time only
+    if size is not None and file.tell() != size:
+        _start_over(file)
+        raise ConnectionError(f"the Hub sent more than the {size:,} bytes of {url}")
+
+
+def _receive_once(
+    url: str, location: str, file: IO[bytes], *, add: Callable[[float], None]
+) -> None:
+    """Append what one connection sends."""
+    from huggingface_hub import constants, get_session, hf_raise_for_status
+
+    # this function is public, but has no types
+    headers = importlib.import_module("huggingface_hub.utils").build_hf_headers()
+    headers["accept-encoding"] = "identity"  # so that ranges count bytes of the file
+    if urlsplit(location).netloc != urlsplit(url).netloc:
+        headers.pop("authorization", None)  # the token is for the Hub, not for its storage
+    start = file.tell()
+    if start:
+        headers["range"] = f"bytes={start}-"
+    timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+    with get_session().stream("GET", location, headers=headers, timeout=timeout) as response:
+        hf_raise_for_status(response)
+        if start and response.status_code != 206:  # the server does not know ranges
+            _start_over(file)
+            add(-start)
+        for chunk in response.iter_bytes():
+            file.write(chunk)
+            add(len(chunk))
+
+
+def _start_over(file: IO[bytes]) -> None:
+    file.seek(0)
+    file.truncate()
+
+
+def _lock_path(etag: str, repository: Path) -> Path:
+    """The library's own lock of a blob, so that both never write the same file."""
+    return repository.parent / ".locks" / repository.name / f"{etag}.lock"
+
+
+@contextlib.contextmanager
+def _locked(etag: str, repository: Path) -> Iterator[bool]:
+    """Hold the lock of a blob, if nobody else holds it."""
+    path = _lock_path(etag, repository)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        yield try_lock(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _waiting_for_lock(
+    etag: str, repository: Path, *, add: Callable[[float], None]
+) -> Iterator[None]:
+    """Hold the lock of a blob, after another process has fetched it. `add` may stop the wait."""
+    while True:
+        with _locked(etag, repository) as is_own:
+            if is_own:
+                yield
+                return
+        time.sleep(_RETRY_SECONDS)
+        add(0)

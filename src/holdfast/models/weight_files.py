@@ -1,0 +1,165 @@
+"""Checks the weight files of a model before MLX reads them.
+
+MLX reads lazily, and evaluating a truncated file can abort the whole process. So the header of each
+file is compared with the file's size first. Nothing else of the file is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import DamagedModel, UnusableModel
+from holdfast.models.model_folder import WEIGHT_FILES, opened, read_json
+from holdfast.models.quantization import SETTINGS_FILES, check_weights
+
+_INDEX = "model.safetensors.index.json"
+_LARGEST_HEADER_BYTES = 256 << 20
+_LFS_POINTER = b"version https://git-lfs"
+_OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
+_SHARD = re.compile(r".*-(\d+)-of-(\d+)\.safetensors")
+_ITEM_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
+}
+
+
+def checked_tensors(folder: Path, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The tensors of all weight files, by name, each with its `dtype` and `shape`.
+
+    Raises UnusableModel with a message of one line if a file is missing or damaged, or if the
+    weights are in a format that would not be read rightly.
+    """
+    tensors: dict[str, dict[str, Any]] = {}
+    for file in weight_files(folder):
+        tensors |= read_header(file)
+    beside = {name: folder / name for name in SETTINGS_FILES}
+    found = {name: read_json(file) for name, file in beside.items() if file.is_file()}
+    try:
+        check_weights(config, tensors, found)
+    except UnusableModel as error:
+        raise UnusableModel(f"{folder}: {error}") from None
+    return tensors
+
+
+def checked_tensor_bytes(folder: Path) -> int:
+    """The total size of the tensors in all weight files.
+
+    Raises UnusableModel with a message of one line if a file is missing or truncated.
+    """
+    return sum(_end_of_tensors(read_header(file)) for file in weight_files(folder))
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The weight files of a model. Raises UnusableModel if one is missing."""
+    names = sorted(name for name in os.listdir(folder) if fnmatchcase(name, WEIGHT_FILES))
+    _check_shards(folder, names)
+    if not names:
+        raise _no_weights(folder)
+    return [folder / name for name in names]
+
+
+def _check_shards(folder: Path, names: list[str]) -> None:
+    wanted = set()
+    if (index := folder / _INDEX).exists():
+        mapping = read_json(index).get("weight_map")
+        if not isinstance(mapping, dict):
+            raise DamagedModel(f"{index} has no weight_map; download the file again")
+        wanted = {str(name) for name in mapping.values()}
+    missing = sorted(name for name in wanted if "\0" in name or not (folder / name).exists())
+    if missing:
+        raise DamagedModel(
+            f"{folder} lacks {len(missing)} of {len(wanted)} weight files: {_some(missing)}; "
+            "download the model again"
+        )
+    shards = [match for name in names if (match := _SHARD.fullmatch(name))]
+    if shards and len(shards) < (count := int(shards[0][2])):
+        raise DamagedModel(
+            f"only {len(shards)} of {count} weight files are in {folder}; download the model again"
+        )
+
+
+def _no_weights(folder: Path) -> UnusableModel:
+    others = sorted(name for name in os.listdir(folder) if name.endswith(_OTHER_WEIGHTS))
+    if not others:
+        return DamagedModel(f"{folder} has no weights ({WEIGHT_FILES}); download the model again")
+    return UnusableModel(
+        f"{folder} has no {WEIGHT_FILES}, only {_some(others)}; convert the model first: "
+        f"mlx_lm.convert --hf-path {folder} --mlx-path NEW_FOLDER"
+    )
+
+
+def read_header(file: Path) -> dict[str, dict[str, Any]]:
+    """Return the header of a weight file: the entry of each tensor, by name, with `dtype`, `shape`
+    and `data_offsets`.
+
+    Raises UnusableModel if the file is truncated. Source:
+    https://github.com/huggingface/safetensors#format.
+    """
+    try:
+        with opened(file) as content:
+            size = os.fstat(content.fileno()).st_size
+            start = content.read(len(_LFS_POINTER))
+            if start == _LFS_POINTER:
+                raise DamagedModel(
+                    f"{file} is a Git LFS pointer, not the weights: run `git lfs pull` in its "
+                    "folder, or download the file again"
+                )
+            header_bytes = struct.unpack("<Q", start[:8])[0] if len(start) >= 8 else 0
+            if not 2 <= header_bytes <= min(_LARGEST_HEADER_BYTES, size - 8):
+                raise DamagedModel(
+                    f"{file} ({size:,} bytes) is damaged or cut short, because its header does "
+                    f"not fit into the file{_what_it_is(start)}; download the file again"
+                )
+            content.seek(8)
+            header: dict[str, dict[str, Any]] = json.loads(content.read(header_bytes))
+        header.pop("__metadata__", None)
+        _check_entries(header)
+        expected = _end_of_tensors(header)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise DamagedModel(
+            f"{file} is damaged: its header is not that of a safetensors file; download the file "
+            "again"
+        ) from error
+    if 8 + header_bytes + expected != size:
+        raise DamagedModel(
+            f"{file} is damaged or cut short: {8 + header_bytes + expected:,} bytes expected, "
+            f"{size:,} found; download the file again"
+        )
+    return header
+
+
+def _what_it_is(start: bytes) -> str:
+    return " (it is a web page)" if start.lstrip()[:1] == b"<" else ""
+
+
+def _check_entries(header: Mapping[str, Any]) -> None:
+    """Raise ValueError and other errors if a tensor's description is invalid."""
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        counts = [*entry["shape"], begin, end]
+        is_valid = all(type(count) is int and count >= 0 for count in counts)
+        if not is_valid or begin > end or not isinstance(entry["dtype"], str):
+            raise ValueError(name)
+        item_bytes = _ITEM_BYTES.get(entry["dtype"])
+        if item_bytes is not None and prod(entry["shape"]) * item_bytes != end - begin:
+            raise ValueError(name)
+
+
+def _end_of_tensors(header: Mapping[str, Any]) -> int:
+    """Return the end of the last tensor, relative to the header."""
+    return max((entry["data_offsets"][1] for entry in header.values()), default=0)
+
+
+def _some(names: list[str], limit: int = 3) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

@@ -1,0 +1,128 @@
+"""A model whose files are damaged is not listed, and a request for it gets an error that names the
+file and what to do, in the form of each protocol, which no SDK retries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from holdfast.config import CatalogSettings, Settings, StoreSettings
+from holdfast.errors import ModelLoadError
+from holdfast.front.fleet.catalog import CatalogEntry, catalog_of
+from holdfast.front.fleet.residency import Residency
+from holdfast.front.fleet.slot import ModelFiles
+from holdfast.front.run.web import build_application
+from holdfast.machine.device_memory import MemoryShare
+from holdfast.models.download import demo_folder, resolve_model
+from holdfast.wire.commands import WorkerSettings
+
+HI = [{"role": "user", "content": "Hi"}]
+PATHS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": HI},
+    "/v1/completions": {"prompt": "Hi"},
+    "/v1/responses": {"input": "Hi"},
+    "/v1/messages": {"messages": HI, "max_tokens": 4},
+    "/v1/messages/count_tokens": {"messages": HI},
+    "/v1/embeddings": {"input": "Hi"},
+    "/v1/rerank": {"query": "Hi", "documents": ["Hello"]},
+    "/tokenize": {"prompt": "Hi"},
+    "/api/chat": {"messages": HI},
+    "/api/generate": {"prompt": "Hi"},
+    "/api/embed": {"input": "Hi"},
+}
+# with this, the model is refused while it is read, not when the catalog is
+LATER = "later"
+IN_HUB_CACHE = "coast/kelp"
+
+
+def spoil(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+
+
+@pytest.fixture
+async def client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[httpx.AsyncClient]:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    for name in ("broken", LATER):
+        shutil.copytree(demo_folder("holdfast-demo-draft"), tmp_path / name)
+    snapshot = tmp_path / "hub" / "models--coast--kelp" / "snapshots" / "c1"
+    shutil.copytree(demo_folder("holdfast-demo-draft"), snapshot)
+    (tmp_path / "hub" / "models--coast--half" / "blobs").mkdir(parents=True)
+    (tmp_path / "hub" / "models--coast--half" / "blobs" / "0.incomplete").write_bytes(b"x")
+    for folder in (tmp_path / "broken", snapshot):
+        spoil(folder)
+    file = tmp_path / "models.toml"
+    file.write_text(
+        "[models.good]\nid = 'holdfast-demo'\n"
+        "[models.broken]\npath = 'broken'\n[models.later]\npath = 'later'\n"
+    )
+    settings = Settings(
+        catalog=CatalogSettings(file=str(file), folders=()), store=StoreSettings(folder="off")
+    )
+    catalog = catalog_of(settings, {"HF_HUB_CACHE": str(tmp_path / "hub")})
+    spoil(tmp_path / LATER)
+
+    def fetch(entry: CatalogEntry) -> ModelFiles:
+        return ModelFiles(folder=resolve_model(entry.model, progress=lambda *_: None))
+
+    def worker_of(entry: CatalogEntry, files: ModelFiles, share: MemoryShare) -> WorkerSettings:
+        raise ModelLoadError("nothing is loaded here")
+
+    residency = Residency(catalog, settings.residency, fetch=fetch, worker_of=worker_of)
+    app = build_application(settings, residency)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8321") as made:
+        yield made
+    await residency.stop()
+
+
+async def test_a_damaged_model_is_not_listed(client: httpx.AsyncClient) -> None:
+    listed = (await client.get("/v1/models")).json()["data"]
+    assert [card["id"] for card in listed if card["owned_by"] == "holdfast"] == ["good", LATER]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_request_for_a_damaged_model_says_why_in_the_form_of_its_protocol(
+    client: httpx.AsyncClient, path: str, stream: bool
+) -> None:
+    words = {
+        "broken": (404, "model.safetensors is damaged or cut short"),
+        LATER: (422, "model.safetensors is damaged or cut short"),
+        IN_HUB_CACHE: (404, f"download the file again: holdfast models pull {IN_HUB_CACHE}"),
+        "coast/half": (404, "was interrupted; to complete it: holdfast models pull coast/half"),
+    }
+    for model, (status, said) in words.items():
+        body = {"model": model, **PATHS[path], **({"stream": True} if stream else {})}
+        answer = await client.post(path, json=body)
+        assert answer.status_code == status, answer.text
+        assert said in message_of(path, answer)
+        assert "retry-after" not in answer.headers
+
+
+def message_of(path: str, answer: httpx.Response) -> str:
+    """The message of an error, in the protocol's own place."""
+    content = json.loads(answer.content)
+    if path.startswith("/api/"):
+        return str(content["error"])
+    error = content["error"]
+    if path.startswith("/v1/messages"):
+        assert content["type"] == "error"
+        kinds = {404: "not_found_error", 422: "invalid_request_error"}
+        assert error["type"] == kinds[answer.status_code]
+    else:
+        codes = {404: "model_not_found", 422: "model_unusable"}
+        assert error["code"] == codes[answer.status_code]
+    with contextlib.suppress(KeyError):
+        assert error["param"] in ("model", None)
+    return str(error["message"])

@@ -1,0 +1,254 @@
+"""What a mirror of the Hub answers cannot write files outside the cache, or end in a traceback; and
+a Hub that is silent does not delay a model that is in the cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from huggingface_hub import constants
+
+from holdfast.config import ModelSettings
+from holdfast.errors import ModelLoadError
+from holdfast.models.download import hub_source, pull_model, resolve_model
+from holdfast.models.fit import size_on_hub
+from holdfast.models.hub import ModelSource
+from tests.fakes.foreign_weights import safetensors_bytes
+from tests.fakes.hub import HubState, hub_in_place
+
+MODEL = "coast/kelp-small"
+SOURCE = ModelSource(kind="hub", name=MODEL)
+FILE = "model.safetensors"
+WEIGHTS = safetensors_bytes({"w": ("F32", np.ones(4, np.float32))})
+COMMIT = hashlib.sha1(MODEL.encode()).hexdigest()
+OUTSIDE = [
+    "../../../x",
+    "..",
+    ".",
+    "/tmp/x",
+    "a/b",
+    "a\\b",
+    "..\\..\\x",
+    "~/x" * 30,
+    "x" * 300,
+    "%2e%2e%2fx",
+]
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubState]:
+    monkeypatch.setattr("holdfast.models.hub_transfer._RETRY_SECONDS", 0.001)
+    with hub_in_place(monkeypatch, tmp_path / "home" / "cache") as state:
+        state.repositories[MODEL] = {
+            "config.json": b'{"model_type": "llama"}',
+            FILE: WEIGHTS,
+            "tokenizer.json": b"{}",
+        }
+        yield state
+
+
+def fetch() -> Path:
+    return resolve_model(ModelSettings(path=MODEL), progress=lambda *_: None)
+
+
+def refusal(tmp_path: Path) -> str:
+    """What is said about the answers; nothing is written beside the cache."""
+    with pytest.raises(ModelLoadError) as caught:
+        fetch()
+    with pytest.raises(ModelLoadError):
+        pull_model(SOURCE, on_step=lambda *_: None)
+    assert os.listdir(tmp_path) in ([], ["home"])
+    assert os.listdir(tmp_path / "home") == ["cache"] if (tmp_path / "home").exists() else True
+    cache = tmp_path / "home" / "cache"
+    beside = {file.relative_to(cache).parts[0] for file in cache.rglob("*") if file.is_file()}
+    assert beside <= {"models--coast--kelp-small", ".locks", "CACHEDIR.TAG"}
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+@pytest.mark.parametrize("header", ["etags", "linked_etags", "commit_headers"])
+def test_a_header_that_names_a_file_outside_the_cache_is_refused(
+    hub: HubState, tmp_path: Path, header: str, name: str
+) -> None:
+    getattr(hub, header)[FILE] = name
+    assert "is refused" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("name", [*OUTSIDE, "", None, 7, [], "main", "a" * 39, "\0" * 40])
+def test_a_commit_that_is_none_is_refused(hub: HubState, tmp_path: Path, name: object) -> None:
+    hub.info = {"sha": name}
+    said = refusal(tmp_path)
+    assert "is refused" in said or "names no commit" in said
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../x.json",
+        "a/../../x.json",
+        "/tmp/x.json",
+        "..\\x.json",
+        "C:\\x.json",
+        "a//b.json",
+        "./x.json",
+        "x\0.json",
+        "x\n.json",
+        "\x1b[2J.json",
+        "",
+        7,
+        None,
+    ],
+)
+def test_a_file_outside_the_model_is_refused(hub: HubState, tmp_path: Path, path: object) -> None:
+    hub.tree = [
+        {"type": "file", "path": "config.json", "size": 1, "oid": "0" * 40},
+        {"type": "file", "path": path, "size": 1, "oid": "0" * 40},
+    ]
+    refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"type": "file", "path": "config.json"},
+        {"type": "file", "path": "config.json", "size": -1, "oid": "../x"},
+        {"path": "config.json", "size": 1, "oid": "0" * 40},
+        {"type": "file", "path": FILE, "size": 1, "oid": "0", "lfs": {"oid": "../x", "size": 1}},
+        {"type": "file", "path": FILE, "size": 1, "oid": "0" * 40, "xetHash": "../x"},
+        {"type": "file", "path": FILE, "size": 1, "oid": "0" * 40, "lfs": 7},
+        {"type": "file", "path": "config.json", "size": 1, "oid": 7},
+        [],
+        7,
+        None,
+        "config.json",
+    ],
+)
+def test_an_entry_that_is_none_is_one_line(hub: HubState, tmp_path: Path, entry: Any) -> None:
+    hub.tree = [entry]
+    refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "info",
+    [{"id": None}, {"id": 7}, {"siblings": 7}, {"siblings": [7]}, {"siblings": [{}]}, {"tags": 7}],
+)
+def test_a_description_that_lacks_something_is_one_line_or_enough(
+    hub: HubState, tmp_path: Path, info: dict[str, object]
+) -> None:
+    hub.info = info
+    if "id" in info and info["id"] is None:
+        assert "did not answer as expected" in refusal(tmp_path)
+        return
+    with contextlib.suppress(ModelLoadError):
+        fetch()
+
+
+@pytest.mark.parametrize("content", [[[]], {"a": 1}, "text", 7])
+def test_a_list_of_files_that_is_none_is_one_line(
+    hub: HubState, tmp_path: Path, content: object
+) -> None:
+    hub.tree = content
+    refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "etag", ["abc-7", "0x8D9ABCDEF", "d41d8cd98f00b204e9800998ecf8427e-38", "5f3.gz", "a+b=="]
+)
+def test_the_etags_of_other_servers_are_fine(hub: HubState, etag: str) -> None:
+    hub.etags[FILE] = etag
+    assert (fetch() / FILE).read_bytes() == WEIGHTS
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b"])
+def test_info_checks_answers_too(hub: HubState, name: str) -> None:
+    hub.etags["config.json"] = name
+    with pytest.raises(ModelLoadError, match="is refused"):
+        size_on_hub(SOURCE)
+
+
+@pytest.mark.parametrize(
+    "revision", ["..", "../x", "a/../../x", "/x", "a//b", "refs/../../x", "a/"]
+)
+def test_a_revision_outside_the_cache_is_none(revision: str) -> None:
+    assert hub_source(f"coast/kelp@{revision}") is None
+    with pytest.raises(ModelLoadError, match="is not a branch, tag or commit"):
+        hub_source("coast/kelp", revision=revision)
+    assert hub_source("coast/kelp@refs/pr/1", revision="v1.0") is not None
+
+
+# -- a Hub that is silent
+
+
+@contextlib.contextmanager
+def silent_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """Takes connections, and never answers."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        silent.setblocking(False)
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr("holdfast.models.hub._ASK_SECONDS", 0.2)
+        yield silent
+
+
+def connections(silent: socket.socket) -> int:
+    found = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            silent.accept()[0].close()
+            found += 1
+    return found
+
+
+def test_a_silent_hub_is_asked_once_about_a_model_in_the_cache(
+    hub: HubState, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    there = fetch()
+    monkeypatch.setattr("holdfast.models.hub.check_reachable", _never)
+    monkeypatch.setattr("holdfast.models.download.check_reachable", _never)
+    with silent_hub(monkeypatch) as silent, caplog.at_level(logging.WARNING):
+        assert fetch() == there
+        assert connections(silent) <= 1
+    assert "is used as it is in the cache: no answer within" in caplog.text
+
+
+def _never() -> None:
+    raise AssertionError("the Hub was waited for")
+
+
+def test_a_commit_in_the_cache_needs_no_hub(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = fetch()
+    hub.requests.clear()
+    source = ModelSettings(path=f"{MODEL}@{COMMIT}")
+    assert resolve_model(source, progress=lambda *_: None) == there
+    assert hub.requests == []
+
+
+def test_a_model_that_is_the_newest_costs_one_question(hub: HubState) -> None:
+    fetch()
+    hub.requests.clear()
+    fetch()
+    assert len(hub.requests) == 1
+
+
+def test_a_newer_model_is_fetched(hub: HubState) -> None:
+    fetch()
+    hub.commits[MODEL] = hashlib.sha1(b"newer").hexdigest()
+    hub.repositories[MODEL]["generation_config.json"] = b"{}"
+    assert (fetch() / "generation_config.json").exists()
+
+
+def test_a_damaged_model_in_the_cache_is_not_the_cached_one(hub: HubState) -> None:
+    there = fetch()
+    (there / FILE).resolve().unlink()  # its link dangles
+    assert (fetch() / FILE).read_bytes() == WEIGHTS
