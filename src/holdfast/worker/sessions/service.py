@@ -327,7 +327,10 @@ class SessionService:
         """
         if transfer.lost and self._cache.store is not None:
             self._cache.index.unreadable(transfer.lost)
-            self._cache.forget([key for key in transfer.lost if self._cache.payload(key) is None])
+            # keys in memory whose values are not finite
+            index = self._cache.index
+            known = [key for key in transfer.lost if index.residence(key) is not None]
+            self._cache.forget([key for key in known if self._cache.payload(key) is None])
             return self.carry_out(transfer.command)
         if transfer.failure is not None:
             return _refused(transfer.command, transfer.failure)
