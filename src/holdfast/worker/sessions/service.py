@@ -105,6 +105,10 @@ class SessionService:
         except SessionRefused as refusal:
             return _refused(command, refusal)
 
+    def is_open(self, session_id: str, *, tenant: str) -> bool:
+        """Whether a tenant has a session with this id."""
+        return self._registry.find(session_id, tenant=tenant) is not None
+
     def used(
         self,
         session_id: str,
