@@ -293,6 +293,11 @@ class BlockIndex:
         """Remove expired pins."""
         self._write("DELETE FROM pins WHERE until <= ?", [(now,)])
 
+    def newest_use(self) -> float | None:
+        """When any block was used last; None if there is none."""
+        (newest,) = self._database.execute("SELECT max(last_used) FROM blocks").fetchone()
+        return float(newest) if isinstance(newest, float) else None
+
     def entries(self, now: float, *, model: str | None = None) -> list[Entry]:
         """Return the blocks of one model (short name) or of all models, parents first.
 

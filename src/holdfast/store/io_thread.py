@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.machine.clocks import RetentionClock
 from holdfast.store.block import (
     BadBlock,
     BlockKey,
@@ -77,7 +78,9 @@ class IoThread:
         self._limits = limits
         self._clocks = clocks
         self._supervisor = IndexSupervisor(folder)
-        self._maintenance = StoreMaintenance(folder, self._supervisor, limits, clocks.wall)
+        # for what is deleted because of its age: pins, and then blocks that were not used for long
+        self._retention = RetentionClock(wall=clocks.wall, steady=clocks.steady)
+        self._maintenance = StoreMaintenance(folder, self._supervisor, limits, self._retention)
         self._ahead = WriteAhead(folder, fingerprint=fingerprint, figures=figures)
         self._records = Records(folder, model=self._model)
         # blocks whose files could not be used when they were read last: a new copy is taken unless
@@ -149,7 +152,10 @@ class IoThread:
                     salvage(self._folder)
                 self._salvaged = True
             self._supervisor.close()
-            self._supervisor.use(lambda index: index.drop_old_pins(self._clocks.wall()))
+            newest = self._supervisor.use(BlockIndex.newest_use)
+            if newest is not None:
+                self._retention.start_from(newest)
+            self._supervisor.use(lambda index: index.drop_old_pins(self._retention()))
             # the limits may have become tighter since the last time
             self._count_evicted(self._maintenance.make_room(0, in_use=()))
             self._refresh_counts()
@@ -204,9 +210,9 @@ class IoThread:
         self._to_remove.pop(block.key, None)  # it is wanted again
         if self._has_file(block.key):
             self._mailbox.finish([block.key], stored=True)
-            self.touch([block.key], self._clocks.wall())
+            self.touch([block.key])
             return
-        now = self._clocks.wall()
+        now = self._retention()
         buffers = encode_block(block, fingerprint=self._fingerprint)
         file_bytes = sum(map(len, buffers))
         if self._over_daily_budget(file_bytes):
@@ -370,11 +376,11 @@ class IoThread:
         self._record_use()
         return self._retry_at is None
 
-    def touch(self, keys: Iterable[BlockKey], at: float) -> None:
+    def touch(self, keys: Iterable[BlockKey]) -> None:
         """Record that blocks were used."""
         if not self._used:
             self._used_since = self._clocks.steady()
-        self._used.update(dict.fromkeys(keys, at))
+        self._used.update(dict.fromkeys(keys, self._retention()))
 
     def pin(self, keys: tuple[BlockKey, ...], holder: str, until: float) -> None:
         """Protect blocks from eviction."""
@@ -455,7 +461,7 @@ class IoThread:
             self._supervisor.open_in_memory()
         try:
             entries = self._supervisor.use(
-                lambda index: index.entries(self._clocks.wall(), model=self._model)
+                lambda index: index.entries(self._retention(), model=self._model)
             )
         except OSError as error:
             self._pause(error)

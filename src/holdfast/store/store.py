@@ -159,7 +159,6 @@ class BlockStore:
         # the I/O thread handles a folder that cannot be read
         with contextlib.suppress(OSError):
             self._folder.check()
-        self._clocks = clocks
         self._figures = StoreFigures(
             model=fingerprint_id(fingerprint), dropped_blocks=dict.fromkeys(get_args(DropReason), 0)
         )
@@ -233,7 +232,7 @@ class BlockStore:
 
         Pass all blocks of the path: a parent counts as used when a descendant is.
         """
-        self._mailbox.send(functools.partial(self._io.touch, tuple(keys), self._clocks.wall()))
+        self._mailbox.send(functools.partial(self._io.touch, tuple(keys)))
 
     def pin(self, keys: Iterable[BlockKey], *, holder: str = "", until: float = FOREVER) -> None:
         """Protect blocks and their ancestors from eviction for `holder`, even across restarts.

@@ -16,7 +16,7 @@ import msgspec
 from holdfast.config import ModelSettings
 from holdfast.front.fleet.worker_files import WorkerTemporaries
 from holdfast.front.link.worker_link import WorkerLink
-from holdfast.machine.clocks import awake_timeout
+from holdfast.machine.clocks import awake_clock, awake_timeout
 from holdfast.wire.commands import SHUT_DOWN, Assignment, WorkerSettings
 from holdfast.wire.events import Event, Heartbeat, LoadProgress, WorkerFailed, WorkerReady
 
@@ -205,11 +205,11 @@ class WorkerProcess:
 
         Uses SIGKILL: a process that is stopped would not receive SIGTERM.
         """
-        loop = asyncio.get_running_loop()
-        polled_at = loop.time()
+        clock = awake_clock()
+        polled_at = clock.time()
         while self.hang is None and self.is_alive:
             await asyncio.sleep(interval_seconds)
-            now = loop.time()
+            now = clock.time()
             heartbeat = self.link.poll_heartbeat()
             self.hang = self.watchdog.look(heartbeat, elapsed_seconds=now - polled_at)
             polled_at = now

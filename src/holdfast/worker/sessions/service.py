@@ -14,6 +14,7 @@ from concurrent.futures import Future
 import msgspec
 
 from holdfast.errors import SessionFailure, SessionRefused
+from holdfast.machine.clocks import RetentionClock
 from holdfast.store.block import BlockKey
 from holdfast.wire.commands import PinnedPrefix
 from holdfast.wire.requests import TOKEN_BYTES
@@ -59,9 +60,10 @@ class SessionService:
         pinned_percent: int = 50,
         context_tokens: int,
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cache = cache
-        self._clock = clock
+        self._clock = RetentionClock(wall=clock, steady=steady)
         self._pinned_percent = pinned_percent
         self._registry = SessionRegistry(most=most, ttl_seconds=ttl_seconds)
         self._pins = SessionPins(cache, quota_bytes=self._quota_bytes)
@@ -397,6 +399,8 @@ class SessionService:
             return
         for session in self._decoded(self._cache.store.records()).values():
             self._registry.put(session)
+        if len(self._registry):
+            self._clock.start_from(max(session.last_used_at for session in self._registry))
         for session in self._registry:
             self._pins.sync(session)
         self._expire()
