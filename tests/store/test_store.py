@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.config import StoreSettings
 from holdfast.store.block import (
     BadBlock,
     BlockMissing,
@@ -19,7 +20,7 @@ from holdfast.store.block import (
     fingerprint_id,
 )
 from holdfast.store.inspect import clear_store, prune_store, verify_store
-from holdfast.store.maintenance import StoreLimits
+from holdfast.store.maintenance import StoreLimits, store_limits
 from holdfast.store.store import BlockStore
 from tests.fakes.moved_clock import MovedClock
 from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, make_block, make_chain
@@ -395,3 +396,17 @@ def test_nothing_outside_the_folder_changes(tmp_path: Path) -> None:
         clear_store(tmp_path / "s")
     after = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir() if path.name != "s"}
     assert after == before
+
+
+@pytest.mark.parametrize("forbidden", ["disk_bytes", "daily_write_bytes"])
+def test_a_budget_of_zero_writes_no_block(tmp_path: Path, forbidden: str) -> None:
+    limits = store_limits(StoreSettings(**{forbidden: 0}))
+    with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, limits=limits) as store:
+        for block in CHAIN:
+            store.put(block)
+        store.flush()
+        assert not list((tmp_path / "s").rglob("*.block"))
+        assert not list((tmp_path / "s").rglob("*.part"))
+        assert store.entries() == ()
+        assert store.statistics().written_bytes == 0
+        assert sum(store.statistics().dropped_blocks.values()) == len(CHAIN)
