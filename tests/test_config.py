@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from holdfast.config import (
     shown_value,
     value_of,
 )
-from holdfast.config_sources import parse_seconds, parse_size, show_size
+from holdfast.config_sources import allowed, parse_seconds, parse_size, show_size
 from holdfast.errors import ConfigError
 
 SPECS = all_specs()
@@ -89,9 +90,11 @@ def test_a_flag_that_was_not_given_changes_nothing() -> None:
         ("HOLDFAST_MODEL_MEMORY_BYTES", "8 GiB", 8 << 30),
         ("HOLDFAST_MODEL_MEMORY_BYTES", "512MB", 512_000_000),
         ("HOLDFAST_MODEL_MEMORY_BYTES", "auto", None),
-        ("HOLDFAST_MODEL_MEMORY_BYTES", "0", None),
         ("HOLDFAST_STORE_RAM_BYTES", "off", 0),
-        ("HOLDFAST_STORE_RAM_BYTES", "0", None),
+        ("HOLDFAST_STORE_RAM_BYTES", "0", 0),
+        ("HOLDFAST_STORE_DISK_BYTES", "0", 0),
+        ("HOLDFAST_STORE_DISK_BYTES", "off", 0),
+        ("HOLDFAST_STORE_DAILY_WRITE_BYTES", "0", 0),
         ("HOLDFAST_SERVER_ALLOWED_HOSTS", "a.example, b.example ,", ("a.example", "b.example")),
         ("HOLDFAST_SERVER_ALLOWED_HOSTS", "", ()),
         ("HOLDFAST_SCHEDULER_STALL_SECONDS", "100 ms", 0.1),
@@ -337,3 +340,46 @@ def test_any_value_is_accepted_or_refused_by_name(key: str, value: object) -> No
         load(flags={key: value})
     except ConfigError as error:
         assert key.partition(".")[0] in str(error)
+
+
+@pytest.mark.parametrize("key", sorted(SPECS))
+def test_zero_is_what_the_documentation_says_or_refused(key: str) -> None:
+    """Who writes 0 wants none, and must never get what Holdfast chooses instead."""
+    spec = SPECS[key]
+    if spec.kind not in ("number", "size", "duration"):
+        return
+    texts: tuple[object, ...] = (0, "0") if spec.kind == "number" else (0, "0", "0.0")
+    for written_value in texts:
+        for source in ("flag", "variable"):
+            given: dict[str, object] = {key: written_value}
+            try:
+                if source == "flag":
+                    settings = load(flags=given).settings
+                else:
+                    settings = load(variables={spec.variable: str(written_value)}).settings
+            except ConfigError as error:
+                assert key in str(error)
+                assert spec.limits.in_words() in str(error)
+                continue
+            assert value_of(settings, key) == 0
+            assert re.search(r"\b0\b", spec.doc), "say in the text what 0 means"
+
+
+@pytest.mark.parametrize("key", sorted(SPECS))
+def test_words_for_nothing_and_negative_numbers_are_allowed_only_where_they_are_documented(
+    key: str,
+) -> None:
+    spec = SPECS[key]
+    words = ["none", "off", "never", "no", "unlimited", "-1", "-0.5"]
+    if spec.kind in ("switch", "list", "choice") or (spec.kind == "text" and not spec.values):
+        return
+    for word in words:
+        try:
+            settings = load(variables={spec.variable: word}).settings
+        except ConfigError as error:
+            assert key in str(error)
+        else:
+            is_name = spec.kind == "text" and word in ("unlimited", "-1", "-0.5")
+            assert is_name or word in f"{allowed(spec)} {spec.doc}"
+            is_nothing = value_of(settings, key) in (0, None, "off", "never")
+            assert is_name or is_nothing

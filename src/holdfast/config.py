@@ -59,7 +59,7 @@ def _setting(
 ) -> T:
     """Declare a setting as a dataclass field.
 
-    default: None lets Holdfast decide; users write it as `auto` or 0 (for a duration, as `never`).
+    default: None lets Holdfast decide; users write it as `auto` (for a duration, as `never`).
     doc: the text in the documentation. off: whether users may write `off` for 0.
     values: the allowed texts, in words, if not any text is allowed.
     """
@@ -95,6 +95,7 @@ class ServerSettings:
         "auto",
         "File of named API keys, written by `holdfast keys`. `auto`: the user's own file, if it"
         " exists; `off`: no file.",
+        values="auto | off | FILE",
     )
     trusted_proxies: tuple[str, ...] = _setting(
         (),
@@ -138,7 +139,7 @@ class ServerSettings:
     )
     shutdown_seconds: float = _setting(
         10.0,
-        "How long running answers may continue when the server stops.",
+        "How long running answers may continue when the server stops; 0: they end at once.",
         limits=NOT_NEGATIVE,
     )
     stalled_seconds: float = _setting(
@@ -155,7 +156,7 @@ class ServerSettings:
     unattended_seconds: float = _setting(
         5.0,
         "How long an answer is generated after its connection was lost, before it pauses; it "
-        "pauses earlier if another request needs the model.",
+        "pauses earlier if another request needs the model; 0: it pauses at once.",
         limits=NOT_NEGATIVE,
     )
     head_seconds: float = _setting(
@@ -255,18 +256,18 @@ class ModelSettings:
         None,
         "Threads for computing on a CPU; `auto`: one per core.",
         flag="--threads",
-        limits=NOT_NEGATIVE,
+        limits=AT_LEAST_ONE,
     )
     memory_bytes: int | None = _setting(
         None,
         "Memory budget for the KV of running requests; `auto`: derived from the free memory.",
         flag="--memory",
-        limits=NOT_NEGATIVE,
+        limits=AT_LEAST_ONE,
     )
     wired_bytes: int | None = _setting(
         None,
         "On a Mac, how much memory to wire (never page out) while requests run; `auto`: the "
-        "size of the weights, if that is a large part of what the GPU may use.",
+        "size of the weights, if that is a large part of what the GPU may use; 0: none.",
         limits=NOT_NEGATIVE,
     )
     keep_thoughts: bool = _setting(
@@ -335,16 +336,18 @@ class ResidencySettings:
         None,
         "Memory for all loaded models together, as measured; `auto`: three quarters of the "
         "memory of the machine or the GPU.",
-        limits=NOT_NEGATIVE,
+        limits=AT_LEAST_ONE,
     )
     place_seconds: float = _setting(
         300.0,
-        "How long a request waits for other models to be unloaded to make room for its model.",
+        "How long a request waits for other models to be unloaded to make room for its model; 0: "
+        "it is refused at once.",
         limits=NOT_NEGATIVE,
     )
     turn_seconds: float = _setting(
         30.0,
-        "How long a model in use stays loaded while another model is waiting for its memory.",
+        "How long a model in use stays loaded while another model is waiting for its memory; 0: "
+        "until its running answers end.",
         limits=NOT_NEGATIVE,
     )
     unread_bytes: int = _setting(
@@ -371,13 +374,13 @@ class SchedulerSettings:
     max_running: int = _setting(32, "Maximum number of running sequences.", limits=AT_LEAST_ONE)
     max_queued: int = _setting(
         256,
-        "Maximum number of waiting sequences; further requests get a 503.",
+        "Maximum number of waiting sequences; further requests get a 503. 0: none waits.",
         limits=NOT_NEGATIVE,
     )
     step_tokens: int | None = _setting(
         None,
         "Maximum number of tokens to prefill per step; `auto`: 512 on a CPU, 2048 on a GPU.",
-        limits=NOT_NEGATIVE,
+        limits=AT_LEAST_ONE,
     )
     stall_seconds: float = _setting(
         0.25,
@@ -397,7 +400,7 @@ class SchedulerSettings:
     aging_seconds: float = _setting(
         60.0,
         "How long a request of priority `batch` waits, while others run, before it counts as "
-        "interactive.",
+        "interactive; 0: it counts as interactive at once.",
         limits=NOT_NEGATIVE,
     )
 
@@ -425,8 +428,12 @@ class LimitsSettings:
         limits=NOT_NEGATIVE,
     )
     max_choices: int = _setting(16, "Largest `n`.", limits=AT_LEAST_ONE)
-    max_stop_strings: int = _setting(16, "Maximum number of stop strings.", limits=NOT_NEGATIVE)
-    max_top_logprobs: int = _setting(20, "Largest `top_logprobs`.", limits=NOT_NEGATIVE)
+    max_stop_strings: int = _setting(
+        16, "Maximum number of stop strings; 0: none are allowed.", limits=NOT_NEGATIVE
+    )
+    max_top_logprobs: int = _setting(
+        20, "Largest `top_logprobs`; 0: only the chosen token's.", limits=NOT_NEGATIVE
+    )
     repeated_thought_tokens: int = _setting(
         2048,
         "Reasoning is ended when this many tokens at its end repeat one sequence that is at most "
@@ -447,7 +454,9 @@ class LimitsSettings:
     max_schema_depth: int = _setting(
         32, "Maximum depth of an enforced JSON schema.", limits=Limits(at_least=1, at_most=50)
     )
-    max_tools: int = _setting(512, "Maximum number of tools in a request.", limits=NOT_NEGATIVE)
+    max_tools: int = _setting(
+        512, "Maximum number of tools in a request; 0: none are allowed.", limits=NOT_NEGATIVE
+    )
     max_tool_parts: int = _setting(
         50_000,
         "Maximum number of keys and values in all tool definitions of a request.",
@@ -488,7 +497,9 @@ class ImagesSettings:
         "Whether to fetch images that a request names by an http or https URL. Only public "
         "addresses are contacted. Images within the request are always allowed.",
     )
-    max_count: int = _setting(100, "Maximum number of images in a request.", limits=NOT_NEGATIVE)
+    max_count: int = _setting(
+        100, "Maximum number of images in a request; 0: none are allowed.", limits=NOT_NEGATIVE
+    )
     max_bytes: int = _setting(20 * _MIB, "Largest image file.", limits=Limits(at_least=1024))
     max_pixels: int = _setting(
         40_000_000, "Maximum number of pixels of an image.", limits=AT_LEAST_ONE
@@ -518,23 +529,28 @@ class StoreSettings:
         "Folder of the prefix cache on disk. `auto`: in the user's folder (for the Python "
         "library: RAM only); `off`: RAM only.",
         flag="--store",
+        values="auto | off | FOLDER",
     )
     ram_bytes: int | None = _setting(
         None,
         "RAM budget for the KV of ended requests (cached blocks and parked states); `auto`: a "
         "quarter of the KV budget for blocks, and what running requests leave of the KV budget "
-        "for parked states; `off`: ended requests are cached on disk only.",
+        "for parked states; `off` or 0: ended requests are cached on disk only.",
         limits=NOT_NEGATIVE,
         off=True,
     )
     disk_bytes: int | None = _setting(
         None,
         "Disk budget of the prefix cache; `auto`: a fifth of the volume, but at least 2 GiB stay "
-        "free.",
+        "free; `off` or 0: no block is kept on disk.",
         limits=NOT_NEGATIVE,
+        off=True,
     )
     daily_write_bytes: int | None = _setting(
-        None, "Maximum bytes written to disk per day; `auto`: 100 GiB.", limits=NOT_NEGATIVE
+        None,
+        "Maximum bytes of the prefix cache written to disk per day; `auto`: 100 GiB; 0: nothing is "
+        "written.",
+        limits=NOT_NEGATIVE,
     )
     max_sessions: int = _setting(
         1000,
@@ -551,7 +567,7 @@ class StoreSettings:
         50,
         "Percentage of the disk budget (of the RAM budget if there is no disk cache) that "
         "pinned sessions and prefixes marked by clients may use; an imported file may not "
-        "exceed it.",
+        "exceed it. 0: nothing can be pinned.",
         limits=Limits(at_least=0, at_most=100),
     )
 
@@ -580,7 +596,8 @@ class ResponsesSettings:
     )
     max_background: int = _setting(
         64,
-        "Maximum number of responses running in the background; further ones get a 429.",
+        "Maximum number of responses running in the background; further ones get a 429. 0: none "
+        "may run.",
         limits=NOT_NEGATIVE,
     )
 
@@ -603,6 +620,7 @@ class LogSettings:
         "where `holdfast logs` looks; `off`: no file; `background` (default): like `auto`, but "
         "only if standard error is neither a terminal nor a pipe.",
         flag="--log-file",
+        values="auto | off | background | FILE",
     )
     file_bytes: int = _setting(
         10 * _MIB, "Size at which the log file is rotated.", limits=Limits(at_least=1 << 16)

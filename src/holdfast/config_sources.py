@@ -25,6 +25,7 @@ _SIZE_UNITS: dict[str, int] = {"": 1, "b": 1} | {
 _SECOND_UNITS = {"": 1.0, "s": 1.0, "ms": 0.001, "min": 60.0, "m": 60.0, "h": 3600.0}
 _NUMBER_WITH_UNIT = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z]*)")
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+_LIKE_OFF = {"none", "no", "false", "0", "never", "disabled", "null"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ class SettingSpec:
     short: str  # one-letter flag, or empty
     choices: tuple[str, ...]
     limits: Limits
-    auto: bool  # may be None (written auto or 0), which means that Holdfast decides
+    auto: bool  # may be None (written auto), which means that Holdfast decides
     off: bool  # may be written off, which means 0
     never: bool  # may be None (written never)
     secret: bool
@@ -205,15 +206,13 @@ def convert(spec: SettingSpec, given: Given) -> Any:
         value = _converted(spec, given.value)
     except (ValueError, TypeError, OverflowError):
         value = None
-    if value is None or not (
-        spec.limits is FREE or spec.limits.hold(value) or (spec.auto and value == 0)
-    ):
+    if value is None or not (spec.limits is FREE or spec.limits.hold(value)):
         shown = "the given value" if spec.secret else _as_written(given.value)
         raise ConfigError(
             f"{spec.key} = {shown} is not allowed ({given.place or given.origin}); allowed: "
             f"{allowed(spec)}"
         )
-    return None if spec.auto and value == 0 else value
+    return value
 
 
 def _as_written(value: object) -> str:
@@ -230,7 +229,7 @@ def _converted(spec: SettingSpec, value: object) -> Any:
     """
     match spec.kind:
         case "text":
-            return value if isinstance(value, str) else None
+            return value if isinstance(value, str) and not _means_off(spec, value) else None
         case "choice":
             # a TOML file may have 8 where the choice is "8"
             word = str(value) if type(value) is int else value
@@ -248,6 +247,11 @@ def _converted(spec: SettingSpec, value: object) -> Any:
     if spec.kind == "duration":
         return float(value) if math.isfinite(value) else None
     return value if isinstance(value, int) else None
+
+
+def _means_off(spec: SettingSpec, text: str) -> bool:
+    """Whether a text probably means `off`, which would be taken for a name."""
+    return "off" in spec.values.split(" | ") and text.strip().lower() in _LIKE_OFF
 
 
 def _whole_number(text: str) -> int:

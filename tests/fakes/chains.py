@@ -108,6 +108,19 @@ def read_chain(
     return blocks
 
 
+def fill_gaps(
+    index: PrefixIndex, chain: Sequence[int], *, disk: FakeDisk | None = None
+) -> list[BlockKey]:
+    """What a sequence does that has computed a chain: the keys that it stores again."""
+    keys = index.to_fill(stored(index, chain))
+    for key in keys:
+        block = index.fill(key, Weight(index.run_of(key)[1]), holder=None)
+        if disk is not None:
+            disk.put(block)
+    index.check_invariants()
+    return keys
+
+
 def keep_checkpoint(
     index: PrefixIndex, chain: Sequence[int], *, nbytes: int = 1, tenant: str = ""
 ) -> Block | None:

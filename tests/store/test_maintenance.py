@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store.block import BadBlock, fingerprint_id
+from holdfast.store.block import fingerprint_id
 from holdfast.store.folder import (
     StoreFolder,
 )
@@ -88,9 +88,10 @@ def test_only_what_is_still_damaged_is_set_aside(tmp_path: Path) -> None:
     good = folder.block_path(KEYS[0], model=MODEL)
     bad = folder.block_path(KEYS[5], model=MODEL)
     bad.write_bytes(bad.read_bytes()[:-1] + b"!")
-    assert maintenance.condemn(good, BadBlock(KEYS[0], "was damaged a moment ago")) is False
-    assert maintenance.condemn(bad, BadBlock(KEYS[5], "payload checksum")) is True
-    assert maintenance.condemn(bad, BadBlock(KEYS[5], "payload checksum")) is False
+    assert maintenance.look_again(good, KEYS[0]) is False, "was damaged a moment ago"
+    assert maintenance.look_again(bad, KEYS[5]) is True
+    assert not bad.exists()
+    assert maintenance.look_again(bad, KEYS[5]) is True, "gone"
     assert kept(folder, supervisor) == set(KEYS[:5])
     assert len(quarantined_files(folder.quarantine_folder)) == 1
 
@@ -100,7 +101,7 @@ def test_a_sound_file_of_another_model_is_set_aside_too(tmp_path: Path) -> None:
     foreign = make_block([1], fingerprint="model two")
     path = folder.block_path(foreign.key, model=MODEL)
     write_file(path, foreign, fingerprint="model two")
-    assert maintenance.condemn(path, BadBlock(foreign.key, "belongs to another model")) is True
+    assert maintenance.look_again(path, foreign.key) is True
     assert not path.exists()
 
 

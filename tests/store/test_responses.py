@@ -267,3 +267,27 @@ TestKeptResponses = KeptResponses.TestCase
 TestKeptResponses.settings = hypothesis_settings(
     max_examples=25, stateful_step_count=25, deadline=None
 )
+
+
+def test_a_clock_that_jumps_ahead_deletes_nothing_without_a_second_look(tmp_path: Path) -> None:
+    wall, steady = [1e9], [0.0]
+    limits = ResponsesSettings(keep_seconds=100.0)
+
+    def opened() -> ResponseFile:
+        return ResponseFile(tmp_path, limits, clock=lambda: wall[0], steady=lambda: steady[0])
+
+    file = opened()
+    file.put(RecordKey("", "a"), {"id": "a"})
+    wall[0] += 86_400 * 400
+    for _ in range(2):
+        file.put(RecordKey("", "b"), {"id": "b"})
+        assert file.record(RecordKey("", "a")).body == {"id": "a"}
+        file.delete(RecordKey("", "b"))
+        file.close()
+        file = opened()
+    wall[0] -= 86_400 * 400
+    assert file.record(RecordKey("", "a")).body == {"id": "a"}
+    wall[0] += 101
+    with pytest.raises(RecordMissing):
+        file.record(RecordKey("", "a"))
+    file.close()

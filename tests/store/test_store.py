@@ -10,9 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store.block import BadBlock, BlockMissing, StoredBlock, StoreRefused, fingerprint_id
+from holdfast.config import StoreSettings
+from holdfast.store.block import (
+    BadBlock,
+    BlockMissing,
+    BlockUnreadable,
+    StoredBlock,
+    StoreRefused,
+    fingerprint_id,
+)
 from holdfast.store.inspect import clear_store, prune_store, verify_store
-from holdfast.store.maintenance import StoreLimits
+from holdfast.store.maintenance import StoreLimits, store_limits
 from holdfast.store.store import BlockStore
 from tests.fakes.moved_clock import MovedClock
 from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, make_block, make_chain
@@ -169,7 +177,7 @@ def test_a_link_under_the_name_of_a_block_is_replaced_and_not_followed(
     path = path_of(tmp_path / "store", CHAIN[1].key)
     (tmp_path / "mine").write_text("mine")
     path.symlink_to(tmp_path / "mine")
-    with pytest.raises(BlockMissing):
+    with pytest.raises(BadBlock, match="plain file"):
         store.read(CHAIN[1].key).result()
     store.put(CHAIN[1])
     store.flush()
@@ -338,7 +346,8 @@ def test_commands_may_verify_prune_and_clear_the_folder_of_a_store_that_is_open(
     report = verify_store(tmp_path / "store")
     assert report.files == len(CHAIN)
     assert [path.stem for path in report.bad] == [CHAIN[3].key.hex()]
-    assert [entry.block.key for entry in store.entries()] == [block.key for block in CHAIN[:3]]
+    assert [entry.block.key for entry in store.entries() if entry.is_missing] == [CHAIN[3].key]
+    assert {entry.block.key for entry in store.entries()} == {block.key for block in CHAIN}
     assert set(prune_store(tmp_path / "store", limits=StoreLimits()).keys) == {
         CHAIN[4].key,
         CHAIN[5].key,
@@ -365,7 +374,7 @@ def test_a_closed_store_refuses_quietly_and_leaves_no_thread(tmp_path: Path) -> 
     store.touch([CHAIN[0].key])
     assert store.flush() is False
     assert store.entries() == ()
-    with pytest.raises(BlockMissing):
+    with pytest.raises(BlockUnreadable, match="closed"):
         store.read(CHAIN[0].key).result(60)
     assert not [
         thread
@@ -387,3 +396,17 @@ def test_nothing_outside_the_folder_changes(tmp_path: Path) -> None:
         clear_store(tmp_path / "s")
     after = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir() if path.name != "s"}
     assert after == before
+
+
+@pytest.mark.parametrize("forbidden", ["disk_bytes", "daily_write_bytes"])
+def test_a_budget_of_zero_writes_no_block(tmp_path: Path, forbidden: str) -> None:
+    limits = store_limits(StoreSettings(**{forbidden: 0}))
+    with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, limits=limits) as store:
+        for block in CHAIN:
+            store.put(block)
+        store.flush()
+        assert not list((tmp_path / "s").rglob("*.block"))
+        assert not list((tmp_path / "s").rglob("*.part"))
+        assert store.entries() == ()
+        assert store.statistics().written_bytes == 0
+        assert sum(store.statistics().dropped_blocks.values()) == len(CHAIN)

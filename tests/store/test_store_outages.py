@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store.block import BlockMissing
+from holdfast.store.block import BlockMissing, BlockUnreadable
 from holdfast.store.io_thread import RETRY_SECONDS
 from holdfast.store.maintenance import StoreLimits
 from holdfast.store.store import BlockStore
@@ -140,7 +140,7 @@ def test_a_place_that_cannot_be_made_is_no_error(
     with BlockStore(tmp_path / "file" / "s", fingerprint=FINGERPRINT) as store:
         assert not put_all(store)
         assert store.entries() == ()
-        with pytest.raises(BlockMissing):
+        with pytest.raises(BlockUnreadable):
             store.read(CHAIN[0].key).result()
         assert len(warnings_of(caplog)) == 1
 

@@ -145,7 +145,7 @@ def test_a_model_is_shown_alone_and_all_together() -> None:
 
 def test_only_what_the_range_needs_is_kept_however_long_the_server_runs() -> None:
     clock = Clock()
-    history = PerformanceHistory(clock=clock)
+    history = PerformanceHistory(clock=clock, steady=clock)
     sizes = []
     for _day in range(30):
         for _ in range(24 * 12):
@@ -209,3 +209,19 @@ def test_anything_else_is_not_taken_in(damaged: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         history.unpack(damaged)
     assert history.models == frozenset()
+
+
+def test_a_clock_that_jumps_ahead_deletes_nothing_at_once() -> None:
+    clock, steady = Clock(), Clock()
+    history = PerformanceHistory(clock=clock, steady=steady)
+    history.add("m", answer())
+    clock.now += 30 * 86_400
+    saved = history.packed()
+    assert history.models == {"m"}
+    again = PerformanceHistory(clock=clock, steady=steady)
+    again.unpack(saved)
+    assert again.models == {"m"}
+    steady.now += 3600
+    clock.now += 3600
+    again.packed()
+    assert again.models == frozenset()

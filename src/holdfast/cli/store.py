@@ -250,6 +250,8 @@ def _print_verified(report: VerifyReport) -> None:
         f"checked {count_text(report.files, 'file')}, {size_text(report.file_bytes)}, in "
         f"{report.seconds:.1f} s"
     )
+    for path, reason in report.unreadable.items():
+        typer.echo(f"not readable now, left as it is: {path}: {reason}")
     for path, reason in report.bad.items():
         typer.echo(f"damaged: {path}: {reason}")
     typer.echo(
@@ -490,7 +492,8 @@ def _print_table(found: Sequence[Mapping[str, Any]]) -> None:
 def _pinned(session: Mapping[str, Any]) -> str:
     if not session["pinned"]:
         return ""
-    return "in part: over the quota" if session["pin_state"] == "over_quota" else "yes"
+    partly = {"over_quota": "in part: over the quota", "incomplete": "in part: the rest is gone"}
+    return partly.get(session["pin_state"], "yes")
 
 
 class StateInUse(HoldfastError):

@@ -24,6 +24,7 @@ folder; only the user who owns the folder can.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -75,11 +76,17 @@ class ReadFailed(HoldfastError):
 
 
 class BlockMissing(ReadFailed):
-    """The store does not have the block, or its folder cannot be read now."""
+    """The store does not have the block."""
+
+
+class BlockUnreadable(ReadFailed):
+    """The file of the block cannot be read now. This says nothing about its content: the file stays
+    where it is, and the next request that needs it tries again.
+    """
 
 
 class BadBlock(ReadFailed):
-    """The file of the block is damaged. It is moved to the quarantine and never used."""
+    """The content of the block's file is damaged. It is moved to the quarantine and never used."""
 
 
 class StoreRefused(HoldfastError):
@@ -144,9 +151,14 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     block: Block
     model: str  # short name of the model's fingerprint
-    file_bytes: int
+    file_bytes: int  # 0: the file is gone, but blocks that follow the block are stored
     last_used: float  # seconds since the epoch
     pinned: bool = False
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the block has no file. It is useful again once it is computed and stored anew."""
+        return self.file_bytes == 0
 
 
 class StoreChanges(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,7 +212,7 @@ def by_place(entry: Entry) -> tuple[int, bool]:
 
 
 def reachable_keys(by_depth: Iterable[Entry]) -> set[BlockKey]:
-    """Return the keys of entries whose whole chain of parents is stored.
+    """Return the keys of entries whose whole chain of parents is among the entries.
 
     Expects parents before children.
     """
@@ -290,7 +302,8 @@ def read_block(path: Path, key: BlockKey, *, model: str) -> StoredBlock:
     """Read and verify a whole file. Returns read-only views of one buffer.
 
     model: short name of the fingerprint that the file must have. The file is read instead of
-    mapped, so that a later truncation cannot cause a fault. Raises BlockMissing, BadBlock.
+    mapped, so that a later truncation cannot cause a fault. Raises BlockMissing, BlockUnreadable,
+    BadBlock.
     """
     with _opened(path, key) as file:
         preamble = _read_preamble(file, key)
@@ -323,7 +336,7 @@ def read_header(path: Path, key: BlockKey) -> BlockHeader:
     """Read and verify the header of a file, and check the file's length, without reading the
     payload.
 
-    Raises BlockMissing, BadBlock.
+    Raises BlockMissing, BlockUnreadable, BadBlock.
     """
     with _opened(path, key) as file:
         preamble = _read_preamble(file, key)
@@ -339,19 +352,27 @@ def _opened(path: Path, key: BlockKey) -> Iterator[int]:
     except FileNotFoundError as error:
         raise BlockMissing(key, "not in the store") from error
     except OSError as error:
-        raise BlockMissing(key, f"cannot be opened: {error.strerror}") from error
+        if error.errno == errno.ELOOP:  # because of O_NOFOLLOW
+            raise BadBlock(key, "not a plain file") from error
+        raise BlockUnreadable(key, f"cannot be opened: {error.strerror}") from error
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise BadBlock(key, "not a plain file")
         yield file
     except OSError as error:
-        raise BadBlock(key, f"unreadable: {error.strerror}") from error
+        raise BlockUnreadable(key, f"cannot be read: {error.strerror}") from error
+    except MemoryError as error:
+        raise BlockUnreadable(key, "no memory to read it into") from error
     finally:
         os.close(file)
 
 
 def _read_preamble(file: int, key: BlockKey) -> bytes:
-    return _checked_preamble(os.pread(file, ALIGNMENT, 0), key, file_bytes=os.fstat(file).st_size)
+    head = os.pread(file, ALIGNMENT, 0)
+    file_bytes = os.fstat(file).st_size
+    if len(head) < min(ALIGNMENT, file_bytes):
+        raise BlockUnreadable(key, f"only {len(head)} bytes could be read")
+    return _checked_preamble(head, key, file_bytes=file_bytes)
 
 
 def _checked_preamble(head: bytes, key: BlockKey, *, file_bytes: int) -> bytes:

@@ -35,7 +35,16 @@ from pathlib import Path
 import xxhash
 
 from holdfast.config import StoreSettings
-from holdfast.files import LOCK, abandoned, claim, expanded, store_folder, sync_to_drive, try_lock
+from holdfast.files import (
+    LOCK,
+    abandoned,
+    atomic_write,
+    claim,
+    expanded,
+    store_folder,
+    sync_to_drive,
+    try_lock,
+)
 from holdfast.store.block import KEY_BYTES, BlockKey, StoreRefused, fingerprint_id
 
 # values of the setting store.folder
@@ -414,12 +423,10 @@ class Records:
         """Write or replace a record. The record is durable when this returns."""
         path = self._path(name)
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        fresh = path.with_suffix(f".{os.getpid()}.new")
-        with open(fresh, "wb", opener=_private) as file:
+        with atomic_write(path) as file:
             file.write(data + self._sum(name, data))
             file.flush()
             sync_to_drive(file.fileno())
-        fresh.replace(path)
         sync_folder(self._folder)
 
     def remove(self, name: str) -> None:
@@ -472,7 +479,3 @@ def _is_record(path: Path) -> bool:
         and path.is_file()
         and not path.is_symlink()
     )
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

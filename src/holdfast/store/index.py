@@ -17,7 +17,7 @@ import os
 import random
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias, TypeVar
@@ -31,6 +31,7 @@ from holdfast.store.block import (
     BlockHeader,
     BlockKey,
     BlockMissing,
+    BlockUnreadable,
     Entry,
     by_place,
     fingerprint_id,
@@ -86,8 +87,8 @@ _SEALED_COLUMNS = 8
 _LOG = logging.getLogger(__name__)
 _ATTEMPTS = 4
 # primary result codes that do not indicate damage: PERM, BUSY, LOCKED, NOMEM, READONLY, INTERRUPT,
-# IOERR, FULL, CANTOPEN
-_NOT_DAMAGE = {3, 5, 6, 7, 8, 9, 10, 13, 14}
+# IOERR, FULL, CANTOPEN, PROTOCOL
+_NOT_DAMAGE = {3, 5, 6, 7, 8, 9, 10, 13, 14, 15}
 _FULL = 13
 _IN_MEMORY = Path(":memory:")
 
@@ -206,10 +207,10 @@ class BlockIndex:
         """Close the file. Merges the write-ahead log if no other process has the file open."""
         self._database.close()
 
-    def add(self, entries: Iterable[Entry], *, fingerprints: Mapping[str, str]) -> None:
+    def add(self, entries: Collection[Entry], *, fingerprints: Mapping[str, str]) -> None:
         """Add blocks, and the fingerprints of their models, in one transaction.
 
-        Existing rows are not changed.
+        Existing rows are not changed, except those of missing blocks.
         """
         rows = [
             (*msgspec.structs.astuple(entry.block), entry.model, entry.file_bytes, entry.last_used)
@@ -218,6 +219,10 @@ class BlockIndex:
         with self._writing():
             self._database.executemany(
                 "INSERT OR IGNORE INTO models VALUES (?, ?)", fingerprints.items()
+            )
+            self._database.executemany(
+                "DELETE FROM blocks WHERE key = ? AND file_bytes = 0",
+                [(entry.block.key,) for entry in entries],
             )
             self._database.executemany(
                 _ADD, ((*row[:-1], _seal(row[:-1]), row[-1]) for row in rows)
@@ -233,6 +238,34 @@ class BlockIndex:
     def remove_rows(self, keys: Iterable[BlockKey]) -> None:
         """Remove the rows of blocks, but not their pins: `reconcile` may add the rows again."""
         self._write("DELETE FROM blocks WHERE key IS ?", [(key,) for key in keys])
+
+    def lose(self, keys: Iterable[BlockKey]) -> None:
+        """Record that the files of blocks are gone.
+
+        Their rows are removed, unless stored blocks follow them: those are useful again once the
+        lost block is stored anew, and only the row tells which tokens it had. Pins are kept.
+        """
+        lost = set(keys)
+        if not lost:
+            return
+        found = self._database.execute(
+            "SELECT key, parent, file_bytes FROM blocks ORDER BY start DESC, kind DESC"
+        ).fetchall()  # children first
+        needed: set[BlockKey] = set()
+        for key, parent, file_bytes in found:
+            if key in needed or (file_bytes > 0 and key not in lost):
+                needed.add(parent)
+        with self._writing():
+            for key in lost:
+                row = self._database.execute(
+                    "SELECT * FROM blocks WHERE key = ?", (key,)
+                ).fetchone()
+                if row is None:
+                    continue
+                self._database.execute("DELETE FROM blocks WHERE key = ?", (key,))
+                if key in needed:
+                    sealed = (*row[: _SEALED_COLUMNS - 1], 0)
+                    self._database.execute(_ADD, (*sealed, _seal(sealed), row[-1]))
 
     def touch(self, used: Mapping[BlockKey, float]) -> None:
         """Record when blocks were used. Never moves a time backwards."""
@@ -259,6 +292,11 @@ class BlockIndex:
     def drop_old_pins(self, now: float) -> None:
         """Remove expired pins."""
         self._write("DELETE FROM pins WHERE until <= ?", [(now,)])
+
+    def newest_use(self) -> float | None:
+        """When any block was used last; None if there is none."""
+        (newest,) = self._database.execute("SELECT max(last_used) FROM blocks").fetchone()
+        return float(newest) if isinstance(newest, float) else None
 
     def entries(self, now: float, *, model: str | None = None) -> list[Entry]:
         """Return the blocks of one model (short name) or of all models, parents first.
@@ -354,7 +392,7 @@ class BlockIndex:
 
 _SUFFIX = f"-{INDEX_FORMAT}.sqlite"
 
-Gone: TypeAlias = dict[BlockKey, tuple[BlockFile, BadBlock] | None]
+Gone: TypeAlias = dict[BlockKey, BlockFile | None]
 Result = TypeVar("Result")
 
 
@@ -378,6 +416,8 @@ class IndexSupervisor:
         for _ in range(_ATTEMPTS):
             try:
                 return work(self._current())
+            except MemoryError as error:  # this is how Python reports SQLite's NOMEM
+                raise OSError(errno.ENOMEM, "the index: out of memory") from error
             except DAMAGE_SIGNS as error:
                 _raise_if_no_damage(error)
                 _LOG.warning(
@@ -435,27 +475,33 @@ class IndexSupervisor:
 def reconcile(index: BlockIndex, folder: StoreFolder) -> Gone:
     """Make the index agree with the folder: add rows for unknown files, remove rows without a file.
 
-    Reads only the headers of unknown files. Returns the missing and damaged blocks; for each
-    damaged block with its file, else with None. Raises OSError, sqlite3.Error.
+    Reads only the headers of unknown files. A file that cannot be read now stays as it is. Returns
+    the missing and damaged blocks; the damaged ones with their files. Raises OSError, sqlite3.Error.
     """
     unseen = index.places()
+    lost: list[BlockKey] = []
     wrong: list[BlockKey] = []
     fresh: dict[BlockKey, Entry] = {}
     fingerprints: dict[str, str] = {}
     damaged: Gone = {}
+    unreadable: list[BlockUnreadable] = []
     for found in folder.block_files():
         place = unseen.pop(found.key, None)
         if place == (found.model, found.file_bytes):
             continue
-        if place is not None:
-            wrong.append(found.key)
         try:
             header = _header_of(found)
-        except BlockMissing:
+        except BlockUnreadable as failure:
+            unreadable.append(failure)
             continue
-        except BadBlock as bad:
-            damaged[found.key] = found, bad
+        except (BlockMissing, BadBlock) as failure:
+            if isinstance(failure, BadBlock):
+                damaged[found.key] = found
+            if place is not None:
+                lost.append(found.key)
             continue
+        if place is not None:
+            wrong.append(found.key)
         # The time of the last use is unknown; the time of writing is the best substitute.
         fresh[found.key] = Entry(
             block=header.block,
@@ -464,13 +510,20 @@ def reconcile(index: BlockIndex, folder: StoreFolder) -> Gone:
             last_used=found.modified,
         )
         fingerprints[found.model] = header.fingerprint
-    wrong += unseen
+    lost += (key for key, (_, file_bytes) in unseen.items() if file_bytes > 0)
     if wrong:
         index.remove_rows(wrong)
     if fresh:
         index.add(fresh.values(), fingerprints=fingerprints)
+    index.lose(lost)
     index.recount()
-    return dict.fromkeys(key for key in wrong if key not in fresh) | damaged
+    if unreadable:
+        _LOG.warning(
+            "%d files of the store cannot be read now and are left for the next start; the first: %s",
+            len(unreadable),
+            unreadable[0],
+        )
+    return dict.fromkeys(lost) | damaged
 
 
 def _header_of(found: BlockFile) -> BlockHeader:

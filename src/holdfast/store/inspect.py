@@ -17,6 +17,7 @@ from holdfast.store.block import (
     BadBlock,
     BlockKey,
     BlockMissing,
+    BlockUnreadable,
     Entry,
     StoreRefused,
     reachable_keys,
@@ -71,6 +72,7 @@ class VerifyReport:
     files: int
     file_bytes: int
     bad: dict[Path, str]  # file -> reason
+    unreadable: dict[Path, str]  # files that could not be read, which says nothing about them
     seconds: float
 
 
@@ -92,6 +94,8 @@ def list_store(folder: Path) -> tuple[ModelHoldings, ...]:
         fingerprints = opened.supervisor.use(BlockIndex.fingerprints)
         by_model: dict[str, list[Entry]] = {}
         for entry in opened.supervisor.use(lambda index: index.entries(time.time())):
+            if entry.is_missing:
+                continue
             by_model.setdefault(entry.model, []).append(entry)
         listed = [
             _holdings_of(
@@ -109,7 +113,8 @@ def summarize_store(folder: Path, *, limits: StoreLimits) -> StoreSummary:
     """Return sizes, limits and irregularities of a folder. Raises StoreRefused, OSError."""
     with _opened(folder, limits) as opened:
         now = time.time()
-        entries = opened.supervisor.use(lambda index: index.entries(now))
+        rows = opened.supervisor.use(lambda index: index.entries(now))
+        entries = [entry for entry in rows if not entry.is_missing]
         day = time.strftime("%Y-%m-%d", time.gmtime(now))
         bad_files = quarantined_files(opened.folder.quarantine_folder)
         volume = shutil.disk_usage(opened.folder.path)
@@ -137,6 +142,7 @@ def verify_store(folder: Path) -> VerifyReport:
     files = 0
     file_bytes = 0
     bad: dict[Path, str] = {}
+    unreadable: dict[Path, str] = {}
     with _opened(folder, StoreLimits()) as opened:
         for found in opened.folder.block_files():
             files += 1
@@ -145,11 +151,17 @@ def verify_store(folder: Path) -> VerifyReport:
                 read_block(found.path, found.key, model=found.model)
             except BlockMissing:
                 continue  # the file was evicted meanwhile
+            except BlockUnreadable as failure:
+                unreadable[found.path] = failure.reason
             except BadBlock as damage:
-                bad[found.path] = damage.reason
-                opened.condemn(found.path, damage)
+                if opened.look_again(found.path, found.key):
+                    bad[found.path] = damage.reason
     return VerifyReport(
-        files=files, file_bytes=file_bytes, bad=bad, seconds=time.monotonic() - began
+        files=files,
+        file_bytes=file_bytes,
+        bad=bad,
+        unreadable=unreadable,
+        seconds=time.monotonic() - began,
     )
 
 
@@ -168,7 +180,7 @@ def prune_store(folder: Path, *, limits: StoreLimits) -> RemovalReport:
         gone = unreachable + opened.make_room(0, in_use=())
         opened.set_aside_damaged()
         return RemovalReport(
-            keys=tuple(entry.block.key for entry in gone),
+            keys=tuple(entry.block.key for entry in gone if not entry.is_missing),
             freed_bytes=sum(entry.file_bytes for entry in gone),
             salvaged_blocks=saved,
         )

@@ -15,14 +15,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.machine.clocks import RetentionClock
 from holdfast.store.block import (
     BadBlock,
     BlockKey,
+    BlockUnreadable,
     Entry,
+    ReadFailed,
     StoredBlock,
     StoreRefused,
     encode_block,
     reachable_keys,
+    read_block,
 )
 from holdfast.store.folder import Records, StoreFolder, is_plain_file
 from holdfast.store.index import BlockIndex, IndexSupervisor
@@ -74,9 +78,18 @@ class IoThread:
         self._limits = limits
         self._clocks = clocks
         self._supervisor = IndexSupervisor(folder)
-        self._maintenance = StoreMaintenance(folder, self._supervisor, limits, clocks.wall)
+        # for what is deleted because of its age: pins, and then blocks that were not used for long
+        self._retention = RetentionClock(wall=clocks.wall, steady=clocks.steady)
+        self._maintenance = StoreMaintenance(folder, self._supervisor, limits, self._retention)
         self._ahead = WriteAhead(folder, fingerprint=fingerprint, figures=figures)
         self._records = Records(folder, model=self._model)
+        # blocks whose files could not be used when they were read last: a new copy is taken unless
+        # the file turns out to be sound
+        self._doubted: set[BlockKey] = set()
+        # changes that failed, and are tried again; only the last one of each kind and name counts
+        self._undone: dict[tuple[str, str], Callable[[], None]] = {}
+        self._undone_at = 0.0
+        self._to_remove: dict[BlockKey, None] = {}  # blocks whose files are to be deleted
         self._used: dict[BlockKey, float] = {}
         self._used_since = 0.0
         self._retry_at: float | None = None  # set while the folder cannot be written
@@ -113,6 +126,8 @@ class IoThread:
             return max(0.0, self._ahead.oldest_at + GROUP_SECONDS - now)
         if self._used:
             return max(0.0, self._used_since + TOUCH_SECONDS - now)
+        if self._undone or self._to_remove:
+            return max(0.0, self._undone_at + RETRY_SECONDS - now)
         return None
 
     def _publish_if_due(self) -> None:
@@ -122,6 +137,8 @@ class IoThread:
             self._publish()
         if self._used and now >= self._used_since + TOUCH_SECONDS:
             self._record_use()
+        if (self._undone or self._to_remove) and now >= self._undone_at + RETRY_SECONDS:
+            self._do_undone()
 
     # -- opening and outages
 
@@ -135,7 +152,10 @@ class IoThread:
                     salvage(self._folder)
                 self._salvaged = True
             self._supervisor.close()
-            self._supervisor.use(lambda index: index.drop_old_pins(self._clocks.wall()))
+            newest = self._supervisor.use(BlockIndex.newest_use)
+            if newest is not None:
+                self._retention.start_from(newest)
+            self._supervisor.use(lambda index: index.drop_old_pins(self._retention()))
             # the limits may have become tighter since the last time
             self._count_evicted(self._maintenance.make_room(0, in_use=()))
             self._refresh_counts()
@@ -187,11 +207,12 @@ class IoThread:
         self._mailbox.finish(keys, stored=False)
 
     def _write_into_group(self, block: StoredBlock) -> None:
-        if is_plain_file(self._folder.block_path(block.key, model=self._model)):
+        self._to_remove.pop(block.key, None)  # it is wanted again
+        if self._has_file(block.key):
             self._mailbox.finish([block.key], stored=True)
-            self.touch([block.key], self._clocks.wall())
+            self.touch([block.key])
             return
-        now = self._clocks.wall()
+        now = self._retention()
         buffers = encode_block(block, fingerprint=self._fingerprint)
         file_bytes = sum(map(len, buffers))
         if self._over_daily_budget(file_bytes):
@@ -206,6 +227,18 @@ class IoThread:
                 lambda: self._ahead.write(block.block, buffers, now=now, steady_now=steady_now),
                 block,
             )
+
+    def _has_file(self, key: BlockKey) -> bool:
+        """Whether the folder has a file of this block that is sound, as far as is known."""
+        path = self._folder.block_path(key, model=self._model)
+        if key not in self._doubted:
+            return is_plain_file(path)
+        try:
+            read_block(path, key, model=self._model)
+        except ReadFailed:
+            return False
+        self._doubted.discard(key)
+        return True
 
     def _note_room(self, has_room: bool) -> None:
         """Record whether the store has room for any block at all.
@@ -281,6 +314,7 @@ class IoThread:
         except OSError as error:
             self._pause(error)
             return group
+        self._doubted.difference_update(entry.block.key for entry in group)
         self._mailbox.finish([entry.block.key for entry in group], stored=True)
         try:
             self._with_room(lambda: self._add_rows(group))
@@ -321,6 +355,7 @@ class IoThread:
     def _refresh_counts(self) -> None:
         damaged, gone = self._maintenance.set_aside_damaged()
         self._figures.bad_blocks += damaged
+        self._doubted.update(gone)
         self._mailbox.lose(gone)
         day = self._day()
         self._figures.blocks = self._supervisor.use(BlockIndex.block_count)
@@ -337,14 +372,15 @@ class IoThread:
         waiting = len(self._ahead)
         while waiting > 0 and self._ahead:
             waiting -= len(self._publish())
+        self._do_undone()
         self._record_use()
         return self._retry_at is None
 
-    def touch(self, keys: Iterable[BlockKey], at: float) -> None:
+    def touch(self, keys: Iterable[BlockKey]) -> None:
         """Record that blocks were used."""
         if not self._used:
             self._used_since = self._clocks.steady()
-        self._used.update(dict.fromkeys(keys, at))
+        self._used.update(dict.fromkeys(keys, self._retention()))
 
     def pin(self, keys: tuple[BlockKey, ...], holder: str, until: float) -> None:
         """Protect blocks from eviction."""
@@ -355,16 +391,29 @@ class IoThread:
         self._on_index("unpin", lambda index: index.unpin(keys, holder=holder))
 
     def put_record(self, name: str, data: bytes) -> None:
-        """Write a record.
-
-        If that is impossible now, the record is written when it changes again.
-        """
-        if self._can_write():
-            self._attempt("write a session's record", lambda: self._records.put(name, data))
+        """Write a record. If that is impossible now, it is tried again."""
+        self._do("write a session's record", name, lambda: self._records.put(name, data))
 
     def remove_record(self, name: str) -> None:
-        """Delete a record."""
-        self._attempt("remove a session's record", lambda: self._records.remove(name))
+        """Delete a record. If that is impossible now, it is tried again."""
+        self._do("write a session's record", name, lambda: self._records.remove(name))
+
+    def _do(self, what: str, name: str, work: Callable[[], None]) -> None:
+        """Call `work`; if it fails, or if the folder cannot be written, call it again later, unless
+        there is a newer order of this kind and name by then.
+        """
+        self._undone.pop((what, name), None)
+        if not (self._can_write() and self._attempt(what, work)):
+            if not self._undone:
+                self._undone_at = self._clocks.steady()
+            self._undone[what, name] = work
+
+    def _do_undone(self) -> None:
+        self._undone_at = self._clocks.steady()
+        if self._to_remove and self._retry_at is None:
+            self._attempt("remove blocks", self._remove_files)
+        for (what, name), work in tuple(self._undone.items()):
+            self._do(what, name, work)
 
     def records(self) -> dict[str, bytes]:
         """All records of this model."""
@@ -377,25 +426,42 @@ class IoThread:
     def remove(self, keys: tuple[BlockKey, ...]) -> None:
         """Delete blocks, including queued ones."""
         self.flush()
-        self._attempt("remove blocks", lambda: self._maintenance.remove(keys, model=self._model))
+        self._to_remove.update(dict.fromkeys(keys))
+        self._attempt("remove blocks", self._remove_files)
         self._mailbox.lose(keys)
         self._recount()
 
-    def condemn(self, path: Path, bad: BadBlock) -> None:
-        """Move a file that could not be read to the quarantine."""
-        self._figures.bad_blocks += 1
-        self._mailbox.lose([bad.key])
-        self._attempt("quarantine a damaged block", lambda: self._maintenance.condemn(path, bad))
-        self._recount()
+    def _remove_files(self) -> None:
+        left = self._maintenance.remove(tuple(self._to_remove), model=self._model)
+        self._to_remove = dict.fromkeys(left)
+        if left:
+            raise OSError(errno.EBUSY, f"{len(left)} files cannot be deleted now")
+
+    def look_again(self, path: Path, failure: ReadFailed) -> None:
+        """Look at a file that the other thread could not use. Only damaged content moves it to the
+        quarantine.
+        """
+        self._doubted.add(failure.key)
+        if isinstance(failure, BlockUnreadable):
+            return
+        self._figures.bad_blocks += isinstance(failure, BadBlock)
+        self._mailbox.lose([failure.key])
+
+        def look() -> None:
+            if self._folder.exists:  # if it is gone, the next write notices
+                self._maintenance.look_again(path, failure.key)
+                self._refresh_counts()
+
+        self._attempt("look at a block again", look)
 
     def entries(self) -> tuple[Entry, ...]:
-        """Return the blocks of this model whose parents are all stored, parents before children."""
+        """Return the blocks of this model whose parents are all known, parents before children."""
         self.flush()
         if self._retry_at is not None:
             self._supervisor.open_in_memory()
         try:
             entries = self._supervisor.use(
-                lambda index: index.entries(self._clocks.wall(), model=self._model)
+                lambda index: index.entries(self._retention(), model=self._model)
             )
         except OSError as error:
             self._pause(error)
@@ -413,13 +479,17 @@ class IoThread:
     def _on_index(self, what: str, work: Callable[[BlockIndex], object]) -> None:
         self._attempt(what, lambda: self._supervisor.use(work))
 
-    def _attempt(self, what: str, work: Callable[[], object]) -> None:
-        """Call `work`. If it raises OSError, only log that the store could not do `what`."""
+    def _attempt(self, what: str, work: Callable[[], object]) -> bool:
+        """Call `work`. If it raises OSError, only log that the store could not do `what`, and
+        return False.
+        """
         try:
             work()
         except OSError as error:
             if self._retry_at is None:
                 _LOG.warning("the store could not %s: %s", what, error)
+            return False
+        return True
 
 
 def _give_way() -> None:

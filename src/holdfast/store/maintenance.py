@@ -20,6 +20,7 @@ from holdfast.store.block import (
     BadBlock,
     BlockKey,
     BlockMissing,
+    BlockUnreadable,
     Entry,
     by_place,
     reachable_keys,
@@ -103,7 +104,7 @@ def eviction_order(entries: Iterable[Entry], *, in_use: Collection[BlockKey] = (
     """
     by_depth = sorted(entries, key=by_place)
     kept, recency = _kept_and_recency(by_depth, in_use)
-    reachable = reachable_keys(by_depth)
+    reachable = reachable_keys(entry for entry in by_depth if not entry.is_missing)
     victims = [entry for entry in reversed(by_depth) if entry.block.key not in kept]
     return sorted(
         victims, key=lambda entry: (entry.block.key in reachable, recency[entry.block.key])
@@ -178,8 +179,7 @@ class StoreMaintenance:
         """
         with self.folder.exclusive():
             victims = choose_victims(self._entries(), excess_bytes=excess_bytes, in_use=in_use)
-            self._unlink(victims)
-        return victims
+            return self._unlink(victims)
 
     def remove_unreachable(self) -> list[Entry]:
         """Remove the blocks whose parents are gone, unless they are pinned.
@@ -188,50 +188,70 @@ class StoreMaintenance:
         """
         with self.folder.exclusive():
             entries = self._entries()
-            reachable = reachable_keys(entries)
+            reachable = reachable_keys(entry for entry in entries if not entry.is_missing)
             lost = [
                 entry for entry in entries if entry.block.key not in reachable and not entry.pinned
             ]
-            self._unlink(lost)
-        return lost
+            return self._unlink(lost)
 
     def _entries(self) -> list[Entry]:
         return self.supervisor.use(lambda index: index.entries(self._clock()))
 
-    def _unlink(self, entries: Iterable[Entry]) -> None:
-        done = []
-        try:
-            # files first: a row without a file is a miss, but a file without a row would come back
-            for entry in entries:
+    def _unlink(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Delete blocks; returns the deleted ones. A file that cannot be deleted stays, with its
+        row, and hinders no other one. Raises OSError if none could be deleted.
+        """
+        done: list[Entry] = []
+        failure: OSError | None = None
+        for entry in entries:
+            try:
+                # first the file: a row without a file is a miss, but a file without a row comes back
                 self.folder.block_path(entry.block.key, model=entry.model).unlink(missing_ok=True)
-                done.append(entry.block.key)
-        finally:
-            if done:
-                self.supervisor.use(lambda index: index.remove(done))
+                done.append(entry)
+            except OSError as error:
+                failure = failure or error
+        self.supervisor.use(lambda index: index.remove([entry.block.key for entry in done]))
+        if failure is not None and not done:
+            raise failure
+        return done
 
-    def remove(self, keys: Iterable[BlockKey], *, model: str) -> None:
-        """Delete blocks of one model (short name)."""
-        gone = list(keys)
-        for key in gone:
-            self.folder.block_path(key, model=model).unlink(missing_ok=True)
+    def remove(self, keys: Iterable[BlockKey], *, model: str) -> list[BlockKey]:
+        """Delete blocks of one model (short name); returns those whose files cannot be deleted now.
+
+        Raises OSError if the index cannot be changed.
+        """
+        gone: list[BlockKey] = []
+        left: list[BlockKey] = []
+        for key in keys:
+            try:
+                self.folder.block_path(key, model=model).unlink(missing_ok=True)
+                gone.append(key)
+            except OSError:
+                left.append(key)
         self.supervisor.use(lambda index: index.remove(gone))
+        return left
 
-    def condemn(self, path: Path, bad: BadBlock) -> bool:
-        """Quarantine a damaged file, unless a good one has replaced it.
-
-        Returns whether it was damaged.
+    def look_again(self, path: Path, key: BlockKey) -> bool:
+        """Read a block that another thread could not use. If its content is damaged, quarantine the
+        file. Returns whether the file is damaged or gone.
         """
         try:
-            read_block(path, bad.key, model=path.parent.name)
-        except BlockMissing:
+            read_block(path, key, model=path.parent.name)
+        except BlockUnreadable:
             return False
-        except BadBlock as still_bad:
-            _LOG.warning("a damaged block was moved to the quarantine: %s", still_bad)
-            quarantine(path, still_bad, folder=self.folder.quarantine_folder)
-            self._bound_quarantine()
-            self.supervisor.use(lambda index: index.remove_rows([bad.key]))
-            return True
-        return False
+        except BlockMissing:
+            pass
+        except BadBlock as bad:
+            _LOG.warning("a damaged block is moved to the quarantine: %s", bad)
+            try:
+                quarantine(path, bad, folder=self.folder.quarantine_folder)
+                self._bound_quarantine()
+            except OSError as error:  # it is replaced when the block is stored anew
+                _LOG.warning("the quarantine cannot be changed: %s", error)
+        else:
+            return False
+        self.supervisor.use(lambda index: index.lose([key]))
+        return True
 
     def _bound_quarantine(self) -> None:
         bound_quarantine(
@@ -247,13 +267,11 @@ class StoreMaintenance:
         """
         gone = self.supervisor.gone
         self.supervisor.gone = {}
-        damaged = [found for found in gone.values() if found is not None]
-        for file, bad in damaged:
-            quarantine(file.path, bad, folder=self.folder.quarantine_folder)
-        if damaged:
-            were = "file was" if len(damaged) == 1 else "files were"
-            _LOG.warning("%d damaged %s moved to the quarantine", len(damaged), were)
-            self._bound_quarantine()
+        damaged = [
+            found
+            for found in gone.values()
+            if found is not None and self.look_again(found.path, found.key)
+        ]
         return len(damaged), list(gone)
 
 

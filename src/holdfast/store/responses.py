@@ -27,6 +27,7 @@ import xxhash
 from holdfast.config import DEFAULT_RESPONSES, ResponsesSettings
 from holdfast.errors import ResponsesUnavailable
 from holdfast.files import Claim, claim, sweep
+from holdfast.machine.clocks import RetentionClock
 from holdfast.store.block import StoreRefused
 from holdfast.store.folder import StoreFolder
 from holdfast.store.index import DAMAGE_SIGNS, clear_tables, make_tables, use_write_ahead_log
@@ -182,10 +183,11 @@ class ResponseFile:
         limits: ResponsesSettings,
         *,
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._database = _Database(folder)
+        self._clock = RetentionClock(wall=clock, steady=steady)
+        self._database = _Database(folder, on_open=self._opened)
         self._limits = limits
-        self._clock = clock
 
     def put(
         self,
@@ -335,6 +337,11 @@ class ResponseFile:
         """Close the file. Idempotent. A later call opens the file again."""
         self._database.close()
 
+    def _opened(self, database: sqlite3.Connection) -> None:
+        (newest,) = database.execute("SELECT max(used) FROM records").fetchone()
+        if isinstance(newest, float):
+            self._clock.start_from(newest)
+
     def _since(self) -> float:
         return self._clock() - self._limits.keep_seconds
 
@@ -393,8 +400,12 @@ class _Database:
     next process that opens the file marks these responses as lost.
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(
+        self, folder: Path | None, *, on_open: Callable[[sqlite3.Connection], None]
+    ) -> None:
+        """on_open: called with the file when it is opened."""
         self._folder = folder
+        self._on_open = on_open
         self._database: sqlite3.Connection | None = None
         self._claim: Claim | None = None
         self.run = secrets.token_hex(8)
@@ -452,6 +463,7 @@ class _Database:
                 raise sqlite3.DatabaseError("its tables are missing")
             if path is not None:
                 self._mark_lost(database, path.parent)
+            self._on_open(database)
         except BaseException:
             database.close()
             raise

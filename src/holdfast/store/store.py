@@ -23,10 +23,11 @@ from typing import TypeVar, get_args
 import msgspec
 
 from holdfast.store.block import (
-    BadBlock,
     BlockKey,
     BlockMissing,
+    BlockUnreadable,
     Entry,
+    ReadFailed,
     StoreChanges,
     StoredBlock,
     fingerprint_id,
@@ -55,16 +56,17 @@ class BlockReader:
         mailbox: Mailbox,
         *,
         figures: StoreFigures,
-        on_bad: Callable[[Path, BadBlock], None],
+        on_failure: Callable[[Path, ReadFailed], None],
     ) -> None:
         """figures: the store's metrics, which the reader updates; they contain the model's short name.
 
-        on_bad: called on the reading thread with the path of each damaged file and the error.
+        on_failure: called on the reading thread with the path of each file that could not be read,
+            and the error.
         """
         self._folder = folder
         self._mailbox = mailbox
         self._figures = figures
-        self._on_bad = on_bad
+        self._on_failure = on_failure
         self._asked: queue.SimpleQueue[tuple[BlockKey, Future[StoredBlock]] | None] = (
             queue.SimpleQueue()
         )
@@ -96,15 +98,11 @@ class BlockReader:
     def _answer(self, key: BlockKey, future: Future[StoredBlock]) -> None:
         try:
             block = self._read(key)
-        except BlockMissing as missing:
-            self._figures.missing_blocks += 1
-            future.set_exception(missing)
-        except BadBlock as bad:
-            future.set_exception(bad)
-            self._on_bad(self._folder.block_path(key, model=self._figures.model), bad)
-        except MemoryError:
-            self._figures.missing_blocks += 1
-            future.set_exception(BlockMissing(key, "no memory to read it into"))
+        except ReadFailed as failure:
+            self._figures.missing_blocks += isinstance(failure, BlockMissing)
+            self._figures.unreadable_blocks += isinstance(failure, BlockUnreadable)
+            self._on_failure(self._folder.block_path(key, model=self._figures.model), failure)
+            future.set_exception(failure)
         except BaseException as error:
             future.set_exception(error)
             raise
@@ -128,7 +126,7 @@ class BlockReader:
             except queue.Empty:
                 return
             if asked is not None and asked[1].set_running_or_notify_cancel():
-                asked[1].set_exception(BlockMissing(asked[0], "the store is closed"))
+                asked[1].set_exception(BlockUnreadable(asked[0], "the store is closed"))
 
 
 class BlockStore:
@@ -161,7 +159,6 @@ class BlockStore:
         # the I/O thread handles a folder that cannot be read
         with contextlib.suppress(OSError):
             self._folder.check()
-        self._clocks = clocks
         self._figures = StoreFigures(
             model=fingerprint_id(fingerprint), dropped_blocks=dict.fromkeys(get_args(DropReason), 0)
         )
@@ -175,7 +172,7 @@ class BlockStore:
             clocks=clocks,
         )
         self._reader = BlockReader(
-            self._folder, self._mailbox, figures=self._figures, on_bad=self._on_bad
+            self._folder, self._mailbox, figures=self._figures, on_failure=self._on_failure
         )
         self._threads = (
             threading.Thread(target=self._io.run, name="holdfast-store"),
@@ -210,13 +207,14 @@ class BlockStore:
     def read(self, key: BlockKey) -> Future[StoredBlock]:
         """Return a future of the verified block, whose parts are views of one buffer.
 
-        The future fails with BlockMissing or BadBlock. Callbacks run on the reading thread. Release
+        The future fails with BlockMissing, BlockUnreadable or BadBlock. Callbacks run on the reading thread. Release
         a block before you ask for many more: reused buffers cause no page faults.
         """
         return self._reader.ask(key)
 
     def entries(self) -> tuple[Entry, ...]:
-        """Return all reachable blocks of this model, parents first, blocks before states.
+        """Return all blocks of this model whose parents are known, parents first, blocks before
+        states. A block may be missing (`Entry.is_missing`) while others that follow it are stored.
 
         Blocks until the answer.
         """
@@ -234,7 +232,7 @@ class BlockStore:
 
         Pass all blocks of the path: a parent counts as used when a descendant is.
         """
-        self._mailbox.send(functools.partial(self._io.touch, tuple(keys), self._clocks.wall()))
+        self._mailbox.send(functools.partial(self._io.touch, tuple(keys)))
 
     def pin(self, keys: Iterable[BlockKey], *, holder: str = "", until: float = FOREVER) -> None:
         """Protect blocks and their ancestors from eviction for `holder`, even across restarts.
@@ -310,8 +308,8 @@ class BlockStore:
         """Assert that the index is consistent."""
         self._ask(self._io.check_invariants, otherwise=None)
 
-    def _on_bad(self, path: Path, bad: BadBlock) -> None:
-        self._mailbox.send(functools.partial(self._io.condemn, path, bad))
+    def _on_failure(self, path: Path, failure: ReadFailed) -> None:
+        self._mailbox.send(functools.partial(self._io.look_again, path, failure))
 
     def _ask(self, work: Callable[[], Answer], *, otherwise: Answer) -> Answer:
         try:

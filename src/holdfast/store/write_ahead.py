@@ -11,6 +11,7 @@ durability, but does not change what survives a kill.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections import deque
@@ -26,6 +27,7 @@ from holdfast.store.block import (
     Block,
     BlockKey,
     BlockMissing,
+    BlockUnreadable,
     Entry,
     Part,
     StoreChanges,
@@ -42,6 +44,7 @@ Answer = TypeVar("Answer")
 Task: TypeAlias = Callable[[], None]
 Offer: TypeAlias = Literal["taken", "held already", "full", "closed"]
 
+_LOG = logging.getLogger(__name__)
 _MOST_CHANGES = 1 << 17  # how many changes to remember; a read also notices a lost block
 
 
@@ -317,7 +320,10 @@ def salvage(folder: StoreFolder) -> int:
                 key = bytes.fromhex(name) if len(name) == 2 * KEY_BYTES else b""
                 fingerprint = read_header(path, key).fingerprint
                 read_block(path, key, model=fingerprint_id(fingerprint))
-            except (BadBlock, BlockMissing, ValueError):
+            except (BlockMissing, BlockUnreadable) as failure:
+                _LOG.warning("a file of a dead process is left for the next start: %s", failure)
+                continue
+            except (BadBlock, ValueError):
                 path.unlink(missing_ok=True)
                 continue
             target = folder.make_model_folder(fingerprint)

@@ -20,6 +20,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
+from holdfast.machine.clocks import RetentionClock
+
 # the finest duration that is told apart, and the buckets per doubling: a percentile is exact up to
 # the width of a bucket, a factor of 1.19
 LEAST: Final = 1e-5
@@ -345,9 +347,15 @@ class PerformanceHistory:
     idle for longest is forgotten) and by MOST_BYTES (the oldest cells are).
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
         """clock: the time in seconds since 1970."""
         self._clock = clock
+        self._retention = RetentionClock(wall=clock, steady=steady)
         self._models: dict[str, dict[int, _Line]] = {}  # the latest used model last
         self._bounded_at = 0.0
         # called after each change
@@ -364,7 +372,7 @@ class PerformanceHistory:
             line.at(now).merge(cell)
         if not self._bounded_at <= now < self._bounded_at + min(KEPT):
             self._bounded_at = now
-            self._bound(now)
+            self._bound()
         self.on_change()
 
     @property
@@ -408,7 +416,7 @@ class PerformanceHistory:
 
     def packed(self) -> bytes:
         """Everything, to be saved."""
-        self._bound(self._clock())
+        self._bound()
         models = {
             name: {length: line.packed() for length, line in lines.items()}
             for name, lines in self._models.items()
@@ -427,9 +435,15 @@ class PerformanceHistory:
             name: {length: _Line(length, kept.get(length, ())) for length in KEPT}
             for name, kept in contents.models.items()
         }
-        self._bound(self._clock())
+        starts = [
+            kept[-1].start for lines in contents.models.values() for kept in lines.values() if kept
+        ]
+        if starts:
+            self._retention.start_from(max(starts))
+        self._bound()
 
-    def _bound(self, now: float) -> None:
+    def _bound(self) -> None:
+        now = self._retention()
         for name, lines in list(self._models.items()):
             for line in lines.values():
                 line.expire(now)

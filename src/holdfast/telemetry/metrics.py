@@ -73,6 +73,7 @@ _STORE_COUNTERS = (
     ("evicted_blocks", "Blocks evicted from disk."),
     ("bad_blocks", "Blocks whose file was damaged; none was used."),
     ("missing_blocks", "Blocks whose file was missing."),
+    ("unreadable_blocks", "Reads of blocks that failed; their files are kept and read again."),
     ("outages", "How often the folder became unwritable."),
 )
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST

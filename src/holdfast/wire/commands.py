@@ -117,6 +117,15 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """Whether the request runs only while the worker has nothing else to do."""
         return self.read_ahead is not None
 
+    def without_session(self, *, forget: bool) -> SequenceRequest:
+        """This request after its session was closed. forget: whether it may leave nothing in the
+        cache.
+        """
+        pins = () if forget else self.pins
+        return msgspec.structs.replace(
+            self, session_id="", pins=pins, is_kept=self.is_kept and not forget
+        )
+
     @property
     def reusable_tokens(self) -> int:
         """The number of tokens at the beginning of the prompt that may come from the cache."""

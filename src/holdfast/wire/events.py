@@ -49,6 +49,7 @@ class StoreFigures(msgspec.Struct, kw_only=True):
     evicted_blocks: int = 0
     bad_blocks: int = 0
     missing_blocks: int = 0
+    unreadable_blocks: int = 0
     outages: int = 0  # how often the folder could not be written
     dropped_blocks: dict[DropReason, int] = {}  # blocks that were not written, by reason
 

@@ -5,7 +5,14 @@ from holdfast.worker.prefix.chain import ChainBlock, ChainState, pack_tokens
 from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.prefix.lookup import Shortfall
 from holdfast.worker.prefix.tiers import Residence
-from tests.fakes.chains import insert_at, keep_checkpoint, plan_of, read_chain, stored
+from tests.fakes.chains import (
+    fill_gaps,
+    insert_at,
+    keep_checkpoint,
+    plan_of,
+    read_chain,
+    stored,
+)
 from tests.fakes.disk_side import FakeDisk
 from tests.fakes.payloads import Weight
 
@@ -261,7 +268,8 @@ def test_a_block_that_the_disk_refused_may_be_evicted_unless_a_descendant_is_hel
         assert plan_of(memory, CHAIN).tokens == 8
     read_chain(memory, [8], disk=disk)
     assert plan_of(memory, CHAIN).shortfall == Shortfall(CacheOutcome.EVICTED, 8)
-    assert second.key not in disk.kept
+    assert memory.is_missing(first.key)
+    assert second.key in disk.kept, "useful again once the first is stored again"
 
 
 def test_an_unreadable_copy_on_disk_costs_nothing_while_ram_has_it_too() -> None:
@@ -277,20 +285,53 @@ def test_an_unreadable_copy_on_disk_costs_nothing_while_ram_has_it_too() -> None
     memory.check_invariants()
 
 
-def test_a_block_that_neither_tier_has_is_lost_with_its_descendants() -> None:
+def test_a_block_that_neither_tier_has_ends_reuse_until_it_is_stored_again() -> None:
     disk = FakeDisk()
     memory = library(budget=8, disk=disk)
     keys = [addition.key for addition in read_chain(memory, [*range(16)], disk=disk)]
     memory.disk_changed(stored=disk.write().stored)
-    assert memory.disk_changed(lost=disk.drop([keys[2]]).lost) == (keys[3], keys[2])
-    assert disk.kept.keys() == {keys[0], keys[1]}
+    assert memory.disk_changed(lost=disk.drop([keys[2]]).lost) == (keys[2],)
+    assert disk.kept.keys() == {keys[0], keys[1], keys[3]}
     assert plan_of(memory, [*range(16)]).shortfall == Shortfall(CacheOutcome.EVICTED, 8)
-    disk.condemn(keys[0])
-    assert memory.forget([keys[0]], cause=CacheOutcome.UNREADABLE) == (keys[1], keys[0])
+    assert fill_gaps(memory, [*range(16)], disk=disk) == [keys[2]]
+    assert plan_of(memory, [*range(16)]).shortfall == Shortfall(CacheOutcome.COMPLETE)
+    memory.disk_changed(stored=disk.write().stored)
+    assert disk.kept.keys() == set(keys)
+    assert memory.forget([keys[0]], cause=CacheOutcome.UNREADABLE) == (*keys[:0:-1], keys[0])
     assert disk.kept == {}
     assert plan_of(memory, [*range(16)]).shortfall == Shortfall(CacheOutcome.UNREADABLE, 16)
     memory.check_invariants()
     assert len(read_chain(memory, [*range(16)], disk=disk)) == 4
+
+
+def test_a_missing_block_goes_with_the_last_block_that_follows_it() -> None:
+    disk = FakeDisk()
+    memory = library(budget=0, disk=disk)
+    keys = [addition.key for addition in read_chain(memory, [*range(16)], disk=disk)]
+    memory.disk_changed(stored=disk.write().stored)
+    memory.disk_changed(lost=disk.drop([keys[1], keys[2]]).lost)
+    assert memory.is_missing(keys[1])
+    assert memory.is_missing(keys[2])
+    memory.check_invariants()
+    memory.disk_changed(lost=disk.drop([keys[3]]).lost)
+    assert plan_of(memory, [*range(16)]).tokens == 4
+    assert disk.kept.keys() == {keys[0]}
+    assert len(memory) == 1
+    memory.check_invariants()
+
+
+def test_a_copy_on_disk_that_could_not_be_read_is_planned_again_and_offered_anew() -> None:
+    disk = FakeDisk()
+    memory = library(budget=0, disk=disk)
+    first, second = read_chain(memory, CHAIN, disk=disk)
+    memory.disk_changed(stored=disk.write().stored)
+    memory.doubt(first.key)
+    assert plan_of(memory, CHAIN).to_read == (first.key, second.key)
+    assert fill_gaps(memory, CHAIN, disk=disk) == [first.key]
+    memory.disk_changed(stored=disk.write().stored)
+    assert fill_gaps(memory, CHAIN, disk=disk) == []
+    assert disk.kept.keys() == {first.key, second.key}
+    memory.check_invariants()
 
 
 def test_forgetting_held_blocks_or_blocks_being_saved_leaves_no_holds() -> None:
@@ -343,8 +384,8 @@ def test_late_news_of_a_removal_does_not_affect_a_block_that_is_stored_again() -
     first, second = read_chain(memory, CHAIN, disk=disk)
     memory.disk_changed(stored=disk.write().stored)
     disk.condemn(first.key)
-    assert memory.unreadable([first.key]) == (second.key, first.key)
-    read_chain(memory, CHAIN, disk=disk)
+    assert memory.unreadable([first.key]) == (first.key,)
+    assert fill_gaps(memory, CHAIN, disk=disk) == [first.key]
     changes = disk.write([first.key])
     assert memory.disk_changed(stored=changes.stored, lost=disk.take_echoes().lost) == ()
     assert memory.disk_changed(stored=disk.write().stored) == ()

@@ -93,7 +93,7 @@ def test_two_processes_that_cut_one_chain_differently_leave_a_store_that_a_third
             assert restored_tokens(library, store, wanted, "") == pack_tokens(wanted)
 
 
-def test_a_damaged_block_is_forgotten_with_its_descendants_and_prefilled_again(
+def test_a_damaged_block_is_prefilled_again_and_what_follows_it_is_used_again(
     tmp_path: Path,
 ) -> None:
     chain = [*range(1024)]
@@ -111,11 +111,19 @@ def test_a_damaged_block_is_forgotten_with_its_descendants_and_prefilled_again(
         damaged[-9] ^= 1
         path.write_bytes(damaged)
         assert isinstance(store.read(keys[1]).exception(), BadBlock)
-        assert set(library.unreadable([keys[1]])) == set(keys[1:])
+        store.flush()
+        assert not path.exists()
+        assert library.unreadable([keys[1]]) == (keys[1],)
         again = plan_of(library, chain)
         assert (again.tokens, again.shortfall) == (256, Shortfall(CacheOutcome.UNREADABLE, 768))
-        read_chain(library, store, chain, "")
+        assert sum(each.is_missing for each in store.entries()) == 1
+        packed = pack_tokens(chain)
+        (missing,) = library.to_fill(stored(library, chain))
+        block = library.fill(missing, Weight(256), holder=None)
+        store.put(StoredBlock(block=block, parts=(packed[1024:2048],)))
         store.flush()
+        assert len(list(path.parent.glob("*.block"))) == len(keys)
+        assert not any(each.is_missing for each in store.entries())
         changes = store.changes()
         library.disk_changed(stored=changes.stored, lost=changes.lost)
         library.check_invariants()

@@ -76,8 +76,21 @@ class IndexStates(RuleBasedStateMachine):
                 found[key] = given
         return found
 
+    def known(self) -> dict[BlockKey, Given]:
+        """What the tree has: what is somewhere, and what is missing before it."""
+        return {
+            key: given
+            for key, given in self.given.items()
+            if self.is_alive(key) or self.index.is_missing(key)
+        }
+
     def stored_tokens(self, chain: tuple[int, ...], tenant: str) -> int:
-        others = [given.chain for given in self.reachable().values() if given.tenant == tenant]
+        return self.common_tokens(chain, tenant, self.reachable())
+
+    def common_tokens(
+        self, chain: tuple[int, ...], tenant: str, found: dict[BlockKey, Given]
+    ) -> int:
+        others = [given.chain for given in found.values() if given.tenant == tenant]
         return max(
             (
                 end
@@ -91,8 +104,22 @@ class IndexStates(RuleBasedStateMachine):
     @rule(chain=chains, tenant=tenants, block_tokens=st.integers(1, 5))
     def read(self, chain: list[int], tenant: str, block_tokens: int) -> None:
         cursor = stored(self.index, chain, tenant=tenant)
-        assert cursor.position == self.stored_tokens(tuple(chain), tenant)
+        assert cursor.position == self.common_tokens(tuple(chain), tenant, self.known())
+        self.fill_gaps(cursor)
         self.go_on(cursor, chain, tenant, block_tokens)
+
+    def fill_gaps(self, cursor: Cursor) -> None:
+        """A sequence has computed all tokens before its cursor."""
+        for key in self.index.to_fill(cursor):
+            given = self.given[key]
+            own = given.chain[given.start :]
+            block = self.index.fill(key, Weight(len(own), (given.tenant, own)), holder=None)
+            assert (block.key, block.start) == (key, given.start)
+            assert block.parent_key == given.parent
+            assert block.packed_tokens == pack_tokens(own)
+            assert self.disk is not None
+            self.disk.put(block)
+        assert self.index.to_fill(cursor) == []
 
     def go_on(self, cursor: Cursor, chain: list[int], tenant: str, block_tokens: int) -> None:
         """Insert the missing part of a chain at its cursor."""
@@ -300,6 +327,17 @@ class IndexStates(RuleBasedStateMachine):
         assert key not in self.disk.kept
         self.lost_on_purpose(gone)
 
+    @precondition(lambda self: self.disk is not None and self.disk.kept)
+    @rule(pick=picks)
+    def a_read_fails(self, pick: int) -> None:
+        """The file stays, so nothing is lost, and it is planned again."""
+        assert self.disk is not None
+        key = list(self.disk.kept)[pick % len(self.disk.kept)]
+        was = self.index.residence(key)
+        self.index.doubt(key)
+        assert self.index.residence(key) is was
+        assert key in self.disk.kept
+
     @precondition(lambda self: self.disk is not None)
     @rule()
     def the_disk_echoes(self) -> None:
@@ -317,7 +355,7 @@ class IndexStates(RuleBasedStateMachine):
     @rule(pick=picks)
     def forget(self, pick: int) -> None:
         key = self.pick_given(pick)
-        was_there = self.index.residence(key) is not None
+        was_there = self.index.residence(key) is not None or self.index.is_missing(key)
         gone = self.index.forget([key], cause=CacheOutcome.FORGOTTEN)
         assert (key in gone) == was_there
         assert not any(self.is_alive(each) for each in gone)
@@ -343,7 +381,11 @@ class IndexStates(RuleBasedStateMachine):
         self.index.check_invariants()
         known = {key for key in self.given if self.index.residence(key) is not None}
         assert known == {key for key in self.given if self.is_alive(key)}
-        assert known == self.reachable().keys()
+        missing = {key for key in self.given if self.index.is_missing(key)}
+        assert (known == self.reachable().keys()) == (not missing)
+        for key in known | missing:
+            parent = self.given[key].parent
+            assert self.given[key].start == 0 or parent in known | missing
         if not self.holds and not self.pinned:
             saving = self.disk.queued if self.disk is not None else {}
             assert self.index._ram.held <= sum(

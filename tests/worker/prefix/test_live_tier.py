@@ -191,7 +191,7 @@ def test_a_failed_step_costs_no_answer_though_what_it_leaves_cannot_be_copied(
         raise RuntimeError("it cannot be copied")
 
     subject = SteppedWorker("llama", engine=FailsOnce)
-    monkeypatch.setattr(subject.worker.cache.live, "_copied", broken)
+    monkeypatch.setattr(subject.worker.cache.live, "copy_of", broken)
     serve(
         subject,
         greedy("short", random_prompt(20), max_tokens=1),

@@ -201,3 +201,21 @@ def test_forgotten_blocks_are_gone_before_the_record_of_their_session(
     monkeypatch.setattr(store, "remove_record", removing_record)
     serve(subject, greedy("1", prompt("first"), session_id="s"), ask("close", "c", forget=True))
     assert (done[0], done[-1]) == ("blocks", "record")
+
+
+def test_a_clock_that_jumps_ahead_deletes_no_session_without_a_second_look(
+    tmp_path: Path,
+) -> None:
+    now = [1_000_000.0]
+    subject = worker("llama", tmp_path, clock=lambda: now[0])
+    serve(subject, greedy("1", prompt("a"), session_id="s"))
+    now[0] += 400 * 86400.0
+    for _ in range(2):
+        inbox = serve(worker("llama", tmp_path, clock=lambda: now[0]), ask("get", "ahead"))
+        assert info(inbox, "ahead").kept_tokens == 305
+    now[0] -= 400 * 86400.0 - 90
+    inbox = serve(worker("llama", tmp_path, clock=lambda: now[0]), ask("get", "right"))
+    assert info(inbox, "right").expires_at is not None
+    now[0] += 20
+    inbox = serve(worker("llama", tmp_path, clock=lambda: now[0]), ask("get", "later"))
+    assert answer(inbox, "later").failure is SessionFailure.NOT_FOUND

@@ -147,7 +147,7 @@ class SessionObject(Struct, frozen=True, kw_only=True):
     last_used_at: float
     expires_at: float | None
     pinned: bool
-    pin_state: Literal["none", "kept", "over_quota"]
+    pin_state: Literal["none", "kept", "over_quota", "incomplete"]
     requests: int
     branches: int
     tokens: int

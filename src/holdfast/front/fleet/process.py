@@ -16,6 +16,7 @@ import msgspec
 from holdfast.config import ModelSettings
 from holdfast.front.fleet.worker_files import WorkerTemporaries
 from holdfast.front.link.worker_link import WorkerLink
+from holdfast.machine.clocks import awake_clock, awake_timeout
 from holdfast.wire.commands import SHUT_DOWN, Assignment, WorkerSettings
 from holdfast.wire.events import Event, Heartbeat, LoadProgress, WorkerFailed, WorkerReady
 
@@ -131,7 +132,7 @@ class WorkerProcess:
         """
         try:
             # not asyncio.wait_for: before Python 3.12 it may swallow a cancellation
-            async with asyncio.timeout(timeout_seconds):
+            async with awake_timeout(timeout_seconds):
                 outcome = await asyncio.shield(self.link.started)
         except TimeoutError:
             await self.stop()
@@ -204,11 +205,11 @@ class WorkerProcess:
 
         Uses SIGKILL: a process that is stopped would not receive SIGTERM.
         """
-        loop = asyncio.get_running_loop()
-        polled_at = loop.time()
+        clock = awake_clock()
+        polled_at = clock.time()
         while self.hang is None and self.is_alive:
             await asyncio.sleep(interval_seconds)
-            now = loop.time()
+            now = clock.time()
             heartbeat = self.link.poll_heartbeat()
             self.hang = self.watchdog.look(heartbeat, elapsed_seconds=now - polled_at)
             polled_at = now

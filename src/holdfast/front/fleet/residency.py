@@ -35,6 +35,7 @@ from holdfast.front.fleet.slot import SHUTTING_DOWN, Fetch, ModelFiles, ModelSlo
 from holdfast.front.link.event_stream import EngineClient
 from holdfast.front.link.model_client import AdaptedClient
 from holdfast.machine import device_memory
+from holdfast.machine.clocks import awake_timeout
 from holdfast.machine.device_memory import DeviceMemory, MemoryShare, memory_report
 from holdfast.telemetry.request_log import waiting_for
 from holdfast.wire.cache_map import CacheMap, CacheMapQuestion
@@ -421,7 +422,7 @@ class Residency:
     async def _fetch(self, slot: ModelSlot) -> None:
         seconds = self._settings.load_seconds
         try:
-            async with asyncio.timeout(seconds):
+            async with awake_timeout(seconds):
                 await slot.files()
         except TimeoutError:
             raise WorkerUnavailable(

@@ -52,6 +52,7 @@ from holdfast.front.fleet.worker_files import (
     write_report,
 )
 from holdfast.front.link.model_client import Loss, ModelClient
+from holdfast.machine.clocks import awake_timeout
 from holdfast.machine.device_memory import MemoryShare, Pressure
 from holdfast.models.draft_pairs import DraftFolder
 from holdfast.wire.commands import (
@@ -420,7 +421,7 @@ class ModelSlot:
         _check_places(self._waiting_sequences, sequences, limit=self._places)
         self._waiting_sequences += sequences
         try:
-            async with asyncio.timeout(seconds):
+            async with awake_timeout(seconds):
                 while (client := self.client) is None:
                     if self._refusal is not None:
                         raise self._refusal
@@ -819,7 +820,7 @@ class Leases:
         self._queue[granted] = (next(self._numbers), sequences)
         self._on_change()
         try:
-            async with asyncio.timeout(seconds):
+            async with awake_timeout(seconds):
                 await granted
         except BaseException:
             if self._queue.pop(granted, None) is not None:

@@ -29,6 +29,7 @@ from holdfast.front.images.sources import (
     is_image,
     left_out_note,
 )
+from holdfast.machine.clocks import awake_timeout
 from holdfast.models.images import check_image
 from holdfast.wire.images import VisionInfo
 from holdfast.wire.requests import ChatPrompt
@@ -92,7 +93,7 @@ class ImageIntake:
         sources = self._accepted(prompt)
         with _Hold(self.folder, tenant, seconds=self._settings.check_seconds) as hold:
             try:
-                async with asyncio.timeout(self._settings.check_seconds):
+                async with awake_timeout(self._settings.check_seconds):
                     names = await asyncio.gather(
                         *(self._taken(source, hold) for source in sources), return_exceptions=True
                     )

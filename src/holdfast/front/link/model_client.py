@@ -164,9 +164,21 @@ class ModelClient:
         self._asked[command.call_id] = asked
         try:
             self._send_commands()
+            if isinstance(command, SessionCommand) and command.operation == "close":
+                self._detach_running(command)
             return _with_note(await asked.answer, asked)
         finally:
             self._asked.pop(command.call_id, None)
+
+    def _detach_running(self, command: SessionCommand) -> None:
+        """Let the open requests of a session that is being closed go on without it, even if they
+        are sent to another worker.
+        """
+        wanted = (command.session_id, command.tenant, command.adapter)
+        for opened in self._open.values():
+            request = opened.request
+            if (request.session_id, request.tenant, request.adapter) == wanted:
+                opened.request = request.without_session(forget=command.forget)
 
     def deliver(self, events: Sequence[Event]) -> None:
         """Pass each event to its stream. Events of closed streams are dropped."""

@@ -34,6 +34,7 @@ from holdfast.errors import GenerationFailed, HoldfastError
 from holdfast.front.server.access import caller_of
 from holdfast.front.server.answers import AnswerPlan
 from holdfast.front.server.request import tenant_in
+from holdfast.machine.clocks import AwakeTimer, awake_clock
 from holdfast.store.responses import RecordKey
 from holdfast.telemetry.request_log import RequestRecord
 from holdfast.wire.requests import SamplingParams
@@ -250,7 +251,7 @@ class HeldAnswer(EventLog):
             each.sampling.seed is not None for each in plan.requests
         )
         self._stream: Generating | None = None
-        self._timers: list[asyncio.TimerHandle] = []
+        self._timers: list[AwakeTimer] = []
 
     @property
     def is_accepted(self) -> bool:
@@ -275,7 +276,7 @@ class HeldAnswer(EventLog):
 
     def call_later(self, seconds: float, act: Callable[[], None]) -> None:
         """Call `act` later, unless `forget_timers` is called first."""
-        self._timers.append(asyncio.get_running_loop().call_later(seconds, act))
+        self._timers.append(awake_clock().call_later(seconds, act))
 
     def forget_timers(self) -> None:
         """Cancel everything that `call_later` scheduled."""

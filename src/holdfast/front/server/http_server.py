@@ -32,6 +32,7 @@ from holdfast.front.server.dialect import DialectTable, problem_body
 from holdfast.front.server.guard import Network, is_trusted, trusted_networks
 from holdfast.front.server.problem import Problem
 from holdfast.front.server.services import Services
+from holdfast.machine.clocks import AwakeTimer, awake_clock
 
 MOST_HEAD_BYTES = 64 * 1024
 # size of a socket's send buffer; by default, Linux uses 4 MB for each client that does not read
@@ -367,8 +368,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_idle = True  # the connection is between two messages
         self._unparsed_bytes = 0  # bytes received since the parser last made progress
         self._body_at = 0.0  # time at which the body last made progress
-        self._timer: asyncio.TimerHandle | None = None
-        self._stall: asyncio.TimerHandle | None = None  # set while the buffer is full
+        self._timer: AwakeTimer | None = None
+        self._stall: AwakeTimer | None = None  # set while the buffer is full
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """Count a new connection; refuse it if its address has too many."""
@@ -401,7 +402,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Make the application wait, because the transport's buffer is full."""
         super().pause_writing()
         if self._stall is None:
-            self._stall = self.loop.call_later(self._settings.stalled_seconds, self._give_up)
+            self._stall = awake_clock().call_later(self._settings.stalled_seconds, self._give_up)
 
     def resume_writing(self) -> None:
         """Let the application continue, because the client has read most of the buffer."""
@@ -451,7 +452,7 @@ class BoundedProtocol(HttpToolsProtocol):
         )
         if self._is_refused:
             return
-        self._body_at = self.loop.time()
+        self._body_at = awake_clock().time()
         self._wait(self._settings.body_seconds, self._body_is_late)
         super().on_headers_complete()
         self._in_body = True
@@ -463,7 +464,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unparsed_bytes = 0
         # a client that already has its answer gets no more time
         if not self.cycle.response_complete:
-            self._body_at = self.loop.time()
+            self._body_at = awake_clock().time()
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -494,7 +495,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _body_is_late(self) -> None:
         limit = self._settings.body_seconds
-        left = limit if self.flow.read_paused else self._body_at + limit - self.loop.time()
+        left = limit if self.flow.read_paused else self._body_at + limit - awake_clock().time()
         if left > 0:
             self._wait(left, self._body_is_late)
         else:
@@ -514,7 +515,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _wait(self, seconds: float, then: Callable[[], None]) -> None:
         self._stop_timer()
-        self._timer = self.loop.call_later(seconds, self._late, then)
+        self._timer = awake_clock().call_later(seconds, functools.partial(self._late, then))
 
     def _late(self, then: Callable[[], None]) -> None:
         self._timer = None

@@ -41,6 +41,7 @@ from holdfast.front.server.access import AnswersAtOnce, Drain, KeyRing, Seal
 from holdfast.front.server.held_answers import HeldAnswer, HeldAnswers
 from holdfast.front.server.misses import RecentMisses
 from holdfast.front.server.problem import RequestRefused
+from holdfast.machine.clocks import awake_clock, awake_timeout
 from holdfast.models.adapter_folder import SEPARATOR
 from holdfast.store.responses import ResponseStore
 from holdfast.telemetry.history_file import HistoryFile
@@ -523,19 +524,22 @@ class TimeLimit:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._ends_at = asyncio.get_running_loop().time() + seconds if seconds else None
+        self._ends_at = awake_clock().time() + seconds if seconds else None
 
     @contextlib.asynccontextmanager
     async def enforced(self) -> AsyncIterator[None]:
         """Context manager: cancels the block at the deadline, and raises TimeLimitExceeded."""
-        limit = asyncio.timeout_at(self._ends_at)
+        limit: asyncio.Timeout | None = None
         try:
-            async with limit:
+            async with awake_timeout(self._left()) as limit:
                 yield
         except TimeoutError:
-            if not limit.expired():
+            if limit is None or not limit.expired():
                 raise
             raise TimeLimitExceeded(seconds=self._seconds) from None
+
+    def _left(self) -> float | None:
+        return None if self._ends_at is None else max(0.0, self._ends_at - awake_clock().time())
 
     def events(self, stream: OutputStream) -> AsyncIterator[OutputEvent]:
         """Pass on the events of a stream. Raises TimeLimitExceeded at the deadline."""

@@ -512,6 +512,11 @@ class CacheClient:
         if self._cache is not None:
             self._repeat_without(self._cache.gone(wanted), live)
 
+    @_guarded("requests that waited for %s wait for its end")
+    def keep_nothing_more(self, sequence: LiveSequence) -> None:
+        """Record that a running sequence caches nothing any more: no other may wait for that."""
+        self._free_twins(self._in_flight.withdraw(sequence.id))
+
     def quantize(self, sequence: LiveSequence, kv_bits: KVBits) -> tuple[int, int]:
         """Quantize the state of an open sequence. No pending step may contain the sequence. What it
         computes from then on is not cached. Raises what the device raises.
@@ -590,7 +595,8 @@ class CacheClient:
         """
         by_id = {sequence.id: sequence for sequence in sequences}
         for kept in take_kept():
-            if kept.request_id in by_id:
+            # a request of a forgotten session still copies, but leaves nothing
+            if kept.request_id in by_id and self.keeps(by_id[kept.request_id].request):
                 self._commit(by_id[kept.request_id], kept)
         self._commit_computed()
 

@@ -315,6 +315,7 @@ class WorkerLoop:
             return
         if request.is_idle_work:
             self._idle.accept(request, kv_bits)
+            self._drop_idle_work_of_closed(request)
             return
         self._complete_idle_work()
         self._idle.give_way(request)
@@ -336,6 +337,15 @@ class WorkerLoop:
             self._ledger.reject(request, refusal)
         else:
             self._cache.look_up(self._ledger.accept(request, kv_bits))
+
+    def _drop_idle_work_of_closed(self, request: SequenceRequest) -> None:
+        """Do not prefill ahead for a session that was closed while its last answer was computed."""
+        if self._sessions is None or not request.session_id:
+            return
+        self._complete_uncommitted()
+        self._cache.flush()  # this opens the session of an answer that has just ended
+        if not self._sessions.is_open(request.session_id, tenant=request.tenant):
+            self._idle.forget_session(request.session_id, tenant=request.tenant)
 
     def _form_of(self, request: SequenceRequest, *, is_short: bool) -> KVBits:
         prompt_tokens = len(request.prompt_token_ids)
@@ -433,6 +443,8 @@ class WorkerLoop:
             self._idle.forget_session(command.session_id, tenant=command.tenant)
         self._complete_uncommitted()
         self._cache.flush()
+        if command.operation == "close":
+            self._detach_running(command, sessions)
         with costing_no_answer(
             "a session command failed",
             otherwise=lambda error: self._refuse(command, SessionFailure.FAILED, str(error)),
@@ -442,6 +454,25 @@ class WorkerLoop:
                 self._ledger.emit(answer)
         if command.forget:
             self._cache.repeat_without_forgotten(live=self._ledger.live())
+
+    def _detach_running(self, command: SessionCommand, sessions: SessionService) -> None:
+        """Let the running requests of a session that is about to be closed go on without it.
+
+        What they have computed so far is closed or forgotten with the session, even if this is its
+        first request. If it is forgotten, what they compute from now on is not cached.
+        """
+        for sequence in self._ledger.live():
+            request = sequence.request
+            if (request.session_id, request.tenant) == (command.session_id, command.tenant):
+                sessions.used(
+                    request.session_id,
+                    tenant=request.tenant,
+                    kv_bits=sequence.kv_bits,
+                    chain=sequence.chain,
+                )
+                sequence.request = request.without_session(forget=command.forget)
+                if command.forget:
+                    self._cache.keep_nothing_more(sequence)
 
     def _refuse(self, command: SessionCommand, failure: SessionFailure, message: str) -> None:
         answer = SessionAnswer(call_id=command.call_id, failure=failure, message=message)

@@ -15,7 +15,7 @@ from dataclasses import replace
 import mlx.core as mx
 import msgspec
 
-from holdfast.store.block import Block, BlockKey, ReadFailed, StoredBlock
+from holdfast.store.block import Block, BlockKey, BlockUnreadable, ReadFailed, StoredBlock
 from holdfast.store.store import BlockStore
 from holdfast.wire.cache_map import CacheMap, CacheMapQuestion
 from holdfast.wire.events import CacheFigures, CacheOutcome
@@ -30,7 +30,7 @@ from holdfast.worker.prefix.cache_map import CacheUser, RecentMaps, cache_map
 from holdfast.worker.prefix.chain import Cursor
 from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.prefix.live_tier import LiveTier
-from holdfast.worker.prefix.lookup import LiveChain, Lookup, ReusePlan
+from holdfast.worker.prefix.lookup import LiveChain, Lookup, ReusePlan, Shortfall
 from holdfast.worker.prefix.tiers import Residence
 
 MOST_BRANCH_POINTS = 8
@@ -127,7 +127,7 @@ class PrefixCache:
         state will be parked, which is just as useful.
         """
         asked_at = time.perf_counter()
-        plan = self._plan(chain, tenant, kv_bits)
+        plan = self._plan(chain, tenant, kv_bits, limit=_limit(chain))
         lookup = Lookup(
             chain=chain,
             tenant=tenant,
@@ -147,14 +147,15 @@ class PrefixCache:
         """The length of the longest prefix of a chain that is cached in this form, in blocks or in
         a live state.
         """
-        in_blocks = self.index.branch(chain, tenant=tenant, kv_bits=kv_bits).tokens
+        branch = self.index.branch(chain, tenant=tenant, kv_bits=kv_bits)
+        in_blocks = self.index.kept_part(branch).tokens
         return max(in_blocks, self.live.longest(chain, tenant=tenant, kv_bits=kv_bits))
 
     def advance(self, lookup: Lookup) -> bool:
         """Take blocks that were read from disk; returns whether the whole plan is in RAM.
 
-        Unreadable blocks are forgotten, and the request starts from the others. Each call takes
-        only a few blocks, so that decoding streams are hardly delayed.
+        The request starts from the blocks before the first one that cannot be used. Each call
+        takes only a few blocks, so that decoding streams are hardly delayed.
         """
         done = [key for key, future in lookup.awaited.items() if future.done()]
         if not all(self._take(lookup, key) for key in done[:BLOCKS_AT_A_TIME]):
@@ -177,7 +178,13 @@ class PrefixCache:
             logger.warning(
                 "a stored block cannot be used; its tokens are prefilled again: %s", failure
             )
+            if isinstance(failure, BlockUnreadable):
+                self.index.doubt(key)
+                lookup.end_before(key)
+                return False
             self.index.unreadable((key,))
+            if isinstance(failure, SnapshotMismatch) and self.store is not None:
+                self.store.remove((key,))
             return False
         lookup.fetched[key] = payload
         self.index.restored(key, payload)
@@ -230,8 +237,7 @@ class PrefixCache:
             kept_tokens=kept_tokens,
         )
 
-    def _plan(self, chain: bytes, tenant: str, kv_bits: KVBits) -> ReusePlan:
-        limit = len(chain) // TOKEN_BYTES - 1  # the last token is always prefilled
+    def _plan(self, chain: bytes, tenant: str, kv_bits: KVBits, *, limit: int) -> ReusePlan:
         return self.index.plan(
             chain,
             tenant=tenant,
@@ -242,7 +248,15 @@ class PrefixCache:
 
     def _plan_again(self, lookup: Lookup) -> None:
         lookup.hold.close()
-        lookup.plan = self._plan(lookup.chain, lookup.tenant, lookup.kv_bits)
+        limit = _limit(lookup.chain)
+        if lookup.limit_tokens is not None:
+            limit = min(limit, lookup.limit_tokens)
+        planned_tokens = lookup.plan.tokens
+        lookup.plan = self._plan(lookup.chain, lookup.tenant, lookup.kv_bits, limit=limit)
+        if lookup.limit_tokens is not None:
+            unused = max(0, planned_tokens - lookup.plan.tokens)
+            shortfall = Shortfall(CacheOutcome.UNREADABLE, unused)
+            lookup.plan = replace(lookup.plan, shortfall=shortfall)
         lookup.hold = self.index.pinned(lookup.plan)
         if lookup.base is not None:
             lookup.drop_base()
@@ -286,6 +300,8 @@ class PrefixCache:
         blocks = [self.insert_block(cursor, chain, run, live=live) for run in kept.blocks]
         if kept.state is not None:
             blocks.append(self.insert_checkpoint(cursor, chain, kept.state))
+        if live is not None:
+            self._fill_gaps(cursor, live)
         return tuple([block.key for block in blocks if block is not None])
 
     def insert_block(
@@ -319,6 +335,15 @@ class PrefixCache:
         # will quantize its last block later, but an incomplete block is stored as native.
         holder = None if live is None or live.kv_bits != packed.kv_bits else live
         return self._save(self.index.insert(cursor, tokens, packed, holder=holder), packed)
+
+    def _fill_gaps(self, cursor: Cursor, live: LiveChain) -> None:
+        """Store again the blocks before a cursor that are missing or could not be read, from a live
+        chain that has computed their tokens.
+        """
+        for key in self.index.to_fill(cursor):
+            payload = self.live.copy_of(live, key)
+            if payload is not None:
+                self._save(self.index.fill(key, payload, holder=None), payload)
 
     def insert_checkpoint(
         self, cursor: Cursor, chain: bytes | bytearray, state: StateCheckpoint
@@ -490,6 +515,10 @@ class PrefixCache:
         return self._payloads.block_forms(
             block.tokens, self._payloads.bits_of(stored.parts, tokens=block.tokens)
         )
+
+
+def _limit(chain: bytes) -> int:
+    return len(chain) // TOKEN_BYTES - 1  # the last token is always prefilled
 
 
 def _refuse_long(block: Block) -> None:

@@ -191,7 +191,7 @@ def _ends(
     ends: dict[BlockKey, list[_End]] = {}
     for rank, user in enumerate(users):
         for branch in user.branches:
-            # all blocks before a stored one are stored as well
+            # all blocks before a known one are known as well
             last = next((each for each in reversed(branch.blocks) if tree.has_node(each.key)), None)
             if last is not None:
                 cut = last.end - tree.place_of(last.key)[0].start
@@ -260,6 +260,8 @@ class _Visit:
         part.nbytes += index.size_of(node.key) * tokens // node.tokens
         part.nbytes += sum(index.size_of(key) for at, key in node.states.items() if cut < at <= end)
         residence = index.residence(node.key)
+        if residence is None:
+            return  # missing
         if index.holder_of(node.key) is not None:
             part.live_tokens += tokens
         elif residence is Residence.DISK:

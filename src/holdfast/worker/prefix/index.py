@@ -3,11 +3,14 @@ of eviction.
 
 Device thread only; no MLX.
 
-The index combines the tree (tokens), the RAM tier (payloads), and the disk (keys only). A key is in
-the tree as long as its payload is in some tier or live chain, and so are all keys before it. A
-block that leaves RAM stays in the tree if the disk has it or a live chain holds its tokens;
-otherwise the block is lost, with all blocks after it. A block that a live chain holds has a payload
-in RAM only while that payload is being saved.
+The index combines the tree (tokens), the RAM tier (payloads), and the disk (keys only). A block that
+leaves RAM stays in the tree if the disk has it or a live chain holds its tokens; otherwise it is
+lost. A block that a live chain holds has a payload in RAM only while that payload is being saved.
+
+A lost block stays in the tree, marked as missing, while the disk has blocks that follow it: reuse
+ends before it, but a sequence that computes its tokens again fills the gap (`fill`), and all that
+follows is useful again. A block whose file could not be read is not lost; it is doubted: it is
+planned again, but a sequence that computes its tokens meanwhile offers it to the store anew.
 """
 
 from __future__ import annotations
@@ -21,7 +24,6 @@ import msgspec
 from holdfast.store.block import Block, BlockKey, BlockKind, by_place, child_key, root_key
 from holdfast.store.store import BlockStore
 from holdfast.wire.events import CacheFigures, CacheOutcome
-from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.prefix.chain import Branch, ChainBlock, Cursor
 from holdfast.worker.prefix.lookup import EvictionHistory, LiveChain, Planner, ReusePlan
@@ -49,7 +51,11 @@ class PrefixIndex:
         self._history = EvictionHistory()
         # for each block, the live chains that hold all of its tokens
         self._holders: dict[BlockKey, set[LiveChain]] = {}
-        self._planner = Planner(self._tree, self._history, is_in_memory=self._is_in_memory)
+        self._missing: set[BlockKey] = set()
+        self._doubted: set[BlockKey] = set()
+        self._planner = Planner(
+            self._tree, self._history, is_in_memory=self._is_in_memory, missing=self._missing
+        )
 
     def __len__(self) -> int:
         return len(self._tree)
@@ -76,7 +82,7 @@ class PrefixIndex:
         """Add the blocks on disk to the index; returns how many were added.
 
         Call it again to see what other processes have stored. Blocks are not counted if other
-        blocks contain all of their tokens; blocks whose parent is not stored cannot be added.
+        blocks contain all of their tokens; blocks whose parent is unknown cannot be added.
         """
         placed = 0
         for entry in () if self._store is None else sorted(self._store.entries(), key=by_place):
@@ -85,12 +91,22 @@ class PrefixIndex:
                 self._tree.insert(entry.block)
             except ValueError:
                 continue
-            if self._tree.has_node(key):
+            if not self._tree.has_node(key):
+                continue
+            self._sizes.setdefault(key, entry.file_bytes)
+            if not entry.is_missing:
                 self._disk.found(key)
+                self._missing.discard(key)
                 self._pins.sync(key)
-                self._sizes.setdefault(key, entry.file_bytes)
                 placed += 1
+            elif not self._is_somewhere(key):
+                self._missing.add(key)
+        for key in tuple(self._missing):
+            self._drop_needless(key)
         return placed
+
+    def _is_somewhere(self, key: BlockKey) -> bool:
+        return key in self._ram or key in self._disk or key in self._holders
 
     # -- reuse
 
@@ -133,7 +149,7 @@ class PrefixIndex:
 
     def residence(self, key: BlockKey) -> Residence | None:
         """The tier that has the payload of a key; None if no tier has it."""
-        if not self._tree.has_node(key):
+        if not self._tree.has_node(key) or key in self._missing:
             return None
         if key not in self._ram and key not in self._holders:
             return Residence.DISK
@@ -146,6 +162,10 @@ class PrefixIndex:
         if not self._tree.has_node(key) or key in self._ram or key in self._holders:
             return key in self._ram
         return self._keep(key, payload)
+
+    def is_missing(self, key: BlockKey) -> bool:
+        """Whether a key is lost, but known because the disk has keys after it."""
+        return key in self._missing
 
     def _is_in_memory(self, key: BlockKey) -> bool:
         """Whether the payload of a key is available without reading from disk."""
@@ -235,6 +255,40 @@ class PrefixIndex:
             self.begin_holding(holder, (key,))
         return block
 
+    def to_fill(self, cursor: Cursor) -> list[BlockKey]:
+        """The blocks before a valid cursor that are missing or doubted, parents first."""
+        found: list[BlockKey] = []
+        if self._missing or self._doubted:
+            node = cursor.node
+            while node is not None and node.parent is not None:
+                is_before = node.start + node.tokens <= cursor.position
+                if is_before and (node.key in self._missing or node.key in self._doubted):
+                    found.append(node.key)
+                node = node.parent
+        return found[::-1]
+
+    def fill(self, key: BlockKey, payload: Payload, *, holder: LiveChain | None) -> Block:
+        """Add a payload for a missing or doubted block. The result is that of `insert`: with a
+        disk, the caller gives the block to the store.
+        """
+        block = self._tree.block_of(key)
+        self._doubted.discard(key)
+        self._sizes[key] = payload.nbytes
+        if key not in self._ram:
+            self._keep(key, payload)
+        if self._store is not None and not self._disk.is_saving(key):
+            self.begin_saving(block)
+        if holder is not None:
+            self.begin_holding(holder, (key,))
+        if self._is_somewhere(key):
+            self._missing.discard(key)
+        return block
+
+    def doubt(self, key: BlockKey) -> None:
+        """Record that the file of a block could not be read. It may be readable later."""
+        if key in self._disk and self._tree.has_node(key):
+            self._doubted.add(key)
+
     def _keep(self, key: BlockKey, payload: Payload) -> bool:
         """Put a payload into RAM if there is room."""
         has_room = self._make_room(payload.nbytes, before=self._tree.parent_of(key) or key)
@@ -244,6 +298,7 @@ class PrefixIndex:
 
     def _put(self, key: BlockKey, payload: Payload) -> None:
         self._ram.put(key, payload, parent=self._tree.parent_of(key))
+        self._missing.discard(key)
         self._pins.sync(key)
 
     # -- live chains
@@ -276,6 +331,7 @@ class PrefixIndex:
         for key in keys:
             if self._tree.has_node(key):
                 self._holders.setdefault(key, set()).add(chain)
+                self._missing.discard(key)
                 chain.keys.add(key)
                 if key in self._ram and (self._store is None or self._disk.is_stored(key)):
                     self._ram.drop(key)
@@ -313,7 +369,7 @@ class PrefixIndex:
             if holders or self._holders.pop(key, None) is None:
                 continue
             if key not in self._ram and key not in self._disk:
-                gone += self._lose(key, CacheOutcome.EVICTED)
+                gone += self._vanish(key, CacheOutcome.EVICTED)
         return tuple(gone)
 
     # -- sessions
@@ -321,7 +377,9 @@ class PrefixIndex:
     def branch(
         self, packed: bytes | bytearray, *, tenant: str = "", kv_bits: KVBits = "native"
     ) -> Branch:
-        """The stored part of a chain of packed tokens, with its last states."""
+        """The part of a chain of packed tokens that the tree has, with its last states. Some of its
+        blocks may be missing.
+        """
         match = self._tree.match(bytes(packed), root=root_key(self.fingerprint, tenant, kv_bits))
         return Branch(blocks=match.blocks, states=match.states[-MOST_STATES:], kv_bits=kv_bits)
 
@@ -330,7 +388,7 @@ class PrefixIndex:
         gone.
         """
         blocks = tuple(
-            itertools.takewhile(lambda block: self._tree.has_node(block.key), branch.blocks)
+            itertools.takewhile(lambda block: self.residence(block.key) is not None, branch.blocks)
         )
         end = blocks[-1].end if blocks else 0
         states = tuple(
@@ -344,29 +402,7 @@ class PrefixIndex:
         """Yield all blocks and states of a stored branch. A block is yielded with all its tokens,
         even if the branch contains only the first ones.
         """
-        chain = bytearray()
-        for each in branch.blocks:
-            node, _ = self._tree.place_of(each.key)
-            place = Cursor(each.key, node.parent, node.parent_cut).back_at(each.start)
-            yield Block(
-                key=each.key,
-                parent_key=place.parent_key,
-                parent_tokens=place.parent_tokens,
-                kind="kv",
-                start=each.start,
-                packed_tokens=bytes(chain[each.start * TOKEN_BYTES :]) + node.packed,
-            )
-            chain += node.packed[: (each.end - node.start) * TOKEN_BYTES]
-        for state in branch.states:
-            node, cut = self._tree.place_of(state.key)
-            yield Block(
-                key=state.key,
-                parent_key=node.key,
-                parent_tokens=node.offset + cut,
-                kind="state",
-                start=state.position,
-                packed_tokens=b"",
-            )
+        return map(self._tree.block_of, branch.keys)
 
     @property
     def tree(self) -> PrefixTree:
@@ -384,7 +420,8 @@ class PrefixIndex:
         Returns the removed keys.
         """
         last: BlockKey | None = None
-        for block in reversed(self.kept_part(branch).blocks):
+        known = [block for block in branch.blocks if self._tree.has_node(block.key)]
+        for block in reversed(known):
             node, _ = self._tree.place_of(block.key)
             is_whole = last is not None or self._is_whole(block)
             children = {child.key for child in node.children()} - {last}
@@ -392,6 +429,11 @@ class PrefixIndex:
             if not is_whole or children or any(key in needed for key in own):
                 break
             last = block.key
+        if self._store is not None:
+            # the files of blocks whose parents are unknown, which are in no tree
+            self._store.remove(
+                [key for key in branch.keys if key not in self._tree and key not in needed]
+            )
         return () if last is None else self.forget((last,), cause=CacheOutcome.FORGOTTEN)
 
     def pin(self, keys: Iterable[BlockKey]) -> None:
@@ -434,6 +476,7 @@ class PrefixIndex:
         lost = tuple(lost)
         for key in stored:
             if self._disk.saved(key):
+                self._doubted.discard(key)
                 self._ram.release((key,))
                 if key in self._holders and key in self._ram:
                     self._ram.drop(key)
@@ -441,31 +484,34 @@ class PrefixIndex:
         for key in lost:
             was_saving = self._disk.is_saving(key)
             is_lost = self._disk.lost(key)
+            if key not in self._disk:
+                self._doubted.discard(key)
             if was_saving:
                 self._ram.release((key,))
             if is_lost and key not in self._ram and key not in self._holders:
-                gone += self._lose(key, CacheOutcome.EVICTED)
+                gone += self._vanish(key, CacheOutcome.EVICTED)
         for key in (*stored, *lost):
             self._pins.sync(key)
         return tuple(gone)
 
     def unreadable(self, keys: Iterable[BlockKey]) -> tuple[BlockKey, ...]:
-        """Record that the copies of these keys on disk are unusable. Copies in memory stay; keys
-        without any other copy are lost, and returned.
+        """Record that the files of these keys are damaged or gone, which the store reports as one
+        loss of each. Copies in memory stay, and are saved again; keys without any other copy are
+        lost, and returned.
         """
         gone: list[BlockKey] = []
         for key in keys:
             if self._store is None or key not in self._disk:
                 continue
+            self._doubted.discard(key)
             if key not in self._ram and key not in self._holders:
-                # the store reports two losses: one for the damaged file, and one for its removal
-                self._disk.expect_loss(key)
-                gone += self._lose(key, CacheOutcome.UNREADABLE)
-            elif not self._disk.is_saving(key):
-                self._disk.expect_loss(key)
+                if self._disk.is_saving(key):
+                    self._ram.release((key,))
                 self._disk.forget(key)
-                self._pins.sync(key)
-                self._store.remove((key,))
+                gone += self._vanish(key, CacheOutcome.UNREADABLE)
+            elif not self._disk.is_saving(key):
+                self._disk.forget_copy(self._tree.block_of(key))
+            self._pins.sync(key)
         return tuple(gone)
 
     # -- remove
@@ -505,10 +551,35 @@ class PrefixIndex:
         is_lost = self._is_only_in_ram(key)
         self._ram.evict(key)
         if is_lost:
-            self._lose(key, CacheOutcome.EVICTED)
+            self._vanish(key, CacheOutcome.EVICTED)
+
+    def _vanish(self, key: BlockKey, cause: CacheOutcome) -> tuple[BlockKey, ...]:
+        """Record that no tier has a key any more. While the disk has keys after it, the key is
+        missing; otherwise it is removed, with all keys after it. Returns the lost keys.
+        """
+        if not any(each in self._disk for each in self._tree.subtree(key) if each != key):
+            return self._lose(key, cause)
+        self._record_loss(key, cause)
+        self._disk.forget(key)
+        self._doubted.discard(key)
+        self._missing.add(key)
+        return (key,)
+
+    def _drop_needless(self, key: BlockKey | None) -> None:
+        """Remove a missing key that nothing follows any more, and then the same before it."""
+        while key is not None and key in self._missing:
+            node, _ = self._tree.place_of(key)
+            if node.branches or node.states:
+                return
+            before = self._tree.parent_of(key)
+            self._tree.remove(key)
+            self._missing.discard(key)
+            self._sizes.pop(key, None)
+            key = before
 
     def _lose(self, key: BlockKey, cause: CacheOutcome) -> tuple[BlockKey, ...]:
         """Remove a key from all tiers, with all keys after it."""
+        before = self._tree.parent_of(key)
         gone = self._tree.subtree(key)
         to_remove: list[BlockKey] = []
         for each in gone:
@@ -516,6 +587,8 @@ class PrefixIndex:
                 self._record_loss(each, cause)
             self._tree.remove(each)
             self._sizes.pop(each, None)
+            self._missing.discard(each)
+            self._doubted.discard(each)
             if each in self._ram:
                 self._ram.drop(each)
             for chain in self._holders.pop(each, ()):
@@ -528,6 +601,7 @@ class PrefixIndex:
             self._pins.sync(each)
         if self._store is not None and to_remove:
             self._store.remove(to_remove)
+        self._drop_needless(before)
         return gone
 
     def _record_loss(self, key: BlockKey, cause: CacheOutcome) -> None:
@@ -542,7 +616,8 @@ class PrefixIndex:
     def figures(self) -> CacheFigures:
         """The figures of the index, without those of the store."""
         return CacheFigures(
-            kept_tokens=self._tree.tokens,
+            kept_tokens=self._tree.tokens
+            - sum(self._tree.place_of(key)[0].tokens for key in self._missing),
             tenants=self._tree.roots,
             ram_bytes=self._ram.resident_bytes,
             ram_budget_bytes=self._ram.budget_bytes,
@@ -558,7 +633,14 @@ class PrefixIndex:
         in_tree = {key for key in self._tree if self._tree.has_node(key)}
         somewhere = self._disk.keys() | self._ram.keys() | self._holders.keys()
         assert self._sizes.keys() == in_tree, "sizes of other keys"
-        assert somewhere == in_tree, "the tree has other keys than RAM, disk and live chains"
+        assert somewhere | self._missing == in_tree, (
+            "the tree has other keys than RAM, disk and live chains"
+        )
+        assert not somewhere & self._missing, "a missing key is somewhere"
+        assert self._doubted <= self._disk.keys(), "a doubted key is not on disk"
+        for key in self._missing:
+            node, _ = self._tree.place_of(key)
+            assert node.branches or node.states, "a missing key that nothing follows"
         assert all(
             holders and all(key in chain.keys for chain in holders)
             for key, holders in self._holders.items()

@@ -427,7 +427,7 @@ class LiveTier:
         values are not finite.
         """
         chain = self._index.holder_of(key)
-        return None if chain is None else self._copied(chain, key)
+        return None if chain is None else self.copy_of(chain, key)
 
     def _let_go(self, live: LiveChain, keys: Sequence[BlockKey]) -> None:
         """Release blocks that a live chain holds. Blocks that only this chain has are copied to RAM
@@ -437,11 +437,14 @@ class LiveTier:
         may_keep = self._index.ram_budget_bytes > 0
         try:
             for key in self._index.held_alone(live, keys) if may_keep else ():
-                copies[key] = self._copied(live, key)
+                copies[key] = self.copy_of(live, key)
         finally:
             self._index.end_holding(live, keys, copies=copies)
 
-    def _copied(self, chain: LiveChain, key: BlockKey) -> KVBlock | None:
+    def copy_of(self, chain: LiveChain, key: BlockKey) -> KVBlock | None:
+        """An evaluated copy of a block from a live chain that has all its tokens; None if the chain
+        is not live, or if the values are not finite.
+        """
         start, tokens = self._index.run_of(key)
         if chain.state is None:
             return None

@@ -8,7 +8,7 @@ parked. Blocks that a live chain holds need no copy in RAM.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -146,10 +146,13 @@ class Planner:
         history: EvictionHistory,
         *,
         is_in_memory: Callable[[BlockKey], bool],
+        missing: Collection[BlockKey] = (),
     ) -> None:
+        """missing: keys in the tree that no tier has; reuse ends before them."""
         self._tree = tree
         self._history = history
         self._is_in_memory = is_in_memory
+        self._missing = missing
 
     def plan(
         self,
@@ -165,7 +168,8 @@ class Planner:
         resumable_anywhere, quantized_blocks: as in `PrefixIndex.plan`.
         """
         limit = max(0, min(limit, len(packed) // TOKEN_BYTES))
-        match = self._tree.match(packed, root=root)
+        whole = self._tree.match(packed, root=root)
+        match = self._before_missing(whole)
         stored = min(match.tokens, limit)
         state: ChainState | None = None
 
@@ -187,8 +191,33 @@ class Planner:
             cursor=match.end.back_at(tokens),
             blocks=blocks,
             state=state,
-            shortfall=self._shortfall(match, packed, tokens=tokens, stored=stored, limit=limit),
+            shortfall=self._shortfall(
+                match,
+                packed,
+                tokens=tokens,
+                stored=stored,
+                limit=limit,
+                cut_off=min(whole.tokens, limit) - stored,
+            ),
             to_read=tuple([key for key in keys if not self._is_in_memory(key)]),
+        )
+
+    def _before_missing(self, match: PrefixMatch) -> PrefixMatch:
+        """The part of a match before its first missing block."""
+        if not self._missing:
+            return match
+        count = next(
+            (n for n, block in enumerate(match.blocks) if block.key in self._missing),
+            len(match.blocks),
+        )
+        if count == len(match.blocks):
+            return match
+        end = match.blocks[count - 1].end if count else 0
+        return PrefixMatch(
+            blocks=match.blocks[:count],
+            states=tuple(state for state in match.states if state.position <= end),
+            divergence=None,
+            end=match.end.back_at(end),
         )
 
     def _before_quantized(self, match: PrefixMatch, position: int) -> int:
@@ -205,10 +234,17 @@ class Planner:
         return last
 
     def _shortfall(
-        self, match: PrefixMatch, packed: bytes, *, tokens: int, stored: int, limit: int
+        self,
+        match: PrefixMatch,
+        packed: bytes,
+        *,
+        tokens: int,
+        stored: int,
+        limit: int,
+        cut_off: int,
     ) -> Shortfall:
         """Explain why only `tokens` tokens can be reused, although `stored` tokens are stored and
-        `limit` tokens are wanted.
+        `limit` tokens are wanted. cut_off: the known tokens from a missing block on.
         """
         if tokens < stored:
             lost = self._history.last_state(match.blocks, begin=tokens, end=stored)
@@ -218,6 +254,9 @@ class Planner:
             return Shortfall(CacheOutcome.COMPLETE)
         missing = packed[stored * TOKEN_BYTES : limit * TOKEN_BYTES]
         lost = self._history.lost_after(match.end, missing)
+        if cut_off:
+            lost = lost or Shortfall(CacheOutcome.EVICTED)
+            return replace(lost, unused_tokens=max(lost.unused_tokens, cut_off))
         if lost is not None:
             return lost
         if match.divergence is not None:
@@ -337,6 +376,8 @@ class Lookup:
     awaited: dict[BlockKey, Future[StoredBlock]] = field(default_factory=dict)
     fetched: dict[BlockKey, Payload] = field(default_factory=dict)
     fetched_at: float | None = None  # None until all payloads are in memory
+    # no more tokens are reused: a block or state after them could not be read
+    limit_tokens: int | None = None
     in_blocks_only: bool = False  # whether live chains are excluded
     may_move: bool = True  # whether the sequence may take over a parked state
     base: LiveClaim | None = None
@@ -379,6 +420,19 @@ class Lookup:
         keys = [block.key for block in self.missing_blocks]
         state = self.missing_state
         return keys if state is None else [*keys, state.key]
+
+    def end_before(self, key: BlockKey) -> None:
+        """Reuse nothing from a block or state of the plan on, which cannot be read now."""
+        state = self.plan.state
+        if state is not None and state.key == key:
+            self.limit_tokens = state.position - 1
+            return
+        end = 0
+        for block in self.plan.blocks:
+            if block.key == key:
+                break
+            end = block.end
+        self.limit_tokens = end
 
     def drop_base(self) -> None:
         """Give up the claim on a live chain."""

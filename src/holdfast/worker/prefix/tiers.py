@@ -259,6 +259,7 @@ class DiskIndex:
     def begin_saving(self, block: Block) -> None:
         """Record that a block was given to the store."""
         self._unsaved.pop(block.key, None)
+        self._stored.discard(block.key)
         self._saving[block.key] = block
 
     def found(self, key: BlockKey) -> None:
@@ -302,6 +303,11 @@ class DiskIndex:
         self._saving.pop(key, None)
         self._unsaved.pop(key, None)
         return was_there
+
+    def forget_copy(self, block: Block) -> None:
+        """Drop all knowledge of a block whose file is of no use, but which is in memory."""
+        self.forget(block.key)
+        self._unsaved[block.key] = block
 
     def expect_loss(self, key: BlockKey) -> None:
         """Ignore one more report of the loss of this key."""

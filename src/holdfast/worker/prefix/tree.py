@@ -311,6 +311,39 @@ class PrefixTree:
         entry = self._entries[key]
         return entry.start, entry.tokens
 
+    def block_of(self, key: BlockKey) -> Block:
+        """The block or state of a key that has a node, as the store knows it.
+
+        Raises KeyError for an unknown key.
+        """
+        entry = self._entries[key]
+        node = entry.node
+        if entry.is_state:
+            return Block(
+                key=key,
+                parent_key=node.key,
+                parent_tokens=node.offset + entry.cut,
+                kind="state",
+                start=entry.start,
+                packed_tokens=b"",
+            )
+        place = Cursor(key, node.parent, node.parent_cut).back_at(entry.start)
+        packed = node.packed
+        start = node.start
+        before, cut = node.parent, node.parent_cut
+        while start > entry.start and before is not None:
+            packed = before.packed[: cut * TOKEN_BYTES] + packed
+            start = before.start
+            before, cut = before.parent, before.parent_cut
+        return Block(
+            key=key,
+            parent_key=place.parent_key,
+            parent_tokens=place.parent_tokens,
+            kind="kv",
+            start=entry.start,
+            packed_tokens=packed[(entry.start - start) * TOKEN_BYTES :],
+        )
+
     def precedes(self, key: BlockKey, other: BlockKey) -> bool:
         """Whether a block is `other` or precedes it. The cost grows with the number of blocks
         before `other`.

@@ -7,6 +7,7 @@ This module has no clock: callers pass the time.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -266,6 +267,12 @@ class SessionPins:
         for branch in session.branches:
             blocks = [block.key for block in branch.blocks if block.key in pinned]
             ends.update(blocks[-1:])
+            # the store does not know what precedes a missing block
+            ends.update(
+                before
+                for before, after in itertools.pairwise(blocks)
+                if self._cache.index.is_missing(after)
+            )
             ends.update(state.key for state in branch.states if state.key in pinned)
         if self._cache.store is not None and ends:
             until = FOREVER if session.expires_at is None else session.expires_at
@@ -278,10 +285,14 @@ class SessionPins:
         self._over.discard(name)
 
     def state_of(self, session: Session) -> PinState:
-        """Whether the session is pinned, and whether it exceeds the quota."""
+        """Whether the session is pinned, whether it exceeds the quota, and whether it is all there."""
         if not session.pinned:
             return "none"
-        return "over_quota" if session.record_name in self._over else "kept"
+        if session.record_name in self._over:
+            return "over_quota"
+        index = self._cache.index
+        is_whole = all(index.kept_part(branch).keys == branch.keys for branch in session.branches)
+        return "kept" if is_whole else "incomplete"
 
     def check_invariants(self) -> None:
         """Assert that all counts agree with the sessions' keys."""

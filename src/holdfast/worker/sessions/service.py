@@ -14,6 +14,7 @@ from concurrent.futures import Future
 import msgspec
 
 from holdfast.errors import SessionFailure, SessionRefused
+from holdfast.machine.clocks import RetentionClock
 from holdfast.store.block import BlockKey
 from holdfast.wire.commands import PinnedPrefix
 from holdfast.wire.requests import TOKEN_BYTES
@@ -59,9 +60,10 @@ class SessionService:
         pinned_percent: int = 50,
         context_tokens: int,
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cache = cache
-        self._clock = clock
+        self._clock = RetentionClock(wall=clock, steady=steady)
         self._pinned_percent = pinned_percent
         self._registry = SessionRegistry(most=most, ttl_seconds=ttl_seconds)
         self._pins = SessionPins(cache, quota_bytes=self._quota_bytes)
@@ -104,6 +106,10 @@ class SessionService:
             return self._operations[command.operation](command)
         except SessionRefused as refusal:
             return _refused(command, refusal)
+
+    def is_open(self, session_id: str, *, tenant: str) -> bool:
+        """Whether a tenant has a session with this id."""
+        return self._registry.find(session_id, tenant=tenant) is not None
 
     def used(
         self,
@@ -327,7 +333,10 @@ class SessionService:
         """
         if transfer.lost and self._cache.store is not None:
             self._cache.index.unreadable(transfer.lost)
-            self._cache.forget([key for key in transfer.lost if self._cache.payload(key) is None])
+            # keys in memory whose values are not finite
+            index = self._cache.index
+            known = [key for key in transfer.lost if index.residence(key) is not None]
+            self._cache.forget([key for key in known if self._cache.payload(key) is None])
             return self.carry_out(transfer.command)
         if transfer.failure is not None:
             return _refused(transfer.command, transfer.failure)
@@ -390,6 +399,8 @@ class SessionService:
             return
         for session in self._decoded(self._cache.store.records()).values():
             self._registry.put(session)
+        if len(self._registry):
+            self._clock.start_from(max(session.last_used_at for session in self._registry))
         for session in self._registry:
             self._pins.sync(session)
         self._expire()

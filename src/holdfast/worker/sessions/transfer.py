@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from holdfast.errors import SessionFailure, SessionRefused
-from holdfast.store.block import Block, BlockKey, ReadFailed, StoredBlock
+from holdfast.store.block import Block, BlockKey, BlockUnreadable, ReadFailed, StoredBlock
 from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.wire.sessions import SessionCommand
 from holdfast.worker.engine.plan import BLOCK_TOKENS
@@ -235,6 +235,8 @@ class Transfers:
                 if isinstance(block, bytes):
                     try:
                         block = self._stored(block)
+                    except BlockUnreadable:
+                        raise  # nothing is lost: the next export may read it
                     except ReadFailed as error:
                         # the export has failed, but goes on, to find all other lost blocks
                         failure = error

@@ -1,0 +1,166 @@
+"""Clocks for deadlines and for deleting by age.
+
+Deadlines count the time in which this process ran. When a laptop sleeps, a virtual machine pauses or
+a process is stopped, other clocks go on: on macOS the event loop's own clock counts sleep. At the
+next moment all deadlines would seem to be over, although no client had a chance to meet them.
+
+Ages are differences of wall-clock times. A wall clock may be wrong, and what was deleted because of
+that is lost. So a clock that suddenly is far ahead is believed only after an hour.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from weakref import WeakKeyDictionary
+
+TICK_SECONDS = 1.0
+# of the time between two ticks, so much counts; a busy process may tick late
+MOST_TICK_SECONDS = 5.0
+LEAST_SLEEP_SECONDS = 60.0  # a shorter sleep is not logged
+MOST_AHEAD_SECONDS = 86400.0
+SECOND_LOOK_SECONDS = 3600.0
+
+logger = logging.getLogger("holdfast")
+
+
+def _time_with_sleep() -> float:
+    """Seconds since the machine has started, asleep or awake."""
+    # Linux: CLOCK_MONOTONIC stands still in sleep. macOS: it does not, but time.monotonic() does.
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+class AwakeClock:
+    """The seconds in which this process has run, on one event loop."""
+
+    def __init__(self, *, clock: Callable[[], float] = _time_with_sleep) -> None:
+        """Begins to tick on the running event loop."""
+        self._clock = clock
+        self._ticked_at = clock()
+        self._awake_seconds = 0.0
+        asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+
+    def time(self) -> float:
+        """Seconds since an unknown moment, without those in which the process did not run."""
+        return self._awake_seconds + min(self._clock() - self._ticked_at, MOST_TICK_SECONDS)
+
+    def _tick(self) -> None:
+        asleep = self._clock() - self._ticked_at - TICK_SECONDS
+        self._awake_seconds = self.time()
+        self._ticked_at = self._clock()
+        if asleep >= LEAST_SLEEP_SECONDS:
+            logger.warning("the machine slept %s", _duration_text(asleep))
+        asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+
+    def call_later(self, seconds: float, act: Callable[[], None]) -> AwakeTimer:
+        """Call `act` once the process has run for so many seconds."""
+        return AwakeTimer(self, seconds, act)
+
+
+class AwakeTimer:
+    """A call that `AwakeClock.call_later` has scheduled."""
+
+    def __init__(self, clock: AwakeClock, seconds: float, act: Callable[[], None]) -> None:
+        self._clock = clock
+        self._act = act
+        self._due = clock.time() + seconds
+        self._handle = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def cancel(self) -> None:
+        """Do not call it any more."""
+        self._handle.cancel()
+
+    def _look(self) -> None:
+        left = self._due - self._clock.time()
+        if left > 0.001:  # the process has not run all the time
+            self._handle = asyncio.get_running_loop().call_later(left, self._look)
+        else:
+            self._act()
+
+
+_clocks: WeakKeyDictionary[asyncio.AbstractEventLoop, AwakeClock] = WeakKeyDictionary()
+
+
+def awake_clock() -> AwakeClock:
+    """The clock of the running event loop."""
+    loop = asyncio.get_running_loop()
+    clock = _clocks.get(loop)
+    if clock is None:
+        clock = _clocks[loop] = AwakeClock()
+    return clock
+
+
+@contextlib.asynccontextmanager
+async def awake_timeout(seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
+    """Like `asyncio.timeout`, but counts only the time in which this process runs."""
+    if seconds is None or seconds <= 0:
+        async with asyncio.timeout(seconds) as limit:
+            yield limit
+        return
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(None) as limit:
+        timer = awake_clock().call_later(seconds, lambda: limit.reschedule(loop.time()))
+        try:
+            yield limit
+        finally:
+            timer.cancel()
+
+
+class RetentionClock:
+    """The wall clock, for deleting by age and for the times that ages are measured from.
+
+    A clock that is ahead of what it was last time, or of the newest record, by more than a day is
+    believed after a second look an hour later. Until then, time goes on from the last moment that
+    was believed, so that nothing grows old at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        wall: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._wall = wall
+        self._steady = steady
+        self._believed: float | None = None  # None before the first record
+        self._believed_at = 0.0  # on the steady clock
+        self._suspected_at: float | None = None
+
+    def start_from(self, newest: float) -> None:
+        """newest: the time of the newest record of an earlier process."""
+        if self._believed is None:
+            self._believed = newest
+            self._believed_at = self._steady()
+
+    def __call__(self) -> float:
+        """Seconds since the epoch, as far as they are believed."""
+        wall = self._wall()
+        steady = self._steady()
+        expected = wall
+        if self._believed is not None:
+            expected = self._believed + max(0.0, steady - self._believed_at)
+        if wall - expected > MOST_AHEAD_SECONDS:
+            if self._suspected_at is None:
+                self._suspected_at = steady
+                logger.warning(
+                    "the clock is %s ahead of the newest record: nothing is deleted because of its "
+                    "age before a second look in an hour",
+                    _duration_text(wall - expected),
+                )
+            if steady - self._suspected_at < SECOND_LOOK_SECONDS:
+                return expected
+        self._suspected_at = None
+        self._believed = wall
+        self._believed_at = steady
+        return wall
+
+
+def _duration_text(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if minutes < 120:
+        return f"{minutes} min"
+    hours = round(seconds / 3600)
+    return f"{hours} h" if hours < 48 else f"{round(seconds / 86400)} days"

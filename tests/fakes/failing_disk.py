@@ -1,0 +1,144 @@
+"""A disk whose operations fail: errors at the calls of `os`, for the paths beneath one folder.
+
+SQLite calls the system itself; there the error is the one that it reports for that error number.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import io
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+# what a caller asks of the disk, and the calls of `os` that do it
+OPERATIONS: dict[str, tuple[str, ...]] = {
+    "open": ("open",),
+    "read": ("pread", "readv", "read"),
+    "write": ("write", "writev"),
+    "sync": ("fsync",),
+    "rename": ("replace", "rename", "link"),
+    "unlink": ("unlink", "remove", "rmdir"),
+    "stat": ("stat", "lstat", "fstat"),
+    "list": ("scandir", "listdir"),
+    "mkdir": ("mkdir",),
+    "touch": ("utime",),
+}
+ERRORS = (
+    errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM,
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EINTR, errno.EBUSY, errno.ETIMEDOUT,
+    errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG,
+)  # fmt: skip
+_SQLITE = {
+    errno.ENOSPC: sqlite3.SQLITE_FULL,
+    errno.EDQUOT: sqlite3.SQLITE_FULL,
+    errno.EROFS: sqlite3.SQLITE_READONLY,
+    errno.EMFILE: sqlite3.SQLITE_CANTOPEN,
+    errno.ENFILE: sqlite3.SQLITE_CANTOPEN,
+    errno.EACCES: sqlite3.SQLITE_CANTOPEN,
+    errno.EPERM: sqlite3.SQLITE_PERM,
+    errno.ENOENT: sqlite3.SQLITE_CANTOPEN,
+    errno.EBUSY: sqlite3.SQLITE_BUSY,
+}
+
+
+@dataclass
+class FailingDisk:
+    """times: how many calls fail; they are counted in `failed`."""
+
+    folder: Path
+    operation: str = ""
+    error: int = 0
+    times: int = 0
+    only: str = ""  # of the paths that contain this
+    failed: int = 0
+    calls: int = 0  # of this operation on such paths
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _paths: dict[int, str] = field(default_factory=dict)  # of open files
+
+    def fail(self, operation: str, error: int, *, times: int = 10**9, only: str = "") -> None:
+        with self._lock:
+            self.operation, self.error, self.times, self.only = operation, error, times, only
+            self.failed = self.calls = 0
+
+    def heal(self) -> None:
+        self.times = 0
+
+    def check(self, operation: str, path: object) -> None:
+        name = self._paths.get(path, "") if isinstance(path, int) else os.fspath(path)  # type: ignore[call-overload]
+        with self._lock:
+            if operation != self.operation or not self.times:
+                return
+            if not str(name).startswith(str(self.folder)) or self.only not in str(name):
+                return
+            self.times -= 1
+            self.failed += 1
+        if operation == "sqlite":
+            if self.error == errno.ENOMEM:
+                raise MemoryError
+            failure = sqlite3.OperationalError(os.strerror(self.error))
+            failure.sqlite_errorcode = _SQLITE.get(self.error, sqlite3.SQLITE_IOERR)
+            raise failure
+        raise OSError(self.error, os.strerror(self.error), str(name))
+
+    def wrapped(self, operation: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def checked(path: Any = ".", *args: Any, **kwargs: Any) -> Any:
+            self.check(operation, path)
+            result = call(path, *args, **kwargs)
+            if call is _OPEN:
+                self._paths[result] = os.fspath(path)
+            return result
+
+        return checked
+
+
+_OPEN = os.open
+
+
+@contextmanager
+def failing_disk(folder: Path) -> Iterator[FailingDisk]:
+    disk = FailingDisk(folder)
+
+    class Connection(sqlite3.Connection):
+        def __init__(self, database: Any, *args: Any, **kwargs: Any) -> None:
+            self.path = str(database)
+            disk.check("sqlite", self.path)
+            super().__init__(database, *args, **kwargs)
+
+        def execute(self, *args: Any) -> sqlite3.Cursor:
+            disk.check("sqlite", self.path)
+            return super().execute(*args)
+
+        def executemany(self, *args: Any) -> sqlite3.Cursor:
+            disk.check("sqlite", self.path)
+            return super().executemany(*args)
+
+    connect = sqlite3.connect
+    patches = [
+        patch.object(os, name, disk.wrapped(operation, getattr(os, name)))
+        for operation, names in OPERATIONS.items()
+        for name in names
+    ]
+    patches += [
+        patch.object(module, "open", disk.wrapped("open", builtins.open))
+        for module in (io, builtins)
+    ]
+    patches.append(
+        patch.object(
+            sqlite3, "connect", lambda path, **more: connect(path, factory=Connection, **more)
+        )
+    )
+    for each in patches:
+        each.start()
+    try:
+        yield disk
+    finally:
+        for each in reversed(patches):
+            each.stop()

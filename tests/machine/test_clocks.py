@@ -1,0 +1,132 @@
+"""Deadlines count the time in which the process runs; ages, a clock that is believed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from holdfast.machine import clocks
+from holdfast.machine.clocks import (
+    MOST_TICK_SECONDS,
+    SECOND_LOOK_SECONDS,
+    AwakeClock,
+    RetentionClock,
+    awake_timeout,
+)
+
+DAY = 86400.0
+
+
+class Hand:
+    """A clock that is moved by hand."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_time_asleep_counts_as_a_few_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    hand = Hand()
+    clock = AwakeClock(clock=hand)
+    began = clock.time()
+    hand.now += 3
+    assert clock.time() - began == 3
+    hand.now += 41 * 60
+    assert clock.time() - began == MOST_TICK_SECONDS
+    clock._tick()
+    assert clock.time() - began == MOST_TICK_SECONDS
+    hand.now += 2
+    assert clock.time() - began == MOST_TICK_SECONDS + 2
+    assert [record.getMessage() for record in caplog.records] == ["the machine slept 41 min"]
+
+
+async def test_a_timer_that_is_due_after_a_sleep_waits_for_the_rest_of_its_time() -> None:
+    """The event loop's clock counts the sleep, as it does on macOS."""
+    hand = Hand()
+    clock = AwakeClock(clock=hand)
+    called: list[float] = []
+    timer = clock.call_later(0.02, lambda: called.append(clock.time()))
+    late = clock.call_later(60.0, lambda: called.append(-1.0))
+    timer._look()
+    assert called == []
+    hand.now += 0.02
+    timer._look()
+    assert len(called) == 1
+    hand.now += 3600
+    late._look()  # as if the loop's own clock had jumped by an hour
+    assert len(called) == 1
+    timer.cancel()
+    late.cancel()
+
+
+async def test_a_timeout_is_one_of_asyncio_but_for_the_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(TimeoutError):
+        async with awake_timeout(0.0):
+            await asyncio.Event().wait()
+    with pytest.raises(TimeoutError):
+        async with awake_timeout(0.01) as limit:
+            await asyncio.Event().wait()
+    assert limit.expired()
+    async with awake_timeout(None):
+        pass
+    async with awake_timeout(5.0) as limit:
+        pass
+    assert not limit.expired()
+    assert clocks.awake_clock() is clocks.awake_clock()
+
+
+def test_a_clock_that_jumps_ahead_is_believed_after_a_second_look_an_hour_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wall, steady = Hand(50 * DAY), Hand(0.0)
+    clock = RetentionClock(wall=wall, steady=steady)
+    assert clock() == 50 * DAY
+    wall.now += 400 * DAY
+    steady.now += 10
+    assert clock() == 50 * DAY + 10
+    steady.now += SECOND_LOOK_SECONDS - 1
+    wall.now += SECOND_LOOK_SECONDS - 1
+    assert clock() == pytest.approx(50 * DAY + SECOND_LOOK_SECONDS + 9)
+    steady.now += 2
+    assert clock() == wall.now
+    assert len(caplog.records) == 1
+    assert "400 days ahead" in caplog.records[0].getMessage()
+
+
+def test_a_clock_that_is_set_right_again_costs_nothing() -> None:
+    wall, steady = Hand(50 * DAY), Hand(0.0)
+    clock = RetentionClock(wall=wall, steady=steady)
+    clock()
+    for _ in range(5):
+        wall.now += 400 * DAY
+        assert clock() < 51 * DAY
+        wall.now -= 400 * DAY
+        steady.now += SECOND_LOOK_SECONDS
+        wall.now += SECOND_LOOK_SECONDS
+        assert clock() == wall.now
+
+
+def test_records_of_an_earlier_process_tell_how_late_it_was() -> None:
+    wall, steady = Hand(50 * DAY), Hand(0.0)
+    clock = RetentionClock(wall=wall, steady=steady)
+    clock.start_from(49.5 * DAY)
+    assert clock() == 50 * DAY
+    clock = RetentionClock(wall=wall, steady=steady)
+    clock.start_from(40 * DAY)
+    assert clock() == 40 * DAY
+    steady.now += SECOND_LOOK_SECONDS
+    assert clock() == 50 * DAY
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(61, "1 min"), (7000, "117 min"), (7200, "2 h"), (3 * DAY, "3 days")]
+)
+def test_durations_are_told_in_words(seconds: float, text: str) -> None:
+    assert clocks._duration_text(seconds) == text
+    assert logging.getLogger("holdfast") is clocks.logger
