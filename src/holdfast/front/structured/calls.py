@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from holdfast.errors import InvalidRequest
 from holdfast.front.structured.checked import checked_schema
-from holdfast.front.structured.lark import ANY, Rules, escaped, one_of, pattern
+from holdfast.front.structured.lark import ANY, GAP, Rules, escaped, one_of, pattern
 from holdfast.front.structured.schema import CleanSchema, Schema, SchemaBounds, SchemaFault
 from holdfast.front.structured.values import CallableTool, arguments_of
 from holdfast.front.toolcalls.call_format import (
@@ -143,10 +143,9 @@ def _in_tool(name: str, places: Sequence[str]) -> tuple[str, ...]:
 
 def only_calls(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
     """An expression for an answer that consists only of calls."""
-    opening = block.layout.opening
-    space = opening[: len(opening) - len(opening.lstrip())]
-    lead = f"({rules.literal(space)})?" if space else ""
-    return f"{lead} {rules.literal(opening.lstrip())} {_calls(rules, block, parallel=parallel)}"
+    opening = block.layout.opening.lstrip()
+    lead = f"{rules.terminal(GAP)} {rules.literal(opening)}"
+    return f"{lead} {_calls(rules, block, parallel=parallel)}"
 
 
 def text_or_calls(rules: Rules, form: CallFormat, block: CallBlock, *, parallel: bool) -> str:
@@ -221,11 +220,20 @@ def _calls(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
 
 
 def _more_calls(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
+    """An expression for what follows a call: further calls, the layout's closing, and the end.
+
+    Any white space may surround the markup, because templates of one family differ in it. What a
+    template writes between two calls, a model also writes after the last one, where only the end
+    of the answer should follow.
+    """
     layout = block.layout
-    closing = rules.literal(layout.closing) if layout.closing else ""
+    gap = rules.terminal(GAP)
+    closing = layout.closing.strip()
+    tail = f"{gap} {rules.literal(closing)} {gap}" if closing else gap
     if layout.is_single or not parallel:
-        return closing
-    return f"({rules.literal(layout.again)} {_any_call(rules, block)})* {closing}"
+        return tail
+    again = rules.literal(layout.again.lstrip())
+    return f"({gap} {again} {_any_call(rules, block)})* {tail}"
 
 
 def _any_call(rules: Rules, block: CallBlock) -> str:
