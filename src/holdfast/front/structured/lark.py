@@ -74,6 +74,13 @@ WHITE_SPACE: Final = r"( |\n[ \t]{0,24})?"
 # Regular expressions. In a grammar, a marker that is a token has no text, so they never match it.
 ANY: Final = r"(.|\n)*"
 GAP: Final = r"/[ \t\n]{0,4}/"
+# White space next to the markup of calls: a space, or new lines and an indentation
+MARKUP_GAP: Final = r"( |\n{1,2}[ \t]{0,12})?"
+# In markup: white space that does not separate two words, and places where templates put some
+_PLACES_OF_GAPS: Final = re.compile(
+    r"(?<=[>\]}\[{,:])\s+|\s+(?=[<\[{}\]])|\s*\n\s*|^\s+|\s+$"
+    r"|(?<=[\[{])(?=[\[{\"])|(?<=[}\]])(?=[}\]])"
+)
 _JSON_OPTIONS: Final = {"whitespace_pattern": WHITE_SPACE, "coerce_one_of": True, "lenient": False}
 # Allows `\u` and four digits for any character of a string without `pattern`, `format` or listed
 # values; a surrogate pair counts as one character.
@@ -152,6 +159,15 @@ class Rules:
         return " ".join(
             self.token(piece) if piece in self.marker_ids else literal(piece) for piece in pieces
         )
+
+    def markup(self, text: str) -> str:
+        """Like `literal`, with any white space where the text has some next to its markers.
+
+        Templates of one family differ in it, and so do the models.
+        """
+        gap = self.terminal(f"/{MARKUP_GAP}/")
+        pieces = (self.literal(piece) if piece else "" for piece in _PLACES_OF_GAPS.split(text))
+        return f" {gap} ".join(pieces).strip()
 
     def token(self, marker: str) -> str:
         """An expression for a marker that is a single token."""

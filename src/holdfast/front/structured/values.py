@@ -169,7 +169,7 @@ class _Tags:
         taken = _first_characters(others) if self._leads == [self._tags.text] else ""
         found = [self._text(text, taken, place=place) for text in texts]
         lead = one_of(map(self._rules.literal, self._leads))
-        end = self._rules.literal(self._tags.end + self._tags.gap)
+        end = f"{self._rules.literal(self._tags.end)} {self._rules.markup(self._tags.gap)}"
         found += [f"{lead} {self._json(other)} {end}" for other in others]
         return one_of(found)
 
@@ -185,7 +185,7 @@ class _Tags:
             content = (*content, rf"\s*([^\s{taken}]{ANY})?")
         tags = self._tags
         lead = self._rules.literal(tags.text)
-        tail = self._rules.literal(tags.gap) if tags.gap else ""
+        tail = self._rules.markup(tags.gap)
         if not tags.cdata:
             return f"{lead} {self._rules.text_before(tags.end, content=content)} {tail}"
         inner = self._rules.text_before(CDATA[1], content=content)

@@ -229,6 +229,15 @@ def named(head: str, name: str) -> str:
     return head.replace("{name}", name).replace("{quoted}", json_text(name))
 
 
+class BareKeys(NamedTuple):
+    """The keys of a call's name and of its arguments. Without keys for names, the name itself is
+    the key of the arguments.
+    """
+
+    names: tuple[str, ...]
+    arguments: tuple[str, ...]
+
+
 class ChannelMarkup(NamedTuple):
     """The markup around a thought and around visible text, in a family that answers in channels."""
 
@@ -267,9 +276,23 @@ class CallFormat(ABC):
         """How the family writes calls."""
 
     @property
-    def drawn_layout(self) -> CallLayout | None:
-        """The layout that a grammar lets the model write; None if no grammar can enforce calls."""
-        return self.layout
+    def drawn_layouts(self) -> Sequence[CallLayout]:
+        """The layouts that a grammar lets the model write, the family's own first; empty if no
+        grammar can enforce calls.
+        """
+        return (self.layout,)
+
+    @property
+    def incomplete_layouts(self) -> Sequence[CallLayout]:
+        """Further layouts, which lack some markup. They are read, but only as a repair."""
+        return ()
+
+    @property
+    def bare_keys(self) -> BareKeys | None:
+        """The keys of calls that are read although they are bare JSON objects without markers;
+        None if there are none.
+        """
+        return None
 
     @property
     def channels(self) -> ChannelMarkup | None:

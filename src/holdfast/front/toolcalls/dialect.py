@@ -69,13 +69,18 @@ class ModelDialect:
             and not self.frame[0]
         )
 
+    @property
+    def read_forms(self) -> tuple[CallFormat, ...]:
+        """All forms in which calls are read, the family's own form first."""
+        if self.calls is None:
+            return ()
+        names = FAMILIES[self.family].read_too if self.family in FAMILIES else ()
+        return (self.calls, *self.read_too, *(FAMILIES[name].calls for name in names))
+
     def __post_init__(self) -> None:
         markers = Markers(self.marker_ids)
         reasoning = markers.encoded(self.reasoning)
-        names = FAMILIES[self.family].read_too if self.family in FAMILIES else ()
-        too = (FAMILIES[name].calls for name in names)
-        known = () if self.calls is None else (self.calls, *self.read_too, *too)
-        forms = tuple(markers.encoded(form) for form in known)
+        forms = tuple(markers.encoded(form) for form in self.read_forms)
         marks = frozenset(mark for form in forms for mark in form.marks)
         openers = tuple(dict.fromkeys(opener for form in forms for opener in form.openers))
         encoded = EncodedDialect(
