@@ -7,7 +7,8 @@ A family is chosen if its calls can be rendered by the template and read back
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Set
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
@@ -73,6 +74,8 @@ _FRAMES: Final = (("<answer>", "</answer>"),)
 _IN_TEXT: Final = "hermes"
 _BRIDGES: Final = ("", "OK.")  # answers to try between a result and a user message
 _MAX_OPENING = 2000  # characters of a generation prompt
+# a token of this form is more than its text to a grammar, even if it is not called special
+_TAG = re.compile(r"<.+>")
 _MIN_MARKER = 3  # characters: shorter added tokens are runs of white space and single letters
 _QUESTION = {"role": "user", "content": "Hello!"}
 _ASKED: Final = ChatPrompt(messages=(_QUESTION,))
@@ -291,16 +294,30 @@ def _dialect(
         marks += form.marks if form is not None else ()
     if reasoning is not None:
         marks += (reasoning.start, reasoning.end)
+    marker_ids = {
+        token.content: token_id for token_id, token in added.items() if _is_in(token, marks)
+    }
+    drawn = "\n".join(_markup(calls))
     return ModelDialect(
         family=name,
         calls=calls,
         read_too=read_too,
         reasoning=reasoning,
-        marker_ids={
-            token.content: token_id for token_id, token in added.items() if _is_in(token, marks)
+        marker_ids=marker_ids,
+        more_markup_ids={
+            token.content: token_id
+            for token_id, token in added.items()
+            if token.content not in marker_ids and _TAG.fullmatch(token.content)
+            and token.content in drawn
         },
         dropped_marks=tuple(silent),
     )
+
+
+def _markup(calls: CallFormat | None) -> Iterator[str]:
+    """All texts of which the calls of a grammar are made."""
+    for layout in (*calls.drawn_layouts, *calls.incomplete_layouts) if calls is not None else ():
+        yield from layout.markup
 
 
 def _is_in(token: AddedToken, marks: Iterable[str]) -> bool:

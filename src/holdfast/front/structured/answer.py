@@ -139,10 +139,13 @@ def _thought(rules: Rules, dialect: ModelDialect, state: ThoughtState) -> str:
     """
     if dialect.reasoning is None or state == "none":
         return ""
-    inner = f"{rules.text_before(dialect.reasoning.end.strip())} {rules.terminal(GAP)}"
+    start, end = dialect.reasoning.start.strip(), dialect.reasoning.end.strip()
+    gap = rules.terminal(GAP)
+    inner = f"{rules.text_before(end)} {gap}"
     if state == "open":
         return inner
-    return f"({rules.literal(dialect.reasoning.start.strip())} {inner})?"
+    # a model that decides for itself may write the end alone, as some templates do
+    return f"({gap} ({rules.literal(start)} {inner} | {rules.literal(end)} {gap}))?"
 
 
 class _Body:
@@ -156,7 +159,7 @@ class _Body:
         bounds: SchemaBounds,
         constrain_all: bool,
     ) -> None:
-        self.rules = Rules(dialect.marker_ids)
+        self.rules = Rules(dialect.markup_ids)
         self.grammars: dict[str, str] = {}
         self.banned: tuple[int, ...] = ()
         self.unenforced: tuple[str, ...] = ()

@@ -78,7 +78,7 @@ GAP: Final = r"/[ \t\n]{0,4}/"
 MARKUP_GAP: Final = r"( |\n{1,2}[ \t]{0,12})?"
 # In markup: white space that does not separate two words, and places where templates put some
 _PLACES_OF_GAPS: Final = re.compile(
-    r"(?<=[>\]}\[{,:])\s+|\s+(?=[<\[{}\]])|\s*\n\s*|^\s+|\s+$"
+    r"(?<=[>\]}\[{,:])\s+|\s+(?=[<\[{}\]])|\s*\n\s*|^\s+|\s+$|(?<=\[)$"
     r"|(?<=[\[{])(?=[\[{\"])|(?<=[}\]])(?=[}\]])"
 )
 _JSON_OPTIONS: Final = {"whitespace_pattern": WHITE_SPACE, "coerce_one_of": True, "lenient": False}

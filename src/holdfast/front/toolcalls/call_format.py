@@ -9,7 +9,7 @@ import secrets
 import string
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from holdfast.front.toolcalls.declared import (
@@ -133,7 +133,8 @@ class LiteralValues:
     words: the spellings of true, false and null. quote: the mark on both sides of a string, which
     has no escapes; if empty, strings are written as in JSON. quoted_keys: whether the keys of
     objects are quoted. assign: the text after an argument's name; if empty, arguments are written
-    like the members of an object.
+    like the members of an object. single_quotes: whether strings may also be written between single
+    quotes, as in Python. sorted_keys: whether templates sort the members of objects.
     """
 
     words: tuple[str, str, str] = ("true", "false", "null")
@@ -142,6 +143,8 @@ class LiteralValues:
     colon: str = ": "
     comma: str = ", "
     assign: str = ""
+    single_quotes: bool = False
+    sorted_keys: bool = False
 
     def write(self, arguments: Mapping[str, Any]) -> str:
         """Return the arguments as the model would write them."""
@@ -203,6 +206,16 @@ class CallLayout:
     again: str = ""
     closing: str = ""
     is_single: bool = False
+
+    @property
+    def markup(self) -> Iterator[str]:
+        """All texts of which the calls are made, except for names, ids and values."""
+        yield from (self.opening, *self.heads, self.optional_id, self.tail, self.again)
+        yield self.closing
+        for each in fields(self.values):
+            text = getattr(self.values, each.name)
+            if isinstance(text, str):
+                yield text
 
     def write(self, calls: Sequence[Call], id_form: IdForm) -> str:
         """Return the calls as the model would write them."""

@@ -45,6 +45,7 @@ class ModelDialect:
 
     family: a key of FAMILIES; empty if unknown. read_too: further forms in which the model may
     write calls. marker_ids: token ids of the markers that are single tokens of the model, by their
+    text; more_markup_ids: those of the other tokens in the markup of calls, which readers treat as
     text. dropped_marks: meaningless markers next to visible text, such as <response>. frame:
     ordinary text around the whole visible answer, such as <answer> and </answer>.
     """
@@ -54,6 +55,7 @@ class ModelDialect:
     read_too: tuple[CallFormat, ...] = ()
     reasoning: ReasoningFormat | None = None
     marker_ids: Mapping[str, int] = field(default_factory=dict)
+    more_markup_ids: Mapping[str, int] = field(default_factory=dict)
     dropped_marks: tuple[str, ...] = ()
     frame: tuple[str, str] = ("", "")
     markers: Markers = field(init=False, repr=False, compare=False)
@@ -68,6 +70,11 @@ class ModelDialect:
             and not self.dropped_marks
             and not self.frame[0]
         )
+
+    @property
+    def markup_ids(self) -> Mapping[str, int]:
+        """The ids of all tokens in the markup of thoughts and calls, by their text."""
+        return {**self.more_markup_ids, **self.marker_ids}
 
     @property
     def read_forms(self) -> tuple[CallFormat, ...]:

@@ -318,8 +318,9 @@ class NamedJson(CallFormat):
     @property
     def marks(self) -> Sequence[str]:
         """All markers that the family writes."""
-        words = (word for head in self._heads for word in head[0::2])
-        return marks_in(*self.section, *words, self.close)
+        words = [word for head in self._heads for word in head[0::2]]
+        tags = (lead for lead in self._leads if lead.startswith("<"))
+        return distinct(*marks_in(*self.section, *words, self.close), *tags)
 
     @property
     def openers(self) -> Sequence[str]:
