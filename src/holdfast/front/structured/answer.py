@@ -21,6 +21,7 @@ from holdfast.front.structured.calls import (
     thought_channel,
     tokens_of_openers,
     unenforced,
+    with_end,
 )
 from holdfast.front.structured.checked import checked_schema, fault_of, fault_of_composed
 from holdfast.front.structured.keywords import MOST_REPETITIONS, names_too_small, repetitions
@@ -36,6 +37,7 @@ from holdfast.front.structured.lark import (
 from holdfast.front.structured.schema import SchemaBounds, SchemaFault
 from holdfast.front.structured.values import CallableTool
 from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect
+from holdfast.front.toolcalls.incoming import marks_in
 from holdfast.wire.requests import ChatPrompt, GenerationRequest, OutputFormat, PromptText
 
 _MOST_CHARACTERS: Final = 20_000  # maximum for a regex, a grammar, or all choices together
@@ -129,7 +131,13 @@ def thought_state(prompt: PromptText, dialect: ModelDialect) -> ThoughtState:
         return "none"
     if prompt.in_reasoning:
         return "open"
-    return "none" if prompt.text.rstrip().endswith(dialect.reasoning.end.strip()) else "possible"
+    start, end = dialect.reasoning.start.strip(), dialect.reasoning.end.strip()
+    before = prompt.text.rstrip().removesuffix(end)
+    if len(before) == len(prompt.text.rstrip()):
+        return "possible"
+    # an end that contains the header of an answer ends every prompt, not only those with a thought
+    is_header = len(marks_in(end)) > 1
+    return "possible" if is_header and not before.rstrip().endswith(start) else "none"
 
 
 def _thought(rules: Rules, dialect: ModelDialect, state: ThoughtState) -> str:
@@ -159,7 +167,9 @@ class _Body:
         bounds: SchemaBounds,
         constrain_all: bool,
     ) -> None:
-        self.rules = Rules(dialect.markup_ids)
+        self.rules = Rules(
+            dialect.markup_ids, message_ends=dialect.message_ends, turn_ends=dialect.turn_ends
+        )
         self.grammars: dict[str, str] = {}
         self.banned: tuple[int, ...] = ()
         self.unenforced: tuple[str, ...] = ()
@@ -177,6 +187,7 @@ class _Body:
             said, self.grammars = _format_of(form, bounds=self._bounds)
             if calls is not None and calls.channels is not None:
                 said = in_channel(self.rules, calls.channels, said)
+            said = with_end(self.rules, said, calls.channels if calls is not None else None)
         if not offered_tools(self._request):
             return said
         if choice.mode == "none":

@@ -58,6 +58,7 @@ class CallBlock:
     """
 
     layout: CallLayout
+    channels: ChannelMarkup | None
     calls: Sequence[DrawnCall]
     left_out: Mapping[str, Sequence[str]]
 
@@ -160,12 +161,13 @@ def call_blocks_too(
 def _blocks(
     rules: Rules, form: CallFormat, layouts: Sequence[CallLayout], tools: Sequence[CallableTool]
 ) -> tuple[CallBlock, ...]:
-    return tuple(_block(rules, layout, form.id_form, tools) for layout in layouts)
+    return tuple(_block(rules, form, layout, tools) for layout in layouts)
 
 
 def _block(
-    rules: Rules, layout: CallLayout, id_form: IdForm, tools: Sequence[CallableTool]
+    rules: Rules, form: CallFormat, layout: CallLayout, tools: Sequence[CallableTool]
 ) -> CallBlock:
+    id_form = form.id_form
     calls: list[DrawnCall] = []
     left_out: dict[str, Sequence[str]] = {}
     for tool in tools:
@@ -185,7 +187,7 @@ def _block(
                     rest=f"{_filled(rules, ''.join(fields), id_form, tool.name)} {rest}".strip(),
                 )
             )
-    return CallBlock(layout=layout, calls=calls, left_out=left_out)
+    return CallBlock(layout=layout, channels=form.channels, calls=calls, left_out=left_out)
 
 
 def _end_of_call(rules: Rules, tail: str) -> str:
@@ -226,11 +228,15 @@ def _in_tool(name: str, places: Sequence[str]) -> tuple[str, ...]:
 def only_calls(rules: Rules, blocks: Sequence[CallBlock], *, parallel: bool) -> str:
     """An expression for an answer that consists only of calls, all in one of these layouts."""
     lead = rules.markup(" ")
-    return one_of(
-        f"{lead} {rules.markup(block.layout.opening.lstrip())} "
-        f"{_calls(rules, block, parallel=parallel)}"
-        for block in blocks
-    )
+    if end := rules.message_end():
+        lead = f"({lead} {end})? {lead}"
+    found = []
+    for block in blocks:
+        empty = "" if block.channels is None else block.channels.empty_text
+        before = f"({rules.literal(empty)})? {lead}" if empty else lead
+        opening = rules.markup(block.layout.opening.lstrip())
+        found.append(f"{before} {opening} {_calls(rules, block, parallel=parallel)}")
+    return one_of(found)
 
 
 def bare_calls(
@@ -274,7 +280,8 @@ def text_or_calls(
         text = free_text(rules, form.channels, form.marks)
         calls = only_calls(rules, blocks, parallel=parallel)
         is_single = blocks[0].layout.is_single
-        return f"({text} | {calls})" if is_single else f"({text} | ({text})? {calls})"
+        text_only = with_end(rules, text, form.channels)
+        return f"({text_only} | {calls})" if is_single else f"({text_only} | ({text})? {calls})"
     marked = [mark for mark in form.openers if mark in form.marks]
     by_mark: dict[str, list[str]] = {}
     for block in blocks:
@@ -285,7 +292,10 @@ def text_or_calls(
             by_mark.setdefault(mark, []).append(f"{rest} {_calls(rules, block, parallel=parallel)}")
         elif block is blocks[0]:
             return _text_or_unmarked_calls(rules, block, parallel=parallel)
-    found = [rules.text_without(marked)]
+    text = rules.text_without(marked)
+    found = [with_end(rules, text)]
+    if end := rules.message_end():
+        found.append(f"{text} {end} {only_calls(rules, blocks, parallel=parallel)}")
     for mark, calls in by_mark.items():
         never = [
             escaped(other)
@@ -294,6 +304,14 @@ def text_or_calls(
         ]
         found.append(f"{rules.text_before(mark, never=never)} {one_of(calls)}")
     return one_of(found)
+
+
+def with_end(rules: Rules, text: str, channels: ChannelMarkup | None = None) -> str:
+    """The same, optionally followed by the end of a message."""
+    end = rules.message_end()
+    if channels is not None and channels.end:
+        end = rules.literal(channels.end)
+    return f"{text} ({end})?" if end else text
 
 
 def _text_or_unmarked_calls(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
@@ -370,8 +388,9 @@ def _more_calls(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
     """
     layout = block.layout
     gap = rules.markup(" ")
-    closing = layout.closing.strip()
+    closing = rules.before_end(layout.closing.strip())
     tail = f"{gap} {rules.markup(closing)} {gap}" if closing else gap
+    tail = with_end(rules, tail, block.channels)
     if layout.is_single or not parallel:
         return tail
     again = rules.markup(layout.again.lstrip())

@@ -118,9 +118,20 @@ def members(
 class Rules:
     """The rules of one grammar. Equal rules are written only once."""
 
-    def __init__(self, marker_ids: Mapping[str, int]) -> None:
-        """marker_ids: token ids of the markers that are single tokens of the model, by text."""
+    def __init__(
+        self,
+        marker_ids: Mapping[str, int],
+        *,
+        message_ends: Sequence[str] = (),
+        turn_ends: Sequence[str] = (),
+    ) -> None:
+        """marker_ids: token ids of the markers that are single tokens of the model, by text.
+
+        message_ends, turn_ends: markers that end an answer sometimes, and always (`ModelDialect`).
+        """
         self.marker_ids = marker_ids
+        self._message_ends = message_ends
+        self._turn_ends = turn_ends
         self._names: dict[str, str] = {}
         self._lines: list[str] = []
         self._cutter = re.compile(
@@ -168,6 +179,19 @@ class Rules:
         gap = self.terminal(f"/{MARKUP_GAP}/")
         pieces = (self.literal(piece) if piece else "" for piece in _PLACES_OF_GAPS.split(text))
         return f" {gap} ".join(pieces).strip()
+
+    def before_end(self, closing: str) -> str:
+        """The closing markup of an answer up to the marker that ends it anyway, if there is one.
+
+        A matcher takes such a marker for the end of the answer, and never for a part of it.
+        """
+        for end in self._turn_ends:
+            closing = closing.partition(end)[0]
+        return closing.rstrip()
+
+    def message_end(self) -> str:
+        """An expression for the end of a message; empty if it is always the end of the answer."""
+        return one_of(map(self.token, self._message_ends)) if self._message_ends else ""
 
     def token(self, marker: str) -> str:
         """An expression for a marker that is a single token."""

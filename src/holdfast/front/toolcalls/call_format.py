@@ -252,10 +252,19 @@ class BareKeys(NamedTuple):
 
 
 class ChannelMarkup(NamedTuple):
-    """The markup around a thought and around visible text, in a family that answers in channels."""
+    """The markup around a thought and around visible text, in a family that answers in channels.
+
+    end: what may follow all channels of an answer.
+    """
 
     text: tuple[str, str]
     thought: tuple[str, str] = ("", "")
+    end: str = ""
+
+    @property
+    def empty_text(self) -> str:
+        """The channel for text with nothing in it, which some templates write before calls."""
+        return "".join(self.text) if self.text[1] else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

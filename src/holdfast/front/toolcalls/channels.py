@@ -313,7 +313,8 @@ class KimiK3(CallFormat):
     def channels(self) -> ChannelMarkup:
         """The markup of text."""
         return ChannelMarkup(
-            text=(f"{self.open}response{self.separator}", f"{self.close}response{self.separator}")
+            text=(f"{self.open}response{self.separator}", f"{self.close}response{self.separator}"),
+            end=f"{self.close}message{self.separator}",
         )
 
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:

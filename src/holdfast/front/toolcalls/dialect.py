@@ -37,6 +37,7 @@ class EncodedDialect:
     end: str
     dropped: tuple[str, ...]
     frame: tuple[str, str]
+    message_ends: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,9 @@ class ModelDialect:
     write calls. marker_ids: token ids of the markers that are single tokens of the model, by their
     text; more_markup_ids: those of the other tokens in the markup of calls, which readers treat as
     text. dropped_marks: meaningless markers next to visible text, such as <response>. frame:
-    ordinary text around the whole visible answer, such as <answer> and </answer>.
+    ordinary text around the whole visible answer, such as <answer> and </answer>. message_ends:
+    markers that end an answer, unless a call or another part of the answer follows. turn_ends:
+    markers that end every answer.
     """
 
     family: str = ""
@@ -58,6 +61,8 @@ class ModelDialect:
     more_markup_ids: Mapping[str, int] = field(default_factory=dict)
     dropped_marks: tuple[str, ...] = ()
     frame: tuple[str, str] = ("", "")
+    message_ends: tuple[str, ...] = ()
+    turn_ends: tuple[str, ...] = ()
     markers: Markers = field(init=False, repr=False, compare=False)
     encoded: EncodedDialect = field(init=False, repr=False, compare=False)
 
@@ -69,6 +74,7 @@ class ModelDialect:
             and self.reasoning is None
             and not self.dropped_marks
             and not self.frame[0]
+            and not self.message_ends
         )
 
     @property
@@ -105,6 +111,7 @@ class ModelDialect:
                 *_bare_start(reasoning, openers),
             ),
             frame=self.frame,
+            message_ends=tuple(map(markers.encode, self.message_ends)),
         )
         object.__setattr__(self, "markers", markers)
         object.__setattr__(self, "encoded", encoded)

@@ -15,6 +15,7 @@ from holdfast.front.toolcalls.call_format import (
     CallFormat,
     CallLayout,
     CallParts,
+    ChannelMarkup,
     JsonObject,
     distinct,
 )
@@ -306,7 +307,7 @@ class NamedJson(CallFormat):
 
     section: markers around all calls of a turn. head: text before the arguments, with the fields
     {name} and {id}; heads_too: other heads that are also read. close: text after the arguments.
-    between: text that separates two calls.
+    between: text that separates two calls. text: a marker before visible text.
     """
 
     section: tuple[str, str] = ("", "")
@@ -314,6 +315,7 @@ class NamedJson(CallFormat):
     heads_too: tuple[str, ...] = ()
     close: str = ""
     between: str = ""
+    text: str = ""
 
     @property
     def marks(self) -> Sequence[str]:
@@ -349,6 +351,11 @@ class NamedJson(CallFormat):
             again=self.between + lead,
             closing=self.section[1],
         )
+
+    @property
+    def channels(self) -> ChannelMarkup | None:
+        """The markup of text."""
+        return ChannelMarkup(text=(self.text, "")) if self.text else None
 
     @property
     def _heads(self) -> Sequence[Sequence[str]]:
