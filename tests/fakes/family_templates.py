@@ -45,6 +45,7 @@ class FamilyTemplate:
     thought: tuple[str, str] = ("", "")
     # Jinja that writes its markers, where the source does not name them
     thought_written: tuple[str, str] = ("", "")
+    always_thinks: bool = False  # writes a thought's markers even if there is none
     opening: str = ""  # behind the header of an answer
     before: str = ""  # in front of all of it; may refuse the conversation
     tools: str = "{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
@@ -69,9 +70,9 @@ class FamilyTemplate:
             f"call.function %}}{call}{{% endfor %}}{behind}{{% endif %}}"
         )
         start, end = self.thought_written if self.thought_written[0] else self.thought
-        thought = (
-            f"{{% if m.reasoning_content %}}{start}{{{{ m.reasoning_content }}}}{end}{{% endif %}}"
-        )
+        thought = f"{start}{{{{ m.reasoning_content or '' }}}}{end}"
+        if not self.always_thinks:
+            thought = f"{{% if m.reasoning_content %}}{thought}{{% endif %}}"
         said = "{{ m.content }}"
         if self.text[0]:
             said = f"{{% if m.content %}}{self.text[0]}{said}{self.text[1]}{{% endif %}}"
@@ -334,6 +335,7 @@ FAMILY_TEMPLATES = {
         before="{% macro tag(mark, name) %}{{ '<|' + mark + '|>' + name + '<|sep|>' }}{% endmacro %}",
         thought=("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
         thought_written=("{{ tag('open', 'think') }}", "{{ tag('close', 'think') }}"),
+        always_thinks=True,
         opening="{{ tag('open', 'response' if thinking is false else 'think') }}",
     ),
     "gemma4": FamilyTemplate(

@@ -73,11 +73,8 @@ def find_turn_ends(
     for answer, following, tools in _turns():
         tails = [*_tails(template, answer, following, tools)]
         written = [token for tail in tails for token in find(tail)]
-        outside = [token for token in written if token not in within]
-        if outside:
-            turn.append(outside[0])
-        elif ends := [token for token in written if token not in markup]:
-            message.append(ends[0])
+        if ends := [token for token in written if token not in markup]:
+            (message if ends[0] in within else turn).append(ends[0])
         elif "tool_calls" in answer:
             turn += _closing(dialect, tails)
     family = FAMILIES[dialect.family].end_tokens if dialect.family else ()
