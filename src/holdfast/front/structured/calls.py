@@ -65,7 +65,8 @@ class CallBlock:
     @property
     def is_bare_json(self) -> bool:
         """Whether the calls begin as JSON does."""
-        return (self.layout.opening + self.layout.heads[0]).startswith(("{", "["))
+        begins = self.layout.opening + self.layout.heads[0]
+        return begins.startswith(('{"', '[{"', "{{quoted}"))
 
 
 def is_strict(tool: Mapping[str, Any]) -> bool:
