@@ -18,7 +18,7 @@ _CHATML = ("<|im_start|>{role}\n", "<|im_end|>\n")
 _TURNS = ("<|start_header_id|>{role}<|end_header_id|>\n\n", "<|eot_id|>")
 _ROLES = ("<|{role}|>\n", "\n")
 _MARKER = re.compile(
-    r"<[/|｜]?[^\s<>=\"'{}]{2,40}[|｜]?>|\[/?[A-Z_]{3,20}\]|\][<\[~][^\s]{2,16}\[>?\[|<\|\"\|>"
+    r"<[/|｜]?[^\s<>=\"'{}]{2,40}[|｜]?>|\[/?[A-Z_]{3,20}\]|\][<\[~][^\s]{2,16}\[>?\[|\]~b\]|\[e~\[|<\|\"\|>"
 )
 
 
@@ -41,9 +41,11 @@ class FamilyTemplate:
     result: str = "<tool_response>\n{{ m.content }}\n</tool_response>"
     results_in: str = "user"  # the role of the turn that they stand in
     assistant: str = "assistant"
+    text: tuple[str, str] = ("", "")  # around the text of an answer
     thought: tuple[str, str] = ("", "")
     # Jinja that writes its markers, where the source does not name them
     thought_written: tuple[str, str] = ("", "")
+    always_thinks: bool = False  # writes a thought's markers even if there is none
     opening: str = ""  # behind the header of an answer
     before: str = ""  # in front of all of it; may refuse the conversation
     tools: str = "{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
@@ -68,12 +70,15 @@ class FamilyTemplate:
             f"call.function %}}{call}{{% endfor %}}{behind}{{% endif %}}"
         )
         start, end = self.thought_written if self.thought_written[0] else self.thought
-        thought = (
-            f"{{% if m.reasoning_content %}}{start}{{{{ m.reasoning_content }}}}{end}{{% endif %}}"
-        )
+        thought = f"{start}{{{{ m.reasoning_content or '' }}}}{end}"
+        if not self.always_thinks:
+            thought = f"{{% if m.reasoning_content %}}{thought}{{% endif %}}"
+        said = "{{ m.content }}"
+        if self.text[0]:
+            said = f"{{% if m.content %}}{self.text[0]}{said}{self.text[1]}{{% endif %}}"
         answer = turn(
             self.assistant,
-            (thought if self.thought[0] else "") + "{{ m.content }}" + (calls if self.kept else ""),
+            (thought if self.thought[0] else "") + said + (calls if self.kept else ""),
         )
         named = f"{{# {self.calls[0]}{self.call}{self.thought[0]}{self.thought[1]} #}}".replace(
             "{%", ""
@@ -319,7 +324,8 @@ FAMILY_TEMPLATES = {
     ),
     "kimi_k3": FamilyTemplate(
         family="kimi_k3",
-        turn=('<|open|>message role="{role}"<|sep|>', "<|close|>message<|sep|>"),
+        turn=('<|open|>message role="{role}"<|sep|>', "<|close|>message<|sep|><|end_of_msg|>"),
+        text=("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
         calls=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
         call='<|open|>call tool="{{ c.name }}" index="{{ loop.index }}"<|sep|>'
         + _parameters(
@@ -329,6 +335,7 @@ FAMILY_TEMPLATES = {
         before="{% macro tag(mark, name) %}{{ '<|' + mark + '|>' + name + '<|sep|>' }}{% endmacro %}",
         thought=("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
         thought_written=("{{ tag('open', 'think') }}", "{{ tag('close', 'think') }}"),
+        always_thinks=True,
         opening="{{ tag('open', 'response' if thinking is false else 'think') }}",
     ),
     "gemma4": FamilyTemplate(
@@ -407,6 +414,7 @@ FAMILY_TEMPLATES = {
         turn=("<|start|>{role}", "<|end|>"),
         before="{{ '' }}",
         calls=("", ""),
+        text=("<|channel|>final<|message|>", ""),
         call="<|channel|>commentary to=functions.{{ c.name }} <|constrain|>json<|message|>{{ c.arguments | tojson }}<|call|>"
         "{% if not loop.last %}<|start|>assistant{% endif %}",
         result="<|message|>{{ m.name }}: {{ m.content | tojson }}",
@@ -475,9 +483,12 @@ FAMILY_TEMPLATES = {
     ),
     "solar": FamilyTemplate(
         family="solar",
-        turn=("<|begin|>{role}<|content|>", "<|end|>"),
+        turn=("<|begin|>{role}", "<|end|>"),
+        before="{# <|calls|> <|flush|> #}",
+        text=("<|content|>", ""),
+        calls=("<|tool_calls|>", ""),
         call="<|tool_call:begin|>{{ call.id }}<|tool_call:name|>{{ c.name }}<|tool_call:args|>{{ c.arguments | tojson }}<|tool_call:end|>",
-        thought=("<|think|>", "<|end|>"),
+        thought=("<|think|>", "<|end|><|begin|>assistant"),
         ids="client",
     ),
 }

@@ -48,8 +48,8 @@ def test_what_the_catalog_says_goes_before_what_the_makers_recommend(tmp_path: P
         ("{% for m in messages %}{{ m.content }} <|im_end|>{% endfor %}", "<|im_end|>"),
         (
             "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor "
-            "%}<think>{% endfor %}",
-            "<think>",
+            "%}<|im_start|>{% endfor %}",
+            "<|im_start|>",
         ),
         # known as an end already
         ("{% for m in messages %}{{ m.content }}<|endoftext|>{% endfor %}", ""),
@@ -79,7 +79,7 @@ def test_a_broken_tokenizer_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "ends"),
-    [("gpt_oss", {"<|end|>", "<|call|>"}), ("gemma4", {"<turn|>", "<|tool_response>"})],
+    [("gpt_oss", {"<|call|>"}), ("gemma4", {"<turn|>", "<|tool_response>"})],
 )
 def test_what_ends_a_call_ends_the_answer_though_the_files_do_not_say_so(
     tmp_path: Path, name: str, ends: set[str]

@@ -98,10 +98,11 @@ _CALLS: Final = (
     Call("tree", {"node": {"value": 1.5, "parts": [{"value": 0}]}, "mixed": "so"}),
 )
 _CONSTRAINED: Final = sorted(
-    name for name, family in FAMILIES.items() if family.calls.drawn_layout is not None
+    name for name, family in FAMILIES.items() if family.calls.drawn_layouts
 )
 _AS_TOKENS: Final = ("hermes", "qwen3_coder", "glm47")
-_MARKED: Final = sorted({*_CONSTRAINED} - {"harmony", "kimi_k3"})  # text and calls in one stream
+# text and calls in one stream
+_MARKED: Final = sorted({*_CONSTRAINED} - {"harmony", "kimi_k3", "solar"})
 _ALL_HELD = ToolsSettings(constrain="auto")
 
 

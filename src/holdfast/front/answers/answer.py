@@ -58,6 +58,7 @@ class AnswerReader:
 
         in_reasoning: whether the prompt has already opened a thought.
         """
+        self.is_complete = False  # the answer has ended, although the model may go on
         self._source = Incoming(dialect.markers.restore)
         self._parts = CallParts(tools or DeclaredTools(), reads_calls=reads_calls)
         self._marks = dialect.encoded
@@ -67,7 +68,12 @@ class AnswerReader:
         )
         marks = self._marks
         self._marks_in_text = _not_empty(
-            marks.start, marks.end, *marks.dropped, *marks.frame, *self._openers
+            marks.start,
+            marks.end,
+            *marks.dropped,
+            *marks.frame,
+            *marks.message_ends,
+            *self._openers,
         )
         self._marks_in_thought = _not_empty(marks.end, marks.start, *self._openers_in_thought)
         self._first_in_text = _first(self._marks_in_text)
@@ -115,6 +121,8 @@ class AnswerReader:
 
     def push(self, text: str) -> Sequence[AnswerPart]:
         """Add text. Returns the parts that are certain now."""
+        if self.is_complete:
+            return ()
         first = self._first_in_thought if self._thinking else self._first_in_text
         if (
             not (self._source.text or self._reading or self._skips)
@@ -186,6 +194,8 @@ class AnswerReader:
                 yield
             elif mark := (yield from source.standing(marks, space)):
                 yield from self._at_mark(mark, space)
+                if self.is_complete:
+                    return
 
     def _at_mark(self, mark: str, space: int) -> Waiting[None]:
         """Handle a mark. space: the length of the white space before it."""
@@ -210,6 +220,8 @@ class AnswerReader:
             self._drop(after)
         elif mark == marks.end and (is_marker(mark) or not self._is_quoted(space)):
             self._omit(mark, space)  # no thought is open
+        elif mark in marks.message_ends:
+            yield from self._at_message_end(after)
         elif mark in marks.dropped or (mark == marks.frame[0] and not self._any_text):
             self._in_frame = self._in_frame or mark == marks.frame[0]
             self._drop(after)
@@ -235,6 +247,19 @@ class AnswerReader:
             yield from self._read_call_in_thought(mark, space)
         else:
             self._give(after)
+
+    def _at_message_end(self, after: int) -> Waiting[None]:
+        """End the answer, unless calls follow.
+
+        after: the position after the marker.
+        """
+        place = yield from self._source.after_space(after)
+        if (yield from self._source.standing(self._openers, place)):
+            self._drop(after)
+            return
+        self.is_complete = True
+        self._source.place = len(self._source.text)
+        self._source.drop_read()
 
     def _ends_frame(self, place: int) -> Waiting[bool]:
         """Whether the mark ends the frame: nothing follows it but white space or calls.
@@ -424,6 +449,7 @@ class PlainReader:
     """Reads an answer that is always visible text, and holds nothing back."""
 
     thoughts: Sequence[Thought] = ()
+    is_complete = False  # only the model knows when it has ended
 
     def __init__(self) -> None:
         self.certain = 0

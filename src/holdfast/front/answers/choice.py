@@ -192,6 +192,7 @@ class ChoiceText:
             text = self._tokens.push(token_id, event.logprobs[place] if event.logprobs else None)
             found = self._reader.push(text)
             parts += self._up_to_end(found) if self._may_end else found
+            self.done = self.done or self._reader.is_complete
             if self.done:
                 break
         return self._show(parts)
@@ -344,10 +345,14 @@ class ChoiceText:
         )
 
     def _ending(self, reported: FinishReason) -> ChoiceFinished:
-        """Return the end of the choice. The reason is the worker's, unless a stop string or the
-        only allowed call ended the choice earlier.
+        """Return the end of the choice. The reason is the worker's, unless a stop string the
+        only allowed call or the end of a message ended the choice earlier.
         """
-        ended_here = self._stops.cut is not None or (self._rules.one_call and self._calls > 0)
+        ended_here = (
+            self._stops.cut is not None
+            or self._reader.is_complete
+            or (self._rules.one_call and self._calls > 0)
+        )
         return ChoiceFinished(
             index=self.index,
             reason=FinishReason.STOP if ended_here else reported,

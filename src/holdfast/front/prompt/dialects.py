@@ -7,7 +7,8 @@ A family is chosen if its calls can be rendered by the template and read back
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Set
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
@@ -28,10 +29,11 @@ from holdfast.front.prompt.template_probes import (
     takes_text_and_thought,
 )
 from holdfast.front.prompt.tokenize import Tokenizer
+from holdfast.front.prompt.turn_ends import find_turn_ends
 from holdfast.front.toolcalls.call_format import CallFormat
 from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect, ReasoningFormat
 from holdfast.front.toolcalls.families import FAMILIES, families_for
-from holdfast.front.toolcalls.incoming import in_vocabulary
+from holdfast.front.toolcalls.incoming import in_vocabulary, marks_in
 from holdfast.wire.requests import ChatPrompt
 
 ToolsBy: TypeAlias = Literal["template", "text", "none"]
@@ -50,7 +52,7 @@ _REASONING_FORMATS: Final = (
     ReasoningFormat(start="[THINK]", end="[/THINK]"),
     ReasoningFormat(start="◁think▷", end="◁/think▷"),
     ReasoningFormat(start="<think>", end="</think>"),
-    ReasoningFormat(start="<|think|>", end="<|end|>"),
+    ReasoningFormat(start="<|think|>", end="<|end|><|begin|>assistant"),
     ReasoningFormat(start="Here are my reasoning steps:", end="[BEGIN FINAL RESPONSE]"),
     ReasoningFormat(start="Here is my thought process:", end="Here is my response:"),
 )
@@ -73,6 +75,8 @@ _FRAMES: Final = (("<answer>", "</answer>"),)
 _IN_TEXT: Final = "hermes"
 _BRIDGES: Final = ("", "OK.")  # answers to try between a result and a user message
 _MAX_OPENING = 2000  # characters of a generation prompt
+# a token of this form is more than its text to a grammar, even if it is not called special
+_TAG = re.compile(r"<.+>")
 _MIN_MARKER = 3  # characters: shorter added tokens are runs of white space and single letters
 _QUESTION = {"role": "user", "content": "Hello!"}
 _ASKED: Final = ChatPrompt(messages=(_QUESTION,))
@@ -162,7 +166,9 @@ def find_dialect(
     adapted = template.with_tool_habits(found.habits)
     switch = find_switch(template)
     return FoundDialect(
-        dialect=replace(found.dialect, frame=_frame_for(source, tokens)),
+        dialect=_with_ends(
+            replace(found.dialect, frame=_frame_for(source, tokens)), adapted, tokenizer
+        ),
         template=adapted,
         switch=switch,
         report=DialectReport(
@@ -291,16 +297,64 @@ def _dialect(
         marks += form.marks if form is not None else ()
     if reasoning is not None:
         marks += (reasoning.start, reasoning.end)
+    marker_ids = {
+        token.content.strip(): token_id
+        for token_id, token in _stripped_last(added)
+        if _is_in(token, marks)
+    }
+    drawn = "\n".join(_markup(calls))
     return ModelDialect(
         family=name,
         calls=calls,
         read_too=read_too,
         reasoning=reasoning,
-        marker_ids={
-            token.content: token_id for token_id, token in added.items() if _is_in(token, marks)
+        marker_ids=marker_ids,
+        more_markup_ids={
+            token.content: token_id
+            for token_id, token in added.items()
+            if token.content not in marker_ids and _TAG.fullmatch(token.content)
+            and token.content in drawn
         },
         dropped_marks=tuple(silent),
     )
+
+
+def _stripped_last(added: Mapping[int, AddedToken]) -> Sequence[tuple[int, AddedToken]]:
+    """The tokens, those with white space around them first. Some models have such tokens in place
+    of a marker and the white space after it.
+    """
+    return sorted(added.items(), key=lambda item: item[1].content == item[1].content.strip())
+
+
+def _with_ends(
+    dialect: ModelDialect, template: ChatTemplate, tokenizer: Tokenizer
+) -> ModelDialect:
+    """Add what ends the answers, according to the model's files, the template and the family."""
+    token_ids = {
+        token.content: token_id
+        for token_id, token in tokenizer.backend.get_added_tokens_decoder().items()
+    }
+    ends = find_turn_ends(template, dialect, tokens=token_ids)
+    declared = [text for text, token_id in token_ids.items() if token_id in tokenizer.eos_token_ids]
+    turn = dict.fromkeys((*ends.turn, *declared))
+    is_in_channels = dialect.calls is not None and bool(dialect.calls.channel_openers)
+    message = () if is_in_channels else tuple(end for end in ends.message if end not in turn)
+    return replace(
+        dialect,
+        turn_ends=(*turn,),
+        message_ends=tuple(end.strip() for end in message),
+        marker_ids={**{end.strip(): token_ids[end] for end in message}, **dialect.marker_ids},
+    )
+
+
+def _markup(calls: CallFormat | None) -> Iterator[str]:
+    """All texts of which the calls of a grammar are made."""
+    if calls is None:
+        return
+    for layout in (*calls.drawn_layouts, *calls.incomplete_layouts):
+        yield from layout.markup
+    if calls.channels is not None:
+        yield from (*calls.channels.text, *calls.channels.thought, calls.channels.end)
 
 
 def _is_in(token: AddedToken, marks: Iterable[str]) -> bool:
@@ -309,8 +363,8 @@ def _is_in(token: AddedToken, marks: Iterable[str]) -> bool:
     They must if it is a mark, the beginning of a mark, or a special token within a mark, because
     special tokens are not decoded to text.
     """
-    content = token.content
-    if len(content.strip()) < _MIN_MARKER:
+    content = token.content.strip()
+    if len(content) < _MIN_MARKER:
         return False
     return any(content in mark if token.special else mark.startswith(content) for mark in marks)
 
@@ -358,7 +412,7 @@ def _reasoning_for(source: str, tokens: Collection[str], *, shown: str) -> Reaso
         templates build their markers from parts.
     """
     formats = [in_vocabulary(each, (each.start,), tokens) for each in _REASONING_FORMATS]
-    named = [each for each in formats if each.end in source and each.start.strip() in source]
+    named = [each for each in formats if _is_named(each, source)]
     written = [each for each in formats if _is_written(each, shown)]
     paired = [
         each
@@ -368,6 +422,15 @@ def _reasoning_for(source: str, tokens: Collection[str], *, shown: str) -> Reaso
     # DeepSeek R1's template names only the end marker, to cut thoughts out of past answers
     half = [each for each in formats if each.start == "<think>" and each.end in source]
     return next(iter((*named, *written, *paired, *half)), None)
+
+
+def _is_named(reasoning: ReasoningFormat, source: str) -> bool:
+    """Whether a template contains both markers. An end may consist of several markers, which
+    templates write one after the other.
+    """
+    marks = marks_in(reasoning.end)
+    ends = marks if len(marks) > 1 else (reasoning.end,)
+    return reasoning.start.strip() in source and all(end in source for end in ends)
 
 
 def _is_written(reasoning: ReasoningFormat, shown: str) -> bool:

@@ -217,12 +217,6 @@ class ChatTemplate:
             return ""
         return re.sub("|".join(contents), lambda found: contents[found[0]], text)
 
-    def after_answer(self) -> str:
-        """The text that the template writes after an answer; empty if that is unknown."""
-        text = self._try([self._message("user", "text"), self._message("assistant", _PROBE)])
-        _, shown, after = text.rpartition(_PROBE)
-        return after if shown else ""
-
     def _shared(self, prompt: ChatPrompt, text: str, *, upto: str = "") -> int:
         """The length of the rendered conversation if `text` begins with it; otherwise 0.
 

@@ -43,7 +43,6 @@ from holdfast.front.prompt.tokenize import (
 )
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect
-from holdfast.front.toolcalls.families import FAMILIES
 from holdfast.models.sentence_modules import AnswerTokens, OwnPooling, answer_tokens, own_pooling
 from holdfast.models.tokenizer_files import read_json
 from holdfast.store.answers import AnswerFile
@@ -188,7 +187,7 @@ def load_tokenizer_bundle(
                 **(sampling or {}),
             },
             known_answers=KnownAnswers(file=answers, model=_text_fingerprint(folder)),
-            turn_end_token_ids=_turn_ends(template, tokenizer, family=found.dialect.family),
+            turn_end_token_ids=turn_end_token_ids(found.dialect, tokenizer),
             token_memory=TokenMemory(max_bytes=settings.known_text_bytes),
             dialect=found.dialect,
             thinking_switch=found.switch,
@@ -202,6 +201,14 @@ def load_tokenizer_bundle(
         raise ModelLoadError(str(error)) from error
 
 
+def turn_end_token_ids(dialect: ModelDialect, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The tokens that end an answer, but are not declared as end tokens by the model's files."""
+    found = (tokenizer.backend.token_to_id(end) for end in dialect.turn_ends)
+    return tuple(
+        end for end in found if end is not None and end not in tokenizer.eos_token_ids
+    )
+
+
 def frame_of(
     template: ChatTemplate | None, tokenizer: Tokenizer, dialect: ModelDialect
 ) -> AnswerFrame:
@@ -211,33 +218,15 @@ def frame_of(
     reasoning = dialect.reasoning
     return find_frame(
         template,
-        ends=[
-            tokenizer.decode((end,), skip_special_tokens=False) for end in tokenizer.eos_token_ids
-        ],
+        ends=(
+            *dialect.turn_ends,
+            *(
+                tokenizer.decode((end,), skip_special_tokens=False)
+                for end in tokenizer.eos_token_ids
+            ),
+        ),
         thought=None if reasoning is None else (reasoning.start.strip(), reasoning.end.strip()),
     )
-
-
-def _turn_ends(
-    template: ChatTemplate | None, tokenizer: Tokenizer, *, family: str
-) -> tuple[int, ...]:
-    """The tokens that end an answer, but are not declared as end tokens.
-
-    They come from the family and the template. Many converted models declare only an end-of-text
-    token, and would otherwise continue with the next turns themselves.
-    """
-    if template is None:
-        return ()
-    added = {
-        token.content: token_id
-        for token_id, token in tokenizer.backend.get_added_tokens_decoder().items()
-        if token.content
-    }
-    after = template.after_answer().lstrip()
-    written = max((content for content in added if after.startswith(content)), key=len, default="")
-    declared = FAMILIES[family].end_tokens if family else ()
-    ends = [added[content] for content in (written, *declared) if content in added]
-    return tuple(end for end in dict.fromkeys(ends) if end not in tokenizer.eos_token_ids)
 
 
 def _text_fingerprint(folder: Path) -> bytes:

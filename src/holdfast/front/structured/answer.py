@@ -9,7 +9,9 @@ from typing import Any, Final, Literal, TypeAlias
 from holdfast.config import LimitsSettings, ToolsSettings
 from holdfast.errors import InvalidRequest
 from holdfast.front.structured.calls import (
-    call_block,
+    bare_calls,
+    call_blocks,
+    call_blocks_too,
     callable_tools,
     in_channel,
     is_strict,
@@ -19,6 +21,7 @@ from holdfast.front.structured.calls import (
     thought_channel,
     tokens_of_openers,
     unenforced,
+    with_end,
 )
 from holdfast.front.structured.checked import checked_schema, fault_of, fault_of_composed
 from holdfast.front.structured.keywords import MOST_REPETITIONS, names_too_small, repetitions
@@ -32,7 +35,9 @@ from holdfast.front.structured.lark import (
     pattern,
 )
 from holdfast.front.structured.schema import SchemaBounds, SchemaFault
+from holdfast.front.structured.values import CallableTool
 from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect
+from holdfast.front.toolcalls.incoming import marks_in
 from holdfast.wire.requests import ChatPrompt, GenerationRequest, OutputFormat, PromptText
 
 _MOST_CHARACTERS: Final = 20_000  # maximum for a regex, a grammar, or all choices together
@@ -126,7 +131,13 @@ def thought_state(prompt: PromptText, dialect: ModelDialect) -> ThoughtState:
         return "none"
     if prompt.in_reasoning:
         return "open"
-    return "none" if prompt.text.rstrip().endswith(dialect.reasoning.end.strip()) else "possible"
+    start, end = dialect.reasoning.start.strip(), dialect.reasoning.end.strip()
+    before = prompt.text.rstrip().removesuffix(end)
+    if len(before) == len(prompt.text.rstrip()):
+        return "possible"
+    # an end that contains the header of an answer ends every prompt, not only those with a thought
+    is_header = len(marks_in(end)) > 1
+    return "possible" if is_header and not before.rstrip().endswith(start) else "none"
 
 
 def _thought(rules: Rules, dialect: ModelDialect, state: ThoughtState) -> str:
@@ -136,10 +147,13 @@ def _thought(rules: Rules, dialect: ModelDialect, state: ThoughtState) -> str:
     """
     if dialect.reasoning is None or state == "none":
         return ""
-    inner = f"{rules.text_before(dialect.reasoning.end.strip())} {rules.terminal(GAP)}"
+    start, end = dialect.reasoning.start.strip(), dialect.reasoning.end.strip()
+    gap = rules.terminal(GAP)
+    inner = f"{rules.text_before(end)} {gap}"
     if state == "open":
         return inner
-    return f"({rules.literal(dialect.reasoning.start.strip())} {inner})?"
+    # a model that decides for itself may write the end alone, as some templates do
+    return f"({gap} ({rules.literal(start)} {inner} | {rules.literal(end)} {gap}))?"
 
 
 class _Body:
@@ -153,7 +167,9 @@ class _Body:
         bounds: SchemaBounds,
         constrain_all: bool,
     ) -> None:
-        self.rules = Rules(dialect.marker_ids)
+        self.rules = Rules(
+            dialect.markup_ids, message_ends=dialect.message_ends, turn_ends=dialect.turn_ends
+        )
         self.grammars: dict[str, str] = {}
         self.banned: tuple[int, ...] = ()
         self.unenforced: tuple[str, ...] = ()
@@ -171,11 +187,12 @@ class _Body:
             said, self.grammars = _format_of(form, bounds=self._bounds)
             if calls is not None and calls.channels is not None:
                 said = in_channel(self.rules, calls.channels, said)
+            said = with_end(self.rules, said, calls.channels if calls is not None else None)
         if not offered_tools(self._request):
             return said
         if choice.mode == "none":
             return said or self._no_calls()
-        if calls is None or calls.drawn_layout is None:
+        if calls is None or not calls.drawn_layouts:
             if choice.mode == "required":
                 reason = (
                     "the form in which this model calls tools is not known, so calls cannot be "
@@ -195,20 +212,41 @@ class _Body:
             bounds=self._bounds,
             enforce_all=self._constrain_all or choice.mode == "required",
         )
-        block = call_block(self.rules, form, tools)
-        self.unenforced = unenforced(tools, block)
+        blocks = call_blocks(self.rules, form, tools)
+        self.unenforced = unenforced(tools, blocks[0])
         if choice.mode == "required":
             # a tool that is required by name is called once
             parallel = choice.parallel and len(choice.names) != 1
-            return only_calls(self.rules, block, parallel=parallel)
-        if said:
-            return f"({said} | {only_calls(self.rules, block, parallel=choice.parallel)})"
-        return text_or_calls(self.rules, form, block, parallel=choice.parallel)
+            return only_calls(self.rules, blocks, parallel=parallel)
+        if not said:
+            return text_or_calls(self.rules, form, blocks, parallel=choice.parallel)
+        return self._format_or_calls(said, tools)
+
+    def _format_or_calls(self, said: str, tools: Sequence[CallableTool]) -> str:
+        """Allow the output format, or calls in every form that the reader reads and that cannot be
+        mistaken for the format.
+        """
+        form, parallel = self._request.output_format, self._request.tool_choice.parallel
+        assert form is not None
+        is_json = form.kind in ("json_object", "json_schema")
+        calls = []
+        for read in self._dialect.read_forms:
+            # next to JSON, a call without markers is written by the rules for JSON, see below
+            blocks = [
+                block
+                for block in call_blocks_too(self.rules, read, tools)
+                if not (is_json and block.is_bare_json)
+            ]
+            if blocks:
+                calls.append(only_calls(self.rules, blocks, parallel=parallel))
+            if is_json and read.bare_keys is not None and read.channels is None:
+                calls.append(bare_calls(self.rules, read.bare_keys, tools, parallel=parallel))
+        return one_of((said, *calls))
 
     def _no_calls(self) -> str:
         """Forbid calls. The tools stay in the prompt, so that its cached prefix can be used."""
         calls = self._dialect.calls
-        if calls is None or calls.drawn_layout is None:
+        if calls is None or not calls.drawn_layouts:
             return ""
         self.banned, words = tokens_of_openers(self.rules, calls)
         return "" if self.banned else text_without_calls(self.rules, calls) if words else ""

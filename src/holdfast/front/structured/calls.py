@@ -5,14 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from holdfast.errors import InvalidRequest
 from holdfast.front.structured.checked import checked_schema
-from holdfast.front.structured.lark import ANY, Rules, escaped, one_of, pattern
+from holdfast.front.structured.lark import (
+    ANY,
+    WHITE_SPACE,
+    Rules,
+    escaped,
+    json_value,
+    literal,
+    one_of,
+    pattern,
+)
 from holdfast.front.structured.schema import CleanSchema, Schema, SchemaBounds, SchemaFault
 from holdfast.front.structured.values import CallableTool, arguments_of
 from holdfast.front.toolcalls.call_format import (
+    BareKeys,
     CallFormat,
     CallLayout,
     ChannelMarkup,
@@ -20,25 +30,43 @@ from holdfast.front.toolcalls.call_format import (
     id_pattern,
     named,
 )
+from holdfast.front.toolcalls.literals import json_text
 from holdfast.wire.requests import ChatPrompt, ToolChoice
 
 _ANY_ARGUMENTS: Final = CleanSchema(schema={"type": "object"})
 _NO_ARGUMENTS: Final[Schema] = {"type": "object", "properties": {}, "additionalProperties": False}
-_FIELD: Final = re.compile(r"(\{id\}|\{number\})")
+_ID_OR_NUMBER: Final = re.compile(r"(\{id\}|\{number\})")
+_FIELD: Final = re.compile(r"(\{name\}|\{quoted\}|\{id\}|\{number\})")
+
+
+class DrawnCall(NamedTuple):
+    """The grammar of one call: the text up to its head's first field, that text as an expression,
+    and the rest of the call as an expression.
+    """
+
+    lead: str
+    head: str
+    rest: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallBlock:
-    """The grammar of all calls of an answer, in the layout of a family.
+    """The grammar of all calls of an answer, in one layout of a family.
 
-    calls: for each tool and each head that may precede its arguments (`CallLayout`), the text up to
-    the head's first field, and the rest of the call as an expression. left_out: keywords that the
-    layout cannot enforce, by tool name.
+    calls: one for each tool and each head that may precede its arguments (`CallLayout`). left_out:
+    keywords that the layout cannot enforce, by tool name.
     """
 
     layout: CallLayout
-    calls: Sequence[tuple[str, str]]
+    channels: ChannelMarkup | None
+    calls: Sequence[DrawnCall]
     left_out: Mapping[str, Sequence[str]]
+
+    @property
+    def is_bare_json(self) -> bool:
+        """Whether the calls begin as JSON does."""
+        begins = self.layout.opening + self.layout.heads[0]
+        return begins.startswith(('{"', '[{"', "{{quoted}"))
 
 
 def is_strict(tool: Mapping[str, Any]) -> bool:
@@ -95,37 +123,94 @@ def _arguments(parameters: Any, *, bounds: SchemaBounds, strict: bool, place: st
         raise InvalidRequest(f"`{place}`: {fault.reason}", field=place, shown=fault.where) from None
 
 
-def call_block(rules: Rules, form: CallFormat, tools: Sequence[CallableTool]) -> CallBlock:
-    """Build the grammar of all calls of an answer. The form must have a `drawn_layout`.
+def call_blocks(
+    rules: Rules, form: CallFormat, tools: Sequence[CallableTool]
+) -> tuple[CallBlock, ...]:
+    """Build the grammars of all calls of an answer, one for each layout of a form. The form must
+    have `drawn_layouts`.
 
     Raises InvalidRequest for a strict tool whose schema the layout cannot enforce.
     """
-    layout = form.drawn_layout
-    assert layout is not None
-    calls: list[tuple[str, str]] = []
+    blocks = _blocks(rules, form, form.drawn_layouts, tools)
+    for tool in tools:
+        if tool.strict and blocks[0].left_out[tool.name]:
+            reason = "the model's syntax for calls cannot enforce a keyword of this schema"
+            shown = f": {blocks[0].left_out[tool.name][0]}"
+            raise InvalidRequest(f"`{tool.place}`: {reason}", field=tool.place, shown=shown)
+    return blocks
+
+
+def call_blocks_too(
+    rules: Rules, form: CallFormat, tools: Sequence[CallableTool]
+) -> tuple[CallBlock, ...]:
+    """The same for all layouts in which a form is read, even if a repair is needed.
+
+    Leaves out the tools whose schemas the form cannot enforce.
+    """
+    layouts = (*form.drawn_layouts, *form.incomplete_layouts)
+    blocks = _blocks(rules, form, layouts, tools)
+    kept = [
+        tool
+        for tool in tools
+        if not (tool.strict and any(block.left_out[tool.name] for block in blocks))
+    ]
+    if len(kept) == len(tools):
+        return blocks
+    return _blocks(rules, form, layouts, kept) if kept else ()
+
+
+def _blocks(
+    rules: Rules, form: CallFormat, layouts: Sequence[CallLayout], tools: Sequence[CallableTool]
+) -> tuple[CallBlock, ...]:
+    return tuple(_block(rules, form, layout, tools) for layout in layouts)
+
+
+def _block(
+    rules: Rules, form: CallFormat, layout: CallLayout, tools: Sequence[CallableTool]
+) -> CallBlock:
+    id_form = form.id_form
+    calls: list[DrawnCall] = []
     left_out: dict[str, Sequence[str]] = {}
     for tool in tools:
         arguments, left_out[tool.name] = arguments_of(rules, tool, layout.values)
-        if tool.strict and left_out[tool.name]:
-            reason = "the model's syntax for calls cannot enforce a keyword of this schema"
-            shown = f": {left_out[tool.name][0]}"
-            raise InvalidRequest(f"`{tool.place}`: {reason}", field=tool.place, shown=shown)
-        call_id = " ".join(_filled(rules, layout.optional_id, form.id_form, tool.name))
-        rest = f"{arguments} ({call_id})?" if call_id else arguments
-        if layout.tail:
-            rest += f" {rules.literal(layout.tail)}"
+        last_id = _filled(rules, layout.optional_id, id_form, tool.name)
         for head in layout.heads:
-            lead, *fields = _FIELD.split(named(head, tool.name))
-            filled = _filled(rules, "".join(fields), form.id_form, tool.name)
-            calls.append((lead, " ".join((*filled, rest))))
-    return CallBlock(layout=layout, calls=calls, left_out=left_out)
+            rest = arguments
+            if last_id and "{id}" not in head:
+                rest += f" ({last_id})?"
+            if layout.tail:
+                rest += f" {_end_of_call(rules, layout.tail)}"
+            lead, *fields = _ID_OR_NUMBER.split(head, maxsplit=1)
+            calls.append(
+                DrawnCall(
+                    lead=named(lead, tool.name),
+                    head=_filled(rules, lead, id_form, tool.name),
+                    rest=f"{_filled(rules, ''.join(fields), id_form, tool.name)} {rest}".strip(),
+                )
+            )
+    return CallBlock(layout=layout, channels=form.channels, calls=calls, left_out=left_out)
 
 
-def _filled(rules: Rules, text: str, id_form: IdForm, name: str) -> list[str]:
-    """Convert a text that contains fields to expressions."""
-    fields = {"{id}": id_pattern(id_form, name), "{number}": "[1-9][0-9]?"}
-    parts = filter(None, _FIELD.split(text))
-    return [pattern(fields[part]) if part in fields else rules.literal(part) for part in parts]
+def _end_of_call(rules: Rules, tail: str) -> str:
+    """An expression for the text after the arguments, which may be indented."""
+    gap = f"{rules.markup(' ')} " if tail.startswith("}") else ""
+    return gap + rules.markup(tail)
+
+
+def _filled(rules: Rules, text: str, id_form: IdForm, name: str) -> str:
+    """Convert a text that contains fields to an expression."""
+    found = []
+    for part in filter(None, _FIELD.split(text)):
+        match part:
+            case "{name}" | "{quoted}":
+                found.append(rules.literal(named(part, name)))
+            case "{id}":
+                found.append(pattern(id_pattern(id_form, name)))
+            case "{number}":
+                found.append(pattern("[1-9][0-9]?"))
+            case _:
+                found.append(rules.markup(part))
+    return " ".join(found)
 
 
 def unenforced(tools: Sequence[CallableTool], block: CallBlock) -> tuple[str, ...]:
@@ -141,38 +226,113 @@ def _in_tool(name: str, places: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{name}/{place.removeprefix('#').removeprefix('/')}" for place in places)
 
 
-def only_calls(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
-    """An expression for an answer that consists only of calls."""
-    opening = block.layout.opening
-    space = opening[: len(opening) - len(opening.lstrip())]
-    lead = f"({rules.literal(space)})?" if space else ""
-    return f"{lead} {rules.literal(opening.lstrip())} {_calls(rules, block, parallel=parallel)}"
+def only_calls(rules: Rules, blocks: Sequence[CallBlock], *, parallel: bool) -> str:
+    """An expression for an answer that consists only of calls, all in one of these layouts."""
+    lead = rules.markup(" ")
+    if end := rules.message_end():
+        lead = f"({lead} {end})? {lead}"
+    found = []
+    for block in blocks:
+        empty = "" if block.channels is None else block.channels.empty_text
+        before = f"({rules.literal(empty)})? {lead}" if empty else lead
+        opening = rules.markup(block.layout.opening.lstrip())
+        found.append(f"{before} {opening} {_calls(rules, block, parallel=parallel)}")
+    return one_of(found)
 
 
-def text_or_calls(rules: Rules, form: CallFormat, block: CallBlock, *, parallel: bool) -> str:
+def bare_calls(
+    rules: Rules, keys: BareKeys, tools: Sequence[CallableTool], *, parallel: bool
+) -> str:
+    """An expression for calls that are bare JSON objects, or for one array of them.
+
+    It has the same lexemes as JSON, so that calls and a document may begin in the same way.
+    """
+    space = rules.terminal(f"/{WHITE_SPACE}/")
+    gap = rules.markup(" ")
+    call = rules.rule(one_of(_bare_call(rules, keys, tool, space) for tool in tools))
+    more, items = "", ""
+    if parallel:
+        more = f'({gap} ";"? {gap} {call})*'
+        items = f'({space} "," {space} {call})*'
+    return f'{gap} ({call} {more} | "[" {space} {call} {items} {space} "]") {gap}'
+
+
+def _bare_call(rules: Rules, keys: BareKeys, tool: CallableTool, space: str) -> str:
+    colon, comma = f'{space} ":" {space}', f'{space} "," {space}'
+    name, value = literal(json_text(tool.name)), json_value(tool.arguments)
+    if not keys.names:
+        return f'"{{" {space} {name} {colon} {value} {space} "}}"'
+    named = f"{_one_key(keys.names)} {colon} {name}"
+    given = rules.rule(f"{_one_key(keys.arguments)} {colon} {value}")
+    kind = f'({_one_key(("type",))} {colon} "\\"function\\"" {comma})?'
+    members = f"({named} {comma} {given} | {given} {comma} {named})"
+    return f'"{{" {space} {kind} {members} {space} "}}"'
+
+
+def _one_key(keys: Sequence[str]) -> str:
+    return one_of(literal(json_text(key)) for key in keys)
+
+
+def text_or_calls(
+    rules: Rules, form: CallFormat, blocks: Sequence[CallBlock], *, parallel: bool
+) -> str:
     """An expression for free text, optionally followed by calls, which end the answer."""
     if form.channels is not None:
         text = free_text(rules, form.channels, form.marks)
-        calls = only_calls(rules, block, parallel=parallel)
-        return f"({text} | {calls})" if block.layout.is_single else f"({text} | ({text})? {calls})"
-    opening = block.layout.opening.lstrip()
+        calls = only_calls(rules, blocks, parallel=parallel)
+        is_single = blocks[0].layout.is_single
+        text_only = with_end(rules, text, form.channels)
+        return f"({text_only} | {calls})" if is_single else f"({text_only} | ({text})? {calls})"
     marked = [mark for mark in form.openers if mark in form.marks]
-    mark = max((mark for mark in marked if opening.startswith(mark)), key=len, default="")
-    if not mark:
-        # The beginning of a call and its tool's name are one lexeme, to distinguish a call from
-        # text that begins in the same way.
-        first = one_of(f"{rules.literal(opening + head)} {rest}" for head, rest in block.calls)
-        text = rules.terminal(f"/{ANY}/ & ~/({ANY}\\n)?\\s*{_beginning(block)}{ANY}/")
-        return f"({text} | {rules.rule(first)} {_more_calls(rules, block, parallel=parallel)})"
-    rest = opening.removeprefix(mark)
-    after = f"{rules.literal(rest) if rest else ''} {_calls(rules, block, parallel=parallel)}"
+    by_mark: dict[str, list[str]] = {}
+    for block in blocks:
+        opening = block.layout.opening.lstrip()
+        mark = max((mark for mark in marked if opening.startswith(mark)), key=len, default="")
+        if mark:
+            rest = rules.markup(opening.removeprefix(mark))
+            by_mark.setdefault(mark, []).append(f"{rest} {_calls(rules, block, parallel=parallel)}")
+        elif block is blocks[0]:
+            return _text_or_unmarked_calls(rules, block, parallel=parallel)
     text = rules.text_without(marked)
-    never = [
-        escaped(other)
-        for other in marked
-        if other != mark and not rules.parted(other)[1] and other not in mark
-    ]
-    return f"({text} | {rules.text_before(mark, never=never)} {after})"
+    found = [with_end(rules, text)]
+    if end := rules.message_end():
+        found.append(f"{text} {end} {only_calls(rules, blocks, parallel=parallel)}")
+    for mark, calls in by_mark.items():
+        never = [
+            escaped(other)
+            for other in marked
+            if other != mark and not rules.parted(other)[1] and other not in mark
+        ]
+        found.append(f"{rules.text_before(mark, never=never)} {one_of(calls)}")
+    return one_of(found)
+
+
+def with_end(rules: Rules, text: str, channels: ChannelMarkup | None = None) -> str:
+    """The same, optionally followed by the end of a message."""
+    end = rules.message_end()
+    if channels is not None and channels.end:
+        end = rules.literal(channels.end)
+    return f"{text} ({end})?" if end else text
+
+
+def _text_or_unmarked_calls(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
+    """An expression for text or for calls that begin with no marker.
+
+    The beginning of a call and its tool's name are one lexeme, to distinguish a call from text that
+    begins in the same way.
+    """
+    opening = block.layout.opening.lstrip()
+    begins = [(_spaced(opening + call.lead), call.rest) for call in block.calls]
+    first = one_of(f"{rules.terminal(f'/{begin}/')} {rest}" for begin, rest in begins)
+    beginning = "|".join(begin for begin, _ in begins)
+    text = rules.terminal(f"/{ANY}/ & ~/({ANY}\\n)?\\s*({beginning}){ANY}/")
+    lead = rules.markup(" ")
+    return f"({text} | {lead} {rules.rule(first)} {_more_calls(rules, block, parallel=parallel)})"
+
+
+def _spaced(text: str) -> str:
+    """A regular expression for a text, in which spaces become optional white space."""
+    return escaped(text).replace(" ", r"\s*")
 
 
 def text_without_calls(rules: Rules, form: CallFormat) -> str:
@@ -221,22 +381,22 @@ def _calls(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
 
 
 def _more_calls(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
+    """An expression for what follows a call: further calls, the layout's closing, and the end.
+
+    Any white space may surround the markup, because templates of one family differ in it. What a
+    template writes between two calls, a model also writes after the last one, where only the end
+    of the answer should follow.
+    """
     layout = block.layout
-    closing = rules.literal(layout.closing) if layout.closing else ""
+    gap = rules.markup(" ")
+    closing = rules.before_end(layout.closing.strip())
+    tail = f"{gap} {rules.markup(closing)} {gap}" if closing else gap
+    tail = with_end(rules, tail, block.channels)
     if layout.is_single or not parallel:
-        return closing
-    return f"({rules.literal(layout.again)} {_any_call(rules, block)})* {closing}"
+        return tail
+    again = rules.markup(layout.again.lstrip())
+    return f"({gap} {again} {_any_call(rules, block)})* {tail}"
 
 
 def _any_call(rules: Rules, block: CallBlock) -> str:
-    return rules.rule(one_of(f"{rules.literal(head)} {rest}" for head, rest in block.calls))
-
-
-def _beginning(block: CallBlock) -> str:
-    """A regular expression for the beginning of any call, up to the first field of its head.
-
-    Used if calls begin with no marker. Spaces become optional white space.
-    """
-    opening = block.layout.opening.lstrip()
-    heads = "|".join(escaped(opening + head) for head, _ in block.calls)
-    return "(" + heads.replace(" ", r"\s*") + ")"
+    return rules.rule(one_of(f"{call.head} {call.rest}" for call in block.calls))

@@ -74,6 +74,13 @@ WHITE_SPACE: Final = r"( |\n[ \t]{0,24})?"
 # Regular expressions. In a grammar, a marker that is a token has no text, so they never match it.
 ANY: Final = r"(.|\n)*"
 GAP: Final = r"/[ \t\n]{0,4}/"
+# White space next to the markup of calls: a space, or new lines and an indentation
+MARKUP_GAP: Final = r"( |\n{1,2}[ \t]{0,12})?"
+# In markup: white space that does not separate two words, and places where templates put some
+_PLACES_OF_GAPS: Final = re.compile(
+    r"(?<=[>\]}\[{,:])\s+|\s+(?=[<\[{}\]])|\s*\n\s*|^\s+|\s+$|(?<=\[)$"
+    r"|(?<=[\[{])(?=[\[{\"])|(?<=[}\]])(?=[}\]])"
+)
 _JSON_OPTIONS: Final = {"whitespace_pattern": WHITE_SPACE, "coerce_one_of": True, "lenient": False}
 # Allows `\u` and four digits for any character of a string without `pattern`, `format` or listed
 # values; a surrogate pair counts as one character.
@@ -111,9 +118,20 @@ def members(
 class Rules:
     """The rules of one grammar. Equal rules are written only once."""
 
-    def __init__(self, marker_ids: Mapping[str, int]) -> None:
-        """marker_ids: token ids of the markers that are single tokens of the model, by text."""
+    def __init__(
+        self,
+        marker_ids: Mapping[str, int],
+        *,
+        message_ends: Sequence[str] = (),
+        turn_ends: Sequence[str] = (),
+    ) -> None:
+        """marker_ids: token ids of the markers that are single tokens of the model, by text.
+
+        message_ends, turn_ends: markers that end an answer sometimes, and always (`ModelDialect`).
+        """
         self.marker_ids = marker_ids
+        self._message_ends = message_ends
+        self._turn_ends = turn_ends
         self._names: dict[str, str] = {}
         self._lines: list[str] = []
         self._cutter = re.compile(
@@ -152,6 +170,28 @@ class Rules:
         return " ".join(
             self.token(piece) if piece in self.marker_ids else literal(piece) for piece in pieces
         )
+
+    def markup(self, text: str) -> str:
+        """Like `literal`, with any white space where the text has some next to its markers.
+
+        Templates of one family differ in it, and so do the models.
+        """
+        gap = self.terminal(f"/{MARKUP_GAP}/")
+        pieces = (self.literal(piece) if piece else "" for piece in _PLACES_OF_GAPS.split(text))
+        return f" {gap} ".join(pieces).strip()
+
+    def before_end(self, closing: str) -> str:
+        """The closing markup of an answer up to the marker that ends it anyway, if there is one.
+
+        A matcher takes such a marker for the end of the answer, and never for a part of it.
+        """
+        for end in self._turn_ends:
+            closing = closing.partition(end)[0]
+        return closing.rstrip()
+
+    def message_end(self) -> str:
+        """An expression for the end of a message; empty if it is always the end of the answer."""
+        return one_of(map(self.token, self._message_ends)) if self._message_ends else ""
 
     def token(self, marker: str) -> str:
         """An expression for a marker that is a single token."""

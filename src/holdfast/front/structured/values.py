@@ -40,6 +40,7 @@ _TAG_TYPES: Final = ("number", "boolean", "null", "array", "object")
 _DEEPEST: Final = 16  # maximum depth to which references, `allOf` and unions are followed
 _DEEPEST_TAGS: Final = 4  # maximum depth of nested tags; anything is allowed below
 _FREE_KEY: Final = r"[A-Za-z_][A-Za-z0-9_.\-]{0,63}"
+_SINGLE_QUOTED: Final = r"/'([^'\\\n]|\\[nrt'\"\\])*'/"
 _FREE_NAME: Final = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
 
 
@@ -169,8 +170,12 @@ class _Tags:
         taken = _first_characters(others) if self._leads == [self._tags.text] else ""
         found = [self._text(text, taken, place=place) for text in texts]
         lead = one_of(map(self._rules.literal, self._leads))
-        end = self._rules.literal(self._tags.end + self._tags.gap)
-        found += [f"{lead} {self._json(other)} {end}" for other in others]
+        end = f"{self._rules.literal(self._tags.end)} {self._rules.markup(self._tags.gap)}"
+        for other in others:
+            found.append(f"{lead} {self._json(other)} {end}")
+            if self._tags.cdata:
+                opening, closing = map(self._rules.literal, CDATA)
+                found.append(f"{lead} {opening} {self._json(other)} {closing} {end}")
         return one_of(found)
 
     def _text(self, node: Schema, taken: str, *, place: str) -> str:
@@ -185,7 +190,7 @@ class _Tags:
             content = (*content, rf"\s*([^\s{taken}]{ANY})?")
         tags = self._tags
         lead = self._rules.literal(tags.text)
-        tail = self._rules.literal(tags.gap) if tags.gap else ""
+        tail = self._rules.markup(tags.gap)
         if not tags.cdata:
             return f"{lead} {self._rules.text_before(tags.end, content=content)} {tail}"
         inner = self._rules.text_before(CDATA[1], content=content)
@@ -357,9 +362,13 @@ class _Literals:
         if found.others is not False:
             key = self._free_key(given, is_quoted=self._syntax.quoted_keys and not assign)
             others = f"{key} {self._assigned(assign, found.others)}"
+        orders = [given]
+        if self._syntax.sorted_keys and [*given] != sorted(given):
+            orders.append({name: given[name] for name in sorted(given)})
         separator = literal(self._syntax.comma)
-        return members(
-            self._rules, given, required=found.required, separator=separator, others=others
+        return one_of(
+            members(self._rules, each, required=found.required, separator=separator, others=others)
+            for each in orders
         )
 
     def _member(self, name: str, node: Any, *, assign: str) -> str:
@@ -408,7 +417,10 @@ class _Literals:
     def _string(self, node: Schema) -> str:
         quote = self._syntax.quote
         if not quote:
-            return json_value({"type": "string", **node})
+            found = json_value({"type": "string", **node})
+            # escapes make the length and the pattern of such a string uncertain
+            allows_single_quotes = self._syntax.single_quotes and not node
+            return f"({found} | {_SINGLE_QUOTED})" if allows_single_quotes else found
         content, left_out = content_of(node)
         if left_out:
             self.left_out.append(left_out)

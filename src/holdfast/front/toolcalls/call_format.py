@@ -9,7 +9,7 @@ import secrets
 import string
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from holdfast.front.toolcalls.declared import (
@@ -133,7 +133,8 @@ class LiteralValues:
     words: the spellings of true, false and null. quote: the mark on both sides of a string, which
     has no escapes; if empty, strings are written as in JSON. quoted_keys: whether the keys of
     objects are quoted. assign: the text after an argument's name; if empty, arguments are written
-    like the members of an object.
+    like the members of an object. single_quotes: whether strings may also be written between single
+    quotes, as in Python. sorted_keys: whether templates sort the members of objects.
     """
 
     words: tuple[str, str, str] = ("true", "false", "null")
@@ -142,6 +143,8 @@ class LiteralValues:
     colon: str = ": "
     comma: str = ", "
     assign: str = ""
+    single_quotes: bool = False
+    sorted_keys: bool = False
 
     def write(self, arguments: Mapping[str, Any]) -> str:
         """Return the arguments as the model would write them."""
@@ -204,6 +207,16 @@ class CallLayout:
     closing: str = ""
     is_single: bool = False
 
+    @property
+    def markup(self) -> Iterator[str]:
+        """All texts of which the calls are made, except for names, ids and values."""
+        yield from (self.opening, *self.heads, self.optional_id, self.tail, self.again)
+        yield self.closing
+        for each in fields(self.values):
+            text = getattr(self.values, each.name)
+            if isinstance(text, str):
+                yield text
+
     def write(self, calls: Sequence[Call], id_form: IdForm) -> str:
         """Return the calls as the model would write them."""
         written = (
@@ -229,11 +242,29 @@ def named(head: str, name: str) -> str:
     return head.replace("{name}", name).replace("{quoted}", json_text(name))
 
 
+class BareKeys(NamedTuple):
+    """The keys of a call's name and of its arguments. Without keys for names, the name itself is
+    the key of the arguments.
+    """
+
+    names: tuple[str, ...]
+    arguments: tuple[str, ...]
+
+
 class ChannelMarkup(NamedTuple):
-    """The markup around a thought and around visible text, in a family that answers in channels."""
+    """The markup around a thought and around visible text, in a family that answers in channels.
+
+    end: what may follow all channels of an answer.
+    """
 
     text: tuple[str, str]
     thought: tuple[str, str] = ("", "")
+    end: str = ""
+
+    @property
+    def empty_text(self) -> str:
+        """The channel for text with nothing in it, which some templates write before calls."""
+        return "".join(self.text) if self.text[1] else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,9 +298,23 @@ class CallFormat(ABC):
         """How the family writes calls."""
 
     @property
-    def drawn_layout(self) -> CallLayout | None:
-        """The layout that a grammar lets the model write; None if no grammar can enforce calls."""
-        return self.layout
+    def drawn_layouts(self) -> Sequence[CallLayout]:
+        """The layouts that a grammar lets the model write, the family's own first; empty if no
+        grammar can enforce calls.
+        """
+        return (self.layout,)
+
+    @property
+    def incomplete_layouts(self) -> Sequence[CallLayout]:
+        """Further layouts, which lack some markup. They are read, but only as a repair."""
+        return ()
+
+    @property
+    def bare_keys(self) -> BareKeys | None:
+        """The keys of calls that are read although they are bare JSON objects without markers;
+        None if there are none.
+        """
+        return None
 
     @property
     def channels(self) -> ChannelMarkup | None:

@@ -101,10 +101,10 @@ class Channels(CallFormat):
         )
 
     @property
-    def drawn_layout(self) -> CallLayout | None:
+    def drawn_layouts(self) -> Sequence[CallLayout]:
         """The layout that a grammar lets the model write: one call, which ends the answer."""
         if self.calls is not None:
-            return None
+            return ()
         to, kind = f" to={self.prefix}{{name}}", f"{self.channel}commentary"
         forms = (
             f"{kind}{to} {self.constrain}json",
@@ -112,7 +112,7 @@ class Channels(CallFormat):
             f"{to}{kind} json",
         )
         heads = tuple(form + self.message for form in forms)
-        return CallLayout(heads=heads, values=JsonObject(), is_single=True)
+        return (CallLayout(heads=heads, values=JsonObject(), is_single=True),)
 
     @property
     def channels(self) -> ChannelMarkup | None:
@@ -313,7 +313,8 @@ class KimiK3(CallFormat):
     def channels(self) -> ChannelMarkup:
         """The markup of text."""
         return ChannelMarkup(
-            text=(f"{self.open}response{self.separator}", f"{self.close}response{self.separator}")
+            text=(f"{self.open}response{self.separator}", f"{self.close}response{self.separator}"),
+            end=f"{self.close}message{self.separator}",
         )
 
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:

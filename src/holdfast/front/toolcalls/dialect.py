@@ -37,6 +37,7 @@ class EncodedDialect:
     end: str
     dropped: tuple[str, ...]
     frame: tuple[str, str]
+    message_ends: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +46,11 @@ class ModelDialect:
 
     family: a key of FAMILIES; empty if unknown. read_too: further forms in which the model may
     write calls. marker_ids: token ids of the markers that are single tokens of the model, by their
+    text; more_markup_ids: those of the other tokens in the markup of calls, which readers treat as
     text. dropped_marks: meaningless markers next to visible text, such as <response>. frame:
-    ordinary text around the whole visible answer, such as <answer> and </answer>.
+    ordinary text around the whole visible answer, such as <answer> and </answer>. message_ends:
+    markers that end an answer, unless a call or another part of the answer follows. turn_ends:
+    markers that end every answer.
     """
 
     family: str = ""
@@ -54,8 +58,11 @@ class ModelDialect:
     read_too: tuple[CallFormat, ...] = ()
     reasoning: ReasoningFormat | None = None
     marker_ids: Mapping[str, int] = field(default_factory=dict)
+    more_markup_ids: Mapping[str, int] = field(default_factory=dict)
     dropped_marks: tuple[str, ...] = ()
     frame: tuple[str, str] = ("", "")
+    message_ends: tuple[str, ...] = ()
+    turn_ends: tuple[str, ...] = ()
     markers: Markers = field(init=False, repr=False, compare=False)
     encoded: EncodedDialect = field(init=False, repr=False, compare=False)
 
@@ -67,15 +74,26 @@ class ModelDialect:
             and self.reasoning is None
             and not self.dropped_marks
             and not self.frame[0]
+            and not self.message_ends
         )
+
+    @property
+    def markup_ids(self) -> Mapping[str, int]:
+        """The ids of all tokens in the markup of thoughts and calls, by their text."""
+        return {**self.more_markup_ids, **self.marker_ids}
+
+    @property
+    def read_forms(self) -> tuple[CallFormat, ...]:
+        """All forms in which calls are read, the family's own form first."""
+        if self.calls is None:
+            return ()
+        names = FAMILIES[self.family].read_too if self.family in FAMILIES else ()
+        return (self.calls, *self.read_too, *(FAMILIES[name].calls for name in names))
 
     def __post_init__(self) -> None:
         markers = Markers(self.marker_ids)
         reasoning = markers.encoded(self.reasoning)
-        names = FAMILIES[self.family].read_too if self.family in FAMILIES else ()
-        too = (FAMILIES[name].calls for name in names)
-        known = () if self.calls is None else (self.calls, *self.read_too, *too)
-        forms = tuple(markers.encoded(form) for form in known)
+        forms = tuple(markers.encoded(form) for form in self.read_forms)
         marks = frozenset(mark for form in forms for mark in form.marks)
         openers = tuple(dict.fromkeys(opener for form in forms for opener in form.openers))
         encoded = EncodedDialect(
@@ -93,6 +111,7 @@ class ModelDialect:
                 *_bare_start(reasoning, openers),
             ),
             frame=self.frame,
+            message_ends=tuple(map(markers.encode, self.message_ends)),
         )
         object.__setattr__(self, "markers", markers)
         object.__setattr__(self, "encoded", encoded)

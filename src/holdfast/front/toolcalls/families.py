@@ -239,10 +239,15 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "solar": Family(
         calls=NamedJson(
+            section=("<|tool_calls|>", ""),
             head="<|tool_call:begin|>{id}<|tool_call:name|>{name}<|tool_call:args|>",
             close="<|tool_call:end|>",
             id_form="client",
-        )
+            text="<|content|>",
+        ),
+        words=(("<|tool_call:begin|>",),),
+        # the template writes <|end|> after past answers; the model itself ends with these
+        end_tokens=("<|calls|>", "<|flush|>"),
     ),
     "apertus": Family(
         calls=JsonCalls(

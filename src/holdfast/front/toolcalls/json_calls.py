@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from holdfast.front.toolcalls.call_format import (
+    BareKeys,
     CallFormat,
     CallLayout,
     CallParts,
+    ChannelMarkup,
     JsonObject,
     distinct,
 )
@@ -66,16 +68,37 @@ class JsonCalls(CallFormat):
     @property
     def layout(self) -> CallLayout:
         """How the family writes calls."""
-        head = f'{{"{self.name_key}": {{quoted}}, "{self.arguments_key}": '
+        return self._layout(self.section, self.wrapper)
+
+    @property
+    def drawn_layouts(self) -> Sequence[CallLayout]:
+        """The family's own layout, and the same calls between the other pairs of markers."""
+        others = (
+            self._layout(pair, ("", "")) if self.array else self._layout(("", ""), pair)
+            for pair in self.pairs_too
+        )
+        return (self.layout, *others)
+
+    @property
+    def bare_keys(self) -> BareKeys:
+        """The keys of calls that are read although no marker precedes them."""
+        names = () if self.name_is_key else tuple(dict.fromkeys((self.name_key, *_NAMES)))
+        return BareKeys(names, tuple(dict.fromkeys((self.arguments_key, *_ARGUMENTS))))
+
+    def _layout(self, section: tuple[str, str], wrapper: tuple[str, str]) -> CallLayout:
+        named = f'"{self.name_key}": {{quoted}}, "{self.arguments_key}": '
+        heads = [f"{{{named}"]
+        if self.id_key:
+            heads.append(f'{{"{self.id_key}": "{{id}}", {named}')
         left, right, between = ("[", "]", ", ") if self.array else ("", "", self.between)
         return CallLayout(
-            opening=self.section[0] + left + self.wrapper[0],
-            heads=("{{quoted}: " if self.name_is_key else head,),
+            opening=section[0] + left + wrapper[0],
+            heads=("{{quoted}: ",) if self.name_is_key else tuple(heads),
             values=JsonObject(),
             optional_id=f', "{self.id_key}": "{{id}}"' if self.id_key else "",
-            tail="}" + self.wrapper[1],
-            again=between + self.wrapper[0],
-            closing=right + self.section[1],
+            tail="}" + wrapper[1],
+            again=between + wrapper[0],
+            closing=right + section[1],
         )
 
     @property
@@ -284,7 +307,7 @@ class NamedJson(CallFormat):
 
     section: markers around all calls of a turn. head: text before the arguments, with the fields
     {name} and {id}; heads_too: other heads that are also read. close: text after the arguments.
-    between: text that separates two calls.
+    between: text that separates two calls. text: a marker before visible text.
     """
 
     section: tuple[str, str] = ("", "")
@@ -292,12 +315,14 @@ class NamedJson(CallFormat):
     heads_too: tuple[str, ...] = ()
     close: str = ""
     between: str = ""
+    text: str = ""
 
     @property
     def marks(self) -> Sequence[str]:
         """All markers that the family writes."""
-        words = (word for head in self._heads for word in head[0::2])
-        return marks_in(*self.section, *words, self.close)
+        words = [word for head in self._heads for word in head[0::2]]
+        tags = (lead for lead in self._leads if lead.startswith("<"))
+        return distinct(*marks_in(*self.section, *words, self.close), *tags)
 
     @property
     def openers(self) -> Sequence[str]:
@@ -307,15 +332,30 @@ class NamedJson(CallFormat):
     @property
     def layout(self) -> CallLayout:
         """How the family writes calls."""
-        lead = self.head.partition("{")[0]
+        return self._layout(self.head, close=self.close)
+
+    @property
+    def drawn_layouts(self) -> Sequence[CallLayout]:
+        """The family's own layout, and one for each of the other heads."""
+        last = "".join(marks_in(self.close)[-1:])
+        return (self.layout, *(self._layout(head, close=last) for head in self.heads_too))
+
+    def _layout(self, head: str, *, close: str) -> CallLayout:
+        lead = head.partition("{")[0]
+        lead = next((mark for mark in marks_in(lead) if lead.startswith(mark)), lead)
         return CallLayout(
             opening=self.section[0] + lead,
-            heads=(self.head.removeprefix(lead),),
+            heads=(head.removeprefix(lead),),
             values=JsonObject(),
-            tail=self.close,
+            tail=close,
             again=self.between + lead,
             closing=self.section[1],
         )
+
+    @property
+    def channels(self) -> ChannelMarkup | None:
+        """The markup of text."""
+        return ChannelMarkup(text=(self.text, "")) if self.text else None
 
     @property
     def _heads(self) -> Sequence[Sequence[str]]:

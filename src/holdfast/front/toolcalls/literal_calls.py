@@ -38,7 +38,9 @@ class PythonCalls(CallFormat):
         return CallLayout(
             opening=self.wrapper[0] + "[",
             heads=("{name}(",),
-            values=LiteralValues(words=("True", "False", "None"), assign="="),
+            values=LiteralValues(
+                words=("True", "False", "None"), assign="=", single_quotes=True
+            ),
             tail=")",
             again=", ",
             closing="]" + self.wrapper[1],
@@ -142,7 +144,9 @@ class BracedCalls(CallFormat):
         return CallLayout(
             opening=opening,
             heads=("{name}{",),
-            values=LiteralValues(quote=self.quote, quoted_keys=False, colon=":", comma=","),
+            values=LiteralValues(
+                quote=self.quote, quoted_keys=False, colon=":", comma=",", sorted_keys=True
+            ),
             tail="}" + self.wrapper[1],
             again=opening,
         )

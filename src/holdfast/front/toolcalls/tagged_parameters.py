@@ -271,10 +271,26 @@ class TaggedParameters(CallFormat):
     @property
     def layout(self) -> CallLayout:
         """How the family writes calls."""
-        lead = self.wrapper[0] + self.call[0]
+        return self._layout(self.section, self.wrapper)
+
+    @property
+    def drawn_layouts(self) -> Sequence[CallLayout]:
+        """The family's own layout, and the other spellings of it."""
+        sections = (self.section, *self.sections_too)
+        return tuple(self._layout(section, self.wrapper) for section in sections)
+
+    @property
+    def incomplete_layouts(self) -> Sequence[CallLayout]:
+        """Calls without the tags around them."""
+        if not self.section[0] and not self.wrapper[0]:
+            return ()
+        return (self._layout(("", ""), ("", "")),)
+
+    def _layout(self, section: tuple[str, str], wrapper: tuple[str, str]) -> CallLayout:
+        lead = wrapper[0] + self.call[0]
         close = self.parameter[2].rstrip()
         return CallLayout(
-            opening=self.section[0] + lead,
+            opening=section[0] + lead,
             heads=("{name}" + self.call[1],),
             values=TaggedValues(
                 before=self.parameter[0],
@@ -284,9 +300,9 @@ class TaggedParameters(CallFormat):
                 gap=self.parameter[2].removeprefix(close),
                 cdata=self.cdata,
             ),
-            tail=self.call[2] + self.wrapper[1],
+            tail=self.call[2] + wrapper[1],
             again=self.between + lead,
-            closing=self.section[1],
+            closing=section[1],
         )
 
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
