@@ -121,7 +121,7 @@ NO_CALLS = {"tool_choice": ToolChoice(mode="none")}
     [
         ("hello world", NO_CALLS, "hello world", True),
         (f"hello{CALL}", NO_CALLS, f"hello{CALL}", False),
-        ("hello world", {"stop": ("rld",)}, "hello wo", False),
+        ("hello world", {"stop": ("rld",)}, "hello wo", True),
         ("hello world", {"stop": (" world",)}, "hello", True),
         ("hello world", {"stop": ("xyz",)}, "hello world", True),
     ],
