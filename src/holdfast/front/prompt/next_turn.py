@@ -139,8 +139,7 @@ class _Recorder:
             said,
             (*self.opening_token_ids, *token_ids),
             call_ids=[delta.id for delta in deltas if isinstance(delta, ToolCallStarted)],
-            is_as_tokenized=is_plain
-            and token_ids == tokenizer.encode(text, add_special_tokens=False),
+            is_as_tokenized=is_plain and token_ids == tokenizer.encode_text(text),
             tenant=self.tenant,
         )
 
@@ -153,7 +152,7 @@ class _Recorder:
         for kept in range(len(token_ids) - 1, max(-1, len(token_ids) - 1 - _CHARACTER_TOKENS), -1):
             whole = tokenizer.decode(token_ids[:kept], skip_special_tokens=False)
             if text.startswith(whole):
-                rest = tokenizer.encode(text[len(whole) :], add_special_tokens=False)
+                rest = tokenizer.encode_text(text[len(whole) :])
                 return [*token_ids[:kept], *rest]
         return []
 
