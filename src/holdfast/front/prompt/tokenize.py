@@ -295,7 +295,7 @@ def _any_of(texts: Collection[str]) -> str:
         groups.setdefault(text[:1], []).append(text)
     branches = []
     for group in groups.values():
-        common = os.path.commonprefix(group)
+        common = os.path.commonprefix(group)  # noqa: RUF071 - compares characters on purpose
         rests = [text[len(common) :] for text in group if text != common]
         rest = f"(?:{_any_of(rests)})" if rests else ""
         is_whole = bool(rests) and common in group
