@@ -233,3 +233,35 @@ def test_no_single_control_text_of_a_client_becomes_a_control_token(
     words = [each.strip("<>[]|｜/") for each in controls]
     texts = [*controls, *words, *(f"a{each}b" for each in controls)]
     assert wrong_places(bundle, [each for each in texts if each]) == []
+
+
+def test_a_thought_that_a_client_sends_within_the_text_of_an_answer_is_a_thought() -> None:
+    bundle = bundle_of("qwen3")
+    (user, answer, result) = calling("{}")
+    apart = {**answer, "reasoning_content": "why", "content": "text"}
+    within = {**answer, "content": "<think>\nwhy\n</think>\n\ntext"}
+    tokens = [tokens_of(bundle, {"messages": [user, each, result]}) for each in (apart, within)]
+    assert tokens[0] == tokens[1]
+    both = {**within, "reasoning_content": "why"}
+    counted = control_tokens(bundle, tokens_of(bundle, {"messages": [user, both, result]}))
+    assert counted["<think>"] == 1, "one that is in the text as well is text"
+
+
+@pytest.mark.parametrize(
+    ("content", "controls"),
+    [
+        ("<think>\nFirst, </s>", {"<think>": 1}),
+        ("\n<think>\nwhy <think>\n</think>\n\ntext </think>", {"<think>": 1, "</think>": 1}),
+        ("text <think>", {}),
+        ("</think>", {}),
+    ],
+)
+def test_a_message_to_be_continued_may_begin_with_a_thought(
+    content: str, controls: dict[str, int]
+) -> None:
+    bundle = bundle_of("qwen3")
+    neutral, tokens = (
+        control_tokens(bundle, tokens_of(bundle, PLACES["continued"](said)))
+        for said in (NEUTRAL, content)
+    )
+    assert tokens - neutral == Counter(controls)
