@@ -60,9 +60,12 @@ def ask(
         prompt=ChatPrompt(messages=tuple(messages), tools=TOOLS, **fields.pop("prompt", {})),
         **fields,
     )
-    return request, prepare(
-        request, bundle, info=model_info(context_tokens=100_000), limits=LimitsSettings()
-    )
+    return request, prepared_for(request, bundle)
+
+
+def prepared_for(request: GenerationRequest, bundle: TokenizerBundle) -> Prepared:
+    info = model_info(context_tokens=100_000, vocab_size=bundle.tokenizer.vocab_size)
+    return prepare(request, bundle, info=info, limits=LimitsSettings())
 
 
 def answer(

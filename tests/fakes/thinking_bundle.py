@@ -4,6 +4,8 @@ and drops earlier ones.
 
 from __future__ import annotations
 
+from tokenizers import Tokenizer as Backend
+
 from holdfast.front.prompt.known_answers import KnownAnswers
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.tokenize import Tokenizer
@@ -34,8 +36,11 @@ TEMPLATE = """
 {%- endif %}"""
 
 
-def bundle_of(template: str = TEMPLATE) -> TokenizerBundle:
-    tokenizer = Tokenizer(toy_tokenizers.byte_level(), config={"eos_token": "<|im_end|>"})
+def bundle_of(template: str = TEMPLATE, *, backend: Backend | None = None) -> TokenizerBundle:
+    """backend: a tokenizer with the tokens of the template; by default a toy."""
+    tokenizer = Tokenizer(
+        backend or toy_tokenizers.byte_level(), config={"eos_token": "<|im_end|>"}
+    )
     ids = tokenizer.backend.get_vocab(with_added_tokens=True)
     chat = ChatTemplate({"default": template}, special_tokens=tokenizer.special_tokens)
     dialect = ModelDialect(

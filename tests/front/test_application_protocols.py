@@ -248,3 +248,80 @@ async def test_the_model_reads_the_same_whatever_the_protocol_and_however_strict
             list(prompts["/v1/responses"]), skip_special_tokens=False
         )
         assert "strict" not in text
+
+
+RESULT = {"call_a": "sunny", "call_b": "noon", "call_z": "strange"}
+# a conversation of questions, calls and results
+ORDERED = ("ask", "calls", "call_a", "call_b", "ask")
+DISORDER = {
+    "swapped": (("ask", "calls", "call_b", "call_a", "ask"), ORDERED),
+    "late": (("ask", "calls", "call_b", "ask", "call_a"), ORDERED),
+    "an unknown one": (
+        ("ask", "calls", "call_z", "call_a", "call_b", "ask"),
+        ("ask", "calls", "call_a", "call_b", "call_z", "ask"),
+    ),
+    "only the second, and an unknown one": (
+        ("ask", "calls", "call_z", "call_b", "ask"),
+        ("ask", "calls", "call_b", "call_z", "ask"),
+    ),
+}
+
+
+def chat_message(step: str) -> dict[str, Any]:
+    if step == "ask":
+        return {"role": "user", "content": QUESTION}
+    if step == "calls":
+        return {**chat_body(strict=None, thinks=False, seal=None)["messages"][2], "content": ""}
+    return {"role": "tool", "tool_call_id": step, "content": RESULT[step]}
+
+
+def ollama_message(step: str) -> dict[str, Any]:
+    if step == "calls":
+        return {**ollama_body(strict=None, thinks=False, seal=None)["messages"][2], "content": ""}
+    return chat_message(step)
+
+
+def response_items(step: str) -> list[dict[str, Any]]:
+    if step == "ask":
+        return [{"role": "user", "content": QUESTION}]
+    if step == "calls":
+        items = responses_body(strict=None, thinks=False, seal=None)["input"]
+        return [each for each in items if each.get("type") in ("reasoning", "function_call")]
+    return [{"type": "function_call_output", "call_id": step, "output": RESULT[step]}]
+
+
+def messages_turn(step: str, seal: Any) -> dict[str, Any]:
+    if step == "ask":
+        return {"role": "user", "content": QUESTION}
+    if step == "calls":
+        turn = messages_body(strict=None, thinks=False, seal=seal)["messages"][1]
+        return {**turn, "content": [each for each in turn["content"] if each["type"] != "text"]}
+    result = {"type": "tool_result", "tool_use_id": step, "content": RESULT[step]}
+    return {"role": "user", "content": [result]}
+
+
+def in_protocols(steps: tuple[str, ...], seal: Any) -> dict[str, dict[str, Any]]:
+    bodies = {path: body(strict=None, thinks=False, seal=seal) for path, body in BODIES.items()}
+    bodies["/v1/chat/completions"]["messages"] = [chat_message(step) for step in steps]
+    bodies["/api/chat"]["messages"] = [ollama_message(step) for step in steps]
+    bodies["/v1/messages"]["messages"] = [messages_turn(step, seal) for step in steps]
+    bodies["/v1/responses"]["input"] = [item for step in steps for item in response_items(step)]
+    for field, path in (("instructions", "/v1/responses"), ("system", "/v1/messages")):
+        del bodies[path][field]
+    return bodies
+
+
+@pytest.mark.parametrize("case", DISORDER)
+async def test_results_stand_under_their_calls_whatever_the_protocol(case: str) -> None:
+    gateway = ScriptedGateway()
+    services = scripted_services(gateway, directory=directory_of())
+    expected: dict[str, GenerationRequest] = {}
+    asked: dict[str, GenerationRequest] = {}
+    for steps, found in zip(DISORDER[case], (asked, expected), strict=True):
+        for path, body in in_protocols(steps, services.seal).items():
+            found[path] = await request_of(services, gateway, path, body)
+    for name in ("qwen3", "mistral_v11", "gemma4", "apertus", "llama3"):
+        wanted = read(expected["/v1/chat/completions"], name)
+        for path, request in asked.items():
+            assert read(request, name) == wanted, (name, path)
+            assert read(expected[path], name) == wanted, (name, path)

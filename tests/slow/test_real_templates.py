@@ -25,6 +25,8 @@ from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle, frame_of
 from holdfast.wire.requests import CacheBreakpoint, ChatPrompt
 from tests.fakes.agent_turns import QUESTION, spoken, turn
 from tests.fakes.family_templates import tokenizer_for
+from tests.front.prompt.test_canonical_control_texts import controls_of, wrong_places
+from tests.front.prompt.test_conversation_tool_results import SAME, text_of
 
 PACKAGE = "llama-cpp-python==0.3.36"
 # Show no tools, whatever is sent, but name the syntax of their calls.
@@ -215,6 +217,33 @@ def test_cache_breakpoints_are_found_in_all_of_them(found: dict[str, FoundDialec
         ]
         ends = ["A long book.", "What is it?", "22 degrees", "It is 22.", "And tomorrow?"]
         assert all(end in part for end, part in zip(ends, said, strict=False)), (name, said)
+
+
+def test_no_text_of_a_client_becomes_a_control_token_in_any_of_them(
+    found: dict[str, FoundDialect],
+) -> None:
+    added: dict[str, list[str]] = {}
+    for name, each in found.items():
+        bundle = _bundle(name, each)
+        # a token only here: the template writes an argument's name into a tag
+        controls = [text for text in controls_of(bundle) if text != "</a>"]
+        wrong = wrong_places(bundle, [f"a{'b'.join(controls)}b", "".join(["a", *controls])])
+        # some templates escape texts, or cut words out of them
+        added[name] = [place for place in wrong if " is read as " not in place]
+    assert added == dict.fromkeys(found, [])
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_each_result_stands_under_its_call_in_all_of_them(
+    found: dict[str, FoundDialect], case: str
+) -> None:
+    sent, expected = SAME[case]
+    for name, each in found.items():
+        bundle = _bundle(name, each)
+        text = text_of(bundle, sent)
+        assert text == text_of(bundle, expected), name
+        results = [message["content"] for message in sent if message["role"] == "tool"]
+        assert all(result in text for result in results), name
 
 
 def _bundle(name: str, found: FoundDialect) -> TokenizerBundle:

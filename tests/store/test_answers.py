@@ -54,6 +54,14 @@ def test_answers_outlive_whoever_put_them(folder: Path) -> None:
     assert find(folder, "three") == ()
 
 
+def test_answers_of_an_older_format_are_deleted_and_not_read(folder: Path) -> None:
+    write(folder, ("one", b"first"))
+    older = kept(folder).with_name("answers-1.sqlite")
+    kept(folder).rename(older)
+    assert find(folder, "one") == ()
+    assert kept(folder) != older
+
+
 def test_answers_of_one_secret_have_tags_and_the_latest_of_a_tag_counts(folder: Path) -> None:
     file = AnswerFile(folder)
     for tag, body in ((b"a", b"1"), (b"b", b"2"), (b"a", b"3")):

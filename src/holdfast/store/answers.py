@@ -27,7 +27,8 @@ from holdfast.store.index import clear_tables, make_tables, use_write_ahead_log
 SECRET_BYTES: Final = 32
 _ID_BYTES = 16
 _SEAL_BYTES = 16
-_FORMAT = 1
+# Files of format 1 may hold answers with text after a stop string, which no client has received.
+_FORMAT = 2
 _BUSY_SECONDS = 1.0
 _CLOSE_SECONDS = 2.0
 _MOST_WAITING = 1_000
@@ -60,12 +61,14 @@ class StoredAnswer(NamedTuple):
 
 
 class AnswerFile:
-    """`answers/answers.sqlite` in a store's folder. Thread-safe; it writes on a thread of its own.
+    """`answers/answers-2.sqlite` in a store's folder. Thread-safe; it writes on a thread of its own.
 
-    The file is opened at the first use after the store has created the folder.
+    The file is opened at the first use after the store has created the folder. Files of older
+    formats are deleted then.
     """
 
     def __init__(self, folder: Path, *, most_bytes: int = MOST_BYTES) -> None:
+        self._folder = folder
         self._path = _path_in(folder)
         self._most_bytes = most_bytes
         self._bytes = 0
@@ -175,6 +178,7 @@ class AnswerFile:
                 self._discard(error)
 
     def _open(self) -> sqlite3.Connection:
+        _unlink_older(self._folder)
         self._path.touch(mode=0o600)
         database = sqlite3.connect(
             self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
@@ -207,9 +211,7 @@ class AnswerFile:
         # the file is full, locked or read-only, but not damaged, so it is kept
         if isinstance(error, sqlite3.OperationalError):
             return
-        for suffix in ("", "-wal", "-shm"):
-            with contextlib.suppress(OSError):
-                self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+        _unlink(self._path)
 
 
 def clear_answers(folder: Path) -> None:
@@ -217,11 +219,24 @@ def clear_answers(folder: Path) -> None:
 
     Raises OSError.
     """
+    _unlink_older(folder)
     clear_tables(_path_in(folder), "answers", busy_seconds=_BUSY_SECONDS)
 
 
-def _path_in(folder: Path) -> Path:
-    return folder / "answers" / f"answers-{_FORMAT}.sqlite"
+def _path_in(folder: Path, version: int = _FORMAT) -> Path:
+    return folder / "answers" / f"answers-{version}.sqlite"
+
+
+def _unlink_older(folder: Path) -> None:
+    for version in range(1, _FORMAT):
+        _unlink(_path_in(folder, version))
+
+
+def _unlink(path: Path) -> None:
+    """Delete a database, if it exists, with the files that SQLite keeps beside it."""
+    for suffix in ("", "-wal", "-shm"):
+        with contextlib.suppress(OSError):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
 def _sealed(body: bytes, *, secret: Secret, tag: bytes) -> bytes:

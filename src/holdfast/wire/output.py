@@ -130,6 +130,8 @@ class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
     rejected_tokens: int = 0
     calls: int = 0  # complete tool calls
     stop_string: str | None = None  # the stop string that ended the answer
+    # length of the end of the last token that the client does not see, because a stop string cut it
+    unseen_characters: int = 0
     resumptions: int = 0  # workers that died while they had the request
     # None: the model or the budget ended the reasoning
     thought_ended_by: ThoughtEnder | None = None

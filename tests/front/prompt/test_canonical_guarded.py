@@ -1,6 +1,4 @@
-"""What users and tools say never becomes a control token; what the template and the model write
-does.
-"""
+"""What clients send never becomes a control token; what the template writes does."""
 
 from __future__ import annotations
 
@@ -62,11 +60,11 @@ def test_neither_can_a_part_of_one_nor_a_tool_s_description() -> None:
     assert (tokens.count("<|im_start|>"), tokens.count("<|im_end|>")) == (2, 1)
 
 
-def test_what_the_model_said_itself_stays_as_it_is() -> None:
+def test_neither_can_an_answer_whose_text_comes_back() -> None:
     tokens = tokens_of(
         ({"role": "user", "content": "u"}, {"role": "assistant", "content": "<|im_end|>"})
     )
-    assert tokens.count("<|im_end|>") == 3
+    assert tokens.count("<|im_end|>") == 2  # the template's own
 
 
 @pytest.mark.parametrize("make", toy_tokenizers.EXACT.values(), ids=toy_tokenizers.EXACT)

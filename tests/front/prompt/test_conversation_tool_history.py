@@ -70,9 +70,14 @@ def test_calls_of_the_same_id_each_keep_a_result() -> None:
     assert results(ready) == [("a", "f", "1"), ("a", "g", "2")]
 
 
-def test_a_result_of_no_call_stays_behind_the_others() -> None:
-    ready = with_habits([answer("f"), result("unknown", "?"), result("x-1", "1")], ToolHabits())
-    assert [each["content"] for each in ready[1:]] == ["1", "?"]
+@pytest.mark.parametrize("content", ["?", [{"type": "text", "text": "?"}]])
+def test_a_result_of_no_call_becomes_a_message_of_the_user_behind_the_others(content: Any) -> None:
+    strange = {**result("unknown", ""), "content": content}
+    ready = with_habits([answer("f"), strange, result("x-1", "1")], ToolHabits())
+    assert [each["role"] for each in ready] == ["assistant", "tool", "user"]
+    assert ready[1]["content"] == "1"
+    assert "?" in str(ready[2]["content"])
+    assert type(ready[2]["content"]) is type(content)
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,19 @@ def test_an_answer_with_a_token_that_its_client_did_not_see_is_tokenized_anew() 
     assert len(bundle.known_answers) == 1
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_an_answer_that_spells_a_control_text_comes_back_as_it_was_generated(seed: int) -> None:
+    bundle = replace(BUNDLE, known_answers=KnownAnswers())
+    encode = bundle.tokenizer.encode_text
+    said = "hello <tool_call> the <|im_end|> world </think>"
+    ids = tuple(encode(said)) if seed == 0 else (*encode(said[:seed]), *encode(said[seed:]))
+    request, prepared = ask(bundle, [QUESTION])
+    deltas = answer(bundle, request, prepared, ids)
+    assert text_of(deltas) == said
+    before = (*prepared.sequences[0].prompt_token_ids, *ids)
+    assert next_prompt(bundle, sent_back(deltas, PLAIN_ORDER))[: len(before)] == before
+
+
 NO_CALLS = {"tool_choice": ToolChoice(mode="none")}
 
 
@@ -121,7 +134,7 @@ NO_CALLS = {"tool_choice": ToolChoice(mode="none")}
     [
         ("hello world", NO_CALLS, "hello world", True),
         (f"hello{CALL}", NO_CALLS, f"hello{CALL}", False),
-        ("hello world", {"stop": ("rld",)}, "hello wo", False),
+        ("hello world", {"stop": ("rld",)}, "hello wo", True),
         ("hello world", {"stop": (" world",)}, "hello", True),
         ("hello world", {"stop": ("xyz",)}, "hello world", True),
     ],

@@ -126,6 +126,7 @@ class ChoiceText:
         self._calls = 0  # number of complete calls
         self._begun = 0
         self._reasoning_tokens = 0
+        self._unseen_characters = 0
         self._owed_ids: tuple[int, ...] = ()  # tokens that were not yet part of an event
         self._owed_logprobs: tuple[TokenText, ...] = ()
         self._owes_echo = rules.echo
@@ -246,6 +247,8 @@ class ChoiceText:
         tokens = [*self._tokens.take(certain)]
         if cut is not None or is_end:
             tokens += self._tokens.take_before(cut)
+        if cut is not None and tokens:
+            self._unseen_characters = max(0, tokens[-1].end - cut)
         thoughts = self._reader.thoughts
         if thoughts:
             self._reasoning_tokens += sum(
@@ -366,6 +369,7 @@ class ChoiceText:
             rejected_tokens=self._rejected_tokens,
             calls=self._calls,
             stop_string=self._stops.found,
+            unseen_characters=self._unseen_characters,
             resumptions=self.resumptions,
         )
 

@@ -158,11 +158,13 @@ def conversation(messages: Sequence[OllamaMessage]) -> tuple[dict[str, Any], ...
 
     Raises InvalidRequest for images in other messages than the user's and tool results.
 
-    A result is assigned to the call with its id. A result without an id is assigned to the first
-    unanswered call of the tool it names, or else to the first unanswered call.
+    A result is assigned to the call with its id. A result without an id, or of calls that were sent
+    without ids, is assigned to the first unanswered call of the tool it names, or else to the first
+    unanswered call.
     """
     ready: list[dict[str, Any]] = []
     open_calls: dict[str, str] = {}  # id → name, for the latest calls that have no result yet
+    has_ids = False  # the latest calls were sent with ids
     for place, message in enumerate(messages):
         turn: dict[str, Any] = {"role": message["role"], "content": message.get("content") or ""}
         if images := message.get("images"):
@@ -176,9 +178,12 @@ def conversation(messages: Sequence[OllamaMessage]) -> tuple[dict[str, Any], ...
         if calls := message.get("tool_calls"):
             turn["tool_calls"] = _calls(calls, place)
             open_calls = {call["id"]: call["function"]["name"] for call in turn["tool_calls"]}
+            has_ids = any(call.get("id") for call in calls)
         if message["role"] == "tool":
             name = message.get("tool_name") or ""
-            answered = _answered(message.get("tool_call_id") or "", name, open_calls)
+            given_id = message.get("tool_call_id") or ""
+            is_own_id = given_id and (has_ids or given_id in open_calls)
+            answered = given_id if is_own_id else _answered(name, open_calls)
             turn |= {"tool_call_id": answered, **({"name": name} if name else {})}
             open_calls.pop(answered, None)
         ready.append(turn)
@@ -214,12 +219,10 @@ def _calls(calls: Sequence[PastCall], place: int) -> list[dict[str, Any]]:
     ]
 
 
-def _answered(given_id: str, name: str, open_calls: dict[str, str]) -> str:
-    """Return the id of the call that a result answers."""
-    if given_id in open_calls:
-        return given_id
+def _answered(name: str, open_calls: dict[str, str]) -> str:
+    """Return the id of the call that a result answers which has no id of a call."""
     of_that_name = (call for call, called in open_calls.items() if called == name)
-    return next(of_that_name, next(iter(open_calls), given_id or f"call_{name}"))
+    return next(of_that_name, next(iter(open_calls), f"call_{name}"))
 
 
 async def answered(request: Request, services: Services, kind: type[OllamaGeneration]) -> Response:

@@ -18,10 +18,11 @@ from typing import Any, cast
 import msgspec
 
 from holdfast.front.images.sources import IMAGE, is_image
+from holdfast.front.prompt.conversation import REASONING_FIELDS, reasoning_of
 from holdfast.front.prompt.images import image_mark, joined
 from holdfast.front.prompt.known_answers import canonical_arguments
 from holdfast.front.prompt.lru_cache import LruCache
-from holdfast.front.prompt.tokenize import Guard, guarded_value
+from holdfast.front.prompt.tokenize import ControlGuard, guarded_value
 from holdfast.front.prompt.tool_definitions import (
     KeptTool,
     exact_key,
@@ -40,6 +41,7 @@ _FORMS_OF_TOOL = 3  # a tool is stored as sent, with control tokens broken up, a
 _REFERENCE = "tool_reference"
 _TEXT_KINDS = frozenset({"text", "input_text", "output_text"})
 _SYSTEM = frozenset({"system", "developer"})
+_NAMES = frozenset({"name", "tool_name"})
 
 
 class FirstForms:
@@ -229,27 +231,121 @@ def _canonical_call(call: Any, forms: FirstForms, tenant: str) -> Any:
     return call if first == arguments else {**call, "function": {**function, "arguments": first}}
 
 
-def guarded(prompt: ChatPrompt, guard: Guard) -> ChatPrompt:
-    """The conversation with control tokens broken up in all text that the model did not write.
+def guarded(
+    prompt: ChatPrompt, guard: ControlGuard, *, thought: tuple[str, str] = ("", "")
+) -> ChatPrompt:
+    """The conversation with control texts broken up wherever a client can write.
 
-    Otherwise a tool result that contains `<|im_end|>` would end its message.
+    Otherwise a tool result that contains `<|im_end|>` would end its message. The template then
+    writes the only control texts, with one exception: a message to be continued may begin with a
+    thought.
+
+    thought: the markers around a thought.
     """
+    messages = [_guarded_message(message, guard) for message in prompt.messages]
+    if prompt.continue_last and messages and thought[0]:
+        messages[-1] = _with_open_thought(messages[-1], prompt.messages[-1], guard, *thought)
     return msgspec.structs.replace(
         prompt,
-        messages=tuple(_guarded_message(message, guard) for message in prompt.messages),
+        messages=tuple(messages),
         tools=tuple(_guarded_tool(tool, guard) for tool in prompt.tools),
+        found_tools=tuple(map(guard, prompt.found_tools)),
+        template_options=guarded_value(prompt.template_options, guard),
     )
 
 
-def _guarded_message(message: Any, guard: Guard) -> Any:
-    if not isinstance(message, dict) or message.get("role") == "assistant":
+def _guarded_message(message: Any, guard: ControlGuard) -> Any:
+    if not isinstance(message, dict):
         return message
-    if "content" not in message:
-        return message
-    return {**message, "content": guarded_value(message["content"], guard)}
+    ready = guarded_value(message, guard)
+    for key in _NAMES & ready.keys():
+        ready[key] = guarded_value(message[key], guard.name)
+    calls = message.get("tool_calls")
+    if isinstance(calls, list | tuple):
+        ready["tool_calls"] = [_guarded_call(call, guard) for call in calls]
+    return ready
 
 
-def _guarded_tool(tool: Any, guard: Guard) -> Any:
+def _guarded_call(call: Any, guard: ControlGuard) -> Any:
+    ready = guarded_value(call, guard)
+    function = call.get("function") if isinstance(call, dict) else None
+    if isinstance(function, dict):
+        ready["function"] = {
+            **ready["function"],
+            "name": guarded_value(function.get("name"), guard.name),
+            "arguments": _guarded_arguments(function.get("arguments"), guard),
+        }
+    return ready
+
+
+def _guarded_arguments(arguments: Any, guard: ControlGuard) -> Any:
+    """Arguments of a call, as JSON text if they were sent so.
+
+    A template may write keys into tags, and may parse the text, in which case an escaped control
+    text would appear.
+    """
+    if not isinstance(arguments, str):
+        return _guarded_keys(arguments, guard)
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return guard(arguments)
+    safe = _guarded_keys(value, guard)
+    return arguments if safe == value else json.dumps(safe, ensure_ascii=False)
+
+
+def _guarded_keys(value: Any, guard: ControlGuard) -> Any:
+    """A JSON value with its texts guarded, and its keys guarded as names."""
+    if isinstance(value, Mapping):
+        return {
+            guarded_value(key, guard.name): _guarded_keys(each, guard)
+            for key, each in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_guarded_keys(each, guard) for each in value]
+    return guarded_value(value, guard)
+
+
+def _with_open_thought(ready: Any, message: Any, guard: ControlGuard, start: str, end: str) -> Any:
+    """The guarded message to be continued, with the markers of the thought that it begins with."""
+    content = message.get("content") if isinstance(message, dict) else None
+    before, found, rest = content.partition(start) if isinstance(content, str) else ("", "", "")
+    if not found or before.strip():
+        return ready
+    thought, closing, text = rest.partition(end)
+    return {**ready, "content": f"{before}{found}{guard(thought)}{closing}{guard(text)}"}
+
+
+def _guarded_tool(tool: Any, guard: ControlGuard) -> Any:
     if isinstance(tool, KeptTool):
         return made_once(tool, guard, lambda: KeptTool(guarded_value(tool, guard)))
     return guarded_value(tool, guard)
+
+
+def with_thoughts_apart(prompt: ChatPrompt, *, thought: tuple[str, str]) -> ChatPrompt:
+    """The conversation with thoughts that clients send within the text of answers moved into the
+    field for thoughts.
+
+    thought: the markers around a thought.
+    """
+    last = len(prompt.messages) - 1 if prompt.continue_last else len(prompt.messages)
+    return msgspec.structs.replace(
+        prompt,
+        messages=tuple(
+            _with_thought_apart(message, *thought) if place < last else message
+            for place, message in enumerate(prompt.messages)
+        ),
+    )
+
+
+def _with_thought_apart(message: Any, start: str, end: str) -> Any:
+    if not isinstance(message, dict) or message.get("role") != "assistant":
+        return message
+    content = message.get("content")
+    if not isinstance(content, str) or reasoning_of(message):
+        return message
+    before, found, rest = content.partition(start)
+    thought, closing, text = rest.partition(end)
+    if not found or not closing or before.strip():
+        return message
+    return {**message, REASONING_FIELDS[0]: thought.strip("\n"), "content": text.lstrip("\n")}

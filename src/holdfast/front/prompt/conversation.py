@@ -29,6 +29,7 @@ _ROLES = {"developer": "system"}  # OpenAI's newer name for the same role
 _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _ALNUM9 = re.compile(r"[a-zA-Z0-9]{9}")
 _FUNCTION_NUMBER = re.compile(r"functions\.[^:\s]+:\d+")
+_UNKNOWN_CALL = "[The result of a call that is not in this conversation:]"
 _LIST = """\
 # Tools
 
@@ -271,14 +272,13 @@ class ToolHabits:
         return self.in_text is not None or self.told is not None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _CallingTurn:
-    """An answer with calls and the results that follow it."""
+    """An answer with calls, and the result of each call, if there is one."""
 
     answer: Message
     calls: list[Message]
-    results: list[list[Message]] = field(default_factory=list)  # the results of each call
-    others: list[Message] = field(default_factory=list)  # results of unknown calls
+    results: list[Message | None] = field(default_factory=list)
 
 
 def with_habits(messages: Iterable[Message], habits: ToolHabits) -> list[Message]:
@@ -326,57 +326,97 @@ def _write_calls(message: Message, form: CallFormat) -> None:
 
 
 def _turns(messages: Sequence[Message]) -> Iterator[Message | _CallingTurn]:
+    """The messages, with the results of calls moved to their answers.
+
+    A result is moved only up to the answer before it: what was a prompt once must stay the
+    beginning of later prompts. A call without a result gets an empty one, because many templates
+    tell results apart by their order alone. Other results become messages of the user.
+    """
+    names: dict[str, str] = {}  # of the calls so far, by id
     place = 0
     while place < len(messages):
-        message = messages[place]
-        place += 1
-        if not message.get("tool_calls"):
-            yield message
-            continue
         start = place
-        while place < len(messages) and messages[place]["role"] == "tool":
+        while place < len(messages) and messages[place]["role"] == "assistant":
             place += 1
-        yield _turn(message, messages[start:place])
+        answers = messages[start:place]
+        start = place
+        while place < len(messages) and messages[place]["role"] != "assistant":
+            place += 1
+        following = messages[start:place]
+        turns = [_CallingTurn(each, each.get("tool_calls") or []) for each in answers]
+        for turn in turns:
+            turn.results = [None for _ in turn.calls]
+            names |= {str(call.get("id")): call["function"]["name"] for call in turn.calls}
+        others = _assign([each for each in following if each["role"] == "tool"], turns)
+        for turn in turns:
+            is_last = turn is turns[-1] and place == len(messages) and not following
+            if turn.calls and not is_last:
+                _answer_every_call(turn)
+            yield turn if turn.calls else turn.answer
+        yield from (_as_said(each, names) for each in others)
+        yield from (each for each in following if each["role"] != "tool")
 
 
-def _turn(answer: Message, results: Sequence[Message]) -> _CallingTurn:
-    turn = _CallingTurn(answer, answer["tool_calls"])
-    turn.results = [[] for _ in turn.calls]
+def _assign(results: Sequence[Message], turns: Sequence[_CallingTurn]) -> list[Message]:
+    """Assign results to the calls of some answers. Returns those that answer none of the calls.
+
+    A second result of a call is appended to the first.
+    """
+    others: list[Message] = []
     for result in results:
-        at = _call_of(result, turn)
-        (turn.others if at is None else turn.results[at]).append(result)
-    return turn
+        found = _call_of(result, turns)
+        if found is None:
+            others.append(result)
+            continue
+        turn, at = found
+        before = turn.results[at]
+        if before is not None:
+            result = {**before, "content": _joined(before["content"], result["content"])}
+        turn.results[at] = result
+    return others
 
 
-def _call_of(result: Message, turn: _CallingTurn) -> int | None:
-    """The index of the call that a result answers; None if there is no such call.
+def _call_of(result: Message, turns: Sequence[_CallingTurn]) -> tuple[_CallingTurn, int] | None:
+    """The answer and the index of the call that a result answers; None if there is no such call.
 
     A result with an id answers the call with this id. A result without an id answers the first call
     of its name that has no result yet.
     """
-    waiting = [at for at, found in enumerate(turn.results) if not found]
+    calls = [(turn, at) for turn in turns for at in range(len(turn.calls))]
+    waiting = [(turn, at) for turn, at in calls if turn.results[at] is None]
     wanted = result.get("tool_call_id")
     if wanted:
-        same = [at for at, call in enumerate(turn.calls) if call.get("id") == wanted]
-        return next((at for at in same if at in waiting), same[-1] if same else None)
+        same = [(turn, at) for turn, at in calls if turn.calls[at].get("id") == wanted]
+        return next((each for each in same if each in waiting), same[-1] if same else None)
     name = result.get("name") or result.get("tool_name")
-    return next((at for at in waiting if name in (None, turn.calls[at]["function"]["name"])), None)
+    return next(
+        ((turn, at) for turn, at in waiting if name in (None, turn.calls[at]["function"]["name"])),
+        None,
+    )
+
+
+def _answer_every_call(turn: _CallingTurn) -> None:
+    empty = {"role": "tool", "content": _like(turn.answer["content"], "")}
+    turn.results = [dict(empty) if each is None else each for each in turn.results]
+
+
+def _as_said(result: Message, names: Mapping[str, str]) -> Message:
+    """A result that answers no call of the latest answer, as a message of the user."""
+    name = names.get(str(result.get("tool_call_id"))) or result.get("name")
+    note = f"[The result of an earlier call of {name}:]" if name else _UNKNOWN_CALL
+    content = result["content"]
+    said = [_text_part(note), *content] if isinstance(content, list) else f"{note}\n{content}"
+    return {"role": "user", "content": said}
 
 
 def _rename(turn: _CallingTurn, form: IdForm, numbers: Iterator[int]) -> None:
-    for call, results in zip(turn.calls, turn.results, strict=True):
+    for call, result in zip(turn.calls, turn.results, strict=True):
         name = call["function"]["name"]
         call["id"] = _id_in_form(form, str(call.get("id") or ""), name=name, number=next(numbers))
         call.setdefault("type", "function")
-        for result in results:
+        if result is not None:
             result["tool_call_id"] = call["id"]
             result.setdefault("name", name)
-    for result in turn.others:
-        given = result.get("tool_call_id")
-        if given:
-            result["tool_call_id"] = _id_in_form(
-                form, str(given), name=str(result.get("name")), number=0
-            )
 
 
 def _id_in_form(form: IdForm, given: str, *, name: str, number: int) -> str:
@@ -400,16 +440,18 @@ def _hashed(given: str) -> str:
 
 def _in_one(turn: _CallingTurn) -> list[Message]:
     # Templates without ids tell results apart by their order alone.
-    return [turn.answer, *(result for results in turn.results for result in results), *turn.others]
+    return [turn.answer, *(result for result in turn.results if result is not None)]
 
 
 def _in_pairs(turn: _CallingTurn) -> list[Message]:
     messages: list[Message] = []
     answer = turn.answer
-    for call, results in zip(turn.calls, turn.results, strict=True):
-        messages += [{**answer, "tool_calls": [call]}, *results]
+    for call, result in zip(turn.calls, turn.results, strict=True):
+        messages.append({**answer, "tool_calls": [call]})
+        if result is not None:
+            messages.append(result)
         answer = {"role": "assistant", "content": answer["content"][:0]}
-    return messages + turn.others
+    return messages
 
 
 def _with_answers_between(messages: Iterable[Message], text: str) -> Iterator[Message]:

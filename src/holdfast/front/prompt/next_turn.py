@@ -56,6 +56,9 @@ logger = logging.getLogger("holdfast.front.prompt")
 MIN_TOKENS = 64  # fewer tokens are prefilled fast enough when the turn arrives
 # two possible beginnings of a message: a word, or white space that merges with the line before
 _PROBES = ("Next", "\n\n1. next")
+# how an answer ends of which the client has everything
+_WHOLE = frozenset({FinishReason.STOP, FinishReason.LENGTH})
+_CHARACTER_TOKENS = 4  # a character has at most so many tokens, one for each of its bytes
 
 
 def observer(request: GenerationRequest, bundle: TokenizerBundle, prepared: Prepared) -> Observe:
@@ -79,6 +82,7 @@ def observer(request: GenerationRequest, bundle: TokenizerBundle, prepared: Prep
         opening=prepared.opening,
         opening_token_ids=opening,
         reads_calls=prepared.rules.reads_calls,
+        one_call=prepared.rules.one_call,
         tenant=request.tenant,
     )
     deltas: defaultdict[int, list[OutputDelta]] = defaultdict(list)
@@ -99,6 +103,7 @@ class _Recorder:
     opening: str  # what the prompt contains after the header of the answer, such as `<think>`
     opening_token_ids: tuple[int, ...]
     reads_calls: bool  # calls were parsed for the client, as they will be in the next turn
+    one_call: bool  # the answer ends after its first call
     tenant: str
 
     def record(self, deltas: Sequence[OutputDelta], end: ChoiceFinished) -> None:
@@ -106,17 +111,23 @@ class _Recorder:
             self.bundle.first_forms.arguments(call.arguments, call_id=call.id, tenant=self.tenant)
         said = meaning_of_deltas(deltas)
         token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
-        if said is None or not token_ids or self._has_hidden(token_ids):
+        if said is None or not token_ids or end.reason not in _WHOLE or self._has_hidden(token_ids):
             return
         tokenizer = self.bundle.tokenizer
         text = tokenizer.decode(token_ids, skip_special_tokens=False)
+        if end.unseen_characters:
+            text = text[: -end.unseen_characters]
+            token_ids = self._tokens_up_to(text, token_ids)
+            if tokenizer.decode(token_ids, skip_special_tokens=False) != text:
+                return
         opening = self.bundle.without_hidden(self.opening)
         # The events that the client saw have the whole meaning of the tokens, except in three
-        # cases: the text may contain calls that were not parsed, a stop string may have cut the
-        # last token, or the opening has a meaning of its own.
+        # cases: the text may contain calls that were not parsed, the answer may have been ended
+        # within its text or after its first call, or the opening has a meaning of its own.
         is_seen_whole = (
             (self.reads_calls or not self._may_call(text))
-            and (end.stop_string is None or not _may_end_in(text, end.stop_string))
+            and end.stop_string is None
+            and not (self.one_call and end.calls)
             and self._meaning(opening, end) == AnswerMeaning()
         )
         if not is_seen_whole and self._meaning(opening + text, end) != said:
@@ -128,10 +139,22 @@ class _Recorder:
             said,
             (*self.opening_token_ids, *token_ids),
             call_ids=[delta.id for delta in deltas if isinstance(delta, ToolCallStarted)],
-            is_as_tokenized=is_plain
-            and token_ids == tokenizer.encode(text, add_special_tokens=False),
+            is_as_tokenized=is_plain and token_ids == tokenizer.encode_text(text),
             tenant=self.tenant,
         )
+
+    def _tokens_up_to(self, text: str, token_ids: list[int]) -> list[int]:
+        """The tokens of the beginning of an answer, which may end within the last token.
+
+        The tokenizer encodes what is left of that token, and of a character that it completes.
+        """
+        tokenizer = self.bundle.tokenizer
+        for kept in range(len(token_ids) - 1, max(-1, len(token_ids) - 1 - _CHARACTER_TOKENS), -1):
+            whole = tokenizer.decode(token_ids[:kept], skip_special_tokens=False)
+            if text.startswith(whole):
+                rest = tokenizer.encode_text(text[len(whole) :])
+                return [*token_ids[:kept], *rest]
+        return []
 
     def _may_call(self, text: str) -> bool:
         dialect = self.bundle.dialect
@@ -153,11 +176,6 @@ class _Recorder:
             self.bundle.answer_reader(self.tools),
             cut=end.reason is not FinishReason.STOP,
         )
-
-
-def _may_end_in(text: str, stop: str) -> bool:
-    """Whether the text ends with a part of the stop string."""
-    return any(text.endswith(stop[:length]) for length in range(1, len(stop) + 1))
 
 
 class WarmAhead:

@@ -20,7 +20,7 @@ from holdfast.config import DEFAULT_TOOLS, LimitsSettings, ToolsSettings
 from holdfast.errors import InvalidRequest, PromptTooLong
 from holdfast.front.answers.choice import ChoiceRules, ChoiceText
 from holdfast.front.answers.pieces import TokenPieces
-from holdfast.front.prompt.canonical import canonical, guarded
+from holdfast.front.prompt.canonical import canonical, guarded, with_thoughts_apart
 from holdfast.front.prompt.dialects import prompt_opens_thought
 from holdfast.front.prompt.images import (
     has_images,
@@ -36,7 +36,13 @@ from holdfast.front.prompt.limits import check_limits, check_token_ids, with_mod
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.template_probes import opens_thought
 from holdfast.front.prompt.text_places import breakpoint_places, pinned_prefixes
-from holdfast.front.prompt.tokenize import EncodedText, RememberedText, Tokenizer, well_formed
+from holdfast.front.prompt.tokenize import (
+    EncodedText,
+    RememberedText,
+    Tokenizer,
+    well_formed,
+    with_unescaped_breaks,
+)
 from holdfast.front.prompt.tokenizer_bundle import ImageTokens, TokenizerBundle
 from holdfast.front.prompt.truncation import middle_of_tokens, text_note, without_middle
 from holdfast.front.structured.answer import AnswerGrammar, answer_grammar
@@ -262,11 +268,16 @@ def _rendered(
     }
     prompt = msgspec.structs.replace(prompt, template_options=options)
     prompt = canonical(prompt, bundle.first_forms, tenant=request.tenant)
+    reasoning = bundle.dialect.reasoning
+    thought = ("", "") if reasoning is None else (reasoning.start.strip(), reasoning.end.strip())
+    if all(thought) and template.reads_thoughts(thought[1]):
+        prompt = with_thoughts_apart(prompt, thought=thought)
     past = bundle.known_answers.recall(prompt.messages, tenant=request.tenant)
     prompt = msgspec.structs.replace(prompt, messages=past.messages)
-    prompt = guarded(prompt, bundle.tokenizer.guard)
+    prompt = guarded(prompt, bundle.tokenizer.guard, thought=thought)
     # the template writes the special tokens itself, BOS included
-    text = well_formed(template.render(prompt, field=request.prompt_field))
+    text = with_unescaped_breaks(template.render(prompt, field=request.prompt_field))
+    text = well_formed(text)
     answers = past.places(text, frame=bundle.answer_frame, read=bundle.history_reader(prompt.tools))
     seen = bundle.images
     images = () if seen is None else _placed(text, seen.placeholder, template.images(prompt))

@@ -20,6 +20,7 @@ from jinja2 import TemplateError
 from holdfast.errors import InvalidRequest, UnusableModel
 from holdfast.files import read_text
 from holdfast.front.prompt.conversation import (
+    REASONING_FIELDS,
     Message,
     RoleHabits,
     ToolHabits,
@@ -32,7 +33,6 @@ from holdfast.front.prompt.conversation import (
 from holdfast.front.prompt.images import content_parts, has_images, images_of, with_placeholders
 from holdfast.front.prompt.template_process import SandboxedTemplate
 from holdfast.front.prompt.template_worker import RENDER_ERRORS
-from holdfast.front.prompt.tokenize import Guard, guarded_value
 from holdfast.front.prompt.tool_definitions import KeptTool, complete_tool
 from holdfast.models.tokenizer_files import named_special_tokens, read_json
 from holdfast.wire.images import VisionInfo
@@ -101,11 +101,10 @@ class ChatTemplate:
         adapted._habits = habits
         return adapted
 
-    def seeing(self, vision: VisionInfo, *, guard: Guard) -> ChatTemplate:
+    def seeing(self, vision: VisionInfo) -> ChatTemplate:
         """Return a copy of this template for conversations with images.
 
-        guard: breaks up texts that would be taken for an image. Unlike other control tokens, not
-            even the model's own texts may contain them.
+        In these conversations, texts that would be taken for an image must be broken up.
         """
         adapted = copy.copy(self)
         adapted._vision = _Seeing(
@@ -116,7 +115,6 @@ class ChatTemplate:
                 if self._writes_image(messages, vision)
             ),
             image_text=self._image_text(vision),
-            guard=guard,
         )
         return adapted
 
@@ -129,6 +127,14 @@ class ChatTemplate:
     def with_tools(self) -> str:
         """The source of the template that is used for requests with tools."""
         return self.sources.get("tool_use", self.sources["default"])
+
+    def reads_thoughts(self, end: str) -> bool:
+        """Whether the template knows thoughts of past answers, or cuts them out of their texts.
+
+        end: the marker that ends a thought.
+        """
+        source = self.with_tools
+        return end in source or any(name in source for name in REASONING_FIELDS)
 
     def render(self, prompt: ChatPrompt, *, field: str = "messages") -> str:
         """Render a conversation. Raises InvalidRequest when the template refuses it."""
@@ -372,11 +378,9 @@ class _Seeing:
     vision: VisionInfo
     roles: frozenset[str]
     image_text: str
-    guard: Guard
 
     def shown(self, message: Message) -> Message:
-        """A guarded message with parts or texts in place of marks."""
-        message = guarded_value(message, self.guard)
+        """A message with parts or texts in place of marks."""
         content = message["content"]
         text = _text_of(message)
         if not has_images(text):

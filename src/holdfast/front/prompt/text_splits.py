@@ -156,19 +156,25 @@ def _is_local(stages: Iterable[Mapping[str, Any]]) -> bool:
     """Whether normalizing a text that begins with a space does not depend on what precedes it."""
     return all(
         stage["type"] in _LOCAL_NORMALIZERS
-        or (
-            stage["type"] == "Replace"
-            and len(stage["pattern"].get("String", "")) == 1
-            and stage["pattern"]["String"] > "\x7f"
-        )
+        or (stage["type"] == "Replace" and _is_rare(stage["pattern"]))
         for stage in stages
     )
+
+
+def _is_rare(pattern: Mapping[str, Any]) -> bool:
+    """Whether a pattern is one character outside ASCII."""
+    character = str(pattern.get("String", ""))
+    return len(character) == 1 and character > "\x7f"
 
 
 def _splits_words(stages: Iterable[Mapping[str, Any]]) -> bool:
     """Whether the patterns always split before a single space between ASCII letters."""
     has_split = False
     for stage in stages:
+        if stage["type"] == "Split" and stage["behavior"] == "Removed":
+            if not _is_rare(stage["pattern"]):
+                return False
+            continue
         if (
             stage["type"] == "Split"
             and stage["behavior"] == "Isolated"

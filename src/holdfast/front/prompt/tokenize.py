@@ -6,18 +6,19 @@ Uses the `tokenizers` library alone: `transformers` would cost the front process
 from __future__ import annotations
 
 import copy
+import os
 import re
 import sys
 import unicodedata
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from tokenizers import Encoding, normalizers
+from tokenizers import Encoding, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from holdfast.config import DEFAULT_MODEL
@@ -37,7 +38,7 @@ from holdfast.models.tokenizer_files import (
 from holdfast.wire.requests import TokenIds
 
 Guard: TypeAlias = Callable[[str], str]
-"""Breaks up control tokens that are spelled out in a text, so that they are tokenized as text."""
+"""Breaks up the control texts in a text, so that they are tokenized as ordinary text."""
 
 SAMPLES = {
     "runs of spaces": "a b  c   d    e        f",
@@ -54,8 +55,16 @@ SAMPLES = {
     "joined emoji": "👩‍👩‍👧‍👦 🏳️‍🌈 👨🏿‍💻",
     "rare characters": "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 ∀x∈ℝ: ⌈x⌉ ≥ x 𓀀 ‰ ½",
 }
-_BREAK: Final = "\ufdd5"  # a Unicode noncharacter, which no text contains
-_JOINER: Final = "\u2060"  # a word joiner, which is invisible; normalization does not remove it
+# Unicode noncharacters, which no text contains. The tokenizer drops `_BREAK` when it normalizes a
+# text, and `_SPLIT` after that.
+_BREAK: Final = "\ufdd5"
+_SPLIT: Final = "\ufdd4"
+_BREAKS: Final = re.compile(f"[{_BREAK}{_SPLIT}]")
+_ESCAPED_BREAKS: Final = {"\\ufdd5": _BREAK, "\\ufdd4": _SPLIT}
+# the usual form of markers, which also distinguishes them from names of HTML elements
+_MARKER = re.compile(r"<[|｜].*|.*[|｜]>", re.DOTALL)
+_MARKUP = re.compile(r"[A-Za-z].*[^\w\s]|[^\w\s].*[A-Za-z]", re.DOTALL)
+_AROUND_WORD = re.compile(r"^[\W_]+|[\W_]+$")
 _SHORT_CHARACTERS = 4096  # takes about 1 ms to tokenize
 _ENTRY_BYTES = 400  # overhead per remembered piece, on top of its text: key, record, table entries
 _PLACE_BYTES = 200
@@ -75,14 +84,18 @@ class Tokenizer:
         self.backend = backend
         self.special_tokens = named_special_tokens(config)
         add_missing_tokens(backend, config, self.special_tokens)
-        _drop_breaks(backend)
-        self.guard = _guard_against(backend)
-        self.pieces = TokenPieces(backend)
-        self.vocab_size = vocabulary_size(backend)
         added = backend.get_added_tokens_decoder().values()
         self.special_texts = tuple(
             token.content for token in added if token.special and token.content
         )
+        self._normalized = frozenset(token.content for token in added if token.normalized)
+        _drop_breaks(backend, with_splits=bool(self._normalized))
+        self.control_texts = frozenset(
+            token.content for token in added if token.special or _MARKER.fullmatch(token.content)
+        )
+        self.guard = ControlGuard(self.control_texts, normalized=self._normalized)
+        self.pieces = TokenPieces(backend)
+        self.vocab_size = vocabulary_size(backend)
         bos = self.special_tokens.get("bos_token")
         self.bos_token_id = None if bos is None else backend.token_to_id(bos)
         self.splits = find_splits(backend)
@@ -98,11 +111,20 @@ class Tokenizer:
         self.eos_token_ids = end_token_ids(backend, self.special_tokens, named=eos_token_ids)
 
     def guarding(self, texts: Iterable[str]) -> Tokenizer:
-        """A copy of this tokenizer whose guard also breaks up these texts."""
+        """This tokenizer, with these control texts as well, whether they are tokens or not."""
+        control_texts = self.control_texts.union(texts)
+        if control_texts == self.control_texts:
+            return self
         guarding = copy.copy(self)
-        own, further = self.guard, guard_against(self.backend, texts)
-        guarding.guard = lambda text: further(own(text))
+        guarding.control_texts = control_texts
+        guarding.guard = ControlGuard(control_texts, normalized=self._normalized)
         return guarding
+
+    def markup_in(self, text: str) -> frozenset[str]:
+        """The added tokens in a text, such as a chat template, that look like markup."""
+        added = self.backend.get_added_tokens_decoder().values()
+        contents = {token.content for token in added} - self.control_texts
+        return frozenset(each for each in contents if _MARKUP.search(each) and each in text)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """The token ids of a text.
@@ -111,6 +133,10 @@ class Tokenizer:
         """
         (encoding,) = self._encodings([well_formed(text)], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
+
+    def encode_text(self, text: str) -> list[int]:
+        """The token ids of a text without control tokens: control texts are ordinary text."""
+        return self.encode(self.guard(text), add_special_tokens=False)
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of several texts, without special tokens around them."""
@@ -161,50 +187,84 @@ def well_formed(text: str) -> str:
     return text
 
 
-def _drop_breaks(backend: Backend) -> None:
-    """Make the normalizer drop break characters.
+def _drop_breaks(backend: Backend, *, with_splits: bool) -> None:
+    """Make the tokenizer drop break characters after it has matched its added tokens.
 
-    Added tokens are matched before normalization, so a control token that is broken up by such a
-    character is tokenized as ordinary text.
+    Added tokens are matched before normalization, so one that is broken up by `_BREAK` is tokenized
+    as ordinary text. Some are matched after normalization instead; only those need `_SPLIT`, at
+    which the text is split as well.
     """
     drop = normalizers.Replace(_BREAK, "")
     if backend.normalizer is None:
         backend.normalizer = drop
     else:
         backend.normalizer = normalizers.Sequence([drop, backend.normalizer])
+    if not with_splits:
+        return
+    split = pre_tokenizers.Split(_SPLIT, "removed")
+    if backend.pre_tokenizer is None:
+        backend.pre_tokenizer = split
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Sequence([split, backend.pre_tokenizer])
 
 
-def _guard_against(backend: Backend) -> Guard:
-    # A token that is matched in normalized text cannot be broken up, because normalization has
-    # removed the break by then.
-    contents = [
-        token.content
-        for token in backend.get_added_tokens_decoder().values()
-        if token.special and not token.normalized and len(token.content) > 1
-    ]
-    if not contents:
-        return lambda text: text
-    pattern = any_of(contents)
-    return lambda text: pattern.sub(lambda found: found[0][0] + _BREAK + found[0][1:], text)
+class ControlGuard:
+    """Breaks up control texts, so that they are tokenized as ordinary text. Immutable."""
 
+    def __init__(self, texts: Iterable[str], *, normalized: Collection[str] = ()) -> None:
+        """normalized: the tokens that the tokenizer matches after normalization."""
+        whole = {text for text in texts if len(text) > 1}
+        # normalization turns spaces into this mark in some tokenizers
+        after = {
+            spelled
+            for text in whole.intersection(normalized)
+            for spelled in (text, text.replace("▁", " "), text.replace(" ", "▁"))
+        }
+        self._steps = [
+            (_beginnings(some), rf"\g<0>{character}")
+            for some, character in ((after, _SPLIT), (whole.difference(normalized), _BREAK))
+            if some
+        ]
+        self._words = {_AROUND_WORD.sub("", text): _BREAK for text in whole}
+        self._words |= {_AROUND_WORD.sub("", text): _SPLIT for text in after}
 
-def guard_against(backend: Backend, texts: Iterable[str]) -> Guard:
-    """A guard that breaks up these texts, whether they are tokens or not."""
-    normalized = {
-        token.content for token in backend.get_added_tokens_decoder().values() if token.normalized
-    }
-    broken = {
-        text: text[0] + (_JOINER if text in normalized else _BREAK) + text[1:]
-        for text in sorted(texts, key=len)  # a longer text may contain a shorter one
-        if len(text) > 1
-    }
-
-    def guard(text: str) -> str:
-        for whole, pieces in broken.items():
-            text = text.replace(whole, pieces)
+    def __call__(self, text: str) -> str:
+        """The text with its control texts broken up."""
+        text = without_breaks(text)  # a client's own would be dropped after this
+        for pattern, broken in self._steps:
+            text = pattern.sub(broken, text)
         return text
 
-    return guard
+    def name(self, text: str) -> str:
+        """A guarded name or key, which a template may write into a tag.
+
+        `think` would become a control text in `<think>`.
+        """
+        guarded = self(text)
+        character = self._words.get(_AROUND_WORD.sub("", text)) if guarded == text else None
+        return guarded if character is None or not text else character + guarded
+
+
+def _beginnings(texts: Iterable[str]) -> re.Pattern[str]:
+    """A pattern that matches the first character of each of the texts."""
+    rests: dict[str, set[str]] = {}
+    for text in texts:
+        rests.setdefault(text[0], set()).add(text[1:])
+    return re.compile(
+        "|".join(f"{re.escape(first)}(?={_any_of(rest)})" for first, rest in rests.items())
+    )
+
+
+def without_breaks(text: str) -> str:
+    """The text without the characters that break up control texts."""
+    return _BREAKS.sub("", text) if _BREAK in text or _SPLIT in text else text
+
+
+def with_unescaped_breaks(text: str) -> str:
+    """The rendered text, in which a template may have escaped these characters, as in JSON."""
+    for escaped, character in _ESCAPED_BREAKS.items():
+        text = text.replace(escaped, character)
+    return text
 
 
 def guarded_value(value: Any, guard: Guard) -> Any:
@@ -222,7 +282,25 @@ def guarded_value(value: Any, guard: Guard) -> Any:
 
 def any_of(texts: Iterable[str]) -> re.Pattern[str]:
     """A pattern that matches any of the texts and prefers longer ones."""
-    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
+    return re.compile(_any_of({*texts}))
+
+
+def _any_of(texts: Collection[str]) -> str:
+    """A pattern in which texts with a common beginning share it.
+
+    With thousands of alternatives, trying them one by one would take milliseconds per match.
+    """
+    groups: dict[str, list[str]] = {}
+    for text in sorted(texts):
+        groups.setdefault(text[:1], []).append(text)
+    branches = []
+    for group in groups.values():
+        common = os.path.commonprefix(group)  # noqa: RUF071 - compares characters on purpose
+        rests = [text[len(common) :] for text in group if text != common]
+        rest = f"(?:{_any_of(rests)})" if rests else ""
+        is_whole = bool(rests) and common in group
+        branches.append(f"{re.escape(common)}{rest}{'?' if is_whole else ''}")
+    return "|".join(branches)
 
 
 class TokenPlace(NamedTuple):

@@ -38,8 +38,8 @@ from holdfast.front.prompt.tokenize import (
     TokenMemory,
     any_of,
     check_round_trip,
-    guard_against,
     load_tokenizer,
+    without_breaks,
 )
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect
@@ -85,6 +85,14 @@ class TokenizerBundle:
     seen: dict[VisionInfo, TokenizerBundle] = field(default_factory=dict)  # results of `seeing`
     answer_tokens: AnswerTokens | None = None  # set if the model was trained to judge documents
 
+    def __post_init__(self) -> None:
+        # what the template writes and what the parser reads as markup is not for texts of clients
+        written = "" if self.template is None else "\n".join(self.template.sources.values())
+        guarding = self.tokenizer.guarding(
+            {*self.dialect.marker_ids, *self.tokenizer.markup_in(written)}
+        )
+        object.__setattr__(self, "tokenizer", guarding)
+
     def seeing(self, vision: VisionInfo) -> TokenizerBundle:
         """This bundle, for prompts with images. It remembers the same texts and answers.
 
@@ -97,11 +105,10 @@ class TokenizerBundle:
     def _seeing(self, vision: VisionInfo) -> TokenizerBundle:
         placeholders = (vision.template_placeholder, vision.placeholder)
         tokenizer = self.tokenizer.guarding(placeholders)
-        guard = guard_against(tokenizer.backend, placeholders)
         return replace(
             self,
             tokenizer=tokenizer,
-            template=None if self.template is None else self.template.seeing(vision, guard=guard),
+            template=None if self.template is None else self.template.seeing(vision),
             images=ImageTokens(
                 placeholder=vision.placeholder,
                 token_id=tokenizer.backend.token_to_id(vision.placeholder),
@@ -124,7 +131,7 @@ class TokenizerBundle:
             return hashlib.blake2b(written, digest_size=16).hexdigest()
 
         def read(text: str) -> AnswerMeaning:
-            encoded = self.dialect.markers.encode(self.without_hidden(text))
+            encoded = without_breaks(self.dialect.markers.encode(self.without_hidden(text)))
             return self.read_texts.meaning(
                 encoded, lambda: self.answer_reader(tools), context=context()
             )
