@@ -158,7 +158,7 @@ def conversation() -> dict[str, Any]:
 
 _STORE = """async ({ conversation, turns }) => {
   const stored = await import('/page/files/conversations.js');
-  await stored.save(conversation, ...turns);
+  await stored.change(conversation.id, () => ({ conversation, changed: turns }));
 }"""
 
 

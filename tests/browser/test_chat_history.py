@@ -10,7 +10,7 @@ from tests.fakes.browser import Visitor
 
 _STORE = """async ({ conversation, turns }) => {
   const stored = await import('/page/files/conversations.js');
-  await stored.save(conversation, ...turns);
+  await stored.change(conversation.id, () => ({ conversation, changed: turns }));
 }"""
 
 

@@ -92,6 +92,7 @@ class ModelStatus:
     # time until it is unloaded if nobody uses it; None: it stays loaded
     idle_seconds_left: float | None = None
     failure: str = ""  # why it could not be loaded
+    weights_read: float | None = None  # share of its weights; None unless it is being loaded
     figures: ResidencyFigures = ResidencyFigures()
     draft_model: str = ""  # the model that drafts for this one; empty: none, or it has failed
 
@@ -681,9 +682,10 @@ class Residency:
         if is_unused and math.isfinite(ends_at):
             idle_seconds_left = max(ends_at - asyncio.get_running_loop().time(), 0.0)
         entry = self._catalog.find(slot.entry.name)
+        state = _status_of(slot)
         return ModelStatus(
             id=slot.entry.name,
-            state=_status_of(slot),
+            state=state,
             pid=slot.pid,
             running=figures.running,
             queued=figures.queued,
@@ -703,6 +705,7 @@ class Residency:
             is_awaited=slot.is_pinned or slot.entry.name in self._catalog.at_start,
             idle_seconds_left=idle_seconds_left,
             failure=slot.failure,
+            weights_read=slot.weights_read if state == "loading" else None,
             figures=slot.figures(),
         )
 

@@ -177,6 +177,7 @@ class ModelSlot:
         self.ready_at = 0.0
         self.retry_at = 0.0
         self.failure = ""  # why the load has failed; empty in all other states
+        self.weights_read = 0.0  # share of the weights that the last worker has read
         self.info: ModelInfo | None = None  # as the last worker that was ready reported it
         self.created = int(time.time())  # Unix time
         self.loads = 0
@@ -548,12 +549,18 @@ class ModelSlot:
 
     async def _launch(self, client: ModelClient) -> None:
         assert self._settings is not None
+        self.weights_read = 0.0
         self._process = await WorkerProcess.start(
             self._settings,
-            on_progress=partial(self._on_progress, self.entry.name),
+            on_progress=self._note_progress,
             deliver=client.deliver,
         )
         self.launched.set()
+
+    def _note_progress(self, progress: LoadProgress) -> None:
+        if progress.stage == "reading":
+            self.weights_read = progress.fraction
+        self._on_progress(self.entry.name, progress)
 
     async def _serve(self, client: ModelClient) -> _WorkerEnd:
         """Start a worker unless one exists, and wait until it has ended."""

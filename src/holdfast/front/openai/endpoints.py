@@ -497,6 +497,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     max_output_tokens: the answer length that agents should plan for; not a limit.
     architecture: whether the model takes images. Before it is loaded: whether that is likely.
     state: as in /health.
+    weights_read: the share of the weights, from 0 to 1, that a model which is being loaded has read;
+        otherwise null.
     aliases: further names that requests may use for the model.
     parent: for a LoRA adapter, the id of its model; otherwise null.
     kv_quality: what `holdfast quality` measured for the model; null if it was not measured, or if
@@ -514,6 +516,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     max_output_tokens: int | None = None
     architecture: Modalities
     state: str
+    weights_read: float | None = None
     aliases: tuple[str, ...] = ()
     parent: str | None = None
     kv_quality: QualityReport | None = None
@@ -540,6 +543,7 @@ def model_card(model: ModelStatus) -> ModelCard:
         max_output_tokens=answer_tokens,
         architecture=Modalities(input_modalities=input_modalities(model)),
         state=model.state,
+        weights_read=model.weights_read,
         aliases=model.aliases,
         parent=model.parent or None,
         kv_quality=_kv_quality(model),

@@ -4,39 +4,54 @@
 // numbers its events. An answer keeps the number of the last event it has taken in, so after a reload
 // or a lost connection it continues with the next event, and none is missing or taken twice. If the
 // server was restarted meanwhile and has lost the answer, it is asked for again, from its beginning.
+//
+// A request that the server cannot take yet, since its model is being loaded, say, waits and is sent
+// again by itself. So the user never types a message twice.
 
-import { ApiError, eventsOf, post, remove } from './api.js';
+import { ApiError, access, eventsOf, get, post, remove } from './api.js';
 
 /**
  * @typedef {object} Answer
  * @property {string} model
  * @property {'running' | 'completed' | 'incomplete' | 'cancelled' | 'failed'} status
+ * @property {number} attempt  counts how often the request was sent anew
  * @property {string} responseId  empty until the server has accepted the request
  * @property {number} seen  number of the last event that was taken in; -1: none
  * @property {object[]} items  reasoning, messages and tool calls
  * @property {string} error
+ * @property {{code: string, param: string} | null} failure  what the server says beside the error
+ * @property {{for: 'key' | 'server' | 'model' | 'turn', message: string} | null} waits  why the
+ *   request was not accepted yet
  * @property {number} began  milliseconds, as are the next two
  * @property {number | null} firstAt  when the first text came
  * @property {number | null} lastAt
- * @property {number} restarts  how often it was asked for again
+ * @property {number} restarts  how often the server has lost it, so that it was asked for again
  * @property {boolean} isRejoined  whether a part came after a lost connection, so that it has no speed
  * @property {object | null} usage
  * @property {object | null} cache  how much of the prompt was cached, and why not more
  */
 
-const LONGEST_PAUSE = 5000; // milliseconds between two attempts to reconnect
+const FIRST_PAUSE = 250; // milliseconds between two attempts to reconnect, as are the next ones
+const LONGEST_PAUSE = 5000;
+const LOAD_PAUSE = 1000; // between two looks at a model that is being loaded
+const LONGEST_WAIT = 30_000; // of what the server says in Retry-After
 const MOST_RESTARTS = 3; // of the server, after which an answer is asked for again
 const STOPPED = /^the server stopped before the (answer|response) was complete/;
+/** Codes of failed responses for which waiting helps. */
+const NOT_NOW = ['server_is_overloaded', 'rate_limit_exceeded'];
 
 /** @returns {Answer} */
-export function newAnswer(model) {
+export function newAnswer(model, attempt = 0) {
   return {
     model,
     status: 'running',
+    attempt,
     responseId: '',
     seen: -1,
     items: [],
     error: '',
+    failure: null,
+    waits: null,
     began: Date.now(),
     firstAt: null,
     lastAt: null,
@@ -65,14 +80,33 @@ export function itemsToSend(answer) {
   );
 }
 
+/** Whether one state of an answer is older than another one. @param {Answer} one @param {Answer} other */
+export function isOlder(one, other) {
+  const attempts = (one.attempt ?? 0) - (other.attempt ?? 0);
+  if (attempts) return attempts < 0;
+  const isRunning = one.status === 'running';
+  if (isRunning !== (other.status === 'running')) return isRunning;
+  return one.seen < other.seen;
+}
+
 /** The server was stopped before the answer was complete. */
 class ServerStopped extends Error {}
+
+/** The server has accepted the request, but could not begin with it. */
+class NotBegun extends Error {
+  /** @param {{code: string, message: string, advice?: string}} failure */
+  constructor(failure) {
+    super(failure.message);
+    this.code = failure.code;
+    this.advice = failure.advice;
+  }
+}
 
 /** Takes in the events of one answer until it has ended. */
 export class Follower {
   /**
    * @param {Answer} answer
-   * @param {{body: object, headers: object}} request  for the answer
+   * @param {() => Promise<{body: object, headers: object}>} request  makes the request for it
    * @param {(isDurable: boolean) => void} onChange  isDurable: the change must be saved at once
    */
   constructor(answer, request, onChange) {
@@ -82,6 +116,7 @@ export class Follower {
     this.isLost = false; // the connection is lost
     this.leaves = new AbortController();
     this.wantsStop = false;
+    this.hasLookedAgain = false; // for the field at fault
   }
 
   /** Send the request and take in its answer. */
@@ -91,19 +126,21 @@ export class Follower {
 
   /** Continue with an answer of which the page has only the beginning. */
   async rejoin() {
-    if (!this.answer.responseId && !this.answer.restarts) {
-      this.#end('failed', 'The page was closed before the server had accepted the message.');
-      return;
-    }
     this.answer.isRejoined = true;
-    await this.#follow(() => (this.answer.responseId ? this.#rest() : this.#new()));
+    if (!this.answer.responseId) this.answer.responseId = await this.#acceptedId();
+    await this.#follow(() => this.#open());
   }
 
   /** End the answer; what has come stays. */
   async stop() {
     this.wantsStop = true;
-    if (this.answer.responseId) await post(`/v1/responses/${this.answer.responseId}/cancel`);
-    else if (this.isLost) this.#end('cancelled', '');
+    const { responseId, waits } = this.answer;
+    if (responseId) {
+      await post(`/v1/responses/${responseId}/cancel`);
+    } else if (waits || this.isLost) {
+      this.leave();
+      this.#end('cancelled', '');
+    }
   }
 
   /** Stop taking in events; the server goes on. */
@@ -115,10 +152,14 @@ export class Follower {
     return eventsOf(method, path, { ...options, signal: this.leaves.signal });
   }
 
-  #new() {
-    const { body, headers } = this.request;
+  #open() {
+    return this.answer.responseId ? this.#rest() : this.#new();
+  }
+
+  async *#new() {
+    const { body, headers } = await this.request();
     const whole = { ...body, background: true, stream: true, store: true };
-    return this.#stream('POST', '/v1/responses', { body: whole, headers });
+    yield* this.#stream('POST', '/v1/responses', { body: whole, headers });
   }
 
   #rest() {
@@ -126,31 +167,57 @@ export class Follower {
     return this.#stream('GET', `/v1/responses/${this.answer.responseId}?stream=true${after}`);
   }
 
+  /**
+   * The id of the answer, if the server had accepted the request before the page was closed, but the
+   * page had not heard of it yet. Empty if not, or if the caller may not see requests.
+   */
+  async #acceptedId() {
+    if (!access.seesRequests) return '';
+    try {
+      const { headers } = await this.request();
+      const { requests } = await get('/admin/requests');
+      const session = headers['x-session-id'];
+      const isOwn = (each) => each.session_id === session && each.answer_id.startsWith('resp_');
+      return requests.find(isOwn)?.answer_id ?? '';
+    } catch {
+      return ''; // what is wrong shows itself when the request is sent
+    }
+  }
+
   async #follow(open) {
-    let pause = 250;
+    let pause = FIRST_PAUSE;
     while (this.answer.status === 'running') {
+      let error = null;
       try {
         for await (const event of open()) {
-          pause = 250;
+          pause = FIRST_PAUSE;
           this.isLost = false;
           this.#take(event);
         }
-      } catch (error) {
-        if (this.leaves.signal.aborted) return;
-        if (this.#isForgotten(error)) {
-          this.#beginAgain();
-        } else if (this.#isFinal(error)) {
-          this.#end('failed', this.#explained(error));
-          return;
-        }
+      } catch (caught) {
+        error = caught;
       }
-      if (this.answer.status !== 'running') return;
+      if (this.leaves.signal.aborted || this.answer.status !== 'running') return;
+      open = () => this.#open();
+      if (this.#isForgotten(error)) {
+        this.#beginAgain(this.answer.restarts + 1);
+      } else if (error instanceof NotBegun && !NOT_NOW.includes(error.code)) {
+        this.#beginAgain(this.answer.restarts);
+        continue;
+      } else if (await this.#canWait(error)) {
+        await this.#wait(error, pause);
+        pause = Math.min(LONGEST_PAUSE, 2 * pause);
+        continue;
+      } else if (this.#isFinal(error)) {
+        this.#fail(error);
+        return;
+      }
       this.isLost = true;
       this.answer.isRejoined = true;
       this.onChange(false);
-      open = () => (this.answer.responseId ? this.#rest() : this.#new());
-      await new Promise((resolve) => setTimeout(resolve, pause));
+      await this.#pause(pause);
       pause = Math.min(LONGEST_PAUSE, 2 * pause);
+      if (this.wantsStop) await this.stop().catch(() => {}); // it could not be sent before
     }
   }
 
@@ -160,37 +227,100 @@ export class Follower {
     return error instanceof ServerStopped || (error instanceof ApiError && error.status === 404);
   }
 
-  #beginAgain() {
-    const { model, restarts } = this.answer;
-    Object.assign(this.answer, newAnswer(model), { restarts: restarts + 1 });
+  #beginAgain(restarts) {
+    const { model, attempt } = this.answer;
+    Object.assign(this.answer, newAnswer(model, attempt + 1), { restarts });
     this.onChange(true);
+  }
+
+  /** Whether the same request is likely to be accepted later, and has not been accepted yet. */
+  async #canWait(error) {
+    if (error instanceof NotBegun) return !(await this.#hasModelFailed());
+    if (this.answer.responseId || error === null) return false;
+    if (!(error instanceof ApiError)) return !(error instanceof ServerStopped);
+    if (error.status === 401) return true;
+    if (error.advice) return error.advice === 'wait' && !(await this.#hasModelFailed());
+    const isOfProxy = error.status > 500 && !error.code;
+    const isLater = error.status === 429 || error.status === 503;
+    return (isOfProxy || isLater) && !(await this.#hasModelFailed());
+  }
+
+  async #hasModelFailed() {
+    return (await this.#modelState()) === 'failed';
+  }
+
+  async #modelState() {
+    try {
+      const { data } = await get('/v1/models', { signal: this.leaves.signal });
+      return data.find((model) => model.id === this.answer.model)?.state ?? '';
+    } catch {
+      return '';
+    }
+  }
+
+  /** Wait until the request may be accepted. */
+  async #wait(error, pause) {
+    if (error instanceof NotBegun) this.#beginAgain(this.answer.restarts);
+    const status = error instanceof ApiError ? error.status : 0;
+    const isAnswered = status > 0 || error instanceof NotBegun;
+    let reason = isAnswered ? 'turn' : 'server';
+    if (status === 401) reason = 'key';
+    else if (isAnswered && (await this.#modelState()) !== 'ready') reason = 'model';
+    this.answer.waits = { for: reason, message: error.message };
+    this.onChange(true);
+    if (reason === 'key') {
+      await access.letIn(this.leaves.signal);
+    } else if (reason === 'model') {
+      do await this.#pause(LOAD_PAUSE);
+      while (!this.leaves.signal.aborted && (await this.#modelState()) === 'loading');
+    } else {
+      await this.#pause(Math.max(pause, Math.min(LONGEST_WAIT, error.retryAfter ?? 0)));
+    }
+  }
+
+  /** @param {number} milliseconds */
+  #pause(milliseconds) {
+    const { signal } = this.leaves;
+    return new Promise((resolve) => {
+      if (signal.aborted) resolve();
+      const timer = setTimeout(resolve, milliseconds);
+      const onAbort = () => {
+        clearTimeout(timer);
+        resolve();
+      };
+      signal.addEventListener('abort', onAbort, { once: true });
+    });
   }
 
   /** Whether no further attempt can help. */
   #isFinal(error) {
-    if (error instanceof ServerStopped) return true;
-    if (!this.answer.responseId && !this.answer.restarts) return true;
+    if (error instanceof ServerStopped || error instanceof NotBegun) return true;
+    if (!this.answer.responseId && error !== null) return true;
     return error instanceof ApiError && error.status < 500 && error.status !== 429;
   }
 
-  #explained(error) {
-    if (error instanceof ApiError && error.status === 404) {
-      return 'The server was restarted and does not have this answer any more.';
+  #fail(error) {
+    let message = error.message;
+    if (error instanceof ApiError && error.status === 404 && this.answer.responseId) {
+      message = 'The server was restarted and does not have this answer any more.';
     }
-    return error instanceof ApiError ? error.message : `The server does not answer: ${error.message}`;
+    this.#end('failed', message, { code: error.code ?? '', param: error.param ?? '' });
   }
 
   #take(event) {
     const answer = this.answer;
     if (event.error && event.sequence_number === undefined) {
       if (STOPPED.test(event.error.message)) throw new ServerStopped(event.error.message);
-      this.#end('failed', event.error.message);
+      const { code, param, message } = event.error;
+      this.#end('failed', message, { code: code ?? '', param: param ?? '' });
       return;
     }
     if (event.sequence_number <= answer.seen) return;
-    const failure = event.type === 'response.failed' ? event.response.error?.message : '';
-    if (STOPPED.test(failure)) throw new ServerStopped(failure);
+    const failure = event.type === 'response.failed' ? event.response.error : null;
+    if (failure && STOPPED.test(failure.message)) throw new ServerStopped(failure.message);
+    if (failure && this.#isToBeSentAgain(failure)) throw new NotBegun(failure);
     answer.seen = event.sequence_number;
+    answer.waits = null;
     const isFirst = !answer.responseId;
     if (isFirst && event.response) answer.responseId = event.response.id;
     applyEvent(answer, event);
@@ -198,9 +328,21 @@ export class Follower {
     this.onChange(isFirst || answer.status !== 'running');
   }
 
-  #end(status, error) {
-    this.answer.status = status;
-    this.answer.error = error;
+  /**
+   * Whether a response that failed before its first item is sent again: later, or once more at once.
+   * The server had accepted it before the model was loaded; then the failure does not name the field
+   * at fault, while the same request is now refused with its name.
+   */
+  #isToBeSentAgain({ code }) {
+    if (this.answer.items.length || this.wantsStop) return false;
+    if (NOT_NOW.includes(code)) return true;
+    const isFirstLook = code === 'invalid_prompt' && !this.hasLookedAgain;
+    this.hasLookedAgain ||= isFirstLook;
+    return isFirstLook;
+  }
+
+  #end(status, error, failure = null) {
+    Object.assign(this.answer, { status, error, failure, waits: null });
     this.onChange(true);
   }
 }
@@ -257,6 +399,7 @@ function finish(answer, response) {
   answer.usage = response.usage ?? null;
   answer.cache = response.holdfast ?? null;
   answer.error = response.error?.message ?? '';
+  answer.failure = response.error ? { code: response.error.code ?? '', param: '' } : null;
   if (response.output?.length) answer.items = response.output;
 }
 

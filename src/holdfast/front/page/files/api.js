@@ -6,43 +6,80 @@ export const FROM_PAGE = { 'x-holdfast-page': '1' };
 
 /** An error that the server has answered. */
 export class ApiError extends Error {
-  /** @param {number} status @param {string} code @param {string} message */
-  constructor(status, code, message) {
-    super(message);
+  /**
+   * @param {number} status
+   * @param {{code?: string, param?: string, advice?: string, message?: string}} error
+   * @param {number} retryAfter  milliseconds; 0: the server does not say
+   */
+  constructor(status, error, retryAfter = 0) {
+    super(error.message ?? `HTTP ${status}`);
     this.status = status;
-    this.code = code;
+    this.code = error.code ?? '';
+    this.param = error.param ?? ''; // the field at fault
+    this.advice = error.advice ?? ''; // what would help, if the server says it
+    this.retryAfter = retryAfter;
   }
 }
 
-/** The key of this browser tab, and what the server allows with it. Events: `change`, `locked`. */
+/**
+ * The key of this browser tab, and what the server allows with it. Events: `change`; `locked` when the
+ * server wants a key.
+ */
 class Access extends EventTarget {
   /** @type {{key: string, is_admin: boolean, needs_key: boolean, version: string} | null} */
   caller = null;
-
-  get key() {
-    return sessionStorage.getItem(KEY_ITEM) ?? '';
-  }
+  isLocked = false; // the server wants another key than it got
+  key = sessionStorage.getItem(KEY_ITEM) ?? '';
 
   get isAdmin() {
     return this.caller?.is_admin ?? false;
   }
 
-  /** Use a key from now on; an empty one is forgotten. @param {string} key */
-  async use(key) {
-    if (key) sessionStorage.setItem(KEY_ITEM, key);
-    else sessionStorage.removeItem(KEY_ITEM);
-    await this.refresh();
+  /** Whether the server tells the caller about its requests. */
+  get seesRequests() {
+    return Boolean(this.caller && (this.caller.is_admin || this.caller.needs_key));
   }
 
-  /** Ask the server who we are. If it wants a key, `locked` is dispatched. */
+  /**
+   * Use a key from now on; an empty one is forgotten. Only a key that the server accepts is kept.
+   * @param {string} key
+   */
+  async use(key) {
+    this.key = key;
+    sessionStorage.removeItem(KEY_ITEM);
+    await this.refresh();
+    if (key && this.caller) sessionStorage.setItem(KEY_ITEM, key);
+  }
+
+  /** Ask the server who we are. If it wants another key, `locked` is dispatched. */
   async refresh() {
     this.caller = null;
     try {
       this.caller = await get('/admin/caller');
+      this.isLocked = false;
     } catch (error) {
       if (!(error instanceof ApiError && error.status === 401)) throw error;
     } finally {
       this.dispatchEvent(new Event('change'));
+    }
+  }
+
+  /** The server has refused the key, or wants one. */
+  lock() {
+    const isKept = sessionStorage.getItem(KEY_ITEM) !== null;
+    this.key = '';
+    this.isLocked = true;
+    sessionStorage.removeItem(KEY_ITEM);
+    this.dispatchEvent(new CustomEvent('locked', { detail: { wasAccepted: isKept } }));
+  }
+
+  /** Resolves when the server lets us in, or when the signal aborts. @param {AbortSignal} signal */
+  async letIn(signal) {
+    while (this.isLocked && !signal.aborted) {
+      await new Promise((resolve) => {
+        this.addEventListener('change', resolve, { once: true });
+        signal.addEventListener('abort', resolve, { once: true });
+      });
     }
   }
 }
@@ -58,7 +95,7 @@ export const access = new Access();
 async function send(method, path, { body, headers = {}, signal } = {}) {
   const sent = { accept: 'application/json', ...FROM_PAGE, ...headers };
   if (body !== undefined) sent['content-type'] = 'application/json';
-  if (access.key) sent.authorization = `Bearer ${access.key}`;
+  if (access.key) sent.authorization = bearer();
   const response = await fetch(path, {
     method,
     headers: sent,
@@ -69,8 +106,13 @@ async function send(method, path, { body, headers = {}, signal } = {}) {
   });
   if (response.ok) return response;
   const failure = await failureOf(response);
-  if (failure.status === 401) access.dispatchEvent(new Event('locked'));
+  // a request that was sent with an earlier key says nothing about the one that is used now
+  if (failure.status === 401 && sent.authorization === bearer()) access.lock();
   throw failure;
+}
+
+function bearer() {
+  return access.key ? `Bearer ${access.key}` : undefined;
 }
 
 async function failureOf(response) {
@@ -81,8 +123,9 @@ async function failureOf(response) {
     // a proxy's error page is no JSON
   }
   // Ollama's API has the message in place of the object
-  const message = typeof error === 'string' ? error : error?.message;
-  return new ApiError(response.status, error?.code ?? '', message ?? `HTTP ${response.status}`);
+  if (typeof error === 'string') error = { message: error };
+  const seconds = Number(response.headers.get('retry-after')) || 0;
+  return new ApiError(response.status, error ?? {}, 1000 * seconds);
 }
 
 /** The JSON that the server answers. */

@@ -15,9 +15,13 @@ const VIEWS = {
   '/page/logs': ['Logs', 'logs-view', './views/logs.js'],
 };
 
+const RETRY_MILLISECONDS = 1000;
 const main = /** @type {HTMLElement} */ (document.getElementById('view'));
-let shown = '';
+const notice = /** @type {HTMLElement} */ (document.getElementById('notice'));
+let wanted = ''; // the view of the address
+let shown = ''; // the view that can be seen
 
+/** Show the view of the address, as soon as the server can send it. */
 async function show() {
   const [title, tag, module] = VIEWS[location.pathname] ?? VIEWS['/'];
   for (const link of document.querySelectorAll('header nav a')) {
@@ -29,11 +33,44 @@ async function show() {
     }
   }
   document.title = `${title} – Holdfast`;
-  const isSame = shown === tag;
+  const isUnderWay = wanted === tag;
+  wanted = tag;
+  if (isUnderWay) return;
+  await loaded(title, tag, module);
+  if (wanted !== tag || shown === tag) return;
   shown = tag;
-  await import(module);
-  if (isSame || shown !== tag) return;
   main.replaceChildren(document.createElement(tag));
+}
+
+/** Load the module of a view; while the server does not answer, say so and try again. */
+async function loaded(title, tag, module) {
+  const address = new URL(module, import.meta.url);
+  while (wanted === tag) {
+    try {
+      await import(module);
+      return;
+    } catch (error) {
+      if (customElements.get(tag)) throw error; // the view itself is wrong
+      shown = '';
+      const text = `${title} appears as soon as the server answers.`;
+      main.replaceChildren(Object.assign(document.createElement('p'), { className: 'empty', textContent: text }));
+      await serverAnswers(address, () => wanted === tag);
+      // some browsers never load a module again that could not be loaded once
+      if (wanted === tag && !(await import(module).catch(() => null))) location.reload();
+    }
+  }
+}
+
+/** Resolves when a file of the page can be read again, or when nobody waits for it any more. */
+async function serverAnswers(address, isAwaited) {
+  while (isAwaited()) {
+    try {
+      if ((await fetch(address, { cache: 'no-store' })).ok) return;
+    } catch {
+      // it is not back yet
+    }
+    await new Promise((resolve) => setTimeout(resolve, RETRY_MILLISECONDS));
+  }
 }
 
 /** Go to an address of this page without loading it anew. @param {string} url */
@@ -46,6 +83,7 @@ function go(url) {
   dispatchEvent(new Event('holdfast-address'));
 }
 
+document.addEventListener('holdfast-go', ({ detail }) => go(detail));
 document.addEventListener('click', (event) => {
   const link = event.target instanceof Element ? event.target.closest('a[href]') : null;
   if (!link || event.defaultPrevented || event.button || event.metaKey || event.ctrlKey) return;
@@ -64,38 +102,69 @@ const dialog = document.createElement('dialog');
 dialog.setAttribute('aria-labelledby', 'key-title');
 document.body.append(dialog);
 
-function askForKey() {
+const REFUSED = 'The server does not know this key.';
+const WITHDRAWN = 'The server does not accept the key of this tab any more.';
+
+/** @param {string} failure  why the earlier key is of no use; empty if there was none */
+function askForKey(failure) {
   const useKey = async (event) => {
     event.preventDefault();
-    const key = new FormData(event.target).get('key');
-    await access.use(String(key).trim());
+    const key = String(new FormData(event.target).get('key')).trim();
+    try {
+      await access.use(key);
+    } catch (error) {
+      draw(`The server does not answer: ${error.message}`);
+      return;
+    }
     if (access.caller) {
       dialog.close();
       announce('The key is accepted');
     } else {
-      draw('The server does not know this key.');
+      draw(REFUSED);
     }
   };
-  const draw = (failure) =>
+  const draw = (text) =>
     render(
       html`<form @submit=${useKey}>
         <h2 id="key-title">This server needs a key</h2>
-        ${failure ? html`<p class="failure" role="alert">${failure}</p>` : nothing}
+        ${text ? html`<p class="failure" role="alert">${text}</p>` : nothing}
         <label>API key <input name="key" type="password" autocomplete="off" required /></label>
         <p class="hint">It is kept until you close this tab. <code>holdfast keys add NAME</code> creates one.</p>
-        <button class="primary">Use this key</button>
+        <p class="actions">
+          <button class="primary">Use this key</button>
+          <button type="button" @click=${() => dialog.close()}>Not now</button>
+        </p>
       </form>`,
       dialog,
     );
   if (dialog.open) return;
-  draw(access.key ? 'The server does not accept the key any more.' : '');
+  draw(failure);
   dialog.showModal();
 }
 
-access.addEventListener('locked', askForKey);
+/** What stands above the view: that the server needs a key, or that it does not answer. */
+function drawNotice(outage = '') {
+  const isLocked = access.isLocked && !access.caller;
+  main.hidden = isLocked;
+  const lock = html`<div class="panel">
+    <h1>This server needs a key</h1>
+    <p>Without one, there is nothing to see here. What you have written is kept in this browser.</p>
+    <button type="button" class="primary" @click=${() => askForKey('')}>Enter a key</button>
+  </div>`;
+  const down = outage
+    ? html`<p class="failure" role="alert">The server does not answer; trying again. (${outage})</p>`
+    : nothing;
+  render(isLocked ? lock : down, notice);
+}
+
+access.addEventListener('locked', ({ detail }) => {
+  drawNotice();
+  askForKey(detail.wasAccepted ? WITHDRAWN : '');
+});
 access.addEventListener('change', () => {
   const place = /** @type {HTMLElement} */ (document.getElementById('access'));
   const caller = access.caller;
+  drawNotice();
   if (!caller) return render(nothing, place);
   const role = caller.is_admin ? 'admin' : 'user';
   const name = caller.key || (caller.needs_key ? 'with a key' : '');
@@ -107,12 +176,15 @@ access.addEventListener('change', () => {
   );
 });
 
+/** Ask the server who we are, until it answers. */
+async function enter() {
+  try {
+    await access.refresh();
+  } catch (error) {
+    drawNotice(error.message);
+    setTimeout(enter, RETRY_MILLISECONDS);
+  }
+}
+
 show();
-access.refresh().catch((error) => {
-  main.prepend(
-    Object.assign(document.createElement('p'), {
-      className: 'failure',
-      textContent: `The server does not answer: ${error.message}`,
-    }),
-  );
-});
+enter();

@@ -1,37 +1,92 @@
-// The open conversation and its running answers. They live as long as the page, whichever view is
-// shown. Event: `change`.
+// The open conversation and the answers that are being generated. They live as long as the page,
+// whichever view is shown. Event: `change`.
+//
+// Tabs of the same browser tell each other what they have changed, and read it from the browser's base.
 
-import { Follower, forgetOnServer, itemsToSend, newAnswer } from './answers.js';
+import { Follower, forgetOnServer, newAnswer } from './answers.js';
+import { get } from './api.js';
 import * as stored from './conversations.js';
+import { requestFor, refusedImage, turnsWithImages } from './requests.js';
 
 /** @typedef {import('./conversations.js').Turn} Turn */
 
 const SAVE_MILLISECONDS = 400;
 const CHANGE_MILLISECONDS = 30;
+const OTHER_TAB_MILLISECONDS = 300; // in which another tab says that a message is its own
 const LONGEST_TITLE = 60;
-const DEFAULTS = { model: '', instructions: '', temperature: null, maxTokens: null };
+const DEFAULTS = {
+  model: '',
+  instructions: '',
+  temperature: null,
+  maxTokens: null,
+  shortens: false,
+};
+const SETTINGS_ITEM = 'holdfast.settings'; // the last ones, for new conversations
+const NEW_ITEM = 'holdfast.new-conversation'; // id that the next new conversation of this tab gets
+const NOT_SENT = 'It is not sent any more, since the conversation became too large.';
+const BUSY = 'An answer is being generated in this conversation. Send the message when it has ended.';
 
-/** The content of a user's message in a request. @param {Turn} turn */
-function contentOf({ text, images }) {
-  if (!images) return text;
-  const parts = images.map((image) => ({ type: 'input_image', image_url: image }));
-  return text ? [...parts, { type: 'input_text', text }] : parts;
+/** A random UUID. `crypto.randomUUID` exists only on HTTPS and on the server's own machine. */
+export function newId() {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  bytes[6] = (bytes[6] & 0x0f) | 0x40;
+  bytes[8] = (bytes[8] & 0x3f) | 0x80;
+  const hex = Array.from(bytes, (byte) => byte.toString(16).padStart(2, '0')).join('');
+  return hex.replace(/^(.{8})(.{4})(.{4})(.{4})(.{12})$/, '$1-$2-$3-$4-$5');
+}
+
+/** The first words of a message. @param {string} text */
+export function titleOf(text) {
+  return text.trim().split('\n')[0].slice(0, LONGEST_TITLE) || 'Image';
+}
+
+function lastSettings() {
+  const { model, temperature, maxTokens } = JSON.parse(localStorage.getItem(SETTINGS_ITEM) ?? '{}');
+  return { ...DEFAULTS, ...(model && { model, temperature, maxTokens }) };
+}
+
+/** Make a turn the shown child of its parent; returns what has changed. */
+function link(conversation, parent, turn) {
+  (parent ?? conversation).chosen = turn.id;
+  return parent ? [parent] : [];
 }
 
 class ChatState extends EventTarget {
+  /** @type {object[]} as /v1/models describes them */
+  models = [];
   /** @type {stored.Conversation[]} */
   conversations = [];
+  /** @type {{id: string, title: string}[]} of messages that are not sent */
+  drafts = [];
   /** @type {stored.Conversation | null} */
   conversation = null;
   /** @type {Map<string, Turn>} */
   turns = new Map();
   /** @type {Map<string, Follower>} by id of the turn */
   followers = new Map();
-  settings = { ...DEFAULTS };
+  /** @type {Map<string, string>} id of each turn that has a follower → id of its conversation */
+  #followed = new Map();
+  settings = lastSettings();
+  #newId = '';
   #unsaved = new Set();
   #isChanging = false;
   /** @type {ReturnType<typeof stored.alternatives> | null} null: the turns have changed */
   #alternatives = null;
+  #tabs = new BroadcastChannel('holdfast');
+  #tab = newId();
+  #askedFor = new Set(); // turns of which this tab asks whether another one sends them
+  #ownedElsewhere = new Set(); // turns that another tab says it sends
+
+  constructor() {
+    super();
+    this.#tabs.onmessage = ({ data }) => this.#hear(data);
+    addEventListener('pagehide', () => this.#tabs.postMessage({ isLeaving: true }));
+  }
+
+  /** The id of the open conversation, also of one that has no turn yet. */
+  get id() {
+    return this.conversation?.id ?? this.#newId;
+  }
 
   get path() {
     return this.conversation ? stored.shownPath(this.conversation, this.turns) : [];
@@ -42,80 +97,170 @@ class ChatState extends EventTarget {
     return this.path.find((turn) => turn.answer?.status === 'running') ?? null;
   }
 
+  /** The model of a name, as /v1/models describes it. */
+  modelOf(name) {
+    return this.models.find((model) => model.id === name);
+  }
+
+  /** The turns of a conversation whose answers this page takes in. @returns {string[]} ids */
+  answersOf(conversation) {
+    return [...this.#followed].filter(([, owner]) => owner === conversation).map(([id]) => id);
+  }
+
   /** The turns that stand for the same place as this one, itself included, the oldest first. */
   alternatives(turn) {
     this.#alternatives ??= stored.alternatives(this.turns);
     return this.#alternatives.get(turn.parent) ?? [];
   }
 
-  async refreshList() {
-    this.conversations = await stored.listConversations();
+  async refreshModels() {
+    this.models = (await get('/v1/models')).data;
     this.#changed();
   }
 
-  /** Open a conversation, and rejoin its running answers. @param {string | null} id  null: a new one */
+  async refreshList() {
+    [this.conversations, this.drafts] = await Promise.all([
+      stored.listConversations(),
+      stored.listDrafts(),
+    ]);
+    this.#changed();
+  }
+
+  /** Take in the answers of all conversations that were not complete when the page was closed. */
+  async resume() {
+    for (const turn of await stored.runningTurns()) this.#resume(turn);
+  }
+
+  /**
+   * Open a conversation.
+   * @param {string | null} id  null: a new one
+   */
   async open(id) {
     if (id !== null && this.conversation?.id === id) return;
     const found = id === null ? undefined : await stored.readConversation(id);
-    this.conversation = found ?? null;
-    this.settings = { ...DEFAULTS, ...this.settings, ...found?.settings };
-    if (!found) this.settings = { ...this.settings, instructions: '' };
-    this.turns = found ? await stored.readTurns(found.id) : new Map();
-    this.#alternatives = null;
-    for (const turn of this.turns.values()) {
-      // an answer that this page still takes in is newer in memory than in the browser's base
-      const follower = this.followers.get(turn.id);
-      if (follower) turn.answer = follower.answer;
-      else if (turn.answer?.status === 'running') this.#follower(turn).rejoin();
+    if (!found) {
+      const hasDraft = id !== null && (await stored.readDraft(id)) !== undefined;
+      this.#takeNewId(hasDraft ? id : (sessionStorage.getItem(NEW_ITEM) ?? newId()));
     }
+    this.settings = { ...DEFAULTS, ...(found?.settings ?? lastSettings()) };
+    this.#show(found ?? null, found ? await stored.readTurns(found.id) : new Map());
     this.#changed();
   }
 
   /**
-   * Add a message to the end of the shown path, and have it answered.
+   * Let the next new conversation be another one than that of an earlier draft.
+   * @param {{text: string, images?: string[]} | null} message  with which it begins, not sent yet
+   */
+  async startNew(message = null) {
+    if (this.drafts.some((draft) => draft.id === this.#newId)) this.#takeNewId(newId());
+    if (!message) return;
+    const { text, images = [] } = message;
+    await stored.saveDraft({ id: this.#newId, text, images, title: titleOf(text) });
+    await this.refreshList();
+  }
+
+  /**
+   * Add a message to the end of the shown path, and have it answered. Raises an error if that is
+   * impossible; then nothing is changed.
    * @param {string} text
    * @param {string[]} images  as data URLs
    */
   async send(text, images = []) {
-    if (!this.conversation) this.#create(text || 'Image');
-    await this.#ask(text, images, this.path.at(-1) ?? null);
+    const { id } = this;
+    await this.#generate(id, (conversation, turns) => {
+      const whole = conversation ?? this.#newConversation(id, text);
+      const last = stored.shownPath(whole, turns).at(-1) ?? null;
+      if (last?.answer?.status === 'running') throw new Error(BUSY);
+      return this.#asked(whole, turns, last, text, images);
+    });
+    if (this.#newId === id) this.#takeNewId(newId());
   }
 
   /** Ask in other words than in this turn; what followed it stays as another branch. */
-  async edit(turn, text) {
-    await this.#ask(text, turn.images ?? [], this.turns.get(turn.parent) ?? null);
+  async edit({ id, conversation }, text, images) {
+    await this.#generate(conversation, (whole, turns) => {
+      const parent = turns.get(turns.get(id).parent) ?? null;
+      return this.#asked(whole, turns, parent, text, images);
+    });
   }
 
   /** Generate another answer to the same message. @param {Turn} turn */
-  async regenerate(turn) {
-    await this.#generate(this.turns.get(turn.parent));
+  async regenerate({ conversation, parent }) {
+    await this.#generate(conversation, (whole, turns) =>
+      this.#answered(whole, turns, turns.get(parent)),
+    );
+  }
+
+  /**
+   * Ask for an answer that has failed again, in its place.
+   * @param {Turn} turn
+   * @param {Partial<stored.Settings>} settings  that change for the whole conversation
+   * @param {(turns: Map<string, Turn>, turn: Turn) => Turn[]} further  further turns that change
+   */
+  async retry({ id, conversation }, settings = {}, further = () => []) {
+    await this.#generate(conversation, (whole, turns) => {
+      const turn = turns.get(id);
+      const { model } = this.settings;
+      whole.settings = { ...whole.settings, ...settings };
+      turn.answer = newAnswer(model || turn.answer.model, (turn.answer.attempt ?? 0) + 1);
+      return { conversation: whole, changed: [...further(turns, turn), turn], answer: turn };
+    });
+    this.settings = this.conversation?.settings ?? this.settings;
+  }
+
+  /** Ask for a failed answer again, without the images of the messages before it. */
+  async retryWithoutImages(turn) {
+    await this.retry(turn, {}, (turns, { parent }) => {
+      const earlier = turnsWithImages(turns, turns.get(parent));
+      for (const each of earlier) {
+        each.leftOut = Object.fromEntries(each.images.map((_, place) => [place, NOT_SENT]));
+      }
+      return earlier;
+    });
+  }
+
+  /** Remove an image from a message. @param {Turn} turn @param {number} place */
+  async removeImage({ id, conversation }, place) {
+    await this.#change(conversation, (whole, turns) => {
+      const turn = turns.get(id);
+      const kept = turn.images.map((_, each) => each).filter((each) => each !== place);
+      const leftOut = kept.flatMap((from, to) => (turn.leftOut?.[from] ? [[to, turn.leftOut[from]]] : []));
+      turn.images = kept.map((each) => turn.images[each]);
+      turn.leftOut = Object.fromEntries(leftOut);
+      if (!kept.length) delete turn.images;
+      return { conversation: whole, changed: [turn] };
+    });
   }
 
   /** Show another alternative of a turn. @param {Turn} turn */
-  async choose(turn) {
-    const changed = this.#link(this.turns.get(turn.parent) ?? null, turn);
-    await stored.save(this.conversation, ...changed);
-    this.#changed();
+  async choose({ id, conversation }) {
+    await this.#change(conversation, (whole, turns) => {
+      const turn = turns.get(id);
+      return { conversation: whole, changed: link(whole, turns.get(turn.parent), turn) };
+    });
   }
 
-  /** @param {Turn} turn */
-  async stop(turn) {
-    await this.followers.get(turn.id)?.stop();
+  /** Stop the answer of a turn, in whichever conversation it is. @param {string} id */
+  async stop(id) {
+    if (this.followers.has(id)) await this.followers.get(id).stop();
+    else this.#tabs.postMessage({ stop: id });
   }
 
   /** @param {Partial<stored.Settings>} change */
   async set(change) {
     this.settings = { ...this.settings, ...change };
+    localStorage.setItem(SETTINGS_ITEM, JSON.stringify(this.settings));
     if (this.conversation) {
-      this.conversation.settings = this.settings;
-      await stored.save(this.conversation);
+      await this.#change(this.conversation.id, (whole) => {
+        whole.settings = { ...whole.settings, ...change };
+        return { conversation: whole };
+      });
     }
     this.#changed();
   }
 
   async rename(title) {
-    this.conversation.title = title;
-    await stored.save(this.conversation);
+    await this.#change(this.conversation.id, (whole) => ({ conversation: { ...whole, title } }));
     await this.refreshList();
   }
 
@@ -125,113 +270,197 @@ class ChatState extends EventTarget {
     const answers = [...this.turns.values()].flatMap((turn) => turn.answer ?? []);
     for (const turn of this.turns.values()) this.followers.get(turn.id)?.leave();
     await stored.deleteConversation(id);
+    this.#tabs.postMessage({ deleted: id });
+    this.conversation = null;
     await this.open(null);
     await this.refreshList();
     await forgetOnServer(answers);
   }
 
-  #create(text) {
-    const title = text.trim().split('\n')[0].slice(0, LONGEST_TITLE) || 'Conversation';
-    this.conversation = {
-      id: crypto.randomUUID(),
-      title,
-      changed: Date.now(),
-      chosen: null,
-      settings: this.settings,
-    };
-    this.turns = new Map();
-    this.#alternatives = null;
-  }
-
-  async #ask(text, images, parent) {
-    const turn = this.#newTurn('user', parent);
-    turn.text = text;
-    if (images.length) turn.images = images;
-    const changed = this.#link(parent, turn);
-    await stored.save(this.conversation, turn, ...changed);
-    await this.#generate(turn);
-    await this.refreshList();
-  }
-
-  /** @param {Turn} question */
-  async #generate(question) {
-    const turn = this.#newTurn('assistant', question);
-    turn.answer = newAnswer(this.settings.model);
-    this.#link(question, turn);
-    this.conversation.changed = Date.now();
-    await stored.save(this.conversation, turn, question);
-    const following = this.#follower(turn).begin();
-    following.finally(() => this.refreshList());
+  /** Tell the other tabs that a draft has changed. */
+  async noteDraft(id) {
+    this.#tabs.postMessage({ draft: id });
+    this.drafts = await stored.listDrafts();
     this.#changed();
   }
 
-  /** The request for the answer of a turn. */
-  #request(answered) {
-    const path = [];
-    const { turns, settings } = this;
-    for (let turn = turns.get(answered.parent); turn; turn = turns.get(turn.parent)) {
-      path.unshift(turn);
-    }
-    const { instructions, temperature, maxTokens } = settings;
-    const body = {
-      model: answered.answer.model,
-      input: path.flatMap((turn) =>
-        turn.answer ? itemsToSend(turn.answer) : [{ role: 'user', content: contentOf(turn) }],
-      ),
-      include: ['reasoning.encrypted_content'],
-      holdfast: { explain: true },
-      ...(instructions && { instructions }),
-      ...(temperature !== null && { temperature }),
-      ...(maxTokens !== null && { max_output_tokens: maxTokens }),
-    };
-    return { body, headers: { 'x-session-id': `chat-${answered.conversation}` } };
+  #takeNewId(id) {
+    this.#newId = id;
+    sessionStorage.setItem(NEW_ITEM, id);
   }
 
-  #newTurn(role, parent) {
-    const turn = {
-      id: crypto.randomUUID(),
-      conversation: this.conversation.id,
+  #newConversation(id, text) {
+    return { id, title: titleOf(text), changed: Date.now(), chosen: null, settings: this.settings };
+  }
+
+  /** A message and the place of its answer. */
+  #asked(conversation, turns, parent, text, images) {
+    const turn = this.#newTurn(conversation, 'user', parent);
+    turn.text = text;
+    if (images.length) turn.images = images;
+    turns.set(turn.id, turn);
+    const changed = link(conversation, parent, turn);
+    const made = this.#answered(conversation, turns, turn);
+    return { ...made, changed: [...changed, ...made.changed] };
+  }
+
+  /** The place of another answer to a question. */
+  #answered(conversation, turns, question) {
+    const turn = this.#newTurn(conversation, 'assistant', question);
+    turn.answer = newAnswer(this.settings.model);
+    turns.set(turn.id, turn);
+    link(conversation, question, turn);
+    return { conversation, changed: [question, turn], answer: turn };
+  }
+
+  #newTurn(conversation, role, parent) {
+    return {
+      id: newId(),
+      conversation: conversation.id,
       parent: parent?.id ?? null,
       role,
       chosen: null,
       created: Date.now(),
     };
-    this.turns.set(turn.id, turn);
+  }
+
+  /** Change a stored conversation, show it if it is open, and tell the other tabs. */
+  async #change(id, work) {
+    this.#take(id, await stored.change(id, work));
+  }
+
+  /** Change a conversation so that it has a place for another answer, and generate that. */
+  async #generate(id, work) {
+    const made = await stored.change(id, (...given) => {
+      const change = work(...given);
+      change.conversation.changed = Date.now();
+      return change;
+    });
+    const follower = this.#follow(made.answer);
+    this.#take(id, made);
+    follower.begin();
+    await this.refreshList();
+  }
+
+  #take(id, { conversation, turns }) {
+    if (this.id === id) this.#show(conversation, turns);
+    this.#tabs.postMessage({ changed: id });
+    this.#changed();
+  }
+
+  /** Show these turns; answers that this page takes in are newer in memory than in the base. */
+  #show(conversation, turns) {
+    this.conversation = conversation;
+    this.turns = turns;
     this.#alternatives = null;
-    return turn;
-  }
-
-  /** Make a turn the shown child of its parent; returns the turns that changed. */
-  #link(parent, turn) {
-    if (parent) {
-      parent.chosen = turn.id;
-      return [parent];
+    for (const turn of turns.values()) {
+      const follower = this.followers.get(turn.id);
+      if (follower) turn.answer = follower.answer;
+      else if (turn.answer?.status === 'running') this.#resume(turn);
     }
-    this.conversation.chosen = turn.id;
-    return [];
   }
 
-  #follower(turn) {
-    const follower = new Follower(turn.answer, this.#request(turn), (isDurable) => {
-      this.#saveSoon(turn, isDurable);
-      if (turn.answer.status !== 'running') this.followers.delete(turn.id);
+  /**
+   * Go on with an answer of which the page has the beginning. A message that was not accepted yet is
+   * sent by one tab only; if that is closed, by the next one that shows it.
+   */
+  async #resume({ id, answer }) {
+    if (this.followers.has(id) || this.#askedFor.has(id)) return;
+    this.#askedFor.add(id);
+    this.#ownedElsewhere.delete(id);
+    if (!answer.responseId) {
+      this.#tabs.postMessage({ who: id, tab: this.#tab });
+      await new Promise((resolve) => setTimeout(resolve, OTHER_TAB_MILLISECONDS));
+    }
+    const turn = await stored.readTurn(id);
+    this.#askedFor.delete(id);
+    if (turn?.answer.status !== 'running' || this.followers.has(id)) return;
+    if (this.#ownedElsewhere.has(id) && !turn.answer.responseId) return;
+    this.#follow(turn).rejoin();
+  }
+
+  #follow(turn) {
+    const request = () => this.#request(turn);
+    const follower = new Follower(turn.answer, request, (isDurable) => {
+      const isOver = turn.answer.status !== 'running';
+      if (isOver) {
+        this.followers.delete(turn.id);
+        this.#followed.delete(turn.id);
+      }
+      this.#save(turn, isDurable);
+      if (isOver) this.#ended(turn);
       if (isDurable) this.#changed();
       else this.#changedSoon();
     });
     this.followers.set(turn.id, follower);
+    this.#followed.set(turn.id, turn.conversation);
+    const shown = this.turns.get(turn.id);
+    if (shown) shown.answer = turn.answer;
     return follower;
   }
 
-  #saveSoon(turn, isDurable) {
+  /** The request for the answer of a turn. */
+  async #request(turn) {
+    if (!this.models.length) await this.refreshModels();
+    const conversation = await stored.readConversation(turn.conversation);
+    const turns = await stored.readTurns(turn.conversation);
+    return requestFor(conversation, turns, turn, this.modelOf(turn.answer.model));
+  }
+
+  /** What follows from the end of an answer. */
+  async #ended(turn) {
+    if (turn.answer.status === 'failed') await this.#leaveOutRefused(turn);
+    await Promise.allSettled([this.refreshList(), this.refreshModels()]);
+  }
+
+  /** If an answer has failed because of an image, do not send that image any more. */
+  async #leaveOutRefused({ id, conversation, answer }) {
+    if (!answer.failure?.param) return;
+    await this.#change(conversation, (whole, turns) => {
+      const found = refusedImage(turns, { ...turns.get(id), answer });
+      if (!found) return { conversation: whole };
+      const { turn, place } = found;
+      turn.leftOut = { ...turn.leftOut, [place]: answer.error };
+      return { conversation: whole, changed: [turn] };
+    });
+  }
+
+  #save(turn, isDurable) {
+    const save = async () => {
+      this.#unsaved.delete(turn);
+      await stored.saveAnswer(turn.id, turn.answer);
+      if (isDurable) this.#tabs.postMessage({ changed: turn.conversation });
+    };
     if (isDurable) {
-      stored.saveTurn(turn);
+      save();
     } else if (!this.#unsaved.has(turn)) {
       this.#unsaved.add(turn);
-      setTimeout(() => {
-        this.#unsaved.delete(turn);
-        stored.saveTurn(turn);
-      }, SAVE_MILLISECONDS);
+      setTimeout(save, SAVE_MILLISECONDS);
     }
+  }
+
+  /** Take in what another tab says. */
+  async #hear({ changed, deleted, draft, who, tab, mine, stop, isLeaving }) {
+    const asksFirst = this.#askedFor.has(who) && this.#tab < tab;
+    if (who && (asksFirst || this.followers.has(who))) this.#tabs.postMessage({ mine: who });
+    if (mine) this.#ownedElsewhere.add(mine);
+    if (stop) this.followers.get(stop)?.stop().catch(() => {});
+    if (draft) this.dispatchEvent(new CustomEvent('draft', { detail: draft }));
+    if (deleted && this.conversation?.id === deleted) {
+      this.conversation = null;
+      await this.open(null);
+      this.dispatchEvent(new Event('deleted'));
+    }
+    if (isLeaving && this.running) this.#resume(this.running);
+    if (changed && this.id === changed) {
+      const conversation = await stored.readConversation(changed);
+      const turns = await stored.readTurns(changed);
+      if (conversation && this.id === changed) {
+        this.settings = { ...DEFAULTS, ...conversation.settings };
+        this.#show(conversation, turns);
+      }
+    }
+    if (changed || deleted || draft) await this.refreshList();
   }
 
   #changed() {

@@ -1,7 +1,13 @@
-// The conversations of this browser, in IndexedDB.
+// The conversations and drafts of this browser, in IndexedDB.
 //
 // A conversation is a tree of turns, since a question can be asked anew in other words and an answer
 // generated again. What is shown is one path through it: in each turn, the child that was chosen last.
+//
+// Several tabs may have the same conversation open. So each change is made to what is stored, within
+// one transaction, and not to what a tab has read before; an answer that several tabs take in is only
+// replaced by a later state of itself.
+
+import { isOlder } from './answers.js';
 
 /**
  * @typedef {object} Turn
@@ -13,6 +19,7 @@
  * @property {number} created  milliseconds
  * @property {string} [text]  of the user
  * @property {string[]} [images]  of the user, as data URLs
+ * @property {Record<number, string>} [leftOut]  images that are not sent any more, and why
  * @property {import('./answers.js').Answer} [answer]  of the model
  *
  * @typedef {object} Conversation
@@ -27,10 +34,19 @@
  * @property {string} instructions
  * @property {number | null} temperature
  * @property {number | null} maxTokens
+ * @property {boolean} shortens  whether the middle of a conversation that is too long is left out
+ *
+ * @typedef {object} Draft
+ * @property {string} id  of the conversation whose next message it is, or of the message that is edited
+ * @property {string} text
+ * @property {string[]} images  as data URLs
+ * @property {string} [title]  its first words; an edited message has none
  */
 
 const NAME = 'holdfast';
-const VERSION = 1;
+const VERSION = 2;
+const BLOCKED =
+  'This page was updated while it is open in another tab. Reload or close the other tab.';
 
 /** @type {Promise<IDBDatabase> | null} */
 let opened = null;
@@ -38,13 +54,25 @@ let opened = null;
 function database() {
   opened ??= new Promise((resolve, reject) => {
     const request = indexedDB.open(NAME, VERSION);
-    request.onupgradeneeded = () => {
-      request.result.createObjectStore('conversations', { keyPath: 'id' });
-      const turns = request.result.createObjectStore('turns', { keyPath: 'id' });
-      turns.createIndex('conversation', 'conversation');
+    request.onupgradeneeded = ({ oldVersion }) => {
+      const base = request.result;
+      if (oldVersion < 1) {
+        base.createObjectStore('conversations', { keyPath: 'id' });
+        base.createObjectStore('turns', { keyPath: 'id' }).createIndex('conversation', 'conversation');
+      }
+      request.transaction.objectStore('turns').createIndex('status', 'answer.status');
+      base.createObjectStore('drafts', { keyPath: 'id' }).createIndex('title', 'title');
     };
-    request.onsuccess = () => resolve(request.result);
+    request.onsuccess = () => {
+      // a later version of this page, in another tab, is not held up
+      request.result.onversionchange = () => request.result.close();
+      resolve(request.result);
+    };
+    request.onblocked = () => reject(new Error(BLOCKED));
     request.onerror = () => reject(request.error);
+  });
+  opened.catch(() => {
+    opened = null; // so that the next attempt opens it again
   });
   return opened;
 }
@@ -72,6 +100,11 @@ export function readConversation(id) {
   return transaction(['conversations'], 'readonly', (store) => store.get(id));
 }
 
+/** @returns {Promise<Turn | undefined>} */
+export function readTurn(id) {
+  return transaction(['turns'], 'readonly', (store) => store.get(id));
+}
+
 /** The turns of a conversation by id. @returns {Promise<Map<string, Turn>>} */
 export async function readTurns(conversation) {
   const turns = await transaction(['turns'], 'readonly', (store) =>
@@ -80,26 +113,110 @@ export async function readTurns(conversation) {
   return new Map(turns.map((turn) => [turn.id, turn]));
 }
 
-/** @param {Conversation} conversation @param {Turn[]} turns */
-export function save(conversation, ...turns) {
-  return transaction(['conversations', 'turns'], 'readwrite', (ofConversations, ofTurns) => {
-    ofConversations.put(conversation);
-    for (const turn of turns) ofTurns.put(turn);
+/**
+ * Change a conversation as it is stored now, which another tab may have changed meanwhile.
+ * @template {{conversation: Conversation, changed?: Turn[]}} Change
+ * @param {string} id
+ * @param {(conversation: Conversation | undefined, turns: Map<string, Turn>) => Change} work  may throw,
+ *   then nothing is changed
+ * @returns {Promise<Change & {turns: Map<string, Turn>}>}
+ */
+export async function change(id, work) {
+  const base = await database();
+  return new Promise((resolve, reject) => {
+    const run = base.transaction(['conversations', 'turns'], 'readwrite');
+    const [ofConversations, ofTurns] = ['conversations', 'turns'].map((name) => run.objectStore(name));
+    const conversation = ofConversations.get(id);
+    const stored = ofTurns.index('conversation').getAll(id);
+    let made = null;
+    let failure = null;
+    stored.onsuccess = () => {
+      const turns = new Map(stored.result.map((turn) => [turn.id, turn]));
+      try {
+        made = { ...work(conversation.result, turns), turns };
+        ofConversations.put(made.conversation);
+        for (const turn of made.changed ?? []) ofTurns.put(turn);
+      } catch (error) {
+        failure = error;
+        run.abort();
+      }
+    };
+    run.oncomplete = () => resolve(made);
+    run.onabort = () => reject(failure ?? run.error);
   });
 }
 
-/** @param {Turn} turn */
-export function saveTurn(turn) {
+/**
+ * Save the state of an answer, unless another tab has saved a later one, or has deleted its turn.
+ * @param {string} id  of the turn @param {import('./answers.js').Answer} answer
+ */
+export function saveAnswer(id, answer) {
   return transaction(['turns'], 'readwrite', (store) => {
-    store.put(turn);
+    const reading = store.get(id);
+    reading.onsuccess = () => {
+      const turn = reading.result;
+      if (turn?.answer && !isOlder(answer, turn.answer)) store.put({ ...turn, answer });
+    };
   });
+}
+
+/** The turns whose answers are not complete, of all conversations. @returns {Promise<Turn[]>} */
+export function runningTurns() {
+  return transaction(['turns'], 'readonly', (store) => store.index('status').getAll('running'));
 }
 
 export function deleteConversation(id) {
-  return transaction(['conversations', 'turns'], 'readwrite', (ofConversations, ofTurns) => {
+  const stores = ['conversations', 'turns', 'drafts'];
+  return transaction(stores, 'readwrite', (ofConversations, ofTurns, ofDrafts) => {
     ofConversations.delete(id);
+    ofDrafts.delete(id);
     const request = ofTurns.index('conversation').getAllKeys(id);
-    request.onsuccess = () => request.result.forEach((key) => ofTurns.delete(key));
+    request.onsuccess = () =>
+      request.result.forEach((key) => {
+        ofTurns.delete(key);
+        ofDrafts.delete(key);
+      });
+  });
+}
+
+/** @returns {Promise<Draft | undefined>} */
+export function readDraft(id) {
+  return transaction(['drafts'], 'readonly', (store) => store.get(id));
+}
+
+/** The drafts of new messages, without their images. @returns {Promise<{id: string, title: string}[]>} */
+export async function listDrafts() {
+  const base = await database();
+  return new Promise((resolve, reject) => {
+    const found = [];
+    const request = base.transaction(['drafts']).objectStore('drafts').index('title').openKeyCursor();
+    request.onsuccess = () => {
+      const cursor = request.result;
+      if (!cursor) return resolve(found);
+      found.push({ id: String(cursor.primaryKey), title: String(cursor.key) });
+      return cursor.continue();
+    };
+    request.onerror = () => reject(request.error);
+  });
+}
+
+/** Keep a draft. An empty one of a new message is removed. @param {Draft} draft */
+export async function saveDraft(draft) {
+  const base = await database();
+  return new Promise((resolve, reject) => {
+    const run = base.transaction(['drafts'], 'readwrite');
+    const isEmpty = 'title' in draft && !draft.text && !draft.images.length;
+    if (isEmpty) run.objectStore('drafts').delete(draft.id);
+    else run.objectStore('drafts').put(draft);
+    run.oncomplete = () => resolve();
+    run.onabort = () => reject(run.error);
+    run.commit(); // at once: the page may be closed in this moment
+  });
+}
+
+export function deleteDraft(id) {
+  return transaction(['drafts'], 'readwrite', (store) => {
+    store.delete(id);
   });
 }
 

@@ -1,7 +1,9 @@
 // What all views have in common.
 
 import { LitElement, html, nothing } from './vendor/lit.js';
-import { access } from './api.js';
+import { ApiError, access } from './api.js';
+
+const RETRY_MILLISECONDS = 3000;
 
 /** Say something to people who use a screen reader. @param {string} text */
 export function announce(text) {
@@ -26,6 +28,7 @@ export class View extends Component {
   constructor() {
     super();
     this.failure = '';
+    this.isRefused = false; // whether it is of no use to try again
     this.isLoaded = false;
     this.onAccess = () => this.reload();
   }
@@ -46,9 +49,18 @@ export class View extends Component {
 
   async reload() {
     if (!access.caller) return;
-    await this.attempt(() => this.load());
-    this.isLoaded = true;
+    const isDone = await this.attempt(() => this.load());
+    if (isDone || this.isRefused) this.isLoaded = true;
+    else this.tryAgain();
     this.requestUpdate();
+  }
+
+  /** Load once more after a while, for example when the server is back. */
+  tryAgain() {
+    clearTimeout(this.nextTry);
+    this.nextTry = setTimeout(() => {
+      if (this.isConnected && !this.isReading) this.reload();
+    }, RETRY_MILLISECONDS);
   }
 
   /** Do something, and show the message if it fails. Returns whether it succeeded. */
@@ -59,6 +71,7 @@ export class View extends Component {
       return true;
     } catch (error) {
       this.failure = error.message;
+      this.isRefused = error instanceof ApiError && error.status < 500;
       return false;
     }
   }
@@ -161,9 +174,11 @@ customElements.define('copy-button', CopyButton);
 
 /** Copy a text, also where the page is not served over HTTPS from another machine. */
 export async function copyText(text) {
-  if (navigator.clipboard) {
+  try {
     await navigator.clipboard.writeText(text);
     return;
+  } catch {
+    // `navigator.clipboard` exists only on HTTPS and on the server's own machine, and may be refused
   }
   const area = document.createElement('textarea');
   area.value = text;

@@ -2,42 +2,39 @@
 
 import { html, live, nothing, repeat } from '../vendor/lit.js';
 import { textOf } from '../answers.js';
-import { get } from '../api.js';
 import { chat } from '../chat-state.js';
-import { ACCEPTED, dataUrlOf, imagesAmong, takesImages } from '../images.js';
-import { count, counted, percent, seconds } from '../format.js';
-import '../markdown.js';
-import { Component, View, announce, copyText, download } from '../view.js';
+import { count, counted } from '../format.js';
+import { LONGEST_ANSWER } from '../requests.js';
+import { View, download } from '../view.js';
+import './message-form.js';
+import { versionOf } from './turns.js';
 
 const NEAR_END = 120; // pixels
-const PHASES = { waiting: 'waiting', reading: 'prefill', writing: 'writing' };
 
 class ChatView extends View {
-  static properties = {
-    models: { state: true },
-    draft: { state: true },
-    images: { state: true },
-    notice: { state: true },
-  };
+  static properties = { news: { state: true } };
 
   constructor() {
     super();
-    this.models = [];
-    this.draft = '';
-    this.images = []; // for the next message, as data URLs
-    this.notice = ''; // why images were not attached
+    this.news = ''; // what has happened in another tab
     this.onChat = () => this.requestUpdate();
+    this.onDeleted = () => {
+      this.news = 'This conversation was deleted in another tab.';
+      history.replaceState(null, '', '/');
+    };
     this.onAddress = () => this.openAddress();
     // beside the composer, too: otherwise the browser would open a dropped file in place of the page
     this.onDrag = (event) => {
       if (event.dataTransfer?.types.includes('Files')) event.preventDefault();
     };
-    this.onDrop = (event) => this.take(event, event.dataTransfer);
+    this.onDrop = (event) =>
+      this.querySelector('.composer message-form')?.take(event, event.dataTransfer);
   }
 
   connectedCallback() {
     super.connectedCallback();
     chat.addEventListener('change', this.onChat);
+    chat.addEventListener('deleted', this.onDeleted);
     addEventListener('holdfast-address', this.onAddress);
     addEventListener('dragover', this.onDrag);
     addEventListener('drop', this.onDrop);
@@ -45,6 +42,7 @@ class ChatView extends View {
 
   disconnectedCallback() {
     chat.removeEventListener('change', this.onChat);
+    chat.removeEventListener('deleted', this.onDeleted);
     removeEventListener('holdfast-address', this.onAddress);
     removeEventListener('dragover', this.onDrag);
     removeEventListener('drop', this.onDrop);
@@ -52,17 +50,17 @@ class ChatView extends View {
   }
 
   async load() {
-    this.models = (await get('/v1/models')).data;
-    const names = this.models.map((model) => model.id);
-    if (!names.includes(chat.settings.model)) await chat.set({ model: names[0] ?? '' });
+    await chat.refreshModels();
     await this.openAddress();
     await chat.refreshList();
+    await chat.resume();
   }
 
   async openAddress() {
+    this.news = '';
     await chat.open(new URL(location.href).searchParams.get('conversation'));
-    const names = this.models.map((model) => model.id);
-    if (!names.includes(chat.settings.model)) chat.settings.model = names[0] ?? '';
+    if (!chat.modelOf(chat.settings.model)) chat.settings.model = chat.models[0]?.id ?? '';
+    this.requestUpdate();
   }
 
   willUpdate() {
@@ -70,7 +68,12 @@ class ChatView extends View {
   }
 
   updated() {
-    if (this.isAtEnd && chat.running) scrollTo(0, document.documentElement.scrollHeight);
+    const isRunning = Boolean(chat.running);
+    // also once after an answer has ended, since what is below it appears then
+    if (this.isAtEnd && (isRunning || this.wasRunning)) {
+      scrollTo(0, document.documentElement.scrollHeight);
+    }
+    this.wasRunning = isRunning;
   }
 
   render() {
@@ -78,7 +81,8 @@ class ChatView extends View {
       <h1 class="visually-hidden">Chat</h1>
       ${this.conversationList()}
       <section class="conversation" aria-label="Conversation">
-        ${this.failureLine()} ${this.head()}
+        ${this.failureLine()}
+        ${this.news ? html`<p class="news" role="status">${this.news}</p>` : nothing} ${this.head()}
         <div class="turns">
           ${repeat(
             chat.path,
@@ -95,26 +99,56 @@ class ChatView extends View {
   }
 
   conversationList() {
+    const isKnown = (id) => chat.conversations.some((each) => each.id === id);
+    const drafts = chat.drafts.filter(({ id }) => id !== chat.id && !isKnown(id));
+    const answering = chat.conversations.filter(
+      ({ id }) => id !== chat.conversation?.id && chat.answersOf(id).length,
+    );
     return html`<details class="conversations" ?open=${innerWidth > 900}>
-      <summary>Conversations</summary>
+      <summary>
+        Conversations
+        ${answering.length
+          ? html`<span class="badge">${count(answering.length)} answering</span>`
+          : nothing}
+      </summary>
       <nav aria-label="Conversations">
-        <a class="button" href="/">New conversation</a>
+        <a class="button" href="/" @click=${() => chat.startNew()}>New conversation</a>
         <ul>
+          ${drafts.map(
+            (each) =>
+              html`<li>
+                <a href="/?conversation=${each.id}"
+                  >${each.title} <span class="badge">not sent</span></a
+                >
+              </li>`,
+          )}
           ${repeat(
             chat.conversations,
             (each) => each.id,
-            (each) =>
-              html`<li>
-                <a
-                  href="/?conversation=${each.id}"
-                  aria-current=${each.id === chat.conversation?.id ? 'true' : nothing}
-                  >${each.title}</a
-                >
-              </li>`,
+            (each) => this.listed(each),
           )}
         </ul>
       </nav>
     </details>`;
+  }
+
+  /** A conversation in the list; if it is not the open one, its running answer can be stopped here. */
+  listed({ id, title }) {
+    const isOpen = id === chat.conversation?.id;
+    const answers = chat.answersOf(id);
+    const isUnsent = !isOpen && chat.drafts.some((draft) => draft.id === id);
+    const stop = () => this.attempt(() => Promise.all(answers.map((each) => chat.stop(each))));
+    return html`<li>
+      <a href="/?conversation=${id}" aria-current=${isOpen ? 'true' : nothing}
+        >${title} ${answers.length ? html`<span class="badge working">answering</span>` : nothing}
+        ${isUnsent ? html`<span class="badge">not sent</span>` : nothing}</a
+      >
+      ${answers.length && !isOpen
+        ? html`<button type="button" aria-label="Stop the answer of ${title}" @click=${stop}>
+            Stop
+          </button>`
+        : nothing}
+    </li>`;
   }
 
   head() {
@@ -124,12 +158,9 @@ class ChatView extends View {
         >Model
         <select
           .value=${live(chat.settings.model)}
-          @change=${(event) => {
-            this.notice = '';
-            chat.set({ model: event.target.value });
-          }}
+          @change=${(event) => this.choose(event.target.value)}
         >
-          ${this.models.map(
+          ${chat.models.map(
             (model) =>
               html`<option value=${model.id} ?selected=${model.id === chat.settings.model}>
                 ${model.id}${model.state === 'ready' ? '' : ` (${model.state})`}
@@ -169,10 +200,18 @@ class ChatView extends View {
           type="number"
           min="1"
           step="1"
-          placeholder="no limit"
+          placeholder=${LONGEST_ANSWER}
           .value=${live(chat.settings.maxTokens ?? '')}
           @change=${(event) => chat.set({ maxTokens: number(event) })}
       /></label>
+      <label class="choice"
+        ><input
+          type="checkbox"
+          .checked=${live(Boolean(chat.settings.shortens))}
+          @change=${(event) => chat.set({ shortens: event.target.checked })}
+        />
+        Leave out the middle of a conversation that is too long</label
+      >
       ${conversation
         ? html`<label
               >Title
@@ -194,131 +233,31 @@ class ChatView extends View {
   }
 
   composer() {
-    const running = chat.running;
-    if (this.isLoaded && !this.models.length) {
+    if (this.isLoaded && !chat.models.length) {
       return html`<p class="hint">
         This server has no model yet. <a href="/page/models">Pull one</a> to begin.
       </p>`;
     }
-    const notice = this.unreadableImages || this.notice;
-    return html`<form class="composer" @submit=${(event) => this.send(event)}>
-      <label for="message">Message</label>
-      ${this.attached()}
-      <p class=${notice ? 'failure' : 'visually-hidden'} role="status">${notice}</p>
-      <textarea
-        id="message"
-        rows="2"
-        .value=${live(this.draft)}
-        @input=${(event) => {
-          this.draft = event.target.value;
-        }}
-        @keydown=${(event) => this.onKey(event)}
-        @paste=${(event) => this.take(event, event.clipboardData)}
-      ></textarea>
-      <p class="actions">
-        <button
-          class="primary"
-          ?disabled=${Boolean(running || this.unreadableImages) || !chat.settings.model}
-        >
-          Send
-        </button>
-        ${running
-          ? html`<button type="button" @click=${() => this.attempt(() => chat.stop(running))}>
-              Stop
-            </button>`
-          : nothing}
-        ${this.seesImages
-          ? html`<label class="button"
-              >Attach images
-              <input
-                class="visually-hidden"
-                type="file"
-                multiple
-                accept=${ACCEPTED}
-                @change=${(event) => this.choose(event.target)}
-            /></label>`
-          : nothing}
-        <span class="hint">Enter to send, Shift+Enter for a new line</span>
-      </p>
-    </form>`;
+    if (!chat.id) return nothing; // what is typed belongs to the conversation that is opened first
+    return html`<div class="composer">
+      <message-form
+        .draftId=${chat.id}
+        .answer=${chat.running}
+        .version=${`${chat.settings.model} ${chat.models.length}`}
+        .send=${(text, images) => this.send(text, images)}
+      ></message-form>
+    </div>`;
   }
 
-  /** The images that the next message will have. */
-  attached() {
-    if (!this.images.length) return nothing;
-    return html`<ul class="images" aria-label="Attached images">
-      ${this.images.map(
-        (image, place) =>
-          html`<li>
-            <img src=${image} alt="Attached image ${place + 1}" />
-            <button
-              type="button"
-              aria-label="Remove image ${place + 1}"
-              @click=${() => {
-                this.images = this.images.toSpliced(place, 1);
-              }}
-            >
-              ×
-            </button>
-          </li>`,
-      )}
-    </ul>`;
+  async choose(model) {
+    const form = this.querySelector('.composer message-form');
+    if (form) form.notice = '';
+    await this.attempt(() => chat.set({ model }));
   }
 
-  get seesImages() {
-    return takesImages(this.models.find((model) => model.id === chat.settings.model));
-  }
-
-  /** Why the attached images cannot be sent; empty if they can. */
-  get unreadableImages() {
-    if (!this.images.length || !this.models.length || this.seesImages) return '';
-    const { model } = chat.settings;
-    return `${model} reads text only. Remove the images, or choose a model that takes images.`;
-  }
-
-  /**
-   * Attach the images that are pasted or dropped; texts are left to the browser, also those that
-   * office programs copy together with a picture of them.
-   */
-  async take(event, transfer) {
-    const files = [...(transfer?.files ?? [])];
-    const isText = event.type === 'paste' && transfer?.types.includes('text/plain');
-    if (!files.length || isText) return;
-    event.preventDefault();
-    await this.attach(files);
-  }
-
-  async choose(input) {
-    await this.attach([...input.files]);
-    input.value = ''; // so that the same file can be chosen again
-  }
-
-  async attach(given) {
-    const files = imagesAmong(given);
-    this.notice = '';
-    if (!this.seesImages) this.notice = `${chat.settings.model} reads text only.`;
-    else if (files.length < given.length) this.notice = 'Only images can be attached.';
-    if (!this.seesImages || !files.length) return;
-    await this.attempt(async () => {
-      const images = await Promise.all(files.map(dataUrlOf));
-      this.images = [...this.images, ...images];
-      announce(`${counted(images.length, 'image')} attached`);
-    });
-  }
-
-  onKey(event) {
-    if (event.key === 'Enter' && !event.shiftKey && !event.isComposing) this.send(event);
-  }
-
-  async send(event) {
-    event.preventDefault();
-    const { draft: text, images } = this;
-    const isEmpty = !text.trim() && !images.length;
-    if (isEmpty || chat.running || !chat.settings.model || this.unreadableImages) return;
-    this.notice = '';
-    this.draft = '';
-    this.images = [];
-    await this.attempt(() => chat.send(text, images));
+  async send(text, images) {
+    await chat.send(text, images);
+    this.news = '';
     const address = `/?conversation=${chat.conversation?.id}`;
     if (location.search !== address.slice(1)) history.pushState(null, '', address);
     this.requestUpdate();
@@ -332,281 +271,6 @@ class ChatView extends View {
   }
 }
 customElements.define('chat-view', ChatView);
-
-/** Changes whenever an answer has to be drawn again. */
-function versionOf(turn) {
-  const { status, seen } = turn.answer;
-  const versions = chat.alternatives(turn).length;
-  return `${status} ${seen} ${versions} ${chat.followers.get(turn.id)?.isLost} ${Boolean(chat.running)}`;
-}
-
-function branches(turn) {
-  const all = chat.alternatives(turn);
-  if (all.length < 2) return nothing;
-  const place = all.indexOf(turn);
-  const choose = (step) => () => chat.choose(all[place + step]);
-  return html`<span class="branches">
-    <button
-      type="button"
-      aria-label="Previous version"
-      ?disabled=${place === 0}
-      @click=${choose(-1)}
-    >
-      ‹
-    </button>
-    ${place + 1} of ${all.length}
-    <button
-      type="button"
-      aria-label="Next version"
-      ?disabled=${place === all.length - 1}
-      @click=${choose(1)}
-    >
-      ›
-    </button>
-  </span>`;
-}
-
-function sentImages({ images }) {
-  if (!images) return nothing;
-  return html`<ul class="images" aria-label="Images">
-    ${images.map(
-      (image, place) => html`<li><img src=${image} alt="Image ${place + 1}" /></li>`,
-    )}
-  </ul>`;
-}
-
-/** A message of the user. */
-class ChatQuestion extends Component {
-  static properties = {
-    turn: { attribute: false },
-    isBusy: { attribute: false },
-    isEditing: { state: true },
-  };
-
-  constructor() {
-    super();
-    this.isEditing = false;
-  }
-
-  render() {
-    return html`<div class="turn question" role="group" aria-label="You">
-      ${sentImages(this.turn)}
-      ${this.isEditing ? this.editor() : html`<p class="text">${this.turn.text}</p>`}
-      <p class="turn-actions">
-        ${branches(this.turn)}
-        <button type="button" @click=${() => copyText(this.turn.text)}>Copy</button>
-        <button type="button" ?disabled=${this.isBusy} @click=${() => this.edit()}>Edit</button>
-      </p>
-    </div>`;
-  }
-
-  editor() {
-    return html`<form @submit=${(event) => this.sendAgain(event)}>
-      <label>Edited message <textarea rows="4" .value=${this.turn.text}></textarea></label>
-      <p class="actions">
-        <button class="primary">Send again</button>
-        <button
-          type="button"
-          @click=${() => {
-            this.isEditing = false;
-          }}
-        >
-          Cancel
-        </button>
-      </p>
-    </form>`;
-  }
-
-  async edit() {
-    this.isEditing = true;
-    await this.updateComplete;
-    this.querySelector('textarea')?.focus();
-  }
-
-  async sendAgain(event) {
-    event.preventDefault();
-    const text = event.target.querySelector('textarea').value;
-    this.isEditing = false;
-    if (text.trim() || this.turn.images) await chat.edit(this.turn, text);
-  }
-}
-customElements.define('chat-question', ChatQuestion);
-
-/** An answer of the model. */
-class ChatAnswer extends Component {
-  static properties = { turn: { attribute: false }, version: { attribute: false } };
-
-  render() {
-    const { answer } = this.turn;
-    const isRunning = answer.status === 'running';
-    return html`<article
-      class="turn answer"
-      aria-label="Answer of ${answer.model}"
-      aria-busy=${isRunning ? 'true' : 'false'}
-    >
-      ${answer.items.map((item) => itemPart(item, isRunning))} ${this.state(answer)}
-      ${isRunning ? nothing : this.facts(answer)}
-      <p class="turn-actions">
-        ${branches(this.turn)}
-        ${isRunning
-          ? nothing
-          : html`<button type="button" @click=${() => copyText(textOf(answer))}>Copy</button>
-              <button
-                type="button"
-                ?disabled=${Boolean(chat.running)}
-                @click=${() => chat.regenerate(this.turn)}
-              >
-                Regenerate
-              </button>`}
-      </p>
-    </article>`;
-  }
-
-  updated() {
-    const { status } = this.turn.answer;
-    if (this.announced === 'running' && status !== 'running') announce(`Answer ${status}`);
-    this.announced = status;
-  }
-
-  state(answer) {
-    if (answer.status === 'running') {
-      const follower = chat.followers.get(this.turn.id);
-      if (follower?.isLost) {
-        return html`<p class="state">The connection is lost; trying again.</p>`;
-      }
-      return answer.firstAt ? nothing : html`<p class="state"><answer-progress .answer=${answer}></answer-progress></p>`;
-    }
-    const texts = {
-      failed: html`<p class="failure">The answer failed: ${answer.error}</p>`,
-      cancelled: html`<p class="state">Stopped.</p>`,
-      incomplete: html`<p class="state">Stopped at the length limit.</p>`,
-    };
-    return texts[answer.status] ?? nothing;
-  }
-
-  facts(answer) {
-    const { usage, cache } = answer;
-    if (!usage) return nothing;
-    const parts = [counted(usage.output_tokens, 'token')];
-    const writing = answer.lastAt && answer.firstAt ? (answer.lastAt - answer.firstAt) / 1000 : 0;
-    if (!answer.isRejoined && writing > 0.05 && usage.output_tokens > 1) {
-      parts.push(`${((usage.output_tokens - 1) / writing).toFixed(1)} tokens/s`);
-    }
-    if (cache?.seconds?.first_text) parts.push(`first text after ${seconds(cache.seconds.first_text)}`);
-    const cached = usage.input_tokens_details?.cached_tokens ?? 0;
-    parts.push(
-      `${count(cached)} of ${counted(usage.input_tokens, 'prompt token')} cached ` +
-        `(${percent(cached, usage.input_tokens) || '0 %'})`,
-    );
-    return html`<p class="facts">${parts.join(' · ')}</p>
-      ${cache ? cacheDetails(cache) : nothing}`;
-  }
-}
-customElements.define('chat-answer', ChatAnswer);
-
-/** What a request waits for, until its first text. */
-class AnswerProgress extends Component {
-  static properties = { answer: { attribute: false }, text: { state: true } };
-
-  constructor() {
-    super();
-    this.text = '';
-  }
-
-  connectedCallback() {
-    super.connectedCallback();
-    this.timer = setInterval(() => this.look(), 1000);
-  }
-
-  disconnectedCallback() {
-    clearInterval(this.timer);
-    super.disconnectedCallback();
-  }
-
-  async look() {
-    try {
-      const { requests } = await get('/admin/requests');
-      const own = requests.find((request) => request.answer_id === this.answer.responseId);
-      if (!own) return;
-      const read = own.prefilled_tokens ? `, ${percent(own.prefilled_tokens, own.prompt_tokens)}` : '';
-      const why = own.waits_for ? ` for ${own.waits_for}` : '';
-      this.text = `${PHASES[own.state] ?? own.state}${why}${read}`;
-    } catch {
-      this.text = ''; // the phase is only a hint; without the right to see requests there is none
-    }
-  }
-
-  render() {
-    return html`<span class="working">${this.text || 'waiting'} …</span>`;
-  }
-}
-customElements.define('answer-progress', AnswerProgress);
-
-function itemPart(item, isRunning) {
-  if (!item) return nothing;
-  if (item.type === 'reasoning') {
-    const parts = [...(item.content ?? []), ...(item.summary ?? [])];
-    const text = parts.map((part) => part.text).join('\n\n');
-    return text
-      ? html`<details class="reasoning">
-          <summary>Reasoning${isRunning && item.status !== 'completed' ? ' …' : ''}</summary>
-          <p class="text">${text}</p>
-        </details>`
-      : nothing;
-  }
-  if (item.type === 'message') {
-    const text = item.content.map((part) => part?.text ?? part?.refusal ?? '').join('\n\n');
-    return html`<markdown-text .text=${text}></markdown-text>`;
-  }
-  return html`<details class="call" open>
-    <summary>Tool call: <code>${item.name ?? item.type}</code></summary>
-    <pre tabindex="0">${indented(item.arguments ?? item.input ?? '')}</pre>
-  </details>`;
-}
-
-function indented(text) {
-  try {
-    return JSON.stringify(JSON.parse(text), null, 2);
-  } catch {
-    return text; // incomplete, or no JSON
-  }
-}
-
-/** What a request took, in the order of time: key in the answer → words */
-const TIMES = {
-  accept: 'Preparing the prompt',
-  queue: 'In the queue',
-  lookup: 'Cache lookup',
-  waited_for_another: 'Waiting for another request with the same beginning',
-  restore: 'Restoring cached blocks',
-  prefill: 'Prefill',
-  first_text: 'Until the first text',
-};
-
-function cacheDetails(cache) {
-  const facts = [
-    ...[
-      ['From memory', cache.ram_tokens],
-      ['From disk', cache.disk_tokens],
-      ['Prefilled', cache.read_tokens],
-    ].map(([name, tokens]) => [name, tokens ? counted(tokens, 'token') : '']),
-    ...Object.entries(TIMES).map(([key, name]) => {
-      const value = cache.seconds?.[key];
-      return [name, value >= 0.00005 ? seconds(value) : ''];
-    }),
-  ].filter(([, value]) => value);
-  return html`<details class="cache">
-    <summary>What was cached, and why not more</summary>
-    <p>${cache.explanation}</p>
-    <dl>
-      ${facts.map(
-        ([name, value]) =>
-          html`<dt>${name}</dt>
-            <dd>${value}</dd>`,
-      )}
-    </dl>
-  </details>`;
-}
 
 function fileName(ending) {
   return `${chat.conversation.title.replaceAll(/[^\w-]+/g, '-').slice(0, 50)}.${ending}`;

@@ -1,7 +1,7 @@
 // Now: the requests under way, and what the workers compute.
 
 import { html, nothing } from '../vendor/lit.js';
-import { access, get, remove } from '../api.js';
+import { access, get, post, remove } from '../api.js';
 import { ago, bytes, count, counted, percent, seconds } from '../format.js';
 import { PolledView } from '../view.js';
 
@@ -113,7 +113,7 @@ class NowView extends PolledView {
       <td class="number">${request.tokens_per_second?.toFixed(1) ?? ''}</td>
       <td class="number">${seconds(request.age_seconds)}</td>
       <td>
-        ${access.isAdmin
+        ${access.isAdmin || isStored(request)
           ? html`<button
               type="button"
               aria-label="Cancel the request ${request.id}"
@@ -127,7 +127,11 @@ class NowView extends PolledView {
   }
 
   async cancel(request) {
-    await this.attempt(() => remove(`/admin/requests/${encodeURIComponent(request.id)}`));
+    await this.attempt(() =>
+      access.isAdmin
+        ? remove(`/admin/requests/${encodeURIComponent(request.id)}`)
+        : post(`/v1/responses/${request.answer_id}/cancel`),
+    );
     await this.reload();
   }
 
@@ -285,6 +289,11 @@ function secondsTable(model, entries) {
       </table>
     </div>
   </details>`;
+}
+
+/** Whether everybody may cancel the request who sees it: it is an answer of the chat. */
+function isStored(request) {
+  return request.answer_id.startsWith('resp_');
 }
 
 function phase(request) {

@@ -1,0 +1,270 @@
+// The form of a message: its text and images. What is in it is kept as a draft until it is sent, so
+// that neither another view nor a reload loses it.
+
+import { html, live, nothing } from '../vendor/lit.js';
+import { chat, titleOf } from '../chat-state.js';
+import { deleteDraft, readDraft, saveDraft } from '../conversations.js';
+import { ACCEPTED, dataUrlOf, imagesAmong, takesImages } from '../images.js';
+import { counted } from '../format.js';
+import { Component, announce } from '../view.js';
+
+const SAVE_MILLISECONDS = 300; // with images, which take long to store
+
+/** Events: `cancel`. What it does when it is sent is the property `send`, which may throw. */
+class MessageForm extends Component {
+  static properties = {
+    draftId: { attribute: false },
+    edited: { attribute: false }, // the message that is edited; null: a new one
+    answer: { attribute: false }, // the turn of the running answer, if there is one
+    version: { attribute: false }, // changes with the model
+    text: { state: true },
+    images: { state: true },
+    notice: { state: true },
+  };
+
+  constructor() {
+    super();
+    this.draftId = '';
+    this.edited = null;
+    this.answer = null;
+    this.send = async () => {};
+    this.text = '';
+    this.images = []; // as data URLs
+    this.notice = ''; // why something was not attached or not sent
+    this.timer = 0;
+    this.saving = Promise.resolve();
+    this.isSending = false;
+    this.onDraft = ({ detail }) => {
+      if (detail === this.draftId && !this.contains(document.activeElement)) this.load();
+    };
+    this.onHide = () => this.flush();
+  }
+
+  connectedCallback() {
+    super.connectedCallback();
+    chat.addEventListener('draft', this.onDraft);
+    addEventListener('pagehide', this.onHide);
+    document.addEventListener('visibilitychange', this.onHide);
+  }
+
+  disconnectedCallback() {
+    this.flush();
+    chat.removeEventListener('draft', this.onDraft);
+    removeEventListener('pagehide', this.onHide);
+    document.removeEventListener('visibilitychange', this.onHide);
+    super.disconnectedCallback();
+  }
+
+  willUpdate(changed) {
+    if (!changed.has('draftId')) return;
+    const before = changed.get('draftId');
+    if (before) this.flush(before);
+    this.text = this.edited?.text ?? '';
+    this.images = this.edited?.images ?? [];
+    this.notice = '';
+    if (this.draftId) this.load();
+  }
+
+  async load() {
+    const { draftId } = this;
+    const draft = await readDraft(draftId).catch((error) => {
+      this.notice = error.message;
+    });
+    if (draftId !== this.draftId || this.timer) return; // something was typed meanwhile
+    if (draft) {
+      this.text = draft.text;
+      this.images = draft.images;
+    } else if (!this.edited) {
+      this.text = '';
+      this.images = [];
+    }
+  }
+
+  /** Change the text or the images, and keep them. */
+  set(change) {
+    Object.assign(this, change);
+    clearTimeout(this.timer);
+    const pause = this.images.length ? SAVE_MILLISECONDS : 0;
+    this.timer = setTimeout(() => this.flush(), pause);
+  }
+
+  /** Keep the draft now, if it has changed. */
+  flush(id = this.draftId) {
+    if (!this.timer) return;
+    clearTimeout(this.timer);
+    this.timer = 0;
+    const { text, images } = this;
+    const draft = { id, text, images, ...(this.edited === null && { title: titleOf(text) }) };
+    const save = saveDraft(draft).then(() => chat.noteDraft(id));
+    this.saving = save.catch((error) => {
+      this.notice = `This draft is not kept: ${error.message}`;
+    });
+  }
+
+  /** Forget the draft and what is in the form. */
+  async clear() {
+    const { draftId } = this;
+    clearTimeout(this.timer);
+    this.timer = 0;
+    await this.saving;
+    await deleteDraft(draftId);
+    this.text = '';
+    this.images = [];
+    await chat.noteDraft(draftId);
+  }
+
+  get model() {
+    return chat.settings.model;
+  }
+
+  get seesImages() {
+    return takesImages(chat.modelOf(this.model));
+  }
+
+  /** Why the attached images cannot be sent; empty if they can. */
+  get unreadableImages() {
+    if (!this.images.length || !chat.models.length || this.seesImages) return '';
+    return `${this.model} reads text only. Remove the images, or choose a model that takes images.`;
+  }
+
+  get canSend() {
+    const isPossible = chat.settings.model && !this.unreadableImages;
+    return Boolean(isPossible && !this.answer && !this.isSending);
+  }
+
+  render() {
+    const notice = this.unreadableImages || this.notice;
+    const isNew = this.edited === null;
+    return html`<form @submit=${(event) => this.submit(event)}>
+      <label for=${isNew ? 'message' : `edit-${this.draftId}`}>
+        ${isNew ? 'Message' : 'Edited message'}
+      </label>
+      ${this.attached()}
+      <p class=${notice ? 'failure' : 'visually-hidden'} role="status">${notice}</p>
+      <textarea
+        id=${isNew ? 'message' : `edit-${this.draftId}`}
+        rows=${isNew ? 2 : 4}
+        .value=${live(this.text)}
+        @input=${(event) => this.set({ text: event.target.value })}
+        @keydown=${(event) => this.onKey(event)}
+        @paste=${(event) => this.take(event, event.clipboardData)}
+      ></textarea>
+      <p class="actions">
+        <button class="primary" ?disabled=${!this.canSend}>${isNew ? 'Send' : 'Send again'}</button>
+        ${isNew ? this.stopButton() : this.cancelButton()} ${this.seesImages ? this.chooser() : nothing}
+        ${isNew ? html`<span class="hint keys">Enter to send, Shift+Enter for a new line</span>` : nothing}
+      </p>
+    </form>`;
+  }
+
+  stopButton() {
+    if (!this.answer) return nothing;
+    return html`<button type="button" @click=${() => this.stop()}>Stop</button>`;
+  }
+
+  cancelButton() {
+    const cancel = async () => {
+      await this.clear();
+      this.dispatchEvent(new Event('cancel'));
+    };
+    return html`<button type="button" @click=${cancel}>Cancel</button>`;
+  }
+
+  chooser() {
+    return html`<label class="button"
+      >Attach images
+      <input
+        class="visually-hidden"
+        type="file"
+        multiple
+        accept=${ACCEPTED}
+        @change=${(event) => this.choose(event.target)}
+    /></label>`;
+  }
+
+  /** The images that the message will have. */
+  attached() {
+    if (!this.images.length) return nothing;
+    return html`<ul class="images" aria-label="Attached images">
+      ${this.images.map(
+        (image, place) =>
+          html`<li>
+            <img src=${image} alt="Attached image ${place + 1}" />
+            <button
+              type="button"
+              aria-label="Remove image ${place + 1}"
+              @click=${() => this.set({ images: this.images.toSpliced(place, 1) })}
+            >
+              ×
+            </button>
+          </li>`,
+      )}
+    </ul>`;
+  }
+
+  /**
+   * Attach the images that are pasted or dropped; texts are left to the browser, also those that
+   * office programs copy together with a picture of them.
+   */
+  async take(event, transfer) {
+    const files = [...(transfer?.files ?? [])];
+    const isText = event.type === 'paste' && transfer?.types.includes('text/plain');
+    if (!files.length || isText) return;
+    event.preventDefault();
+    await this.attach(files);
+  }
+
+  async choose(input) {
+    await this.attach([...input.files]);
+    input.value = ''; // so that the same file can be chosen again
+  }
+
+  async attach(given) {
+    const files = imagesAmong(given);
+    this.notice = '';
+    if (!this.seesImages) this.notice = `${this.model} reads text only.`;
+    else if (files.length < given.length) this.notice = 'Only images can be attached.';
+    if (!this.seesImages || !files.length) return;
+    try {
+      const images = await Promise.all(files.map(dataUrlOf));
+      this.set({ images: [...this.images, ...images] });
+      announce(`${counted(images.length, 'image')} attached`);
+    } catch (error) {
+      this.notice = error.message;
+    }
+  }
+
+  onKey(event) {
+    const isSend = event.key === 'Enter' && !event.shiftKey && !event.isComposing;
+    if (isSend && this.edited === null) this.submit(event);
+  }
+
+  /** Send the message; it stays in the form if that fails. */
+  async submit(event) {
+    event.preventDefault();
+    const { text, images } = this;
+    if (!this.canSend || !(text.trim() || images.length)) return;
+    this.notice = '';
+    this.isSending = true;
+    try {
+      const { draftId } = this;
+      await this.send(text, images);
+      if (draftId === this.draftId) await this.clear();
+      else await deleteDraft(draftId).then(() => chat.noteDraft(draftId));
+    } catch (error) {
+      this.notice = error.message;
+    } finally {
+      this.isSending = false;
+      this.requestUpdate();
+    }
+  }
+
+  async stop() {
+    try {
+      await chat.stop(this.answer.id);
+    } catch (error) {
+      this.notice = `The answer is not stopped yet: ${error.message}`;
+    }
+  }
+}
+customElements.define('message-form', MessageForm);
