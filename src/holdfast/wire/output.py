@@ -130,6 +130,7 @@ class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
     rejected_tokens: int = 0
     calls: int = 0  # complete tool calls
     stop_string: str | None = None  # the stop string that ended the answer
+    repeats: bool = False  # the answer was ended because it went on repeating itself
     resumptions: int = 0  # workers that died while they had the request
     # None: the model or the budget ended the reasoning
     thought_ended_by: ThoughtEnder | None = None

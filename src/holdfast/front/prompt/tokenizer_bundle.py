@@ -23,7 +23,6 @@ from holdfast.front.answers.answer import AnswerReader
 from holdfast.front.prompt.canonical import FirstForms
 from holdfast.front.prompt.dialects import DialectReport, find_dialect
 from holdfast.front.prompt.known_answers import AnswerMeaning, KnownAnswers, ReadMeaning, ReadTexts
-from holdfast.front.prompt.limits import recommended_sampling
 from holdfast.front.prompt.template import ChatTemplate, load_template
 from holdfast.front.prompt.template_probes import (
     NEXT_TURNS,
@@ -45,7 +44,7 @@ from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect
 from holdfast.front.toolcalls.families import FAMILIES
 from holdfast.models.sentence_modules import AnswerTokens, OwnPooling, answer_tokens, own_pooling
-from holdfast.models.tokenizer_files import read_json
+from holdfast.models.tokenizer_files import read_json, recommended_sampling
 from holdfast.store.answers import AnswerFile
 from holdfast.wire.images import VisionInfo
 
