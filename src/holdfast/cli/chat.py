@@ -239,6 +239,8 @@ def _converse(
         for path, part in zip(images, parts, strict=True):
             session.attach(path, part)
         if is_one_question:
+            if sys.stderr.isatty() and (sampling := session.sampling()):
+                Console(stderr=True, highlight=False).print(sampling, style="dim")
             raise typer.Exit(0 if session.ask(question) else 1)
         raise typer.Exit(session.run(lines))
 
@@ -356,7 +358,7 @@ class ChatSession:
         """
         if self._interactive:
             self._say(f"{self._model} · /help lists the commands")
-            if sampling := self._sampling():
+            if sampling := self.sampling():
                 self._say(sampling)
         failed = False
         for line in lines:
@@ -512,7 +514,7 @@ class ChatSession:
         self._answers.clear()
         self._say("(a new conversation)")
 
-    def _sampling(self) -> str:
+    def sampling(self) -> str:
         """How answers are sampled, and who says so; empty if that is unknown."""
         defaults = next(
             (
@@ -548,7 +550,7 @@ class ChatSession:
             f"first token after {last.first_token_seconds:.2f} s{speed}\n"
             f"conversation: {count_text(len(self._answers), 'answer')}, "
             f"{count_text(total, 'answer token')}\n"
-            f"{self._sampling()}"
+            f"{self.sampling()}"
         ).rstrip()
 
     def _say(self, text: str) -> None:
