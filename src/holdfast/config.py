@@ -434,10 +434,10 @@ class LimitsSettings:
     max_top_logprobs: int = _setting(
         20, "Largest `top_logprobs`; 0: only the chosen token's.", limits=NOT_NEGATIVE
     )
-    repeated_thought_tokens: int = _setting(
+    repeated_tokens: int = _setting(
         2048,
-        "Reasoning is ended when this many tokens at its end repeat one sequence that is at most "
-        "an eighth as long; 0: never.",
+        "Reasoning, and an answer without `max_tokens`, is ended when this many tokens at its end "
+        "repeat one sequence that is at most an eighth as long; 0: never.",
         limits=NOT_NEGATIVE,
     )
     max_body_bytes: int = _setting(

@@ -104,7 +104,7 @@ def test_two_slashes_begin_a_message_with_one(server: EchoServer) -> None:
 def test_options_are_sent_only_when_given_and_a_cut_answer_is_marked(server: EchoServer) -> None:
     _, output = converse(server, "one", temperature=0.0, max_tokens=3)
     assert (server.requests[0]["temperature"], server.requests[0]["max_tokens"]) == (0.0, 3)
-    assert "(cut off: the token limit is reached)" in output
+    assert "(cut off after 3 tokens; --max-tokens sets the limit)" in output
     converse(server, "one")
     assert "temperature" not in server.requests[1]
 

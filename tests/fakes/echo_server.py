@@ -137,7 +137,9 @@ class _Handler(BaseHTTPRequestHandler):
         return bool(self.server.requests[-1]["stream_options"].get("continuous_usage_stats"))
 
     def _end(self, words: list[str]) -> None:
-        reason = "length" if "max_tokens" in self.server.requests[-1] else "stop"
+        reason = (
+            "length" if self.server.requests[-1].get("max_tokens", 0) in range(1, 10) else "stop"
+        )
         self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
         usage = {
             "prompt_tokens": 11,

@@ -6,7 +6,13 @@ import pytest
 
 from holdfast.errors import InvalidRequest
 from holdfast.library.llm import chat_request, request_of
-from holdfast.wire.requests import ChatPrompt, OutputFormat, Thinking, ToolChoice
+from holdfast.wire.requests import (
+    DEFAULT_ANSWER_TOKENS,
+    ChatPrompt,
+    OutputFormat,
+    Thinking,
+    ToolChoice,
+)
 
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
@@ -98,3 +104,9 @@ def test_an_unknown_option_is_named() -> None:
         asked(max_token=5)
     with pytest.raises(TypeError, match="tools"):
         request_of("Once", {"tools": [TOOL]})
+
+
+def test_an_answer_has_a_length_unless_the_caller_wants_none() -> None:
+    assert chat_request("hello", {}).max_tokens == DEFAULT_ANSWER_TOKENS
+    assert chat_request("hello", {"max_tokens": 7}).max_tokens == 7
+    assert chat_request("hello", {"max_tokens": None}).max_tokens is None

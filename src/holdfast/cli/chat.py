@@ -41,6 +41,7 @@ from holdfast.cli.server_client import (
 from holdfast.cli.settings import read_settings, settings_command
 from holdfast.config import EffectiveSettings, shown_value
 from holdfast.errors import HoldfastError
+from holdfast.wire.requests import DEFAULT_ANSWER_TOKENS, DEFAULT_SAMPLING
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -100,7 +101,7 @@ Temperature: TypeAlias = Annotated[
     float | None, typer.Option(min=0, help="0 always takes the most likely token.")
 ]
 MaxTokens: TypeAlias = Annotated[
-    int | None, typer.Option("--max-tokens", min=1, help="Maximum length of an answer in tokens.")
+    int, typer.Option("--max-tokens", min=1, help="Maximum length of an answer in tokens.")
 ]
 Images: TypeAlias = Annotated[
     list[Path] | None,
@@ -128,7 +129,7 @@ def chat(
     own_server: OwnServer = False,
     system: System = "",
     temperature: Temperature = None,
-    max_tokens: MaxTokens = None,
+    max_tokens: MaxTokens = DEFAULT_ANSWER_TOKENS,
     image: Images = None,
 ) -> None:
     """Chat with a model in the terminal.
@@ -164,7 +165,7 @@ def run(
     own_server: OwnServer = False,
     system: System = "",
     temperature: Temperature = None,
-    max_tokens: MaxTokens = None,
+    max_tokens: MaxTokens = DEFAULT_ANSWER_TOKENS,
     image: Images = None,
 ) -> None:
     """Ask a model one question, or chat with it.
@@ -238,6 +239,8 @@ def _converse(
         for path, part in zip(images, parts, strict=True):
             session.attach(path, part)
         if is_one_question:
+            if sys.stderr.isatty() and (sampling := session.sampling()):
+                Console(stderr=True, highlight=False).print(sampling, style="dim")
             raise typer.Exit(0 if session.ask(question) else 1)
         raise typer.Exit(session.run(lines))
 
@@ -355,6 +358,8 @@ class ChatSession:
         """
         if self._interactive:
             self._say(f"{self._model} · /help lists the commands")
+            if sampling := self.sampling():
+                self._say(sampling)
         failed = False
         for line in lines:
             # leading spaces are kept, because they may matter, for example in pasted code
@@ -465,7 +470,10 @@ class ChatSession:
         elif stopped:
             self._say("(stopped)")
         elif answer.finish_reason == "length":
-            self._say("(cut off: the token limit is reached)")
+            self._say(
+                f"(cut off after {count_text(answer.completion_tokens, 'token')}; "
+                "--max-tokens sets the limit)"
+            )
         elif answer.is_empty and self._interactive:
             self._say("(the answer is empty; your message is dropped)")
 
@@ -506,6 +514,28 @@ class ChatSession:
         self._answers.clear()
         self._say("(a new conversation)")
 
+    def sampling(self) -> str:
+        """How answers are sampled, and who says so; empty if that is unknown."""
+        defaults = next(
+            (
+                model.get("default_sampling") or {}
+                for model in self._client.models()
+                if model["id"] == self._model
+            ),
+            {},
+        )
+        chosen = {name: value for name, value in self._options.items() if name == "temperature"}
+        used = chosen or defaults
+        shown = ", ".join(f"{name} {value:g}" for name, value in used.items())
+        if not used:
+            return ""
+        source = "as the model recommends"
+        if chosen:
+            source = "as you asked"
+        elif defaults == DEFAULT_SAMPLING:
+            source = "Holdfast's defaults, because the model recommends none"
+        return f"sampling: {shown} ({source})"
+
     def _statistics(self) -> str:
         if not self._answers:
             return "no answer yet"
@@ -519,8 +549,9 @@ class ChatSession:
             f"{about}{count_text(last.completion_tokens, 'answer token')}\n"
             f"first token after {last.first_token_seconds:.2f} s{speed}\n"
             f"conversation: {count_text(len(self._answers), 'answer')}, "
-            f"{count_text(total, 'answer token')}"
-        )
+            f"{count_text(total, 'answer token')}\n"
+            f"{self.sampling()}"
+        ).rstrip()
 
     def _say(self, text: str) -> None:
         """Print a message of this program, dimmed to distinguish it from the model's text."""

@@ -73,6 +73,7 @@ from holdfast.wire.output import (
     tool_calls_of,
 )
 from holdfast.wire.requests import (
+    DEFAULT_ANSWER_TOKENS,
     ChatPrompt,
     EmbeddingRequest,
     GenerationRequest,
@@ -104,7 +105,7 @@ _Result = TypeVar("_Result")
 class GenerationOptions(TypedDict, total=False):
     """Options of a generation. Sampling parameters default to the model's recommended values."""
 
-    max_tokens: int  # default: as many as fit in the context window
+    max_tokens: int | None  # default: 4,096; None: as many as fit in the context window
     temperature: float  # 0: always the most likely token
     top_p: float
     top_k: int
@@ -695,7 +696,7 @@ def request_of(prompt: Prompt, options: Mapping[str, Any]) -> GenerationRequest:
 
     Raises InvalidRequest, and TypeError for unknown options.
     """
-    given = dict(options)
+    given = {"max_tokens": DEFAULT_ANSWER_TOKENS, **options}
     stop = given.pop("stop", ())
     names = SamplingParams.__struct_fields__
     sampling = {name: given.pop(name) for name in names if name in given}

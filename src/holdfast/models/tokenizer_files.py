@@ -1,7 +1,10 @@
-"""Reads the tokenizer files of a model folder, for the front and the worker."""
+"""Reads the files of a model folder that belong to its texts, for the front and the worker: the
+tokenizer, its special tokens, and how answers are sampled.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,6 +16,10 @@ from tokenizers import Tokenizer as Backend
 from holdfast.errors import ModelLoadError, UnusableModel
 from holdfast.models import model_folder
 from holdfast.models.loadable import CONVERTIBLE
+from holdfast.wire.requests import DEFAULT_SAMPLING, SAMPLING_RANGES
+
+# the fields of SamplingParams for which a model may recommend a value
+_RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def read_backend(folder: Path) -> Backend:
@@ -111,6 +118,35 @@ def eos_token_ids(folder: Path) -> tuple[int, ...]:
         values = value if isinstance(value, list) else [value]
         found.update(token_id for token_id in values if isinstance(token_id, int))
     return tuple(sorted(found))
+
+
+def recommended_sampling(config: Mapping[str, Any]) -> dict[str, float]:
+    """The sampling parameters of a generation_config.json. Unusable values are left out.
+
+    `do_sample: false` means temperature 0.
+    """
+    usable: dict[str, float] = {}
+    for name in _RECOMMENDED:
+        value = config.get(name)
+        lowest, highest = SAMPLING_RANGES[name]
+        if (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and math.isfinite(value)
+            and lowest <= value <= highest
+        ):
+            usable[name] = int(value) if name == "top_k" else float(value)
+    if config.get("do_sample") is False:
+        usable["temperature"] = 0.0
+    return usable
+
+
+def default_sampling(recommended: Mapping[str, float]) -> dict[str, float]:
+    """How answers are sampled if a client says nothing of it: as recommended by the model or its
+    entry in `models.toml`, or else by `DEFAULT_SAMPLING`.
+    """
+    says_nothing = not DEFAULT_SAMPLING.keys() & recommended.keys()
+    return {**(DEFAULT_SAMPLING if says_nothing else {}), **recommended}
 
 
 def read_json(path: Path) -> dict[str, Any]:

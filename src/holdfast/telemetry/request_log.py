@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.telemetry.history import Cell, Distribution
 from holdfast.wire.events import CacheOutcome, FinishReason, WaitReason
@@ -74,6 +74,7 @@ _FIGURES = (  # fields that appear in the text of a log line
     ("seconds", "in {:.2f} s"),
     ("resumed", "resumed {} times"),
     ("thought_ended_by", "thought ended by {}"),
+    ("answer_ended_by", "ended by {}"),
     ("rejoined", "rejoined {}"),
 )
 _log = logging.getLogger(__name__)
@@ -210,6 +211,7 @@ class RequestRecord:
                 "finish_reason": answer.finish_reason,
                 "resumed": answer.resumptions or None,
                 "thought_ended_by": answer.thought_ended_by,
+                "answer_ended_by": answer.ended_by,
                 "prompt": answer.prompt[:_LONGEST_CONTENT],
                 "answers": [answer.texts[index] for index in sorted(answer.texts)],
             }
@@ -431,6 +433,11 @@ class AnswerRecord:
         return next(
             (end.thought_ended_by for end, _ in self.ends if end.thought_ended_by is not None), None
         )
+
+    @property
+    def ended_by(self) -> Literal["repetition"] | None:
+        """What ended an answer that its client had not limited; None if nothing did."""
+        return "repetition" if any(end.repeats for end, _ in self.ends) else None
 
     @property
     def reasoning_tokens(self) -> int:

@@ -48,7 +48,7 @@ async def test_health_says_whether_a_model_with_vision_takes_images(refused: str
 
 async def test_models_are_listed_with_their_context_state_and_aliases() -> None:
     models = (
-        model_status(aliases=("tiny",), own_context_tokens=4096),
+        model_status(aliases=("tiny",), own_context_tokens=4096, sampling={"temperature": 0.6}),
         model_status(id="b", state="loading", info=None, can_see=True),
     )
     response = await get("/v1/models", ScriptedDirectory(models=models))
@@ -65,6 +65,7 @@ async def test_models_are_listed_with_their_context_state_and_aliases() -> None:
         "context_window": 2048,
         "max_context_length": 4096,
         "max_output_tokens": 512,
+        "default_sampling": {"temperature": 0.6},
     }
     first = usual | lengths | {"id": MODEL, "state": "ready", "aliases": ["tiny"]}
     first["architecture"] = {"input_modalities": ["text"], "output_modalities": ["text"]}

@@ -397,3 +397,23 @@ def test_that_all_of_the_prompt_is_read_is_told_only_when_that_is_asked_for(
         PromptProgress(index=3, total_tokens=4, cached_tokens=1, read_tokens=4, seconds=0.75),
     ]
     assert told == expected[: 2 if tells_progress else 1]
+
+
+@pytest.mark.parametrize("stops", [(), ("never",)])
+def test_an_answer_without_a_limit_that_goes_on_repeating_itself_is_ended(
+    stops: tuple[str, ...],
+) -> None:
+    said = encode("So. ")
+    again = encode("hello the ")
+    reader = choice(repeated_tokens=16 * len(again), stops=stops)
+    events = run(reader, [said, *([again] * 400)])
+    end = events[-1]
+    assert isinstance(end, ChoiceFinished)
+    assert (end.reason, end.finish_reason, end.repeats) == (FinishReason.LENGTH, "length", True)
+    assert 16 * len(again) <= end.completion_tokens < 400 * len(again), (
+        "it is ended before it is through"
+    )
+    assert texts(events).startswith("So. hello the hello the ")
+    assert len([event for event in events if isinstance(event, ChoiceFinished)]) == 1
+    unguarded = choice(stops=stops)
+    assert texts(run(unguarded, [said, *([again] * 400)])) == "So. " + "hello the " * 400

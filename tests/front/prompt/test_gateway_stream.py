@@ -79,7 +79,7 @@ async def thinking_stream(
         GenerationRequest(request_id="a", model="toy", prompt="x"),
         Prepared(sequences=(sequence,), rules=rules, pieces=PIECES, thought_end=thought_end),
         sources=[engine.submit(sequence)],
-        repeated_thought_tokens=32,
+        repeated_tokens=32,
     )
     await stream.accepted()
     return stream

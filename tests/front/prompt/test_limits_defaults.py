@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.front.prompt.limits import recommended_sampling, with_model_defaults
-from holdfast.wire.requests import SamplingParams
+from holdfast.front.prompt.limits import with_model_defaults
+from holdfast.models.tokenizer_files import recommended_sampling
+from holdfast.wire.requests import DEFAULT_SAMPLING, SamplingParams
 
 
 def test_only_open_fields_are_filled() -> None:
@@ -44,3 +45,16 @@ def test_whole_numbers_stay_whole() -> None:
     found = recommended_sampling({"temperature": 1, "top_k": 64.0})
     assert found == {"temperature": 1.0, "top_k": 64}
     assert isinstance(found["top_k"], int)
+
+
+def test_a_model_that_recommends_nothing_gets_defaults_unless_the_client_chooses() -> None:
+    every = tuple(DEFAULT_SAMPLING)
+    filled = with_model_defaults(SamplingParams(), unset=every, defaults={})
+    assert filled == SamplingParams(**DEFAULT_SAMPLING)
+    penalized = with_model_defaults(
+        SamplingParams(), unset=(*every, "repetition_penalty"), defaults={"repetition_penalty": 1.1}
+    )
+    assert penalized == SamplingParams(**DEFAULT_SAMPLING, repetition_penalty=1.1)
+    for chosen in ("temperature", "top_p", "top_k", "min_p"):
+        unset = tuple(name for name in every if name != chosen)
+        assert with_model_defaults(SamplingParams(), unset=unset, defaults={}) == SamplingParams()

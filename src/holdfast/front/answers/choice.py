@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain, groupby
 
 import msgspec
 
@@ -16,7 +16,7 @@ from holdfast.errors import GenerationFailed, InvalidRequest
 from holdfast.front.answers.answer import AnswerReader, PlainReader, TextJoints
 from holdfast.front.answers.detokenize import PlacedTokens, detokenizer, rival, text_and_bytes
 from holdfast.front.answers.pieces import TokenPieces
-from holdfast.front.answers.stops import VisibleStops
+from holdfast.front.answers.stops import RepetitionGuard, VisibleStops
 from holdfast.front.toolcalls.call_format import (
     AnswerPart,
     CallArguments,
@@ -76,6 +76,8 @@ class ChoiceRules:
     earlier_call_ids: tuple[str, ...] = ()  # ids of earlier calls in the conversation
     random_text: Callable[[int], str] = random_text  # source of the letters and digits in call ids
     want_logprobs: bool = False
+    # after how many repeated tokens an answer ends (see `RepetitionGuard`); 0: never
+    repeated_tokens: int = 0
     at_start: bool = True  # the answer begins a text, it does not continue one
     tells_progress: bool = False  # report the end of prefill before the first text
     echo: bool = False
@@ -123,6 +125,8 @@ class ChoiceText:
             random_text=rules.random_text,
         )
         self._joints = TextJoints()
+        self._guard = RepetitionGuard(rules.repeated_tokens)
+        self._repeats = False  # the answer was ended because it repeats itself
         self._calls = 0  # number of complete calls
         self._begun = 0
         self._reasoning_tokens = 0
@@ -175,7 +179,14 @@ class ChoiceText:
             return echo  # the request only asks for the prompt's logprobs
         deltas = self._pass_on(event.token_ids) if self._plain else self._read(event)
         events = (*echo, *deltas)
-        return (*events, self._ending(FinishReason.STOP)) if self.done else events
+        if self.done:
+            return (*events, self._ending(FinishReason.STOP))
+        answered = (delta.token_ids for delta in deltas if not _is_thought(delta))
+        self._repeats = self._guard.take(chain.from_iterable(answered))
+        if self._repeats:
+            events = (*events, *self._flush(cut=True), self._ending(FinishReason.LENGTH))
+            self.done = True
+        return events
 
     def _pass_on(self, token_ids: tuple[int, ...]) -> tuple[OutputDelta, ...]:
         """Detokenize plain text without parsing it, for requests that need no token positions."""
@@ -370,6 +381,7 @@ class ChoiceText:
             calls=self._calls,
             stop_string=self._stops.found,
             unseen_characters=self._unseen_characters,
+            repeats=self._repeats,
             resumptions=self.resumptions,
         )
 
@@ -396,6 +408,10 @@ class ChoiceText:
 
     def _shown(self, token_id: int) -> str:
         return _IMAGE if _is_image(token_id) else text_and_bytes(self._pieces, token_id)[0]
+
+
+def _is_thought(delta: OutputDelta) -> bool:
+    return isinstance(delta, TextDelta) and delta.kind == "reasoning"
 
 
 def _is_image(token_id: int) -> bool:

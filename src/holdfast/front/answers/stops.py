@@ -117,11 +117,11 @@ class VisibleStops:
 
 
 class RepetitionGuard:
-    """Detects an endless thought in one answer, by its tokens alone.
+    """Detects an endless thought or an endless answer, by its tokens alone.
 
-    The guard is cautious rather than quick: a thought is endless only if its last 2048 tokens (by
+    The guard is cautious rather than quick: a text is endless only if its last 2048 tokens (by
     default) repeat one period of at most an eighth of them, without a single different token.
-    Useful thoughts do not do that, not even with tables: a grid of 30 rows of 30 zeros has 1,800
+    Useful texts do not do that, not even with tables: a grid of 30 rows of 30 zeros has 1,800
     tokens.
     """
 
@@ -132,7 +132,7 @@ class RepetitionGuard:
         self._until_check = tokens
 
     def take(self, token_ids: Iterable[int]) -> bool:
-        """Add tokens of the thought. Returns True once a check finds the thought endless."""
+        """Add tokens of the text. Returns True once a check finds it endless."""
         if not self._tokens:
             return False
         repeats = False

@@ -85,6 +85,8 @@ class ModelStatus:
     context_tokens: int | None = None
     own_context_tokens: int | None = None  # the context that the model was trained for
     can_see: bool = False  # whether it can be given images; before the load, whether that is likely
+    # how answers are sampled if a client says nothing of it; None: unknown before the load
+    sampling: Mapping[str, float] | None = None
     is_pinned: bool = False
     # whether the server is ready only once this model is: it is pinned, was named at the start, or
     # is the only one
@@ -699,6 +701,7 @@ class Residency:
             context_tokens=slot.context_tokens,
             own_context_tokens=slot.own_context_tokens,
             can_see=slot.can_see,
+            sampling=slot.sampling,
             aliases=() if entry is None else entry.aliases,
             adapters=() if entry is None else entry.adapters,
             is_pinned=slot.is_pinned,

@@ -24,7 +24,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, NoReturn, TypeAlias, TypeVar
@@ -55,6 +55,7 @@ from holdfast.front.link.model_client import Loss, ModelClient
 from holdfast.machine.clocks import awake_timeout
 from holdfast.machine.device_memory import MemoryShare, Pressure
 from holdfast.models.draft_pairs import DraftFolder
+from holdfast.models.tokenizer_files import default_sampling
 from holdfast.wire.commands import (
     LogChange,
     MemoryChange,
@@ -132,6 +133,7 @@ class ModelFiles:
 
     folder: Path
     weight_bytes: int = 0
+    sampling: Mapping[str, float] = field(default_factory=dict)  # as its makers recommend
     draft: DraftFolder | None = None  # a draft model; its weights are part of `weight_bytes`
 
 
@@ -777,6 +779,14 @@ class ModelSlot:
         if self.info is None:
             return self.entry.can_see and not self.entry.model.adapters
         return self.info.vision is not None and not self.info.vision.refused
+
+    @property
+    def sampling(self) -> Mapping[str, float] | None:
+        """How answers are sampled if a client says nothing of it; None before its files are there."""
+        files = self._files
+        if files is None or not files.done() or files.exception() is not None:
+            return None
+        return default_sampling({**files.result().sampling, **self.entry.sampling})
 
     @property
     def own_context_tokens(self) -> int | None:

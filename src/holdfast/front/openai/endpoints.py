@@ -6,7 +6,7 @@ import base64
 import os
 import uuid
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -495,6 +495,9 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     max_context_length: the context that the model was trained for, as LM Studio calls it; null if
         unknown.
     max_output_tokens: the answer length that agents should plan for; not a limit.
+    default_sampling: how answers are sampled if the request says nothing of it: as the model or
+        its entry in `models.toml` recommends, or else Holdfast's defaults; null before its files are
+        there.
     architecture: whether the model takes images. Before it is loaded: whether that is likely.
     state: as in /health.
     weights_read: the share of the weights, from 0 to 1, that a model which is being loaded has read;
@@ -514,6 +517,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     context_window: int | None = None
     max_context_length: int | None = None
     max_output_tokens: int | None = None
+    default_sampling: Mapping[str, float] | None = None
     architecture: Modalities
     state: str
     weights_read: float | None = None
@@ -541,6 +545,7 @@ def model_card(model: ModelStatus) -> ModelCard:
         context_window=context_tokens,
         max_context_length=model.own_context_tokens,
         max_output_tokens=answer_tokens,
+        default_sampling=model.sampling,
         architecture=Modalities(input_modalities=input_modalities(model)),
         state=model.state,
         weights_read=model.weights_read,

@@ -135,7 +135,7 @@ class Gateway:
                 prepared,
                 sources=sources,
                 observe=observe,
-                repeated_thought_tokens=self._limits.repeated_thought_tokens,
+                repeated_tokens=self._limits.repeated_tokens,
             )
             await stream.accepted()
             stream.hold(held.pop_all())
@@ -320,9 +320,9 @@ class GenerationStream:
         *,
         sources: Sequence[EventStream],
         observe: Observe = lambda event: None,
-        repeated_thought_tokens: int = 0,
+        repeated_tokens: int = 0,
     ) -> None:
-        """sources: the events of each sequence. repeated_thought_tokens: see `RepetitionGuard`."""
+        """sources: the events of each sequence. repeated_tokens: see `RepetitionGuard`."""
         self.request = request
         self.prompt_tokens = prepared.prompt_tokens
         self.sampling = prepared.sequences[0].sampling
@@ -333,7 +333,7 @@ class GenerationStream:
         self.left_out = prepared.left_out
         self._observe = observe
         self._choices = [
-            _Choice(prepared.choice(index), source, RepetitionGuard(repeated_thought_tokens))
+            _Choice(prepared.choice(index), source, RepetitionGuard(repeated_tokens))
             for index, source in enumerate(sources)
         ]
         self._thought_end = prepared.thought_end

@@ -14,15 +14,19 @@ import msgspec
 
 from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest
-from holdfast.wire.requests import SAMPLING_RANGES, GenerationRequest, SamplingParams
+from holdfast.models.tokenizer_files import default_sampling
+from holdfast.wire.requests import (
+    DEFAULT_SAMPLING,
+    SAMPLING_RANGES,
+    GenerationRequest,
+    SamplingParams,
+)
 
 # Maximum length of a stop string. Each new token is searched together with as much of the preceding
 # text as a stop string may contain.
 MAX_STOP_CHARACTERS = 1024
 
 _CONTAINERS = (dict, list, tuple)
-# the fields of SamplingParams for which a model may recommend a value
-_RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class Nesting(NamedTuple):
@@ -116,32 +120,18 @@ def _between(field: str, value: float, lowest: float, highest: float) -> None:
         raise InvalidRequest(f"{field} must be {wanted}, got {value}", field=field)
 
 
-def recommended_sampling(config: Mapping[str, Any]) -> dict[str, float]:
-    """The sampling parameters of a generation_config.json. Unusable values are left out.
-
-    `do_sample: false` means temperature 0.
-    """
-    usable: dict[str, float] = {}
-    for name in _RECOMMENDED:
-        value = config.get(name)
-        lowest, highest = SAMPLING_RANGES[name]
-        if (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and math.isfinite(value)
-            and lowest <= value <= highest
-        ):
-            usable[name] = int(value) if name == "top_k" else float(value)
-    if config.get("do_sample") is False:
-        usable["temperature"] = 0.0
-    return usable
-
-
 def with_model_defaults(
     sampling: SamplingParams, *, unset: Collection[str], defaults: Mapping[str, float]
 ) -> SamplingParams:
-    """The parameters, with the model's recommendations for the fields in `unset`."""
-    recommended = {name: value for name, value in defaults.items() if name in unset}
+    """The parameters, with the model's recommendations for the fields in `unset`.
+
+    A model that recommends nothing gets `DEFAULT_SAMPLING`, unless the client sets part of it: then
+    it means the rest to be neutral.
+    """
+    filled = default_sampling(defaults)
+    if not DEFAULT_SAMPLING.keys() <= set(unset):
+        filled = defaults
+    recommended = {name: value for name, value in filled.items() if name in unset}
     return msgspec.structs.replace(sampling, **recommended) if recommended else sampling
 
 

@@ -158,7 +158,7 @@ def prepare(
     )
     return Prepared(
         sequences=sequences,
-        rules=_choice_rules(request, bundle, prompt, sequences[0]),
+        rules=_choice_rules(request, bundle, prompt, sequences[0], limits=limits),
         pieces=bundle.tokenizer.pieces,
         opening=prompt.opening,
         put_back_tokens=tokens.put_back_tokens,
@@ -748,6 +748,8 @@ def _choice_rules(
     bundle: TokenizerBundle,
     prompt: PromptText,
     sequence: SequenceRequest,
+    *,
+    limits: LimitsSettings,
 ) -> ChoiceRules:
     """The rules for all choices. A completion (no chat) has neither thoughts nor calls."""
     chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
@@ -759,6 +761,7 @@ def _choice_rules(
     elif chat is not None and chat.tools:
         form_field = "tools"
     at_start = len(token_ids) == 1 and token_ids.view[0] == tokenizer.bos_token_id
+    is_unlimited = request.max_tokens is None and not request.ignore_eos
     echo_text = ""
     if request.echo:
         echo_text = prompt.text or tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
@@ -775,6 +778,7 @@ def _choice_rules(
         earlier_call_ids=() if chat is None else tuple(_call_ids(chat)),
         form_field=form_field,
         want_logprobs=request.want_logprobs,
+        repeated_tokens=limits.repeated_tokens if is_unlimited else 0,
         at_start=at_start if chat is None else not chat.continue_last,
         tells_progress=request.tells_progress,
         echo=request.echo,

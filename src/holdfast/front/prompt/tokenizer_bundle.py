@@ -23,7 +23,6 @@ from holdfast.front.answers.answer import AnswerReader
 from holdfast.front.prompt.canonical import FirstForms
 from holdfast.front.prompt.dialects import DialectReport, find_dialect
 from holdfast.front.prompt.known_answers import AnswerMeaning, KnownAnswers, ReadMeaning, ReadTexts
-from holdfast.front.prompt.limits import recommended_sampling
 from holdfast.front.prompt.template import ChatTemplate, load_template
 from holdfast.front.prompt.template_probes import (
     NEXT_TURNS,
@@ -44,7 +43,7 @@ from holdfast.front.prompt.tokenize import (
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect
 from holdfast.models.sentence_modules import AnswerTokens, OwnPooling, answer_tokens, own_pooling
-from holdfast.models.tokenizer_files import read_json
+from holdfast.models.tokenizer_files import read_json, recommended_sampling
 from holdfast.store.answers import AnswerFile
 from holdfast.wire.images import VisionInfo
 
@@ -211,9 +210,7 @@ def load_tokenizer_bundle(
 def turn_end_token_ids(dialect: ModelDialect, tokenizer: Tokenizer) -> tuple[int, ...]:
     """The tokens that end an answer, but are not declared as end tokens by the model's files."""
     found = (tokenizer.backend.token_to_id(end) for end in dialect.turn_ends)
-    return tuple(
-        end for end in found if end is not None and end not in tokenizer.eos_token_ids
-    )
+    return tuple(end for end in found if end is not None and end not in tokenizer.eos_token_ids)
 
 
 def frame_of(

@@ -47,6 +47,7 @@ from holdfast.machine.device_memory import MemoryShare
 from holdfast.models.adapter_folder import SEPARATOR, checked_adapters
 from holdfast.models.download import resolve_model
 from holdfast.models.draft_pairs import DraftFolder, draft_of
+from holdfast.models.tokenizer_files import read_json, recommended_sampling
 from holdfast.models.weight_files import checked_tensor_bytes
 from holdfast.store.folder import chosen_folder
 from holdfast.telemetry.log_ring import LogRing
@@ -185,13 +186,14 @@ class Front:
         folder = resolve_model(entry.model, progress=lambda stage, fraction: None)
         entries = self._residency.catalog.entries
         draft = _draft_of(entry, folder, self._residency.catalog)
+        sampling = recommended_sampling(read_json(folder / "generation_config.json"))
         if len(entries) == 1:  # the size matters only if there are several models
-            return ModelFiles(folder=folder, draft=draft)
+            return ModelFiles(folder=folder, draft=draft, sampling=sampling)
         weight_bytes = checked_tensor_bytes(folder)
         weight_bytes += sum(each.tensor_bytes for each in checked_adapters(entry.model.adapters))
         if draft is not None:
             weight_bytes += checked_tensor_bytes(draft.folder)
-        return ModelFiles(folder=folder, weight_bytes=weight_bytes, draft=draft)
+        return ModelFiles(folder=folder, weight_bytes=weight_bytes, draft=draft, sampling=sampling)
 
     def _worker_of(
         self, entry: CatalogEntry, files: ModelFiles, share: MemoryShare
