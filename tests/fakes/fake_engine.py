@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +20,18 @@ FAILS_ALONE = 668  # its drawing spans come back with a failure
 RAISES_AT_OPEN = 669
 # the step that draws for it never comes to an end, as with a device that does not answer
 HANGS = 671
+HOLDS_THE_LOCK = 672  # its step runs for a while without letting any other thread run
 RAISES_ONCE = 670  # at the first collect only: an innocent victim
+
+
+def hold_the_lock(*, processor_seconds: float) -> None:
+    """Run without letting any other thread run, as a long native call does."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000.0)
+    end = time.process_time() + processor_seconds
+    while time.process_time() < end:
+        continue
+    sys.setswitchinterval(interval)
 
 
 def token_at(prompt: Iterable[int], position: int) -> int:
@@ -141,6 +153,9 @@ class FakeEngine:
         self.pending.pop(0)
         if any(HANGS in sequence.request.prompt_token_ids for sequence in pending.sequences):
             os.read(os.pipe()[0], 1)
+        for span, sequence in zip(pending.plan.spans, pending.sequences, strict=True):
+            if HOLDS_THE_LOCK in sequence.request.prompt_token_ids and span.start == 0:
+                hold_the_lock(processor_seconds=1.5)
         if pending.raises:
             raise RuntimeError("the device failed in this step")
         return tuple(map(_result, pending.plan.spans, pending.sequences))

@@ -24,7 +24,7 @@ from holdfast.worker.loop.memory_budget import MemoryBudget
 from holdfast.worker.loop.process import WorkerEnd, live, run_process
 from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
-from tests.fakes.fake_engine import FakeEngine
+from tests.fakes.fake_engine import FakeEngine, hold_the_lock
 
 INFO = ModelInfo(
     model_type="fake",
@@ -65,6 +65,8 @@ def fake_loop(
         subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     if behaviour == "signalled-at-exit":
         globals()["signal_at_exit"] = SignalAtExit()
+    if behaviour == "holds-the-lock":
+        hold_the_lock(processor_seconds=1.5)
     if behaviour == "hangs":
         os.read(os.pipe()[0], 1)
     progress("reading", 1.0)

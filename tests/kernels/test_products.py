@@ -126,6 +126,84 @@ def test_mlx_computes_with_it(kernels: str) -> None:
     assert run(code, HOLDFAST_KERNELS=kernels) == f"True True {few_rows}"
 
 
+RECORDING_BLAS = """
+import ctypes, os, threading
+import numpy as np
+from holdfast.machine.blas import prepare_blas
+prepare_blas(3)
+from holdfast.kernels import packed_products, products
+library = products.library()
+threads = [3]
+calls = []
+Get, Set = ctypes.CFUNCTYPE(ctypes.c_int), ctypes.CFUNCTYPE(None, ctypes.c_int)
+get, put = Get(lambda: threads[0]), Set(lambda count: threads.__setitem__(0, count))
+ints, pointer, number = [ctypes.c_int] * 3, ctypes.c_void_p, ctypes.c_float
+sizes = [ctypes.c_int] * 3
+def recorded(order, of_a, of_b, m, n, k, *rest):
+    calls.append((m, n, k, threads[0]))
+    if threading.current_thread() is threading.main_thread():
+        others_work.wait(60)
+    else:
+        others_work.set()
+        while not finished.wait(0.01):
+            if sum(n for _, n, *_ in calls) == 3000 and state_of_main() == "S":
+                print("sleeps", flush=True)
+                finished.set()
+Gemm = ctypes.CFUNCTYPE(None, *ints, *sizes, number, pointer, ctypes.c_int, pointer, ctypes.c_int,
+    number, pointer, ctypes.c_int)
+gemm = Gemm(recorded)
+def state_of_main():
+    stat = open(f"/proc/self/task/{threading.main_thread().native_id}/stat").read()
+    return stat.rpartition(")")[2].split()[0]
+others_work, finished = threading.Event(), threading.Event()
+products.use(products.Blas(gemm, gemm, gemm, get, put, False), threads=3, most_rows=16)
+"""
+
+
+@pytest.mark.parametrize(("rows", "outputs"), [(80, 3000), (3000, 80), (700, 600), (40, 40)])
+def test_each_product_of_a_blas_is_on_one_thread(rows: int, outputs: int) -> None:
+    """Threads of a BLAS wait for each other by yielding, which takes the processor from them."""
+    code = (
+        f"{RECORDING_BLAS}\nothers_work.set(); finished.set()\n"
+        f"products.linear(np.zeros(({rows}, 96), np.float32), np.zeros(({outputs}, 96), np.float32))\n"
+        "print({threads for *_, threads in calls}, threads, sum(m * n for m, n, *_ in calls),\n"
+        "      len(calls) > 1)"
+    )
+    is_cut = rows * outputs * 96 >= 1 << 21
+    assert run(code) == f"{{1}} [3] {rows * outputs} {is_cut}"
+
+
+def test_a_thread_that_waits_for_others_sleeps() -> None:
+    """It has computed its parts, and the others are not done."""
+    code = (
+        f"{RECORDING_BLAS}\n"
+        "threading.Timer(20, finished.set).start()\n"
+        "products.linear(np.zeros((80, 96), np.float32), np.zeros((3000, 96), np.float32))\n"
+        "os._exit(0)"
+    )
+    assert run(code) == "sleeps"
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_products_that_are_cut_are_right(threads: int) -> None:
+    code = (
+        "import numpy as np\n"
+        "from holdfast.machine.blas import prepare_blas\n"
+        f"report = prepare_blas({threads})\n"
+        "import mlx.core as mx\n"
+        "for m, n, k in ((65, 2100, 96), (2100, 65, 96), (513, 514, 70), (97, 97, 700), (65, 96, 400)):\n"
+        "    a, b, c = (mx.random.normal(shape) for shape in ((m, k), (n, k), (m, n)))\n"
+        "    x, w, y = (np.array(each) for each in (a, b, c))\n"
+        "    up, across = mx.contiguous(a.T).T, mx.contiguous(b.T)\n"
+        "    mx.eval(up, across)\n"
+        "    for got in (a @ b.T, up @ b.T, a @ across, up @ across, mx.addmm(c, a, b.T) - c):\n"
+        "        assert np.allclose(np.array(got), x @ w.T, rtol=1e-3, atol=1e-3), (m, n, k)\n"
+        "print(report.in_front)\n"
+        "mx.clear_streams()"
+    )
+    assert run(code) == "True"
+
+
 def test_a_shim_that_disagrees_with_numpy_is_not_used() -> None:
     code = (
         "from holdfast.kernels import products\n"

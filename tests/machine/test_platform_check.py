@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,12 +40,34 @@ def test_no_part_takes_more_memory_than_a_third_of_what_there_is() -> None:
     assert 2 * largest * sizes.layers * machine_check._BYTES_PER_TOKEN <= sizes.most_bytes
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("error", [TypeError("no such field"), KeyError("x"), MemoryError()])
+def test_whatever_a_part_raises_is_a_finding(error: Exception) -> None:
+    def _part(sizes: Sizes) -> Iterator[tuple[str, str]]:
+        yield "before", "1 ms"
+        raise error
+
+    found = list(machine_check._whatever_happens(_part, Sizes(quick=True)))
+    assert found[0] == ("before", "1 ms")
+    assert found[1][0] == "part"
+    assert found[1][1].startswith(f"failed: {type(error).__name__}: ")
+
+
+def test_the_streams_are_cleared_after_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    cleared: list[bool] = []
+    monkeypatch.setattr(machine_check.mx, "clear_streams", lambda: cleared.append(True))
+    monkeypatch.setattr(machine_check, "save", lambda found, file: 1 / 0)
+    monkeypatch.setattr("sys.argv", ["machine_check", "--quick"])
+    with pytest.raises(ZeroDivisionError):
+        machine_check.main()
+    assert cleared == [True]
+
+
 def test_everything_that_is_measured_is_printed_and_saved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine_check.save(machine_check.findings(Sizes(quick=True)), tmp_path / "file")
     rows = [line for line in (tmp_path / "file").read_text().splitlines()[4:] if line]
     assert len(rows) >= 25
+    assert not [line for line in rows if "failed:" in line]
     assert all(line.startswith("| ") and line.count(" | ") == 1 for line in rows)
     assert len(capsys.readouterr().out.splitlines()) == len(rows)

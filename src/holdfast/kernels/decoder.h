@@ -63,8 +63,8 @@ static int linear(const Linear *l, int rows, const float *x, int64_t x_stride, f
                            l->weights, y, x_stride, l->inputs, y_stride, 0};
         share_out_columns(&product, part_of_product, 2 * TILE_COLUMNS);
     } else {
-        blas_sgemm(ROW_MAJOR, AS_IT_IS, TRANSPOSED, rows, l->outputs, l->inputs, 1, x,
-                   (int)x_stride, l->weights, l->inputs, beta, y, (int)y_stride);
+        shared_sgemm(ROW_MAJOR, AS_IT_IS, TRANSPOSED, rows, l->outputs, l->inputs, 1, x,
+                     (int)x_stride, l->weights, l->inputs, beta, y, (int)y_stride);
     }
     if (!l->bias) return 1;
     for (int row = 0; row < rows; row++) {
@@ -197,7 +197,7 @@ static void embed(const Linear *embedding, int32_t token_id, float *x) {
         memcpy(x, embedding->weights + (int64_t)token_id * embedding->inputs,
                sizeof(float) * embedding->inputs);
     } else {
-        convert_packed(&embedding->packed, token_id, token_id + 1, x, 1);
+        convert_packed(&embedding->packed, token_id, token_id + 1, x);
     }
 }
 

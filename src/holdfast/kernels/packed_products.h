@@ -642,7 +642,7 @@ static int packed_product(PackedCall *call, int threads) {
 }
 
 /* Converts the weight rows from `first` to `end` to float: to, [end - first, inputs]. */
-static void convert_packed(const Packed *w, int first, int end, float *to, int threads) {
-    PackedCall call = {.w = w, .y = to, .first = first, .end = end};
-    share_out_rows(&call, part_of_conversion, threads);
+static void convert_packed(const Packed *w, int first, int end, float *to) {
+    PackedCall call = {.w = w, .y = to, .first = first, .end = end, .part_rows = end - first};
+    part_of_conversion(&call, 0);
 }

@@ -4,6 +4,11 @@
  * these calls and passes them on to the BLAS given to `holdfast_use_blas`, whose functions may have
  * other names and take 64-bit integers, like those of the OpenBLAS in numpy's wheel.
  *
+ * Products of many rows are cut into parts, which the threads of threads.h compute, each with the BLAS
+ * on one thread. The BLAS's own threads would wait for each other after every product, and yield the
+ * processor over and over while they wait: beside 12 busy processes, a prompt of 120 tokens took 15
+ * times as much processor time as on one thread (docs/lab-log.md).
+ *
  * A BLAS copies both matrices into a packed form before it multiplies them. For the few rows of a
  * decode step, copying the weights takes longer than the product itself. So products of few rows
  * are computed here: y = x w^T (linear layers) and y = x w (attention). Each weight is read once
@@ -31,7 +36,10 @@
 #define MOST_ROWS 16
 #endif
 #define PART_BYTES 131072 /* weights of a part; a thread is woken for two parts or more */
-#define SCRATCH_NUMBERS (1 << 20) /* weights that are converted at a time for many rows: 4 MiB */
+#define SCRATCH_NUMBERS (1 << 19) /* weights that a thread converts at a time for many rows: 2 MiB */
+#define LEAST_SHARED (1 << 21) /* multiplications of a product that is worth sharing out */
+#define LEAST_CUT 96           /* rows or columns of a part; a BLAS copies the others for each part */
+#define MOST_CUT 512
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16") /* tiles must stay in registers */
 
@@ -54,8 +62,16 @@ typedef GEMM(Cgemm64, int64_t, const void *, void);
 
 static struct {
     void *sgemm, *dgemm, *cgemm;
+    int (*get_threads)(void); /* NULL: the threads of the BLAS cannot be set */
+    void (*set_threads)(int);
     int takes_64_bits, threads, most_rows, most_packed_rows;
 } blas;
+
+/* Who needs the BLAS on one thread, and how many threads it had before. */
+static struct {
+    pthread_mutex_t busy;
+    int callers, threads_before;
+} alone = {.busy = PTHREAD_MUTEX_INITIALIZER};
 
 /* y = alpha x w^T + beta y. The strides are those from row to row. */
 typedef struct {
@@ -201,23 +217,21 @@ static struct {
     int is_set;
 } key;
 
-static struct {
-    pthread_mutex_t busy;
-    float *numbers;
-} scratch = {.busy = PTHREAD_MUTEX_INITIALIZER};
-
 void holdfast_set_key(const uint8_t *bytes) {
     memcpy(key.bytes, bytes, sizeof(key.bytes));
     key.is_set = 1;
 }
 
-/* Sets the BLAS functions that products are passed on to. takes_64_bits: whether their sizes and
- * strides are 64-bit integers. Products of up to `most_rows` rows are computed here. */
-void holdfast_use_blas(void *sgemm, void *dgemm, void *cgemm, int takes_64_bits, int threads,
-                       int most_rows) {
+/* Sets the BLAS functions that products are passed on to, and those that get and set its number of
+ * threads, or NULL. takes_64_bits: whether sizes and strides are 64-bit integers. Products of up to
+ * `most_rows` rows are computed here. */
+void holdfast_use_blas(void *sgemm, void *dgemm, void *cgemm, void *get_threads, void *set_threads,
+                       int takes_64_bits, int threads, int most_rows) {
     blas.sgemm = sgemm;
     blas.dgemm = dgemm;
     blas.cgemm = cgemm;
+    blas.get_threads = (int (*)(void))get_threads;
+    blas.set_threads = (void (*)(int))set_threads;
     blas.takes_64_bits = takes_64_bits;
     blas.threads = threads;
     blas.most_rows = most_rows;
@@ -241,6 +255,71 @@ static void blas_sgemm(int order, int of_a, int of_b, int m, int n, int k, float
     PASS_ON(blas.sgemm, Sgemm)
 }
 
+/* Until `holdfast_end_one_thread`, the BLAS computes each product on the thread that asks for it. The
+ * number of threads holds for the process, in which others may use the BLAS too, so it is restored. */
+void holdfast_begin_one_thread(void) {
+    if (!blas.set_threads) return;
+    pthread_mutex_lock(&alone.busy);
+    if (!alone.callers++) {
+        alone.threads_before = blas.get_threads();
+        blas.set_threads(1);
+    }
+    pthread_mutex_unlock(&alone.busy);
+}
+
+void holdfast_end_one_thread(void) {
+    if (!blas.set_threads) return;
+    pthread_mutex_lock(&alone.busy);
+    if (!--alone.callers) blas.set_threads(alone.threads_before);
+    pthread_mutex_unlock(&alone.busy);
+}
+
+/* The size of equal parts of `count` rows or columns: about LEAST_CUT to MOST_CUT, and as many parts
+ * as give each thread the same work. */
+static int cut_of(int count) {
+    int most = (count + LEAST_CUT - 1) / LEAST_CUT, parts = (count + MOST_CUT - 1) / MOST_CUT;
+    parts = (parts + blas.threads - 1) / blas.threads * blas.threads;
+    if (parts > most) parts = most;
+    return ((count + parts - 1) / parts + 15) / 16 * 16; /* a multiple of the tiles of a BLAS */
+}
+
+/* A product in row-major order that is cut into parts of its rows or of its columns. */
+typedef struct {
+    int of_a, of_b, m, n, k, lda, ldb, ldc;
+    float alpha, beta;
+    const float *a, *b;
+    float *c;
+    int cut, cuts_rows;
+} CutProduct;
+
+static void part_of_cut_product(void *work, int part) {
+    const CutProduct *p = work;
+    int first = part * p->cut, left = (p->cuts_rows ? p->m : p->n) - first;
+    int count = left < p->cut ? left : p->cut;
+    int64_t row = p->cuts_rows ? first : 0, column = p->cuts_rows ? 0 : first;
+    blas_sgemm(ROW_MAJOR, p->of_a, p->of_b, p->cuts_rows ? count : p->m, p->cuts_rows ? p->n : count,
+               p->k, p->alpha, p->a + (p->of_a == TRANSPOSED ? row : row * p->lda), p->lda,
+               p->b + (p->of_b == TRANSPOSED ? column * p->ldb : column), p->ldb, p->beta,
+               p->c + row * p->ldc + column, p->ldc);
+}
+
+/* As `blas_sgemm`, on the threads of threads.h. */
+static void shared_sgemm(int order, int of_a, int of_b, int m, int n, int k, float alpha,
+                         const float *a, int lda, const float *b, int ldb, float beta, float *c,
+                         int ldc) {
+    CutProduct p = {of_a, of_b, m, n, k, lda, ldb, ldc, alpha, beta, a, b, c, 0, m > n};
+    int whole = m > n ? m : n, is_plain = of_b == AS_IT_IS || of_b == TRANSPOSED;
+    p.cut = whole;
+    if (order == ROW_MAJOR && is_plain && (int64_t)m * n * k >= LEAST_SHARED) p.cut = cut_of(whole);
+    holdfast_begin_one_thread();
+    if (!blas.set_threads || p.cut >= whole) {
+        blas_sgemm(order, of_a, of_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+    } else {
+        share_out(part_of_cut_product, &p, (whole + p.cut - 1) / p.cut, blas.threads);
+    }
+    holdfast_end_one_thread();
+}
+
 static void fill_with_nan(float *y, int rows, int columns, int64_t stride) {
     for (int row = 0; row < rows; row++) {
         float *of_row = y + row * stride;
@@ -257,30 +336,58 @@ static float *transposed(const float *x, int rows, int inner, int64_t stride) {
     return copy;
 }
 
-/* y = alpha x w^T + beta y for many rows: some weight rows at a time are converted, and multiplied
- * by the BLAS. Returns 0 if memory is short. */
-static int many_rows(PackedCall *call) {
+/* A product with packed weights and many rows of x. Each part is some weight rows, which the thread
+ * converts, and multiplies by the BLAS. */
+typedef struct {
+    const PackedCall *call;
+    int cut;
+    _Atomic int failed; /* memory is short */
+} ManyRows;
+
+static pthread_key_t converted; /* of each thread: SCRATCH_NUMBERS numbers */
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void make_key(void) { pthread_key_create(&converted, free); }
+
+static float *scratch_of_thread(void) {
+    pthread_once(&once, make_key);
+    float *numbers = pthread_getspecific(converted);
+    if (!numbers && (numbers = malloc(sizeof(float) * SCRATCH_NUMBERS))) {
+        pthread_setspecific(converted, numbers);
+    }
+    return numbers;
+}
+
+static void part_of_many_rows(void *work, int part) {
+    ManyRows *many = work;
+    const PackedCall *call = many->call;
     const Packed *w = call->w;
-    pthread_mutex_lock(&scratch.busy);
-    int64_t numbers = SCRATCH_NUMBERS > w->inputs ? SCRATCH_NUMBERS : w->inputs;
-    float *room = scratch.numbers;
-    if (!room || numbers > SCRATCH_NUMBERS) room = malloc(sizeof(float) * numbers);
+    int first = call->first + part * many->cut, left = call->end - first;
+    int count = left < many->cut ? left : many->cut;
+    int64_t numbers = (int64_t)count * w->inputs;
+    int fits = numbers <= SCRATCH_NUMBERS;
+    float *room = fits ? scratch_of_thread() : malloc(sizeof(float) * numbers);
     if (!room) {
-        pthread_mutex_unlock(&scratch.busy);
-        return 0;
+        atomic_store(&many->failed, 1);
+        return;
     }
-    if (numbers == SCRATCH_NUMBERS) scratch.numbers = room;
-    int step = (int)(numbers / w->inputs);
-    for (int first = call->first; first < call->end; first += step) {
-        int end = call->end - first < step ? call->end : first + step;
-        convert_packed(w, first, end, room, blas.threads);
-        blas_sgemm(ROW_MAJOR, AS_IT_IS, TRANSPOSED, call->rows, end - first, w->inputs, call->alpha,
-                   call->x, (int)call->x_stride, room, w->inputs, call->beta,
-                   call->y + first - call->first, (int)call->y_stride);
-    }
-    if (room != scratch.numbers) free(room);
-    pthread_mutex_unlock(&scratch.busy);
-    return 1;
+    convert_packed(w, first, first + count, room);
+    blas_sgemm(ROW_MAJOR, AS_IT_IS, TRANSPOSED, call->rows, count, w->inputs, call->alpha, call->x,
+               (int)call->x_stride, room, w->inputs, call->beta, call->y + first - call->first,
+               (int)call->y_stride);
+    if (!fits) free(room);
+}
+
+/* y = alpha x w^T + beta y for many rows. Returns 0 if memory is short. */
+static int many_rows(const PackedCall *call) {
+    ManyRows many = {.call = call, .cut = cut_of(call->end - call->first)};
+    int fits = SCRATCH_NUMBERS / call->w->inputs / 16 * 16;
+    if (many.cut > fits) many.cut = fits > 16 ? fits : 16;
+    int parts = (call->end - call->first + many.cut - 1) / many.cut;
+    holdfast_begin_one_thread();
+    share_out(part_of_many_rows, &many, parts, blas.set_threads ? blas.threads : 1);
+    holdfast_end_one_thread();
+    return !atomic_load(&many.failed);
 }
 
 /* y = alpha x w^T + beta y for the weight rows from `first` to `end`. x: [rows, inputs], y: [rows,
@@ -330,7 +437,7 @@ void cblas_sgemm(int order, int of_a, int of_b, int m, int n, int k, float alpha
         return;
     }
     if (of_a != AS_IT_IS || m > blas.most_rows) {
-        blas_sgemm(order, of_a, of_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+        shared_sgemm(order, of_a, of_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
         return;
     }
     Product product = {m, n, k, alpha, beta, a, b, c, lda, ldb, ldc, 0};

@@ -8,6 +8,8 @@ products of few rows itself, which is what decode steps consist of.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
@@ -27,12 +29,15 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 class Blas:
     """Functions of a BLAS with the interface of CBLAS.
 
-    takes_64_bits: whether sizes and strides are 64-bit integers.
+    get_threads, set_threads: for the number of its threads; None: it cannot be set. takes_64_bits:
+    whether sizes and strides are 64-bit integers.
     """
 
     sgemm: Any
     dgemm: Any
     cgemm: Any
+    get_threads: Any
+    set_threads: Any
     takes_64_bits: bool
 
 
@@ -77,12 +82,26 @@ def put_before_mlx(blas: Blas, *, threads: int) -> str:
 
 def use(blas: Blas, *, threads: int, most_rows: int) -> None:
     """Pass products on to `blas`, except those of up to `most_rows` rows."""
+    products = (blas.sgemm, blas.dgemm, blas.cgemm)
+    for_threads = (blas.get_threads, blas.set_threads)
     library().holdfast_use_blas(
-        *(ctypes.cast(each, ctypes.c_void_p) for each in (blas.sgemm, blas.dgemm, blas.cgemm)),
+        *(ctypes.cast(each, ctypes.c_void_p) for each in (*products, *for_threads)),
         ctypes.c_int(blas.takes_64_bits),
         ctypes.c_int(threads),
         ctypes.c_int(most_rows),
     )
+
+
+@contextmanager
+def blas_on_one_thread() -> Iterator[None]:
+    """Within the block, the BLAS behind the shim computes each product on the thread that asks for
+    it; blocks of several threads may overlap. Requires that `unavailable` is empty.
+    """
+    library().holdfast_begin_one_thread()
+    try:
+        yield
+    finally:
+        library().holdfast_end_one_thread()
 
 
 def linear(inputs: Floats, weights: Floats, bias: Floats | None = None) -> Floats:

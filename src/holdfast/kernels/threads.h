@@ -2,11 +2,12 @@
  *
  * The calling thread works too, and a part is claimed only by a thread that is running. So the
  * caller never waits for a thread to wake up, only for parts that another thread has begun. Idle
- * threads look for work for some microseconds, since a step is many short pieces, and then sleep.
+ * threads, and a caller that waits for the last parts, look for some microseconds, since a step is
+ * many short pieces, and then sleep. On a busy machine, looking for longer would take the processor
+ * from the threads that are waited for.
  */
 #include <linux/futex.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <sys/syscall.h>
@@ -24,7 +25,8 @@ static struct {
     Part *run;
     void *work;
     _Atomic uint64_t unclaimed; /* high half: which work; low half: how many parts nobody claimed */
-    _Atomic int unfinished;
+    _Atomic uint32_t unfinished; /* parts; the caller sleeps on it */
+    _Atomic int caller_sleeps;
     _Atomic uint32_t works; /* how many works there were; idle threads sleep on it */
     _Atomic int asleep;
 } pool = {.busy = PTHREAD_MUTEX_INITIALIZER};
@@ -50,9 +52,22 @@ static void run_unclaimed_parts(void) {
     while ((uint32_t)seen) {
         if (!atomic_compare_exchange_weak(&pool.unclaimed, &seen, seen - 1)) continue;
         pool.run(pool.work, (int)(uint32_t)seen - 1);
-        atomic_fetch_sub(&pool.unfinished, 1);
+        if (atomic_fetch_sub(&pool.unfinished, 1) == 1 && atomic_load(&pool.caller_sleeps)) {
+            syscall(SYS_futex, &pool.unfinished, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+        }
         seen = atomic_load(&pool.unclaimed);
     }
+}
+
+static void wait_for_last_parts(void) {
+    int64_t sleep_at = now_ns() + AWAKE_NS;
+    uint32_t left;
+    while (atomic_load(&pool.unfinished) && now_ns() < sleep_at) relax();
+    atomic_store(&pool.caller_sleeps, 1);
+    while ((left = atomic_load(&pool.unfinished))) {
+        syscall(SYS_futex, &pool.unfinished, FUTEX_WAIT_PRIVATE, left, NULL, NULL, 0);
+    }
+    atomic_store(&pool.caller_sleeps, 0);
 }
 
 static void *helping_thread(void *unused) {
@@ -87,7 +102,7 @@ static void share_out(Part *run, void *work, int parts, int threads) {
     }
     pool.run = run;
     pool.work = work;
-    atomic_store(&pool.unfinished, parts);
+    atomic_store(&pool.unfinished, (uint32_t)parts);
     uint64_t number = atomic_load(&pool.works) + UINT64_C(1);
     atomic_store(&pool.unclaimed, number << 32 | (uint32_t)parts);
     atomic_fetch_add(&pool.works, 1);
@@ -95,9 +110,6 @@ static void share_out(Part *run, void *work, int parts, int threads) {
         syscall(SYS_futex, &pool.works, FUTEX_WAKE_PRIVATE, threads - 1, NULL, NULL, 0);
     }
     run_unclaimed_parts();
-    for (int turns = 0; atomic_load(&pool.unfinished); turns++) {
-        if (turns < 1000) relax();
-        else sched_yield();
-    }
+    wait_for_last_parts();
     pthread_mutex_unlock(&pool.busy);
 }

@@ -109,12 +109,21 @@ def current_blas() -> BlasReport:
 class BlasThreads:
     """Gets and sets the number of threads of one loaded BLAS, for the whole process.
 
-    core: the processor type for which OpenBLAS has chosen its kernels; empty if unknown.
+    file: the library. core: the processor type for which OpenBLAS has chosen its kernels; empty if
+    unknown.
     """
 
     get: Callable[[], int]
     set: Callable[[int], None]
+    file: str
     core: str = ""
+
+    @property
+    def is_behind_shim(self) -> bool:
+        """Whether the shim of `kernels/products.py` passes products on to it, and sets its number of
+        threads while it does (`products.blas_on_one_thread`).
+        """
+        return self.file == _current.file and not _current.no_shim
 
 
 def blas_of_numpy() -> tuple[BlasThreads, ...]:
@@ -142,12 +151,20 @@ def _threads_of(file: str) -> BlasThreads | None:
         library = _Library.opened(file)
     except OSError:
         return None
+    get_threads, set_threads = _thread_functions(library)
+    if get_threads is None:
+        return None
+    return BlasThreads(get_threads, set_threads, file, library.text("openblas_get_corename"))
+
+
+def _thread_functions(library: _Library) -> tuple[Any, Any]:
+    """Functions that get and set the number of threads; None if there are none."""
     if library.has("openblas_set_num_threads"):
         get, put = (library.function(f"openblas_{verb}_num_threads") for verb in ("get", "set"))
-        return BlasThreads(get, put, library.text("openblas_get_corename"))
+        return get, put
     if hasattr(library.handle, "MKL_Set_Num_Threads"):
-        return BlasThreads(library.handle.MKL_Get_Max_Threads, library.handle.MKL_Set_Num_Threads)
-    return None
+        return library.handle.MKL_Get_Max_Threads, library.handle.MKL_Set_Num_Threads
+    return None, None
 
 
 def unused_instructions(core: str) -> str:
@@ -256,7 +273,10 @@ def _load_first(candidates: list[str], *, threads: int) -> BlasReport:
         functions = [f"cblas_{kind}gemm" for kind in "sdc"]
         if not no_shim and all(library.has(each) for each in functions):
             sgemm, dgemm, cgemm = map(library.function, functions)
-            blas = products.Blas(sgemm, dgemm, cgemm, library.takes_64_bits)
+            get_threads, set_threads = _thread_functions(library)
+            blas = products.Blas(
+                *(sgemm, dgemm, cgemm), get_threads, set_threads, library.takes_64_bits
+            )
             file = products.put_before_mlx(blas, threads=threads)
             if file:
                 return _described(library, file, threads, few_rows=products.few_rows())

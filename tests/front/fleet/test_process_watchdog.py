@@ -38,6 +38,7 @@ def looks_until_verdict(
 
 def test_a_silent_worker_is_detected_within_ten_seconds_by_default() -> None:
     dog = watchdog(heartbeat=DEFAULTS.heartbeat_seconds, hang=DEFAULTS.hang_seconds)
+    dog.begin_serving(load_seconds=1.0)
     looks = looks_until_verdict(
         dog, [RESTING, *[None] * 60], elapsed_seconds=DEFAULTS.heartbeat_seconds
     )
@@ -80,7 +81,9 @@ def test_beginning_to_serve_does_not_reset_the_silence() -> None:
 
 
 def test_any_heartbeat_ends_the_silence() -> None:
-    assert looks_until_verdict(watchdog(), [RESTING, *[*[None] * 6, RESTING] * 50]) is None
+    dog = watchdog()
+    dog.begin_serving(load_seconds=1.0)
+    assert looks_until_verdict(dog, [RESTING, *[*[None] * 6, RESTING] * 50]) is None
 
 
 def test_loading_and_resting_have_no_limit() -> None:
@@ -99,6 +102,7 @@ def test_unmeasured_work_may_take_as_long_as_loading() -> None:
 def test_a_front_that_was_suspended_for_an_hour_blames_no_worker() -> None:
     dog = watchdog()
     dog.look(RESTING, elapsed_seconds=1.0)
+    dog.begin_serving(load_seconds=1.0)
     assert dog.look(None, elapsed_seconds=3600.0) is None
     assert looks_until_verdict(dog, [None] * 5) is None
 
@@ -106,7 +110,9 @@ def test_a_front_that_was_suspended_for_an_hour_blames_no_worker() -> None:
 def test_a_verdict_is_a_sentence() -> None:
     dog = watchdog(heartbeat=8.2)
     dog.look(RESTING, elapsed_seconds=1.0)
-    assert dog.look(None, elapsed_seconds=100.0) == "has sent no heartbeat for 8 s"
+    dog.begin_serving(load_seconds=1.0)
+    verdict = "has sent no heartbeat and made no progress for 8 s"
+    assert dog.look(None, elapsed_seconds=100.0) == verdict
     assert dog.look(working(7.0), elapsed_seconds=1.0) == "has been in the same step for 7 s"
 
 
@@ -136,11 +142,57 @@ def test_a_worker_with_heartbeats_is_never_silent_however_late_the_front_polls(
 @given(gaps=st.lists(st.floats(0.0, 5.0), min_size=1, max_size=60))
 def test_silence_counts_only_while_the_front_runs(gaps: list[float]) -> None:
     dog = watchdog()
+    dog.begin_serving(load_seconds=1.0)
     dog.look(RESTING, elapsed_seconds=1.0)
     ran = 0.0
     for gap in gaps:
         ran += min(gap, 1.0)
-        assert (dog.look(None, elapsed_seconds=gap) is not None) == (ran >= 7.0)
+        verdict = dog.look(None, elapsed_seconds=gap)
+        assert (verdict is not None) == (round(ran, 6) >= 7.0)
+
+
+def silent_polls(dog: Watchdog, *, ran_seconds: float, has_read: bool = False) -> int | None:
+    """After how many silent seconds the worker counts as hanging; None: not within an hour."""
+    dog.look(Heartbeat(activity="loading"), elapsed_seconds=1.0)
+    for number in range(1, 3600):
+        if dog.look(None, elapsed_seconds=1.0, ran_seconds=ran_seconds, has_read=has_read):
+            return number
+    return None
+
+
+@pytest.mark.parametrize("ran_seconds", [0.03, 0.1, 1.0, 8.0])
+def test_a_silent_worker_that_runs_is_left_alone_while_it_loads(ran_seconds: float) -> None:
+    assert silent_polls(watchdog(), ran_seconds=ran_seconds) is None
+
+
+def test_a_silent_worker_that_reads_is_left_alone_while_it_loads() -> None:
+    assert silent_polls(watchdog(), ran_seconds=0.0, has_read=True) is None
+
+
+@pytest.mark.parametrize("ran_seconds", [0.0, 0.01])  # its threads wait for the interpreter lock
+def test_a_load_without_progress_is_found(ran_seconds: float) -> None:
+    assert silent_polls(watchdog(), ran_seconds=ran_seconds) == 56
+
+
+@pytest.mark.parametrize(
+    ("ran_seconds", "seconds"), [(0.0, 7), (0.01, 7), (0.05, 1120), (0.5, 112), (1.0, 56)]
+)
+def test_a_silent_worker_that_serves_has_a_limit_of_processor_time(
+    ran_seconds: float, seconds: int
+) -> None:
+    dog = watchdog()
+    dog.begin_serving(load_seconds=1.0)
+    found = silent_polls(dog, ran_seconds=ran_seconds)
+    assert found is not None
+    assert abs(found - seconds) <= 1  # of rounding
+
+
+def test_progress_before_it_hung_delays_the_verdict_by_less_than_the_limit() -> None:
+    dog = watchdog()
+    dog.begin_serving(load_seconds=1.0)
+    for _ in range(20):
+        assert dog.look(None, elapsed_seconds=1.0, ran_seconds=1.0) is None
+    assert looks_until_verdict(dog, [None] * 20) == 7
 
 
 @pytest.mark.parametrize(("load_seconds", "patience"), [(0.5, 56), (10.0, 200), (100.0, 600)])

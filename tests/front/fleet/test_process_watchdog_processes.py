@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import psutil
 import pytest
@@ -28,7 +29,7 @@ from holdfast.wire.events import (
     WorkerFailed,
     WorkerReady,
 )
-from tests.fakes.fake_engine import HANGS, expected_tokens
+from tests.fakes.fake_engine import HANGS, HOLDS_THE_LOCK, expected_tokens
 from tests.fakes.fake_models import OneModel
 from tests.fakes.fake_worker import IMPATIENT, ROOT, a_request, fake_settings
 
@@ -115,20 +116,34 @@ async def test_requests_of_a_suspended_worker_get_the_same_answers() -> None:
         assert made.statuses()[0].restarts == {"died": 0, "hung": 1}
 
 
+async def test_a_worker_that_holds_the_interpreter_lock_while_it_runs_is_left_alone() -> None:
+    """As native code does that builds a tokenizer: for 15 s on a busy machine, without heartbeats."""
+    hasty = ResidencySettings(heartbeat_seconds=0.05, hang_seconds=0.4)
+    async with residency("holds-the-lock", settings=hasty) as made:
+        async with asyncio.timeout(LIMIT_SECONDS):
+            await made.wait_ready()
+        old = pid_of(made)
+        client = await made.client("m")
+        stream = client.submit(a_request("native", prompt=(1, HOLDS_THE_LOCK)))
+        assert (await last_of(stream)).reason is FinishReason.LENGTH
+        assert pid_of(made) == old
+
+
 async def test_a_worker_suspended_while_loading_is_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    hasty = ResidencySettings(heartbeat_seconds=0.05, hang_seconds=0.2)
     worker = await WorkerProcess.start(
-        fake_settings("hangs", residency=IMPATIENT),
+        fake_settings("hangs", residency=hasty),
         on_progress=lambda event: None,
         deliver=lambda events: None,
     )
     look, was_heard = worker.watchdog.look, asyncio.Event()
 
-    def observed(beat: Heartbeat | None, *, elapsed_seconds: float) -> str | None:
+    def observed(beat: Heartbeat | None, **measured: Any) -> str | None:
         if beat is not None:
             was_heard.set()
-        return look(beat, elapsed_seconds=elapsed_seconds)
+        return look(beat, **measured)
 
     monkeypatch.setattr(worker.watchdog, "look", observed)
     async with asyncio.timeout(LIMIT_SECONDS):

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.worker.engine import code_attention
 from holdfast.worker.engine.probe import warnings_about_kernels
 from holdfast.worker.engine.views import (
     GatherView,
@@ -375,12 +376,26 @@ def wrong_over_slices(of_mlx: Callable[..., mx.array], at: int) -> Callable[...,
     return compute
 
 
+def refusing_slices(of_mlx: Callable[..., mx.array], at: int) -> Callable[..., mx.array]:
+    """A function of MLX that has no kernel for slices, as on CUDA."""
+
+    def compute(*arrays: mx.array, **more: Any) -> mx.array:
+        mx.eval(arrays)
+        if not all(np.array(array, copy=False).flags.c_contiguous for array in arrays[at:]):
+            raise RuntimeError("[QuantizedMatmul::eval_gpu] No implementation for problem shape")
+        return of_mlx(*arrays, **more)
+
+    return compute
+
+
 @pytest.fixture
 def own_check() -> Iterator[None]:
-    """The check of MLX's functions is made anew, and not kept."""
-    wrong_slices.cache_clear()
+    """The checks of MLX's functions are made anew, and not kept."""
+    for check in (wrong_slices, code_attention.is_right):
+        check.cache_clear()
     yield
-    wrong_slices.cache_clear()
+    for check in (wrong_slices, code_attention.is_right):
+        check.cache_clear()
 
 
 DIRECTLY = StepContext(composes_attention=False, reads_codes=True)
@@ -493,6 +508,37 @@ def test_a_prompt_in_the_step_does_not_make_decoding_sequences_dequantize(
 
 def rms(array: mx.array) -> float:
     return float(mx.sqrt(mx.square(array).mean()))
+
+
+@pytest.mark.parametrize("bits", ["8", "4"])
+@pytest.mark.parametrize(("name", "at"), [("dequantize", 0), ("quantized_matmul", 1)])
+def test_slices_are_copied_where_mlx_refuses_them(
+    bits: KVBits, name: str, at: int, monkeypatch: pytest.MonkeyPatch, own_check: None
+) -> None:
+    context = BY_DEQUANTIZING if name == "dequantize" else DIRECTLY
+    monkeypatch.setattr(quantized_module, "can_dequantize", lambda dimension: False)
+    expected = decoded(context, bits=bits, value_dim=64)
+    monkeypatch.setattr(mx, name, refusing_slices(getattr(mx, name), at))
+    wrong_slices.cache_clear()
+    assert wrong_slices() == {f"mx.{name}"}
+    assert code_attention.is_right()
+    assert_close(decoded(context, bits=bits, value_dim=64), expected)
+    (warning,) = warnings_about_kernels(kept_tiny("llama"), force=True)
+    assert "or refuses them" in warning
+
+
+def test_attention_that_mlx_refuses_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = kept_tiny("llama")
+    of_mlx = mx.fast.scaled_dot_product_attention
+
+    def refusing(queries: mx.array, keys: mx.array, *rest: Any, **more: Any) -> mx.array:
+        if keys.shape[2] > 100:
+            raise RuntimeError("no such kernel\nsecond line")
+        return of_mlx(queries, keys, *rest, **more)
+
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", refusing)
+    (warning,) = warnings_about_kernels(model, force=True)
+    assert "fails (no such kernel)" in warning
 
 
 @pytest.mark.parametrize("bits", ["8", "4"])

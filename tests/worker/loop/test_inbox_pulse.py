@@ -44,6 +44,13 @@ def test_time_in_which_memory_comes_back_from_disk_does_not_count() -> None:
         assert pulse.beat(elapsed_seconds=1.0, page_faults=PAGING_FAULTS).lasting_seconds == 0.0
 
 
+def test_time_in_which_other_processes_had_the_cores_does_not_count() -> None:
+    pulse = Pulse(interval_seconds=1.0)
+    for beats in range(1, 100):
+        beat = pulse.beat(elapsed_seconds=1.0, page_faults=0, share_of_core=0.25)
+        assert beat.lasting_seconds == 0.25 * beats
+
+
 @given(gaps=st.lists(st.floats(0.0, 100.0), max_size=50))
 def test_work_never_seems_longer_than_it_is_or_than_its_heartbeats(gaps: list[float]) -> None:
     pulse = Pulse(interval_seconds=1.0)

@@ -17,13 +17,15 @@ from holdfast.config import ModelSettings
 from holdfast.front.fleet.worker_files import WorkerTemporaries
 from holdfast.front.link.worker_link import WorkerLink
 from holdfast.machine.clocks import awake_clock, awake_timeout
+from holdfast.machine.process_time import LEAST_SHARE, progress_of
 from holdfast.wire.commands import SHUT_DOWN, Assignment, WorkerSettings
 from holdfast.wire.events import Event, Heartbeat, LoadProgress, WorkerFailed, WorkerReady
 
 # A step counts as hanging after this many times the longest time of similar steps. If none was
 # measured, the loading time is multiplied instead.
 PATIENCE = 20.0
-# shortest limit for a kind of step that was not measured yet, in multiples of `hang_seconds`
+# shortest limit for a kind of step that was not measured yet, and the longest time without any
+# progress while a model is loaded, in multiples of `hang_seconds`
 LEAST_UNMEASURED = 8.0
 GRACE_SECONDS = 10.0  # time between the request to exit and SIGKILL
 LOG_SECONDS = 2.0  # how long to wait for the rest of the log after the process has exited
@@ -207,12 +209,20 @@ class WorkerProcess:
         """
         clock = awake_clock()
         polled_at = clock.time()
+        before = progress_of(self.pid)
         while self.hang is None and self.is_alive:
             await asyncio.sleep(interval_seconds)
             now = clock.time()
             heartbeat = self.link.poll_heartbeat()
-            self.hang = self.watchdog.look(heartbeat, elapsed_seconds=now - polled_at)
+            progress = progress_of(self.pid)
+            self.hang = self.watchdog.look(
+                heartbeat,
+                elapsed_seconds=now - polled_at,
+                ran_seconds=progress.processor_seconds - before.processor_seconds,
+                has_read=progress.read_bytes > before.read_bytes,
+            )
             polled_at = now
+            before = progress
         if self.hang is not None and self.is_alive:
             self._signal(signal.SIGKILL)
             self.link.fail(
@@ -229,7 +239,13 @@ class WorkerProcess:
 
 
 class Watchdog:
-    """Detects from a worker's heartbeats that the worker hangs; polled every `heartbeat_seconds`.
+    """Detects from a worker's heartbeats and its progress that the worker hangs; polled every
+    `heartbeat_seconds`.
+
+    A worker that sends no heartbeats is judged by what it gets done. A native call may hold the
+    interpreter lock for long, and on a busy machine that takes many times as long. If the process
+    uses no processor time and reads nothing, it hangs. If it does, it has the processor time that
+    unmeasured work may take.
 
     The time since the last poll counts as at most one interval. So the worker never seems to hang
     only because the front was suspended or too busy to poll.
@@ -238,17 +254,20 @@ class Watchdog:
     def __init__(
         self, *, heartbeat_seconds: float, hang_seconds: float, unmeasured_seconds: float
     ) -> None:
-        """hang_seconds: the longest silence that is allowed, and the shortest limit for any step.
+        """hang_seconds: the longest silence without progress that is allowed, and the shortest
+        limit for any step.
 
         unmeasured_seconds: the limit for kinds of work that were not measured yet.
         """
         self._heartbeat_seconds = heartbeat_seconds
         self._hang_seconds = hang_seconds
         self._unmeasured_seconds = max(unmeasured_seconds, hang_seconds)
-        # True from the first heartbeat, or from when the worker serves; loading has a time limit of
-        # its own
+        # True from the first heartbeat, or from when the worker serves
         self.expects_heartbeats = False
-        self._silent_seconds = 0.0
+        self._is_serving = False
+        # since the last heartbeat, for each poll: its time, and how much of that the process ran
+        self._silence: list[tuple[float, float]] = []
+        self._ran_silently_seconds = 0.0
 
     def begin_serving(self, *, load_seconds: float) -> None:
         """Expect heartbeats from now on, because the worker serves.
@@ -257,24 +276,52 @@ class Watchdog:
         prompts.
         """
         self.expects_heartbeats = True
+        self._is_serving = True
         known = max(LEAST_UNMEASURED * self._hang_seconds, PATIENCE * load_seconds)
         self._unmeasured_seconds = min(self._unmeasured_seconds, known)
 
-    def look(self, beat: Heartbeat | None, *, elapsed_seconds: float) -> str | None:
+    def look(
+        self,
+        beat: Heartbeat | None,
+        *,
+        elapsed_seconds: float,
+        ran_seconds: float = 0.0,
+        has_read: bool = False,
+    ) -> str | None:
         """Judge the last heartbeat. Returns a description of the hang; None if there is none.
 
         beat: the heartbeat that arrived since the last poll; None if none arrived.
-        elapsed_seconds: the time since the last poll.
+        elapsed_seconds: the time since the last poll. ran_seconds: the processor time that the
+        process used since then. has_read: whether it read from disk.
         """
         if beat is not None:
             self.expects_heartbeats = True
-            self._silent_seconds = 0.0
+            self._silence.clear()
+            self._ran_silently_seconds = 0.0
             return self._judge(beat)
-        if self.expects_heartbeats:
-            self._silent_seconds += min(elapsed_seconds, self._heartbeat_seconds)
-        if self._silent_seconds < self._hang_seconds:
+        if not self.expects_heartbeats:
             return None
-        return f"has sent no heartbeat for {self._silent_seconds:.0f} s"
+        counted = min(elapsed_seconds, self._heartbeat_seconds)
+        ran = counted if has_read else min(ran_seconds, counted)
+        self._silence.append((counted, ran))
+        self._ran_silently_seconds += ran
+        return self._judge_silence()
+
+    def _judge_silence(self) -> str | None:
+        limit = self._hang_seconds if self._is_serving else LEAST_UNMEASURED * self._hang_seconds
+        seconds = 0.0
+        ran_seconds = 0.0
+        for counted, ran in reversed(self._silence):
+            seconds += counted
+            ran_seconds += ran
+            if seconds >= limit:
+                break
+        if seconds >= limit and ran_seconds < LEAST_SHARE * seconds:
+            return f"has sent no heartbeat and made no progress for {seconds:.0f} s"
+        # while loading, `model.startup_seconds` limits it
+        if self._is_serving and self._ran_silently_seconds >= self._unmeasured_seconds:
+            return f"has sent no heartbeat while it ran for {self._ran_silently_seconds:.0f} s"
+        return None
 
     def _judge(self, beat: Heartbeat) -> str | None:
         if beat.expected_seconds is None:

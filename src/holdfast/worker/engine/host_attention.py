@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import TypeAlias
@@ -23,6 +23,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from holdfast.kernels import products
 from holdfast.machine.blas import AVX512_CORES, blas_of_numpy, current_blas, usable_cores
 
 _BLOCK_SCORES = 1 << 18  # 1 MiB of float32: a core's share of the cache
@@ -307,13 +308,15 @@ def _products_on_one_thread() -> Iterator[None]:
 
     Our threads already use all cores: products on several threads would wait for each other. The
     limit is set and undone each time, which takes a microsecond: when Holdfast is used as a
-    library, other code in the process may use numpy.
+    library, other code in the process may use numpy. The shim does so too, so it counts for both.
     """
-    before = [(library, library.get()) for library in _libraries()]
+    before = [(each, each.get()) for each in _libraries() if not each.is_behind_shim]
+    is_shared = len(before) < len(_libraries())
     try:
         for library, _ in before:
             library.set(1)
-        yield
+        with products.blas_on_one_thread() if is_shared else nullcontext():
+            yield
     finally:
         for library, threads in before:
             library.set(threads)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import logging
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -39,6 +40,8 @@ from holdfast.worker.engine.sequence import SequenceSpan
 from holdfast.worker.engine.views import RowsView, StepContext
 from holdfast.worker.kv.full import FullKV
 from holdfast.worker.kv.layer import LayerKV
+
+logger = logging.getLogger("holdfast.worker")
 
 MOST_TOKENS = 64  # of a step in one call; with more, attention is faster in numpy
 _MODULES = ("llama", "qwen2", "qwen3")  # mlx-lm runs other models of this design with these modules
@@ -316,7 +319,14 @@ def attach(model: Any, dtype: mx.Dtype) -> None:
     if dtype != mx.float32 or unavailable() or not _is_known(model):
         return
     rope = _rope_form([block.self_attn.rope for block in model.layers])
-    if rope is not None and _agrees(model, _decoder(model, rope, layers=1)):
+    if rope is None:
+        return
+    try:
+        is_right = _agrees(model, _decoder(model, rope, layers=1))
+    except (RuntimeError, ValueError, TypeError):  # of an operation that MLX or the kernel refuses
+        logger.exception("the decoder in C could not be tried")
+        return
+    if is_right:
         model._host_decoder = _decoder(model, rope, layers=len(model.layers))
 
 

@@ -138,7 +138,8 @@ def no_stand_ins() -> str:
         return reason
     try:
         return _disagreement()
-    except ValueError as error:  # in case MLX refuses views that are larger than their array
+    # in case MLX refuses views that are larger than their array, or an operation
+    except (RuntimeError, ValueError, TypeError) as error:
         return f"MLX refuses it: {error}"
 
 

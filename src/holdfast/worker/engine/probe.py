@@ -667,8 +667,8 @@ def warnings_about_kernels(model: Any, *, force: bool = False) -> tuple[str, ...
     mx.clear_cache()
     warnings = [
         f"decoding over quantized keys and values is slower on this device. Why: {name} is wrong "
-        "over slices of an array, so they are copied first. What to do: install another version "
-        "of mlx"
+        "over slices of an array or refuses them, so they are copied first. What to do: install "
+        "another version of mlx"
         for name in sorted(wrong_over_slices())
     ]
     if not faults:
@@ -682,17 +682,19 @@ def warnings_about_kernels(model: Any, *, force: bool = False) -> tuple[str, ...
 
 
 def _faults(shape: AttentionShape, keys: int, queries: int) -> list[str]:
-    error = attention_error(shape, keys=keys, queries=queries)
-    if error <= ALLOWED_ERROR[shape.dtype_bytes]:
-        return []
     dimensions = (
         f"{shape.heads} heads, {shape.kv_heads} key heads, dimension {shape.head_dimension}"
     )
     count = "1 query" if queries == 1 else f"{queries:,} queries"
-    return [
-        f"attention of {count} over {keys:,} keys ({dimensions}) is off by {error:.2f} of the "
-        "largest value"
-    ]
+    what = f"attention of {count} over {keys:,} keys ({dimensions})"
+    try:
+        error = attention_error(shape, keys=keys, queries=queries)
+    except (RuntimeError, ValueError, TypeError) as refusal:  # of an unsupported operation
+        first_line = str(refusal).partition("\n")[0]
+        return [f"{what} fails ({first_line})"]
+    if error <= ALLOWED_ERROR[shape.dtype_bytes]:
+        return []
+    return [f"{what} is off by {error:.2f} of the largest value"]
 
 
 def attention_error(shape: AttentionShape, *, keys: int, queries: int) -> float:

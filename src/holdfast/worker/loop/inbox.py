@@ -17,6 +17,7 @@ import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from holdfast.machine.process_time import own_queue_times, share_of_core
 from holdfast.wire.commands import SHUT_DOWN, Command
 from holdfast.wire.events import Event, Heartbeat
 
@@ -115,8 +116,9 @@ class Pulse:
 
     The device thread writes the activity and the heartbeat thread reads it: a single reference,
     replaced as a whole. The identity of the object tells whether the device thread is still in the
-    same activity. At most one heartbeat interval is counted between two heartbeats: if the process
-    is stopped, or the machine sleeps or is too busy, work seems shorter than it is, never longer.
+    same activity. At most one heartbeat interval is counted between two heartbeats, and of that
+    only the share in which the process did not wait for a core: if the process is stopped, or the
+    machine sleeps or is too busy, work seems shorter than it is, never longer.
     """
 
     def __init__(self, *, interval_seconds: float = math.inf) -> None:
@@ -136,17 +138,21 @@ class Pulse:
         """
         self._occupation = Heartbeat(activity="working", expected_seconds=expected_seconds)
 
-    def beat(self, *, elapsed_seconds: float, page_faults: int) -> Heartbeat:
+    def beat(
+        self, *, elapsed_seconds: float, page_faults: int, share_of_core: float = 1.0
+    ) -> Heartbeat:
         """Create the next heartbeat. Heartbeat thread only.
 
         elapsed_seconds, page_faults: the time and the major page faults since the last heartbeat.
+        share_of_core: how much of that time the process could use (`process_time`).
         """
         occupation = self._occupation
         if occupation is not self._seen:
             self._seen = occupation
             self._lasting_seconds = 0.0
         elif page_faults < PAGING_FAULTS:
-            self._lasting_seconds += min(elapsed_seconds, self.interval_seconds)
+            counted = min(elapsed_seconds, self.interval_seconds)
+            self._lasting_seconds += counted * share_of_core
         return msgspec.structs.replace(occupation, lasting_seconds=self._lasting_seconds)
 
 
@@ -183,14 +189,20 @@ class Heart:
         encoder = msgspec.msgpack.Encoder()
         beaten_at = time.monotonic()
         faults_before = _major_page_faults()
+        times_before = own_queue_times()
         while True:
             now = time.monotonic()
             faults = _major_page_faults()
+            times = own_queue_times()
+            elapsed = now - beaten_at
             beat = self._pulse.beat(
-                elapsed_seconds=now - beaten_at, page_faults=faults - faults_before
+                elapsed_seconds=elapsed,
+                page_faults=faults - faults_before,
+                share_of_core=share_of_core(times_before, times, elapsed_seconds=elapsed),
             )
             beaten_at = now
             faults_before = faults
+            times_before = times
             socket.send(encoder.encode(beat))  # never blocks, because of CONFLATE
             if self._stopped.wait(self._pulse.interval_seconds):
                 return

@@ -1,0 +1,87 @@
+"""What a process gets done, seen from outside: the measure by which a hang is told from a busy
+machine.
+
+On a machine with more runnable threads than cores, everything takes longer, and nothing that is
+late is therefore broken. A process that hangs uses no processor time and reads nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+_TASKS = Path("/proc/self/task")
+# A process that uses less of a core than this makes no progress. Threads that only wait for the
+# interpreter lock wake up 200 times a second, which takes 0.2 % of a core for each of them.
+LEAST_SHARE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a process has done so far. processor_seconds: of all its threads. read_bytes: from
+    disk, including memory that was paged out.
+    """
+
+    processor_seconds: float = 0.0
+    read_bytes: int = 0
+
+
+def progress_of(pid: int) -> Progress:
+    """What a process of the same user has done so far; nothing if it is gone. Any thread."""
+    import psutil  # the import takes 10 ms, which a starting server should not spend
+
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            times = process.cpu_times()
+            return Progress(times.user + times.system, _read_bytes(process))
+    except psutil.Error:
+        return Progress()
+
+
+def _read_bytes(process: object) -> int:
+    if sys.platform == "linux":
+        return int(process.io_counters().read_bytes)  # type: ignore[attr-defined]
+    pages = getattr(process.memory_info(), "pageins", 0)  # type: ignore[attr-defined]
+    return int(pages)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTimes:
+    """How long the threads of this process have run, and how long they have waited for a core."""
+
+    ran_seconds: float = 0.0
+    waited_seconds: float = 0.0
+
+
+def own_queue_times(tasks: Path = _TASKS) -> QueueTimes:
+    """The times of this process; zeros if the system does not say. Any thread.
+
+    Source: Documentation/scheduler/sched-stats.rst, /proc/PID/task/TID/schedstat.
+    """
+    ran = waited = 0
+    try:
+        threads = os.listdir(tasks)
+    except OSError:
+        threads = []
+    for thread in threads:
+        try:
+            running, waiting, _ = (tasks / thread / "schedstat").read_text().split()
+        except (OSError, ValueError):
+            continue  # the thread has ended
+        ran += int(running)
+        waited += int(waiting)
+    return QueueTimes(ran / 1e9, waited / 1e9)
+
+
+def share_of_core(before: QueueTimes, now: QueueTimes, *, elapsed_seconds: float) -> float:
+    """The part of its time that a process could use since `before`: 1 if none of its threads had to
+    wait for a core, or if they did not want to run.
+    """
+    ran = max(now.ran_seconds - before.ran_seconds, 0.0)
+    waited = max(now.waited_seconds - before.waited_seconds, 0.0)
+    if ran < LEAST_SHARE * elapsed_seconds:
+        return 1.0  # it does not run because it waits for something else than a core
+    return ran / (ran + waited)
