@@ -43,6 +43,9 @@ def test_an_image_is_given_in_many_ways_and_prefilled_once(llm: LLM, tmp_path: P
         again = llm.chat([user(part)], tenant="ways", **OPTIONS)
         assert again.text == first.text
         assert again.cached_tokens == first.prompt_tokens - 1
+    without_tenant = llm.chat([user({"type": "image", "data": CAT})], **OPTIONS)
+    assert without_tenant.text == first.text
+    assert without_tenant.prompt_tokens == first.prompt_tokens
     messages = [user({"type": "image", "data": CAT}), first.message, user()]
     with llm.stream_chat(messages, tenant="ways", **OPTIONS) as stream:
         assert stream.read_all().cached_tokens >= first.prompt_tokens

@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from holdfast.errors import InvalidRequest
+from holdfast.errors import ImageUnresolved, InvalidRequest
 from holdfast.front.images.folder import ImageFolder
 from holdfast.front.images.sources import IMAGE, is_image
 from holdfast.front.prompt.lru_cache import LruCache
@@ -23,7 +23,7 @@ from holdfast.wire.requests import PlacedImage, TokenIds
 
 _OPENING: Final = f"\ufdd6{secrets.token_hex(8)}"  # random, so that no client can write a mark
 _CLOSING: Final = "\ufdd7"
-_MARK: Final = re.compile(f"{_OPENING}([0-9a-f]{{64}}){_CLOSING}")
+_MARK: Final = re.compile(f"{_OPENING}([0-9a-f]+){_CLOSING}")
 _ENTRY_BYTES: Final = 500
 
 
@@ -46,13 +46,24 @@ def _text_of(part: Any) -> str | None:
 
 
 def image_mark(image: str) -> str:
-    """The mark of an image."""
-    return f"{_OPENING}{image}{_CLOSING}"
+    """The mark of an image. This and `_MARK` are the only places that know what marks look like."""
+    mark = f"{_OPENING}{image}{_CLOSING}"
+    assert _MARK.fullmatch(mark), "an image has a name that marks cannot contain"
+    return mark
 
 
 def has_images(text: str) -> bool:
     """Whether a text contains marks of images."""
     return _OPENING in text
+
+
+def require_no_images(text: str) -> None:
+    """Make sure that no mark is left in a text that a model or a client gets to see.
+
+    Raises ImageUnresolved, which does not quote the mark: its opening is a secret.
+    """
+    if _OPENING in text:
+        raise ImageUnresolved
 
 
 def images_of(text: str) -> list[str]:
