@@ -59,7 +59,6 @@ from holdfast.wire.events import (
     WorkerFailed,
     WorkerStatistics,
 )
-from holdfast.wire.images import ImageCommand
 from holdfast.wire.output import (
     ChoiceFinished,
     OutputDelta,
@@ -359,23 +358,22 @@ class LLM:
     def _with_images(
         self, request: GenerationRequest, held: ExitStack
     ) -> tuple[GenerationRequest, Layouts]:
-        """Validate the images of a request and get their token layouts. held: keeps their files.
+        """Take the images of a request and get their token layouts. held: keeps their files.
 
-        Returns the request with the hashes of its images, and their layouts.
+        Returns the request with the names of its images, and their layouts.
         """
         if not isinstance(request.prompt, ChatPrompt):
             return request, NO_IMAGES
         vision = self._client.info.vision
-        checked = held.enter_context(
+        taken = held.enter_context(
             self._images.entered_here(request.prompt, vision, tenant=request.tenant)
         )
-        request = msgspec.structs.replace(request, prompt=checked.prompt)
         model = self._client.info.fingerprint
-        layouts, missing = self._layouts.known(checked.fields, model=model)
-        if missing:
-            answer = self._client.ask(ImageCommand(images=missing))
-            layouts |= self._layouts.learn(answer, model=model, fields=checked.fields)
-        return request, layouts
+        question = self._layouts.question(taken, model=model, max_pixels=self._images.max_pixels)
+        if question is not None:
+            self._layouts.learn(self._client.ask(question), model=model)
+        prompt, layouts = self._layouts.known(taken, model=model)
+        return msgspec.structs.replace(request, prompt=prompt), layouts
 
     def _submit(self, sequence: SequenceRequest, *, adapter: str) -> BlockingEventStream:
         if adapter and adapter not in self._adapters:
