@@ -74,6 +74,16 @@ def test_what_cannot_be_used_is_said(
     assert refused.value.field == field
 
 
+@pytest.mark.parametrize("part", [{"path": "no.png"}, {"data": CAT[:90]}, {}])
+def test_an_earlier_image_that_cannot_be_used_is_a_note(llm: LLM, part: dict[str, Any]) -> None:
+    answer = {"role": "assistant", "content": "hm"}
+    noted = llm.chat([user({"type": "image", **part}), answer, user()], **OPTIONS)
+    note = {"type": "text", "text": "[image left out: it cannot be read]"}
+    written = llm.chat([user(note), answer, user()], **OPTIONS)
+    assert (noted.text, noted.prompt_tokens) == (written.text, written.prompt_tokens)
+    assert written.cached_tokens == written.prompt_tokens - 1
+
+
 def test_images_are_held_while_an_answer_is_generated(llm: LLM) -> None:
     folder = llm._images.folder
     with llm.stream_chat([user({"type": "image", "data": CAT})], **OPTIONS) as stream:

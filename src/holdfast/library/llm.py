@@ -23,7 +23,7 @@ from holdfast.files import hash_cache_file
 from holdfast.front.answers.choice import ChoiceText
 from holdfast.front.images.folder import images_folder
 from holdfast.front.images.intake import ImageIntake
-from holdfast.front.images.sources import is_image_kind, with_image
+from holdfast.front.images.sources import ImageSource, image_part, is_image_kind, with_image
 from holdfast.front.link.event_stream import refusal
 from holdfast.front.prompt.conversation import answer_message
 from holdfast.front.prompt.embed_and_rank import (
@@ -758,7 +758,7 @@ def chat_request(messages: Messages, options: Mapping[str, Any]) -> GenerationRe
 
 
 def _with_images(message: Mapping[str, Any], field: str) -> dict[str, Any]:
-    """The message with its images in the form of a prompt. Raises InvalidRequest."""
+    """The message with its images in the form of a prompt."""
     content = message.get("content")
     if not isinstance(content, list | tuple):
         return dict(message)
@@ -778,7 +778,8 @@ def _with_image(part: Mapping[str, Any], field: str) -> dict[str, Any]:
     try:
         return with_image({"type": part["type"], "data": Path(path).read_bytes()}, field)
     except OSError as error:
-        raise InvalidRequest(f"the image cannot be read: {error}", field=f"{field}.path") from error
+        problem = f"the image cannot be read: {error}"
+        return image_part(ImageSource(field=f"{field}.path", problem=problem))
 
 
 def _refuse_unknown(names: Collection[str], options: type) -> None:

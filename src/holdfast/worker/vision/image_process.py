@@ -288,7 +288,7 @@ class _Process:
         self._link.setblocking(False)
         self._clock = clock
         self._read = bytearray()
-        self._watched = _Watched(self._process.pid, seconds=_START_SECONDS, clock=clock)
+        self._watched = _Usage(self._process.pid, seconds=_START_SECONDS, clock=clock)
         self.has_started = False
 
     @property
@@ -303,7 +303,7 @@ class _Process:
         sent = socket.send_fds(self._link, [message], [file.fileno()])
         assert sent == len(message), "a task does not fit into the socket's buffer"
         if self.has_started:
-            self._watched = _Watched(self.pid, seconds=MAX_SECONDS, clock=self._clock)
+            self._watched = _Usage(self.pid, seconds=MAX_SECONDS, clock=self._clock)
 
     def answer(self) -> ImageOutcome | None:
         """The answer to the task; None if it is not there yet. Raises _ProcessFailed."""
@@ -319,7 +319,7 @@ class _Process:
         if not self.has_started and self._read:
             del self._read[: len(STARTED)]
             self.has_started = True
-            self._watched = _Watched(self.pid, seconds=MAX_SECONDS, clock=self._clock)
+            self._watched = _Usage(self.pid, seconds=MAX_SECONDS, clock=self._clock)
         size = int.from_bytes(self._read[:HEAD_BYTES], "big")
         if len(self._read) < HEAD_BYTES or len(self._read) < HEAD_BYTES + size:
             self._watched.check()
@@ -343,7 +343,7 @@ class _Process:
         self._link.close()
 
 
-class _Watched:
+class _Usage:
     """Looks from time to time at what a process uses from now on."""
 
     def __init__(self, pid: int, *, seconds: float, clock: Callable[[], float]) -> None:

@@ -11,10 +11,10 @@ import pytest
 from holdfast.config import ImagesSettings
 from holdfast.errors import InvalidRequest
 from holdfast.front.images import intake as intake_module
+from tests.fakes.image_requests import CAT, anthropic, in_base64, openai, text
 from tests.fakes.images import broken_images, data_url, png
 from tests.fakes.scripted_gateway import MODEL
 from tests.fakes.seeing import QWEN, chat, said, seeing_front
-from tests.front.images.test_intake_protocols import CAT, anthropic, in_base64, openai, text
 
 NOTE = "[image left out: it cannot be read]"
 DAMAGED = CAT[:60]

@@ -12,8 +12,8 @@ from holdfast.config import ServerSettings
 from holdfast.front.prompt import images
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.models.images import image_name
+from tests.fakes.image_requests import CAT, REQUESTS
 from tests.fakes.seeing import FAMILIES, SeeingFront, seeing_bundle, seeing_front
-from tests.front.images.test_intake_protocols import CAT, REQUESTS
 
 KEY = "a key"
 # how a request gets a tenant: its headers, and additional fields of its body
