@@ -506,7 +506,7 @@ class ImagesSettings:
     )
     check_seconds: float = _setting(
         30.0,
-        "How long it may take to fetch and check the images of a request.",
+        "How long it may take to fetch the images of a request and to write them to disk.",
         limits=POSITIVE,
     )
     disk_bytes: int = _setting(

@@ -221,6 +221,16 @@ class GenerationFailed(HoldfastError):
         self.is_deadly = is_deadly
 
 
+class ImageUnresolved(HoldfastError):
+    """An image of a conversation found no place in the rendered prompt: status 500.
+
+    This is a bug of Holdfast. The request ends, because a model must never read an image's mark.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("an image of the conversation could not be placed in the prompt")
+
+
 class TemplateOverrun(HoldfastError):
     """Rendering a model's chat template exceeded the time or memory limit: status 500.
 

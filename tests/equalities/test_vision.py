@@ -297,6 +297,6 @@ def test_a_request_whose_image_is_gone_ends_alone(
     gone = beside.request("gone", [user(image_file(20, 20, seed=99), "What was it?")])
     (beside.images / gone.images[0].layout.image).unlink()
     inbox = beside.worker().serve([[gone, *requests(beside, "an image", "text")]])
-    assert inbox.finished("gone").reason is FinishReason.REFUSED
+    assert inbox.finished("gone").reason is FinishReason.FAILED
     assert "missing" in inbox.finished("gone").error
     assert not wrong(inbox, ["an image", "text"], expected)

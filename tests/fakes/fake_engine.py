@@ -84,6 +84,14 @@ class FakeEngine:
     def indivisible(self, request: SequenceRequest) -> tuple[tuple[int, int], ...]:
         return ()
 
+    is_reading_images = False
+
+    def has_unprepared_images(self, *_: object, **__: object) -> bool:
+        return False
+
+    def close_images(self) -> None:
+        pass
+
     def lacks_images(self, span: Span) -> bool:
         return False
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.errors import WorkerUnavailable
 from holdfast.front.link.event_stream import EventStream
-from holdfast.models.images import open_image
+from holdfast.models.images import ImageUnusable, open_image
 from holdfast.wire.commands import SequenceControl, SequenceRequest, ThinkingBudget, ThoughtLimit
 from holdfast.wire.events import (
     Accepted,
@@ -96,20 +96,29 @@ class ScriptedClient:
         """
         assert isinstance(command, ImageCommand)
         self.asked.append(command)
-        layouts, failures = [], {}
+        layouts, failures, lost = [], {}, {}
         for name in command.images:
-            width, height = await asyncio.to_thread(lambda name=name: self._size(name))
+            try:
+                width, height = await asyncio.to_thread(self._size, name, command.max_pixels)
+            except ImageUnusable as refusal:
+                failures[name] = str(refusal)
+                continue
+            except OSError as error:
+                lost[name] = f"damaged: {error}"
+                continue
             if width > 640:
                 failures[name] = f"the model cannot use this image: {width} pixels"
                 continue
             tokens = max(4, (width // 16) * (height // 16))
             ids = (IMAGE_START, *[IMAGE_TOKEN] * tokens, IMAGE_END)
             layouts.append(ImageLayout(image=name, token_ids=TokenIds.of(ids)))
-        return ImageAnswer(call_id=command.call_id, layouts=tuple(layouts), failures=failures)
+        return ImageAnswer(
+            call_id=command.call_id, layouts=tuple(layouts), failures=failures, lost=lost
+        )
 
-    def _size(self, name: str) -> tuple[int, int]:
+    def _size(self, name: str, max_pixels: int | None) -> tuple[int, int]:
         assert self.images is not None, "the model reads text only"
-        with open_image(self.images / name) as image:
+        with open_image(self.images / name, max_pixels=max_pixels) as image:
             return image.size
 
     async def close(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from holdfast.config import ImagesSettings, LimitsSettings
+from holdfast.config import ImagesSettings, LimitsSettings, ServerSettings
 from holdfast.front.application import create_application
 from holdfast.front.images.fetch import AddressTest, is_public
 from holdfast.front.images.intake import ImageIntake
@@ -119,6 +119,8 @@ def seeing_front(
     settings: ImagesSettings | None = None,
     is_allowed: AddressTest = is_public,
     vision: VisionInfo | None = None,
+    server: ServerSettings | None = None,
+    bundle: TokenizerBundle | None = None,
     **info: Any,
 ) -> SeeingFront:
     """A front of a model of this family. folder: of its images."""
@@ -129,7 +131,7 @@ def seeing_front(
     )
     intake = ImageIntake(folder, settings or ImagesSettings(), is_allowed=is_allowed)
     engine.images = intake.folder.path
-    bundle = seeing_bundle(family)
+    bundle = bundle or seeing_bundle(family)
 
     @asynccontextmanager
     async def lease_of(model: str, sequences: int) -> AsyncIterator[EngineClient]:
@@ -140,7 +142,9 @@ def seeing_front(
 
     gateway = Gateway(lease_of, Bundles(read), LimitsSettings(), images=intake)
     services = replace(
-        scripted_services(ScriptedGateway()), generate=gateway.generate, encode=gateway.encode
+        scripted_services(ScriptedGateway(), server=server),
+        generate=gateway.generate,
+        encode=gateway.encode,
     )
     http = httpx.AsyncClient(
         transport=httpx.ASGITransport(create_application(services)),

@@ -21,9 +21,11 @@ from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.load import LoadedModel, load_model
 from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.vision.feature_cache import FeatureCache
-from holdfast.worker.vision.images import Processor, WorkerImages
+from holdfast.worker.vision.images import WorkerImages
 from holdfast.worker.vision.model import VisionModel
+from holdfast.worker.vision.processor import Processor
 from tests.fakes.caching_worker import CachingWorker, greedy
+from tests.fakes.inline_images import InlineImages
 from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.vision_models import write_vision_model
 from tests.fakes.vision_oracle import Message, OracleAnswer, VisionOracle
@@ -87,9 +89,8 @@ class VisionBeside:
             ram_bytes=1 << 24,
             disk_bytes=1 << 24,
         )
-        return WorkerImages(
-            self.loaded.model, self.processor, folder=self.images, features=features
-        )
+        reader = InlineImages(self.processor, self.images)
+        return WorkerImages(self.loaded.model, self.processor, reader=reader, features=features)
 
     def request(self, request_id: str, messages: Sequence[Message], **more: Any) -> SequenceRequest:
         """A greedy request for the answer to a conversation, as the front writes it."""

@@ -43,6 +43,9 @@ def test_an_image_is_given_in_many_ways_and_prefilled_once(llm: LLM, tmp_path: P
         again = llm.chat([user(part)], tenant="ways", **OPTIONS)
         assert again.text == first.text
         assert again.cached_tokens == first.prompt_tokens - 1
+    without_tenant = llm.chat([user({"type": "image", "data": CAT})], **OPTIONS)
+    assert without_tenant.text == first.text
+    assert without_tenant.prompt_tokens == first.prompt_tokens
     messages = [user({"type": "image", "data": CAT}), first.message, user()]
     with llm.stream_chat(messages, tenant="ways", **OPTIONS) as stream:
         assert stream.read_all().cached_tokens >= first.prompt_tokens
@@ -69,6 +72,16 @@ def test_what_cannot_be_used_is_said(
     with pytest.raises(InvalidRequest, match=reason) as refused:
         llm.chat([user(part)], **OPTIONS)
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize("part", [{"path": "no.png"}, {"data": CAT[:90]}, {}])
+def test_an_earlier_image_that_cannot_be_used_is_a_note(llm: LLM, part: dict[str, Any]) -> None:
+    answer = {"role": "assistant", "content": "hm"}
+    noted = llm.chat([user({"type": "image", **part}), answer, user()], **OPTIONS)
+    note = {"type": "text", "text": "[image left out: it cannot be read]"}
+    written = llm.chat([user(note), answer, user()], **OPTIONS)
+    assert (noted.text, noted.prompt_tokens) == (written.text, written.prompt_tokens)
+    assert written.cached_tokens == written.prompt_tokens - 1
 
 
 def test_images_are_held_while_an_answer_is_generated(llm: LLM) -> None:

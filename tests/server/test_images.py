@@ -75,6 +75,8 @@ def test_openais_client_talks_about_images_and_no_image_is_prefilled_twice(
     again, repeated = asked(seeing.url, first, tenant="openai")
     assert again == text
     assert cached(repeated) == repeated.prompt_tokens - 1
+    without_tenant, same = asked(seeing.url, first)
+    assert (without_tenant, same.prompt_tokens) == (text, usage.prompt_tokens)
     second = (first, {"role": "assistant", "content": text}, user("And this?", image(DOG)))
     _, later = asked(seeing.url, *second, tenant="openai")
     assert cached(later) >= usage.prompt_tokens

@@ -518,13 +518,16 @@ def _images(loaded: Any, runner: Any) -> str:
         return f"refused: {reason}" if reason else "not supported (text-only model)"
     features = importlib.import_module("holdfast.worker.vision.feature_cache")
     images = importlib.import_module("holdfast.worker.vision.images")
+    processes = importlib.import_module("holdfast.worker.vision.image_process")
     probe = importlib.import_module("holdfast.worker.engine.image_probe")
     serving = importlib.import_module("holdfast.worker.loop.serving")
     cache = features.FeatureCache(
         None, fingerprint="", ram_bytes=serving.FEATURE_RAM_BYTES, disk_bytes=0
     )
+    # it starts no process: the test has no files
+    reader = processes.ImageProcess(Path(), lambda: loaded.images.info, images=Path())
     found = probe.examine_images(
-        runner, images.WorkerImages(loaded.model, loaded.images, folder=Path(), features=cache)
+        runner, images.WorkerImages(loaded.model, loaded.images, reader=reader, features=cache)
     )
     if found.refused:
         return f"refused: {found.refused}"

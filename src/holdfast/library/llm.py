@@ -23,7 +23,7 @@ from holdfast.files import hash_cache_file
 from holdfast.front.answers.choice import ChoiceText
 from holdfast.front.images.folder import images_folder
 from holdfast.front.images.intake import ImageIntake
-from holdfast.front.images.sources import is_image_kind, with_image
+from holdfast.front.images.sources import ImageSource, image_part, is_image_kind, with_image
 from holdfast.front.link.event_stream import refusal
 from holdfast.front.prompt.conversation import answer_message
 from holdfast.front.prompt.embed_and_rank import (
@@ -59,7 +59,6 @@ from holdfast.wire.events import (
     WorkerFailed,
     WorkerStatistics,
 )
-from holdfast.wire.images import ImageCommand
 from holdfast.wire.output import (
     ChoiceFinished,
     OutputDelta,
@@ -360,23 +359,22 @@ class LLM:
     def _with_images(
         self, request: GenerationRequest, held: ExitStack
     ) -> tuple[GenerationRequest, Layouts]:
-        """Validate the images of a request and get their token layouts. held: keeps their files.
+        """Take the images of a request and get their token layouts. held: keeps their files.
 
-        Returns the request with the hashes of its images, and their layouts.
+        Returns the request with the names of its images, and their layouts.
         """
         if not isinstance(request.prompt, ChatPrompt):
             return request, NO_IMAGES
         vision = self._client.info.vision
-        checked = held.enter_context(
+        taken = held.enter_context(
             self._images.entered_here(request.prompt, vision, tenant=request.tenant)
         )
-        request = msgspec.structs.replace(request, prompt=checked.prompt)
         model = self._client.info.fingerprint
-        layouts, missing = self._layouts.known(checked.fields, model=model)
-        if missing:
-            answer = self._client.ask(ImageCommand(images=missing))
-            layouts |= self._layouts.learn(answer, model=model, fields=checked.fields)
-        return request, layouts
+        question = self._layouts.question(taken, model=model, max_pixels=self._images.max_pixels)
+        if question is not None:
+            self._layouts.learn(self._client.ask(question), model=model)
+        prompt, layouts = self._layouts.known(taken, model=model)
+        return msgspec.structs.replace(request, prompt=prompt), layouts
 
     def _submit(self, sequence: SequenceRequest, *, adapter: str) -> BlockingEventStream:
         if adapter and adapter not in self._adapters:
@@ -761,7 +759,7 @@ def chat_request(messages: Messages, options: Mapping[str, Any]) -> GenerationRe
 
 
 def _with_images(message: Mapping[str, Any], field: str) -> dict[str, Any]:
-    """The message with its images in the form of a prompt. Raises InvalidRequest."""
+    """The message with its images in the form of a prompt."""
     content = message.get("content")
     if not isinstance(content, list | tuple):
         return dict(message)
@@ -781,7 +779,8 @@ def _with_image(part: Mapping[str, Any], field: str) -> dict[str, Any]:
     try:
         return with_image({"type": part["type"], "data": Path(path).read_bytes()}, field)
     except OSError as error:
-        raise InvalidRequest(f"the image cannot be read: {error}", field=f"{field}.path") from error
+        problem = f"the image cannot be read: {error}"
+        return image_part(ImageSource(field=f"{field}.path", problem=problem))
 
 
 def _refuse_unknown(names: Collection[str], options: type) -> None:

@@ -1,6 +1,7 @@
-"""Image files: the front checks those that clients send, and the worker opens them.
+"""Image files: their names, and how they are opened.
 
-Both use Pillow, which belongs to the extra `vision` and is imported only when there is an image.
+The front writes the files that clients send, and only a worker's image process
+(`worker/vision/image_worker.py`) opens them, with Pillow, which belongs to the extra `vision`.
 Pillow reports broken files by many kinds of exceptions; `_BROKEN` lists them.
 """
 
@@ -14,7 +15,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from holdfast.errors import ImagesRefused, InvalidRequest
+from holdfast.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -46,6 +47,10 @@ _BROKEN: Final = (
 )
 
 
+class ImageUnusable(InvalidRequest):
+    """An image whose contents cannot be used, by any model or by this one. The message says why."""
+
+
 def image_name(data: bytes, *, tenant: str) -> str:
     """The file name of an image: the SHA-256 of its bytes in hexadecimal.
 
@@ -62,85 +67,62 @@ def is_image_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def require_pillow() -> None:
-    """Import Pillow. Raises ImagesRefused, which says what to install."""
-    try:
-        import PIL.Image  # noqa: F401
-    except ImportError as error:
-        raise ImagesRefused(
-            f"reading images requires Pillow, which is not installed; {HOW_TO_INSTALL}"
-        ) from error
-
-
-def check_image(data: bytes, *, max_pixels: int, field: str = "") -> None:
-    """Decode an image to make sure that the worker can open it.
-
-    Any thread. Takes 10 to 40 ns per pixel, and up to 12 bytes per pixel while it runs.
-    Raises InvalidRequest, which names the field; ImagesRefused without Pillow.
-    """
-    problem = _problem(data, max_pixels=max_pixels)
-    if problem:
-        raise InvalidRequest(problem, field=field)
-
-
-def _problem(data: bytes, *, max_pixels: int) -> str:
-    """Why an image cannot be used; empty if it can.
-
-    Errors are not passed on, because their tracebacks would keep the decoded image alive.
-    """
-    require_pillow()
-    from PIL import Image, UnidentifiedImageError
-
-    if not data:
-        return "the image is empty"
-    try:
-        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-            problem = _unfit(image, max_pixels=max_pixels)
-            if problem:
-                return problem
-            if image.format in ("JPEG", "MPO") and data.count(_SCAN) > _MOST_SCANS:
-                return f"the image must have at most {_MOST_SCANS} progressive scans"
-            _as_rgb(image)
-    except UnidentifiedImageError:
-        return f"the data is not a {FORMATS_SHOWN} image"
-    except Image.DecompressionBombError:
-        return f"the image has more than {max_pixels:,} pixels"
-    except _BROKEN as error:
-        reason = " ".join(str(error).split())[:_LONGEST_REASON]
-        return f"the image is damaged and cannot be decoded: {reason}"
-    return ""
-
-
-def _unfit(image: Image.Image, *, max_pixels: int) -> str:
+def _unfit(image: Image.Image, *, max_pixels: int | None) -> str:
     """Why an image has no usable size; empty if it has one."""
     width, height = image.size
     shown = f"the image has {width:,} × {height:,} pixels"
-    if width * height > max_pixels:
+    if max_pixels is not None and width * height > max_pixels:
         return f"{shown}, but at most {max_pixels:,} are allowed"
     if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
         return f"{shown}: one side must be at most {MAX_ASPECT_RATIO} times as long as the other"
     return ""
 
 
-def open_image(path: Path) -> Image.Image:
-    """Read an image that `check_image` accepted: RGB, upright, with white where it is transparent.
+def open_image(path: Path, *, max_pixels: int | None = None) -> Image.Image:
+    """Decode an image: RGB, upright, with white where it is transparent.
 
-    Of an animation, this is the first frame.
-    Raises OSError if the file cannot be read or decoded, or if it is named by a SHA-256 that is not
-    its own.
+    Of an animation, this is the first frame. Takes 10 to 40 ns per pixel, and up to 12 bytes per
+    pixel while it runs.
+    Raises ImageUnusable if the contents are at fault; OSError if the file cannot be read, or if it
+    is named by a SHA-256 that is not its own.
+
+    max_pixels: None: any number that Pillow does not take for an attack.
     """
-    require_pillow()
-    from PIL import Image
-
     data = path.read_bytes()
     name = _NAME.fullmatch(path.name)
     if name is not None and hashlib.sha256(data).hexdigest() != name[2]:
         raise OSError(f"the image {path} is damaged: its contents do not have this hash")
+    if not data:
+        raise ImageUnusable("the image is empty")
+    image = _decoded(data, max_pixels=max_pixels)
+    if isinstance(image, str):
+        raise ImageUnusable(image)
+    return image
+
+
+def _decoded(data: bytes, *, max_pixels: int | None) -> Image.Image | str:
+    """The image, or why it cannot be used. Errors are not passed on, because their tracebacks would
+    keep the decoded image alive.
+    """
+    from PIL import Image, UnidentifiedImageError
+
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as file:
+            problem = _unfit(file, max_pixels=max_pixels)
+            if problem:
+                return problem
+            if file.format in ("JPEG", "MPO") and data.count(_SCAN) > _MOST_SCANS:
+                return f"the image must have at most {_MOST_SCANS} progressive scans"
             return _as_rgb(file)
-    except (Image.DecompressionBombError, MemoryError, *_BROKEN) as error:
-        raise OSError(f"the image {path} cannot be decoded: {error}") from None
+    except UnidentifiedImageError:
+        return f"the data is not a {FORMATS_SHOWN} image"
+    except Image.DecompressionBombError:
+        return "the image has too many pixels"
+    except MemoryError:
+        return "the image takes too much memory to be decoded"
+    except _BROKEN as error:
+        reason = " ".join(str(error).split())[:_LONGEST_REASON]
+        return f"the image is damaged and cannot be decoded: {reason}"
 
 
 def _as_rgb(file: Image.Image) -> Image.Image:

@@ -132,12 +132,13 @@ class PressureFigures(msgspec.Struct, frozen=True, kw_only=True):
 class WaitReason(enum.Enum):
     """What a request waits for.
 
-    The front reports PLACE and LOAD, the worker the others.
+    The front reports PLACE, LOAD and IMAGES, the worker IMAGES and the others.
     """
 
     PLACE = "place"  # room for its model in the machine's memory
     LOAD = "load"  # its model is loading
     DISK = "disk"  # the store is reading cached blocks
+    IMAGES = "images"  # its images are being decoded, or their features computed
     TWIN = "twin"  # another request prefills the same prefix
     MEMORY = "memory"  # a free slot among the running sequences, or KV memory
     READER = "reader"  # backpressure: the client does not read the answer

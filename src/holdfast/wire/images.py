@@ -1,8 +1,8 @@
 """Images in prompts: what the front and a worker tell each other about them.
 
-The front checks the files that clients send and keeps them in a folder, under names that consist of
-the SHA-256 of their bytes and, for tenants, a prefix (`models.images.image_name`). The worker reads
-the file when it needs the pixels.
+The front keeps the files that clients send in a folder, under names that consist of the SHA-256 of
+their bytes and, for tenants, a prefix (`models.images.image_name`). The worker checks the file and
+reads it when it needs the pixels.
 
 In a prompt, an image takes the place of several tokens, and the prefix cache must tell images
 apart. So the token ids of a prompt (`SequenceRequest.prompt_token_ids`) have *image keys* at these
@@ -70,18 +70,27 @@ class VisionInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImageCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Ask a worker how its model sees images. The worker answers with one `ImageAnswer`."""
+    """Ask a worker how its model sees images. The worker answers with one `ImageAnswer`.
+
+    max_pixels: images with more are refused.
+    """
 
     images: tuple[str, ...]
+    max_pixels: int | None = None
     call_id: str = msgspec.field(default_factory=lambda: uuid.uuid4().hex)
 
 
 class ImageAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The answer to an `ImageCommand`: for each image a layout, or the reason why it has none."""
+    """The answer to an `ImageCommand`: for each image a layout, or the reason why it has none.
+
+    failures: of images whose contents cannot be used. lost: of images that could not be processed
+    now.
+    """
 
     call_id: str
     layouts: tuple[ImageLayout, ...] = ()
     failures: dict[str, str] = {}
+    lost: dict[str, str] = {}
 
 
 def image_keys(layout: ImageLayout) -> TokenIds:

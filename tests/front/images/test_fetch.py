@@ -24,6 +24,40 @@ from tests.fakes.images import png
 LOOPBACK = ipaddress.ip_address("127.0.0.1")
 
 
+def spellings(address: str) -> dict[str, ipaddress.IPv6Address]:
+    """The IPv6 addresses that contain an IPv4 address, by the mechanism that they belong to."""
+    inner = int(ipaddress.IPv4Address(address))
+    local = int(ipaddress.IPv6Address("64:ff9b:1::"))
+    numbers = {
+        "compatible": inner,
+        "mapped": 0xFFFF << 32 | inner,
+        "translated": 0xFFFF << 48 | inner,
+        "NAT64": 0x64FF9B << 96 | inner,
+        "local NAT64, 96 bits": local | inner,
+        # RFC 6052: bits 64 to 71 are zero
+        "local NAT64, 48 bits": local | inner >> 16 << 64 | (inner & 0xFFFF) << 40,
+        "local NAT64, 64 bits": local | inner << 24,
+        "6to4": 0x2002 << 112 | inner << 80,
+        "6to4, as the host": 0x2002 << 112 | 0x08080808 << 80 | inner,
+        "Teredo server": 0x20010000 << 96 | inner << 64 | (0x08080808 ^ 0xFFFFFFFF),
+        "Teredo client": 0x20010000 << 96 | 0x08080808 << 64 | (inner ^ 0xFFFFFFFF),
+        "ISATAP": 0xFE80 << 112 | 0x5EFE << 32 | inner,
+    }
+    return {name: ipaddress.IPv6Address(number) for name, number in numbers.items()}
+
+
+INNER = [
+    *("0.0.0.0", "10.0.0.1", "100.64.0.1", "127.0.0.1", "169.254.169.254", "172.16.0.1"),
+    *("192.0.0.8", "192.168.1.1", "198.18.0.1", "203.0.113.7", "224.0.0.1", "255.255.255.255"),
+]
+
+
+@pytest.mark.parametrize("spelling", spellings("10.0.0.1"))
+@pytest.mark.parametrize("inner", INNER)
+def test_no_spelling_of_a_private_ipv4_address_is_public(inner: str, spelling: str) -> None:
+    assert not is_public(spellings(inner)[spelling])
+
+
 @pytest.mark.parametrize(
     "address",
     [
@@ -62,6 +96,12 @@ LOOPBACK = ipaddress.ip_address("127.0.0.1")
         "2002:a9fe:a9fe::1",
         "2001:0:4136:e378:8000:63bf:80ff:fffe",
         "100::1",
+        "3fff::1",
+        "5f00::1",
+        "4000::1",
+        "fe80::5efe:8.8.8.8",
+        "64:ff9b:1::8.8.8.8",
+        "::8.8.8.8",
     ],
 )
 def test_an_address_that_is_not_public_is_never_contacted(address: str) -> None:
@@ -79,6 +119,20 @@ def test_this_machines_own_address_is_never_contacted(monkeypatch: pytest.Monkey
     own = ipaddress.ip_address("93.184.215.14")
     monkeypatch.setattr(fetch, "_own_addresses", lambda: {own})
     assert not is_public(own)
+
+
+def test_the_other_end_of_a_connection_is_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the address had been rewritten on the way, by NAT or a name that resolves twice."""
+    public = ipaddress.ip_address("93.184.215.14")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (str(public), port))]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        connect = socket.socket.connect
+        monkeypatch.setattr(
+            socket.socket, "connect", lambda sock, _: connect(sock, ("127.0.0.1", port))
+        )
+        assert "private address" in refused("http://rebinding.example/cat.png")
 
 
 def refused(url: str, **options: Any) -> str:

@@ -30,9 +30,9 @@ def name_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def test_a_checked_image_is_written_for_its_owner_only(tmp_path: Path) -> None:
+def test_an_image_is_written_for_its_owner_only(tmp_path: Path) -> None:
     folder = ImageFolder(tmp_path / "images", max_bytes=1000)
-    name = folder.hold(b"cat", is_checked=True)
+    name = folder.hold(b"cat")
     path = tmp_path / "images" / name
     assert (name, path.read_bytes()) == (name_of(b"cat"), b"cat")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -40,50 +40,58 @@ def test_a_checked_image_is_written_for_its_owner_only(tmp_path: Path) -> None:
     folder.check_invariants()
 
 
-def test_an_image_that_was_not_checked_is_not_written(tmp_path: Path) -> None:
+def test_an_image_is_held_again_without_its_bytes(tmp_path: Path) -> None:
     folder = ImageFolder(tmp_path / "images", max_bytes=1000)
-    assert folder.hold(b"cat", is_checked=False) == ""
-    assert not (tmp_path / "images").exists()
+    name = folder.hold(b"cat")
+    folder.release([name])
+    assert folder.hold_again(name)
+    assert folder._held == {name: 1}
+    (tmp_path / "images" / name).unlink()
+    assert not folder.hold_again(name)
+    assert not folder.hold_again(name_of(b"dog"))
+    assert folder._held == {name: 1}
 
 
 def test_an_image_outlives_its_server(tmp_path: Path) -> None:
-    name = ImageFolder(tmp_path, max_bytes=1000).hold(b"cat", is_checked=True)
-    assert ImageFolder(tmp_path, max_bytes=1000).hold(b"cat", is_checked=False) == name
+    name = ImageFolder(tmp_path, max_bytes=1000).hold(b"cat")
+    written_at = (tmp_path / name).stat().st_ino
+    assert ImageFolder(tmp_path, max_bytes=1000).hold(b"cat") == name
+    assert (tmp_path / name).stat().st_ino == written_at
 
 
 @pytest.mark.parametrize("damage", [b"", b"c", b"dog", b"cat and more"])
-def test_a_file_damaged_meanwhile_is_checked_and_written_again(
-    damage: bytes, tmp_path: Path
-) -> None:
-    name = ImageFolder(tmp_path, max_bytes=1000).hold(b"cat", is_checked=True)
+def test_a_file_damaged_meanwhile_is_written_again(damage: bytes, tmp_path: Path) -> None:
+    name = ImageFolder(tmp_path, max_bytes=1000).hold(b"cat")
     (tmp_path / name).write_bytes(damage)
     folder = ImageFolder(tmp_path, max_bytes=1000)
-    assert folder.hold(b"cat", is_checked=False) == ""
-    assert folder.hold(b"cat", is_checked=True) == name
+    assert not folder.hold_again(name)
+    assert folder.hold(b"cat") == name
     assert (tmp_path / name).read_bytes() == b"cat"
 
 
 def test_a_file_that_a_worker_could_not_read_is_compared_again(tmp_path: Path) -> None:
     folder = ImageFolder(tmp_path, max_bytes=1000)
-    name = folder.hold(b"cat", is_checked=True)
+    name = folder.hold(b"cat")
     (tmp_path / name).write_bytes(b"dog")
     folder.forget([name])
-    assert folder.hold(b"cat", is_checked=False) == ""
+    assert not folder.hold_again(name)
+    folder.hold(b"cat")
+    assert (tmp_path / name).read_bytes() == b"cat"
 
 
 def test_the_least_recently_used_images_are_removed_but_none_in_use(tmp_path: Path) -> None:
     folder = ImageFolder(tmp_path, max_bytes=30)
     held, old, used, newer = (f"image {number}".encode() + b" " for number in range(4))
     for place, data in enumerate((held, old, used)):
-        name = folder.hold(data, is_checked=True)
+        name = folder.hold(data)
         if data != held:
             folder.release([name])
         os.utime(tmp_path / name, (place, place))
-    folder.release([folder.hold(used, is_checked=False)])  # touches it
-    folder.hold(newer, is_checked=True)
+    folder.release([folder.hold(used)])  # touches it
+    folder.hold(newer)
     assert names(folder) == {name_of(held), name_of(used), name_of(newer)}
     folder.release([name_of(held), name_of(newer)])
-    folder.hold(b"x" * 30, is_checked=True)
+    folder.hold(b"x" * 30)
     assert names(folder) == {name_of(b"x" * 30)}
     folder.check_invariants()
 
@@ -95,14 +103,14 @@ def test_files_of_dead_writers_are_removed_and_strange_files_stay(tmp_path: Path
     for path in (torn, strange):
         path.write_bytes(b"x" * 50)
         os.utime(path, (0, 0))
-    folder.hold(b"cat", is_checked=True)
+    folder.hold(b"cat")
     assert names(folder) == {"notes.txt", name_of(b"cat")}
 
 
 def test_a_full_disk_is_said(tmp_path: Path) -> None:
     (tmp_path / "images").write_bytes(b"a file, not a folder")
     with pytest.raises(WorkerUnavailable, match="images cannot be kept"):
-        ImageFolder(tmp_path / "images", max_bytes=1000).hold(b"cat", is_checked=True)
+        ImageFolder(tmp_path / "images", max_bytes=1000).hold(b"cat")
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=40))
@@ -112,7 +120,7 @@ def test_the_bound_holds_but_for_images_in_use(
     folder = ImageFolder(tmp_path_factory.mktemp("images"), max_bytes=40)
     held: list[str] = []
     for number, stays in uses:
-        name = folder.hold(bytes([number]) * (number + 5), is_checked=True)
+        name = folder.hold(bytes([number]) * (number + 5))
         held.append(name)
         if not stays:
             folder.release([held.pop()])
@@ -125,18 +133,16 @@ def test_the_bound_holds_but_for_images_in_use(
 
 def test_tenants_share_no_image(tmp_path: Path) -> None:
     folder = ImageFolder(tmp_path, max_bytes=1000)
-    ours = folder.hold(b"cat", is_checked=True, tenant="ours")
-    assert folder.hold(b"cat", is_checked=False, tenant="theirs") == ""
-    assert folder.hold(b"cat", is_checked=False) == ""
-    theirs = folder.hold(b"cat", is_checked=True, tenant="theirs")
-    assert len({ours, theirs, folder.hold(b"cat", is_checked=True)}) == 3
+    ours = folder.hold(b"cat", tenant="ours")
+    theirs = folder.hold(b"cat", tenant="theirs")
+    assert len({ours, theirs, folder.hold(b"cat")}) == 3
 
 
 def test_a_release_does_not_wait_for_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = ImageFolder(tmp_path, max_bytes=1000)
-    name = folder.hold(b"cat", is_checked=True)
+    name = folder.hold(b"cat")
     writes, may_write = threading.Event(), threading.Event()
 
     @contextmanager
@@ -148,7 +154,7 @@ def test_a_release_does_not_wait_for_the_disk(
 
     monkeypatch.setattr(folder_module, "atomic_write", slow)
     with ThreadPoolExecutor(2) as threads:
-        writing = threads.submit(folder.hold, b"dog", is_checked=True)
+        writing = threads.submit(folder.hold, b"dog")
         assert writes.wait(60)
         releasing = threads.submit(folder.release, [name])
         try:
@@ -173,7 +179,7 @@ def test_a_full_folder_is_not_scanned_for_every_image(
 
     monkeypatch.setattr(folder, "_files", counted)
     for number in range(200):
-        folder.release([folder.hold(number.to_bytes(10, "big"), is_checked=True)])
+        folder.release([folder.hold(number.to_bytes(10, "big"))])
     assert scans <= 12  # at the start, and after every tenth image once it is full
     assert len(names(folder)) <= 100
     folder.check_invariants()
@@ -185,7 +191,7 @@ def test_an_image_is_not_removed_while_a_thread_holds_it(tmp_path: Path) -> None
     def used(first: int) -> None:
         for number in range(200):
             data = bytes([(first + number * 7) % 40]) * 20
-            name = folder.hold(data, is_checked=True)
+            name = folder.hold(data)
             assert (tmp_path / name).read_bytes() == data
             folder.release([name])
 

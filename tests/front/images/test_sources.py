@@ -77,9 +77,10 @@ def test_a_url_is_not_read_as_data(part: dict[str, Any]) -> None:
         ({"source": {"media_type": "video/mp4", "data": TEXT}}, "must be that of an image"),
     ],
 )
-def test_what_is_no_image_is_refused(part: dict[str, Any], reason: str) -> None:
+def test_what_is_no_image_is_refused_when_it_is_read(part: dict[str, Any], reason: str) -> None:
+    source = image_source({"type": "image", **part}, "messages.2.content.1")
     with pytest.raises(InvalidRequest, match=reason) as refused:
-        image_source({"type": "image", **part}, "messages.2.content.1")
+        source.decoded(max_bytes=100)
     assert refused.value.field.startswith("messages.2.content.1")
 
 
@@ -111,6 +112,16 @@ def test_a_large_image_is_refused_before_it_is_decoded() -> None:
     source = text_source("%" * 1000, "at")  # decoding it would fail
     with pytest.raises(InvalidRequest, match="at most 100 are allowed"):
         source.decoded(max_bytes=100)
+
+
+def test_equal_images_have_equal_keys_and_no_others() -> None:
+    other = TEXT[:-4] + "AAAA"
+    sent = [TEXT, URL, other, "https://example.com/cat.png", "https://example.com/\ud800.png"]
+    keys = [text_source(each, "at").key() for each in sent]
+    assert len(set(keys)) == len(sent)
+    assert keys == [text_source(each, "elsewhere").key() for each in sent]
+    in_bytes = [image_source({"data": each}, "at").key() for each in (DATA, DATA, b"another")]
+    assert in_bytes[0] == in_bytes[1] != in_bytes[2]
 
 
 def test_the_log_does_not_contain_the_image() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.config import LimitsSettings
-from holdfast.errors import InvalidRequest
+from holdfast.errors import InvalidRequest, WorkerUnavailable
 from holdfast.front.images.folder import ImageFolder
+from holdfast.front.images.intake import TakenPrompt
+from holdfast.front.images.sources import UNREADABLE_NOTE
 from holdfast.front.prompt.images import (
     ImageLayouts,
     content_parts,
@@ -283,29 +287,51 @@ def test_line_breaks_separate_texts_but_not_texts_and_images() -> None:
     }
 
 
-def test_layouts_are_remembered_by_model_and_failures_are_not(tmp_path: Path) -> None:
-    folder = ImageFolder(tmp_path, max_bytes=1000)
-    layouts = ImageLayouts(folder)
-    fields = {CAT: "messages.0", DOG: "messages.1"}
-    known, missing = layouts.known({CAT: "messages.0"}, model="one")
-    assert (known, missing) == ({}, (CAT,))
-    answer = ImageAnswer(call_id="", layouts=(LAYOUTS[CAT],))
-    assert layouts.learn(answer, model="one", fields=fields) == {CAT: LAYOUTS[CAT]}
-    assert layouts.known(fields, model="one") == ({CAT: LAYOUTS[CAT]}, (DOG,))
-    assert layouts.known({CAT: ""}, model="one") == ({CAT: LAYOUTS[CAT]}, ())
-    assert layouts.known({CAT: ""}, model="two") == ({}, (CAT,))
-    answer = ImageAnswer(call_id="", layouts=(LAYOUTS[CAT],), failures={DOG: "too wide"})
+def taken(*names: str, new: Sequence[str] = ()) -> TakenPrompt:
+    fields = {name: f"messages.{place}" for place, name in enumerate(names)}
+    messages = tuple(user(image(name)) for name in names)
+    return TakenPrompt(prompt=ChatPrompt(messages=messages), fields=fields, new=frozenset(new))
+
+
+def test_layouts_and_refusals_are_remembered_by_model(tmp_path: Path) -> None:
+    layouts = ImageLayouts(ImageFolder(tmp_path, max_bytes=1000))
+
+    def missing(prompt: TakenPrompt, model: str) -> tuple[str, ...]:
+        question = layouts.question(prompt, model=model, max_pixels=7)
+        assert question is None or question.max_pixels == 7
+        return () if question is None else question.images
+
+    assert missing(taken(CAT), "one") == (CAT,)
+    layouts.learn(ImageAnswer(call_id="", layouts=(LAYOUTS[CAT],)), model="one")
+    assert missing(taken(CAT, DOG), "one") == (DOG,)
+    assert missing(taken(CAT), "two") == (CAT,)
+    assert layouts.known(taken(CAT), model="one") == (taken(CAT).prompt, {CAT: LAYOUTS[CAT]})
+    layouts.learn(ImageAnswer(call_id="", failures={DOG: "too wide"}), model="one")
+    assert missing(taken(CAT, DOG), "one") == ()
     with pytest.raises(InvalidRequest, match="too wide") as misfit:
-        layouts.learn(answer, model="two", fields=fields)
+        layouts.known(taken(CAT, DOG, new=[DOG]), model="one")
     assert misfit.value.field == "messages.1"
-    assert layouts.known({CAT: ""}, model="two") == ({CAT: LAYOUTS[CAT]}, ())
+    prompt, found = layouts.known(taken(CAT, DOG, new=[CAT]), model="one")
+    assert prompt.messages[0] == user(image(CAT))
+    assert prompt.messages[1] == user({"type": "text", "text": UNREADABLE_NOTE})
+    assert found == {CAT: LAYOUTS[CAT]}
 
 
-def test_the_file_of_an_image_that_a_model_cannot_use_is_compared_again(tmp_path: Path) -> None:
+def test_an_image_that_was_lost_is_asked_for_again(tmp_path: Path) -> None:
+    layouts = ImageLayouts(ImageFolder(tmp_path, max_bytes=1000))
+    answer = ImageAnswer(call_id="", layouts=(LAYOUTS[CAT],), lost={DOG: "please try again"})
+    with pytest.raises(WorkerUnavailable, match="please try again"):
+        layouts.learn(answer, model="one")
+    question = layouts.question(taken(CAT, DOG), model="one", max_pixels=None)
+    assert question is not None
+    assert question.images == (DOG,)
+
+
+@pytest.mark.parametrize("kind", ["failures", "lost"])
+def test_the_file_of_an_image_without_a_layout_is_compared_again(kind: str, tmp_path: Path) -> None:
     folder = ImageFolder(tmp_path, max_bytes=1000)
-    name = folder.hold(b"cat", is_checked=True)
-    (tmp_path / name).write_bytes(b"dog")
-    answer = ImageAnswer(call_id="", failures={name: "damaged"})
-    with pytest.raises(InvalidRequest, match="damaged"):
-        ImageLayouts(folder).learn(answer, model="one", fields={name: "f"})
-    assert folder.hold(b"cat", is_checked=False) == ""
+    name = folder.hold(b"cat")
+    answer = ImageAnswer(call_id="", **{kind: {name: "damaged"}})
+    with suppress(WorkerUnavailable):
+        ImageLayouts(folder).learn(answer, model="one")
+    assert not folder.hold_again(name)

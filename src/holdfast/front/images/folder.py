@@ -47,22 +47,29 @@ class ImageFolder:
         self._held: Counter[str] = Counter()
         self._held_lock = threading.Lock()  # never held for long: `release` is for event loops
 
-    def hold(self, data: bytes, *, is_checked: bool, tenant: str = "") -> str:
+    def hold(self, data: bytes, *, tenant: str = "") -> str:
         """Hold the image with these bytes, so that its file is not removed until `release`.
 
-        is_checked: whether the image may be written if the folder does not have it.
-        Returns the image's name; empty if the folder does not have it. Raises WorkerUnavailable if
-        the image cannot be written.
+        Returns the image's name. Raises WorkerUnavailable if the image cannot be written.
         """
         name = image_name(data, tenant=tenant)
         with self._lock:  # so that no other thread removes the file before it is held
             if not self._has(name, data):
-                if not is_checked:
-                    return ""
                 self._put(name, data)
             with self._held_lock:
                 self._held[name] += 1
         return name
+
+    def hold_again(self, name: str) -> bool:
+        """Hold an image that this folder has held before, without its bytes. Returns False if its
+        file is gone, or must be compared with its hash.
+        """
+        with self._lock:
+            if not self._is_there(name):
+                return False
+            with self._held_lock:
+                self._held[name] += 1
+        return True
 
     def release(self, names: Iterable[str]) -> None:
         """Let files be removed again, each as often as it was held. Does not wait for the disk."""
@@ -86,13 +93,24 @@ class ImageFolder:
 
     def _has(self, name: str, data: bytes) -> bool:
         """Whether the image's file exists and is undamaged. If so, this is a use of the image."""
-        path = self.path / name
+        if self._is_there(name):
+            return True
         try:
-            if self._sizes.get(name) != len(data):
-                if path.read_bytes() != data:
-                    return False  # `_put` replaces the file
-                self._sizes[name] = len(data)
-            os.utime(path)
+            if (self.path / name).read_bytes() != data:
+                return False  # `_put` replaces the file
+        except OSError:
+            return False
+        self._sizes[name] = len(data)
+        return self._is_there(name)
+
+    def _is_there(self, name: str) -> bool:
+        """Whether the file of an image whose contents are known to be right exists. If so, this is a
+        use of the image.
+        """
+        if name not in self._sizes:
+            return False
+        try:
+            os.utime(self.path / name)
         except OSError:
             self._sizes.pop(name, None)
             return False

@@ -1,7 +1,12 @@
-"""Checks the images of a request, and puts them into the folder from which workers read them.
+"""Takes the images of a request, and puts them into the folder from which workers read them.
 
-Only a few images are decoded at a time, and until then each exists only as the text or URL that the
-client sent, so that many large images at once take no more memory than the requests themselves.
+Here, an image is bytes that nobody has looked at: a worker decodes it in another process, and tells
+whether it can be used. What was taken once is recognized by the text or URL that the client sent,
+so that a later turn neither decodes its base64 nor fetches it again.
+
+An image that cannot be used is an error only where it is new: in the user's latest message, if no
+answer follows it. Anywhere else, the model reads a note in its place, because otherwise every
+further turn of the conversation would fail.
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,36 +29,55 @@ from holdfast.front.images.fetch import AddressTest, DaemonThreads, fetch_image,
 from holdfast.front.images.folder import ImageFolder
 from holdfast.front.images.sources import (
     IMAGE,
+    UNREADABLE_NOTE,
     ImageSource,
+    SourceKey,
     images_in,
     is_image,
     left_out_note,
 )
 from holdfast.machine.clocks import awake_timeout
-from holdfast.models.images import check_image
 from holdfast.wire.images import VisionInfo
 from holdfast.wire.requests import ChatPrompt
 
-_CHECKED_AT_ONCE: Final = 2  # see `check_image` for the memory
 _FETCHED_AT_ONCE: Final = 4
-_READ_AT_ONCE: Final = 4
+_READ_AT_ONCE: Final = 2  # each holds the bytes of one image
+_MOST_REMEMBERED: Final = 20_000  # sources
+_EARLIER_SHARE: Final = 0.3  # of the remaining time, for an image of an earlier turn
 _TEXT_ONLY: Final = "this model reads text only"
-_RESULT: Final = "tool"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedPrompt:
-    """A prompt with the hashes of its images in place of their sources.
+class TakenPrompt:
+    """A prompt with the names of its images in place of their sources.
 
-    fields: for each image, the request field that contains it, for error messages.
+    fields: for each image, the request field that contains it, for error messages. new: the images
+    that must not be left out.
     """
 
     prompt: ChatPrompt
     fields: Mapping[str, str]
+    new: frozenset[str] = frozenset()
+
+    def without(self, unusable: Mapping[str, str]) -> ChatPrompt:
+        """The prompt with notes in place of images that the model cannot use.
+
+        Raises InvalidRequest if one of them is new.
+
+        unusable: the reason for each.
+        """
+        for name, reason in unusable.items():
+            if name in self.new:
+                raise InvalidRequest(reason, field=self.fields[name])
+
+        def readable(name: Any) -> dict[str, str]:
+            return _note(UNREADABLE_NOTE) if name in unusable else {"type": IMAGE, IMAGE: name}
+
+        return _with_parts(self.prompt, readable) if unusable else self.prompt
 
 
 class ImageIntake:
-    """Checks images and keeps them. Any thread may call any method, `entered` on an event loop."""
+    """Takes images and keeps them. Any thread may call any method, `entered` on an event loop."""
 
     def __init__(
         self,
@@ -64,28 +88,30 @@ class ImageIntake:
     ) -> None:
         """folder: see `ImageFolder`. is_allowed: whether images may be fetched from an address."""
         self.folder = ImageFolder(folder, max_bytes=settings.disk_bytes)
+        self.max_pixels = settings.max_pixels
         self._settings = settings
         self._is_allowed = is_allowed
-        self._slots = threading.BoundedSemaphore(_CHECKED_AT_ONCE)
+        # by tenant and source, oldest first; None: it could not be fetched
+        self._names: dict[tuple[str, SourceKey], str | None] = {}
+        self._names_lock = threading.Lock()
         self._readers = ThreadPoolExecutor(_READ_AT_ONCE, thread_name_prefix="read images")
-        self._checkers = ThreadPoolExecutor(_CHECKED_AT_ONCE, thread_name_prefix="check images")
         self._fetchers = DaemonThreads(_FETCHED_AT_ONCE, name="fetch images")
 
     def close(self) -> None:
-        """Check and fetch no further images. Does not wait for those that have begun."""
-        for threads in (self._readers, self._checkers, self._fetchers):
+        """Take and fetch no further images. Does not wait for those that have begun."""
+        for threads in (self._readers, self._fetchers):
             threads.shutdown(wait=False, cancel_futures=True)
 
     @contextlib.asynccontextmanager
     async def entered(
         self, prompt: ChatPrompt, vision: VisionInfo | None, *, tenant: str = ""
-    ) -> AsyncIterator[CheckedPrompt]:
-        """Check the images of a prompt, and hold their files until the context ends.
+    ) -> AsyncIterator[TakenPrompt]:
+        """Take the images of a prompt, and hold their files until the context ends.
 
-        If the model reads text only, images in tool results become notes.
+        If the model reads text only, images that are not new become notes.
 
-        Raises InvalidRequest, which names the field; ImagesRefused if the model takes no images or
-        Pillow is missing; WorkerUnavailable if that takes too long or the images cannot be written.
+        Raises InvalidRequest, which names the field; ImagesRefused if the model takes no images;
+        WorkerUnavailable if that takes too long or the images cannot be written.
         """
         if vision is None or vision.refused:
             yield text_only(prompt, vision)
@@ -94,104 +120,151 @@ class ImageIntake:
         with _Hold(self.folder, tenant, seconds=self._settings.check_seconds) as hold:
             try:
                 async with awake_timeout(self._settings.check_seconds):
-                    names = await asyncio.gather(
-                        *(self._taken(source, hold) for source in sources), return_exceptions=True
+                    found = await asyncio.gather(
+                        *(self._taken(source, hold, is_new) for source, is_new in sources.items()),
+                        return_exceptions=True,
                     )
             except TimeoutError:
                 raise self._too_slow() from None
-            for name in names:
-                if isinstance(name, BaseException):
-                    raise name
-            yield _with_images(prompt, dict(zip(sources, map(str, names), strict=True)))
+            yield _with_names(prompt, dict(zip(sources, found, strict=True)), new=_new(sources))
 
     @contextlib.contextmanager
     def entered_here(
         self, prompt: ChatPrompt, vision: VisionInfo | None, *, tenant: str = ""
-    ) -> Iterator[CheckedPrompt]:
+    ) -> Iterator[TakenPrompt]:
         """Like `entered`, but on the current thread, without an event loop."""
         if vision is None or vision.refused:
             yield text_only(prompt, vision)
             return
         sources = self._accepted(prompt)
         with _Hold(self.folder, tenant, seconds=self._settings.check_seconds) as hold:
-            names = {
-                source: self._take_fetched(source, hold)
-                if source.url
-                else self._take_known(source, hold) or self._take_new(source, hold)
-                for source in sources
-            }
-            yield _with_images(prompt, names)
+            found: dict[ImageSource, str | BaseException] = {}
+            for source, is_new in sources.items():
+                try:
+                    found[source] = self._take(source, hold, is_new)
+                except InvalidRequest as refusal:
+                    found[source] = refusal
+            yield _with_names(prompt, found, new=_new(sources))
 
-    async def _taken(self, source: ImageSource, hold: _Hold) -> str:
+    async def _taken(self, source: ImageSource, hold: _Hold, is_new: bool) -> str:
         run = asyncio.get_running_loop().run_in_executor
-        if source.url:
-            return await run(self._fetchers, self._take_fetched, source, hold)
-        known = await run(self._readers, self._take_known, source, hold)
-        return known or await run(self._checkers, self._take_new, source, hold)
+        threads = self._fetchers if source.url and is_new else self._readers
+        name = await run(threads, self._take_known, source, hold, is_new)
+        if name:
+            return name
+        threads = self._fetchers if source.url else self._readers
+        return await run(threads, self._take_new, source, hold, is_new)
 
-    def _take_known(self, source: ImageSource, hold: _Hold) -> str:
-        """Hold an image that was checked before. Returns its name; empty if it was not."""
-        return hold.add(self._decoded(source), is_checked=False)
+    def _take(self, source: ImageSource, hold: _Hold, is_new: bool) -> str:
+        known = self._take_known(source, hold, is_new)
+        return known or self._take_new(source, hold, is_new)
 
-    def _take_new(self, source: ImageSource, hold: _Hold) -> str:
-        return self._checked(self._decoded(source), hold, field=source.field)
+    def _take_known(self, source: ImageSource, hold: _Hold, is_new: bool) -> str:
+        """Hold an image that the same tenant has sent before. Returns its name; empty if it has
+        not, or if the image is to be fetched because its URL is in a new message.
 
-    def _take_fetched(self, source: ImageSource, hold: _Hold) -> str:
-        data = fetch_image(
-            source.url,
-            field=source.field,
-            max_bytes=self._settings.max_bytes,
-            seconds=hold.deadline - time.monotonic(),
-            is_allowed=self._is_allowed,
-        )
-        known = hold.add(data, is_checked=False)
-        return known or self._checked(data, hold, field=source.field)
+        Raises InvalidRequest if the image could not be fetched before.
+        """
+        if source.problem or (source.url and is_new):
+            return ""
+        name = self._names.get((hold.tenant, source.key()), "")
+        if name is None:
+            raise source.refused("the image could not be fetched before")
+        return name if name and hold.add_again(name) else ""
 
-    def _decoded(self, source: ImageSource) -> bytes:
-        return source.decoded(max_bytes=self._settings.max_bytes)
+    def _take_new(self, source: ImageSource, hold: _Hold, is_new: bool) -> str:
+        name = hold.add(self._bytes_of(source, hold, is_new))
+        self._remember(name, source, hold)
+        return name
 
-    def _checked(self, data: bytes, hold: _Hold, *, field: str) -> str:
-        with self._slots:
-            check_image(data, max_pixels=self._settings.max_pixels, field=field)
-        return hold.add(data, is_checked=True)
+    def _remember(self, name: str | None, source: ImageSource, hold: _Hold) -> None:
+        key = hold.tenant, source.key()
+        with self._names_lock:
+            self._names.pop(key, None)
+            self._names[key] = name
+            if len(self._names) > _MOST_REMEMBERED:
+                del self._names[next(iter(self._names))]
 
-    def _accepted(self, prompt: ChatPrompt) -> list[ImageSource]:
-        """The images to check. Raises InvalidRequest if the request may not have them."""
-        sources = list(images_in(prompt.messages))
-        assert all(isinstance(source, ImageSource) for source in sources), "not from a protocol"
+    def _bytes_of(self, source: ImageSource, hold: _Hold, is_new: bool) -> bytes:
+        if not source.url:
+            return source.decoded(max_bytes=self._settings.max_bytes)
+        if not self._settings.urls:
+            raise source.refused(
+                "this server does not fetch images; send the image as a data URL, or set "
+                "images.urls = true on the server"
+            )
+        seconds = hold.deadline - time.monotonic()
+        try:
+            return fetch_image(
+                source.url,
+                field=source.field,
+                max_bytes=self._settings.max_bytes,
+                # so that the request can go on without an image of an earlier turn
+                seconds=seconds if is_new else seconds * _EARLIER_SHARE,
+                is_allowed=self._is_allowed,
+            )
+        except InvalidRequest:
+            self._remember(None, source, hold)
+            raise
+
+    def _accepted(self, prompt: ChatPrompt) -> dict[ImageSource, bool]:
+        """The images to take, and whether each is new. Raises InvalidRequest if there are too many."""
+        sources = _sources(prompt.messages)
         if len(sources) > (most := self._settings.max_count):
             raise InvalidRequest(
                 f"a request may have at most {most:,} images, got {len(sources):,}",
-                field=sources[most].field,
+                field=[*sources][most].field,
             )
-        for source in sources:
-            if source.url and not self._settings.urls:
-                raise source.refused(
-                    "this server does not fetch images; send the image as a data URL, or set "
-                    "images.urls = true on the server"
-                )
         return sources
 
     def _too_slow(self) -> WorkerUnavailable:
         return WorkerUnavailable(
-            "the images of the request could not be fetched and checked within "
+            "the images of the request could not be fetched and kept within "
             f"{self._settings.check_seconds:g} s; please try again"
         )
 
 
-def text_only(prompt: ChatPrompt, vision: VisionInfo | None = None) -> CheckedPrompt:
-    """The prompt for a model that takes no images: those in tool results become notes.
+def _sources(messages: Sequence[Mapping[str, Any]]) -> dict[ImageSource, bool]:
+    """The images of a conversation in order, and whether each is new."""
+    newest = _newest(messages)
+    sources = {
+        source: place == newest
+        for place, message in enumerate(messages)
+        for source in images_in([message])
+    }
+    assert all(isinstance(source, ImageSource) for source in sources), "not from a protocol"
+    return sources
 
-    Raises ImagesRefused for other images.
+
+def _newest(messages: Sequence[Mapping[str, Any]]) -> int | None:
+    """The place of the user's latest message; None if an answer follows it."""
+    for place in reversed(range(len(messages))):
+        if messages[place]["role"] == "user":
+            return place
+        if messages[place]["role"] == "assistant":
+            return None
+    return None
+
+
+def _new(sources: Mapping[ImageSource, bool]) -> frozenset[ImageSource]:
+    return frozenset(source for source, is_new in sources.items() if is_new)
+
+
+def text_only(prompt: ChatPrompt, vision: VisionInfo | None = None) -> TakenPrompt:
+    """The prompt for a model that takes no images: those that are not new become notes.
+
+    Raises ImagesRefused for a new one.
     """
-    for message in prompt.messages:
-        for source in images_in([message]):
-            if message["role"] != _RESULT:
-                reason = _TEXT_ONLY
-                if vision is not None:
-                    reason = f"this model cannot be given images: {vision.refused}"
-                raise ImagesRefused(reason, field=source.field)
-    return _with_images(prompt, {})
+    for source, is_new in _sources(prompt.messages).items():
+        if is_new:
+            if source.problem:
+                raise source.refused(source.problem)
+            reason = _TEXT_ONLY
+            if vision is not None:
+                reason = f"this model cannot be given images: {vision.refused}"
+            raise ImagesRefused(reason, field=source.field)
+    left_out = _with_parts(prompt, lambda source: _note(left_out_note(source.media_type or IMAGE)))
+    return TakenPrompt(prompt=left_out, fields={})
 
 
 class _Hold:
@@ -203,8 +276,8 @@ class _Hold:
     def __init__(self, folder: ImageFolder, tenant: str, *, seconds: float) -> None:
         """seconds: for how long the images may be fetched."""
         self.deadline = time.monotonic() + seconds
+        self.tenant = tenant
         self._folder = folder
-        self._tenant = tenant
         self._names: list[str] = []
         self._is_over = False
         self._lock = threading.Lock()
@@ -218,38 +291,70 @@ class _Hold:
             names, self._names = self._names, []
         self._folder.release(names)
 
-    def add(self, data: bytes, *, is_checked: bool) -> str:
+    def add(self, data: bytes) -> str:
         """See `ImageFolder.hold`."""
-        name = self._folder.hold(data, is_checked=is_checked, tenant=self._tenant)
-        with self._lock:
-            if not self._is_over and name:
-                self._names.append(name)
-                return name
-        if name:
-            self._folder.release([name])
+        name = self._folder.hold(data, tenant=self.tenant)
+        self._note(name)
         return name
 
+    def add_again(self, name: str) -> bool:
+        """See `ImageFolder.hold_again`."""
+        is_there = self._folder.hold_again(name)
+        if is_there:
+            self._note(name)
+        return is_there
 
-def _with_images(prompt: ChatPrompt, names: Mapping[ImageSource, str]) -> CheckedPrompt:
-    """The prompt with the names of images, and with notes in place of those that have none."""
-    if next(images_in(prompt.messages), None) is None:
-        return CheckedPrompt(prompt=prompt, fields={})
+    def _note(self, name: str) -> None:
+        with self._lock:
+            if not self._is_over:
+                self._names.append(name)
+                return
+        self._folder.release([name])
 
-    def named(part: Any) -> Any:
-        if not is_image(part):
-            return part
-        source = part[IMAGE]
-        if source in names:
-            return {"type": IMAGE, IMAGE: names[source]}
-        return {"type": "text", "text": left_out_note(source.media_type or IMAGE)}
 
+def _with_names(
+    prompt: ChatPrompt,
+    found: Mapping[ImageSource, str | BaseException],
+    *,
+    new: Container[ImageSource],
+) -> TakenPrompt:
+    """The prompt with the names of images, and with notes in place of those that have none.
+
+    Raises what was found instead of a name, unless that is an InvalidRequest and the image not new.
+    """
+    names: dict[ImageSource, str] = {}
+    for source, name in found.items():
+        if isinstance(name, str):
+            names[source] = name
+        elif source in new or not isinstance(name, InvalidRequest):
+            raise name
+
+    def named(source: ImageSource) -> dict[str, Any]:
+        name = names.get(source)
+        return _note(UNREADABLE_NOTE) if name is None else {"type": IMAGE, IMAGE: name}
+
+    return TakenPrompt(
+        prompt=_with_parts(prompt, named) if found else prompt,
+        fields={name: source.field for source, name in names.items()},
+        new=frozenset(name for source, name in names.items() if source in new),
+    )
+
+
+def _with_parts(prompt: ChatPrompt, part_of: Callable[[Any], dict[str, Any]]) -> ChatPrompt:
+    """The prompt with other parts in place of its images. part_of: the part for an image."""
     messages = tuple(
-        {**message, "content": [named(part) for part in message["content"]]}
+        {
+            **message,
+            "content": [
+                part_of(part[IMAGE]) if is_image(part) else part for part in message["content"]
+            ],
+        }
         if any(True for _ in images_in([message]))
         else message
         for message in prompt.messages
     )
-    return CheckedPrompt(
-        prompt=msgspec.structs.replace(prompt, messages=messages),
-        fields={name: source.field for source, name in names.items()},
-    )
+    return msgspec.structs.replace(prompt, messages=messages)
+
+
+def _note(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}

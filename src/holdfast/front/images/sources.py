@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
+
+import xxhash
 
 from holdfast.errors import InvalidRequest
 
@@ -27,46 +28,66 @@ _KINDS: Final = frozenset({IMAGE, "image_url", "input_image"})  # types of parts
 _NAMES: Final = ("image_url", "source", "image", "data", "url")  # of the image, within a part
 
 
+SourceKey: TypeAlias = tuple[int, int, int]
+"""What identifies the bytes of an image: their number, Python's hash, and XXH3. Nobody can make two
+images with the same key, because Python's hash depends on a secret of the process.
+"""
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ImageSource:
-    """An image as a client sent it. Exactly one of `text`, `url` and `data` is set.
+    """An image as a client sent it. At most one of `text`, `url` and `data` is set.
 
     field: the request field with the image, for error messages. media_type: as the client says;
-    empty if it does not, or if what it says is not a media type. text: base64.
+    empty if it does not, or if what it says is not a media type. text: base64, from the character
+    `begins_at` on. problem: why the client sent no image; empty if it did. Such a source is no
+    error yet, because it may belong to an earlier turn.
     """
 
     field: str
     media_type: str = ""
     text: str = ""
+    begins_at: int = 0
     url: str = ""
     data: bytes = b""
+    problem: str = ""
+    shown: str = ""  # what the client sent instead of an image; never logged
 
     def decoded(self, *, max_bytes: int) -> bytes:
         """The bytes of an image that is within the request. Raises InvalidRequest."""
-        size = len(self.data) or len(self.text) * 3 // 4
+        if self.problem:
+            raise self.refused(self.problem)
+        size = len(self.data) or (len(self.text) - self.begins_at) * 3 // 4
         if size > max_bytes + 2:
             raise self.refused(
                 f"the image has about {size:,} bytes, but at most {max_bytes:,} are allowed"
             )
         if not self.text:
             return self.data
+        text = self.text[self.begins_at :]
         try:
-            return base64.b64decode(self.text, validate=True)
+            return base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
             pass
         try:  # some encoders break the lines
-            return base64.b64decode(_SPACE.sub("", self.text), validate=True)
+            return base64.b64decode(_SPACE.sub("", text), validate=True)
         except (binascii.Error, ValueError) as error:
             raise self.refused("the image is not valid base64") from error
 
+    def key(self) -> SourceKey:
+        """Equal for equal images that were sent in the same way. Takes 0.5 ns per byte, where
+        decoding base64 takes 6 ns and SHA-256 of the result 1 ns.
+        """
+        sent = self.data or (self.text or self.url).encode("utf-8", "surrogatepass")
+        return len(sent), hash(sent), xxhash.xxh3_128_intdigest(sent)
+
     def digest(self) -> str:
         """A short digest of what the client sent: equal images by the same way have the same."""
-        sent = self.data or (self.text or self.url).encode()
-        return hashlib.sha256(sent).hexdigest()[:_DIGEST_DIGITS]
+        return f"{self.key()[2]:032x}"[:_DIGEST_DIGITS]
 
     def refused(self, reason: str) -> InvalidRequest:
         """The error for an image that cannot be used."""
-        return InvalidRequest(reason, field=self.field)
+        return InvalidRequest(reason, field=self.field, shown=self.shown)
 
     def __repr__(self) -> str:
         return f"<{self.media_type or 'image'}>"
@@ -75,8 +96,6 @@ class ImageSource:
 def image_source(part: Mapping[str, Any], field: str) -> ImageSource:
     """The image of a message part, in the form of any protocol: `image_url` (a URL, or an object
     with one), `source` (Anthropic), `image`, or `data` (base64).
-
-    Raises InvalidRequest for a part without an image.
 
     field: the request field that contains the part.
     """
@@ -91,44 +110,45 @@ def image_source(part: Mapping[str, Any], field: str) -> ImageSource:
                 given = given.get("url") or given.get("data")
             return text_source(given, at, media_type=kind)
     if part.get("file_id") is not None:
-        raise InvalidRequest(
-            "files cannot be uploaded to this server; send the image as a data URL",
+        return ImageSource(
             field=f"{field}.file_id",
+            problem="files cannot be uploaded to this server; send the image as a data URL",
         )
-    raise InvalidRequest("the part has no image", field=field)
+    return ImageSource(field=field, problem="the part has no image")
 
 
 def text_source(given: Any, field: str, *, media_type: Any = None) -> ImageSource:
-    """The image that a text stands for: a data URL, an http(s) URL, or base64.
-
-    Raises InvalidRequest for anything else.
-    """
+    """The image that a text stands for: a data URL, an http(s) URL, or base64."""
+    kind = media_type if isinstance(media_type, str) else ""
     if not isinstance(given, str) or not given:
-        raise InvalidRequest("an image must be a URL or base64 text", field=field)
+        return ImageSource(field=field, problem="an image must be a URL or base64 text")
     if given[:8].lower().startswith(_WEB):
         return ImageSource(field=field, url=given)
-    kind = media_type if isinstance(media_type, str) else ""
-    text = given
+    begins_at = 0
     if given[:5].lower() == "data:":
         head = _DATA_URL.match(given)
         if head is None:
-            raise InvalidRequest(
-                "a data URL must have the form data:image/png;base64,…", field=field
+            return ImageSource(
+                field=field, problem="a data URL must have the form data:image/png;base64,…"
             )
         kind = head["type"] or kind
-        text = given[head.end() :]
+        begins_at = head.end()
     elif ":" in given[:40]:
-        raise InvalidRequest(
-            "an image must be a data URL, an http or https URL, or base64 text", field=field
+        return ImageSource(
+            field=field,
+            problem="an image must be a data URL, an http or https URL, or base64 text",
         )
-    if kind and "/" in kind and not kind.lower().startswith("image/"):
-        raise InvalidRequest(
-            "the media type must be that of an image", field=field, shown=f", not {kind[:40]!r}"
-        )
-    if not text:
-        raise InvalidRequest("the image is empty", field=field)
     named = kind if _MEDIA_TYPE.fullmatch(kind) else ""
-    return ImageSource(field=field, media_type=named, text=text)
+    if kind and "/" in kind and not kind.lower().startswith("image/"):
+        return ImageSource(
+            field=field,
+            media_type=named,
+            problem="the media type must be that of an image",
+            shown=f", not {kind[:40]!r}",
+        )
+    if begins_at == len(given):
+        return ImageSource(field=field, media_type=named, problem="the image is empty")
+    return ImageSource(field=field, media_type=named, text=given, begins_at=begins_at)
 
 
 def image_part(source: ImageSource) -> dict[str, Any]:
@@ -142,10 +162,7 @@ def is_image_kind(kind: str) -> bool:
 
 
 def with_image(part: Mapping[str, Any], field: str) -> dict[str, Any]:
-    """A message part as a client sent it, as the part of a prompt if it is an image.
-
-    Raises InvalidRequest if the part of an image contains none.
-    """
+    """A message part as a client sent it, as the part of a prompt if it is an image."""
     return image_part(image_source(part, field)) if is_image_kind(part["type"]) else dict(part)
 
 
@@ -183,5 +200,11 @@ def _for_log(part: Any) -> Any:
 
 
 def left_out_note(what: str) -> str:
-    """What a model reads in place of something in a tool's result that it cannot read."""
+    """What a model reads in place of something that no model here reads, or that it does not."""
     return f"[{what} left out: this model takes text only]"
+
+
+UNREADABLE_NOTE: Final = "[image left out: it cannot be read]"
+"""What a model reads in place of an image of an earlier turn that cannot be used. It is the same for
+all reasons, so that the prompts of later turns begin with that of this one.
+"""

@@ -40,8 +40,8 @@ from holdfast.front.prompt.prepare import (
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle
 from holdfast.front.structured.answer import is_constrained
-from holdfast.wire.events import ModelInfo, Rejected
-from holdfast.wire.images import ImageCommand
+from holdfast.telemetry.request_log import waiting_for
+from holdfast.wire.events import ModelInfo, Rejected, WaitReason
 from holdfast.wire.output import (
     ChoiceFinished,
     Embedding,
@@ -234,9 +234,9 @@ class Gateway:
     async def _with_images(
         self, request: GenerationRequest, client: EngineClient, held: AsyncExitStack
     ) -> tuple[GenerationRequest, Layouts]:
-        """Validate the images of a request and get their token layouts from the worker.
+        """Take the images of a request and get their token layouts from the worker.
 
-        Returns the request with the hashes of its images, and their layouts.
+        Returns the request with the names of its images, and their layouts.
 
         held: holds the files of the images.
         """
@@ -245,16 +245,18 @@ class Gateway:
         if self._images is None:
             prompt = text_only(request.prompt).prompt
             return msgspec.structs.replace(request, prompt=prompt), NO_IMAGES
-        checked = await held.enter_async_context(
-            self._images.entered(request.prompt, client.info.vision, tenant=request.tenant)
-        )
-        request = msgspec.structs.replace(request, prompt=checked.prompt)
         model = client.info.fingerprint
-        layouts, missing = self._layouts.known(checked.fields, model=model)
-        if missing:
-            answer = await client.ask(ImageCommand(images=missing))
-            layouts |= self._layouts.learn(answer, model=model, fields=checked.fields)
-        return request, layouts
+        with waiting_for(WaitReason.IMAGES):
+            taken = await held.enter_async_context(
+                self._images.entered(request.prompt, client.info.vision, tenant=request.tenant)
+            )
+            question = self._layouts.question(
+                taken, model=model, max_pixels=self._images.max_pixels
+            )
+            if question is not None:
+                self._layouts.learn(await client.ask(question), model=model)
+        prompt, layouts = self._layouts.known(taken, model=model)
+        return msgspec.structs.replace(request, prompt=prompt), layouts
 
     def _threads_of(self, model: str) -> ThreadPoolExecutor:
         if model not in self._threads:

@@ -14,16 +14,17 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from holdfast.errors import InvalidRequest
+from holdfast.errors import ImageUnresolved, WorkerUnavailable
 from holdfast.front.images.folder import ImageFolder
+from holdfast.front.images.intake import TakenPrompt
 from holdfast.front.images.sources import IMAGE, is_image
 from holdfast.front.prompt.lru_cache import LruCache
-from holdfast.wire.images import ImageAnswer, ImageLayout, ImageSpan
-from holdfast.wire.requests import PlacedImage, TokenIds
+from holdfast.wire.images import ImageAnswer, ImageCommand, ImageLayout, ImageSpan
+from holdfast.wire.requests import ChatPrompt, PlacedImage, TokenIds
 
 _OPENING: Final = f"\ufdd6{secrets.token_hex(8)}"  # random, so that no client can write a mark
 _CLOSING: Final = "\ufdd7"
-_MARK: Final = re.compile(f"{_OPENING}([0-9a-f]{{64}}){_CLOSING}")
+_MARK: Final = re.compile(f"{_OPENING}([0-9a-f]+){_CLOSING}")
 _ENTRY_BYTES: Final = 500
 
 
@@ -46,13 +47,24 @@ def _text_of(part: Any) -> str | None:
 
 
 def image_mark(image: str) -> str:
-    """The mark of an image."""
-    return f"{_OPENING}{image}{_CLOSING}"
+    """The mark of an image. This and `_MARK` are the only places that know what marks look like."""
+    mark = f"{_OPENING}{image}{_CLOSING}"
+    assert _MARK.fullmatch(mark), "an image has a name that marks cannot contain"
+    return mark
 
 
 def has_images(text: str) -> bool:
     """Whether a text contains marks of images."""
     return _OPENING in text
+
+
+def require_no_images(text: str) -> None:
+    """Make sure that no mark is left in a text that a model or a client gets to see.
+
+    Raises ImageUnresolved, which does not quote the mark: its opening is a secret.
+    """
+    if _OPENING in text:
+        raise ImageUnresolved
 
 
 def images_of(text: str) -> list[str]:
@@ -124,41 +136,52 @@ def visible_tokens(
 class ImageLayouts:
     """Remembers how models see images. Forgets the least recently used. Thread-safe.
 
-    To get the layouts of a prompt's images: take those that are `known`, ask the worker for the
-    missing ones with an `ImageCommand`, and `learn` its answer.
+    To get the layouts of a prompt's images: ask the worker the `question` if there is one, `learn`
+    its answer, and take what is `known`.
     """
 
     def __init__(self, folder: ImageFolder | None = None, *, max_bytes: int = 16_000_000) -> None:
         """folder: of the images; None: there are no images."""
         self._folder = folder
-        self._known: LruCache[tuple[str, str], ImageLayout] = LruCache(max_bytes)
+        # a text is the reason why a model cannot use an image
+        self._known: LruCache[tuple[str, str], ImageLayout | str] = LruCache(max_bytes)
 
-    def known(
-        self, images: Iterable[str], *, model: str
-    ) -> tuple[dict[str, ImageLayout], tuple[str, ...]]:
-        """The known layouts of images, and the images whose layouts are missing.
+    def question(
+        self, taken: TakenPrompt, *, model: str, max_pixels: int | None
+    ) -> ImageCommand | None:
+        """The question about the images whose layouts are missing; None if there are none.
 
         model: the fingerprint of the model.
         """
-        found = {image: self._known.get((model, image)) for image in images}
-        layouts = {image: layout for image, layout in found.items() if layout is not None}
-        return layouts, tuple(image for image in found if image not in layouts)
+        missing = [image for image in taken.fields if self._known.get((model, image)) is None]
+        return ImageCommand(images=tuple(missing), max_pixels=max_pixels) if missing else None
 
-    def learn(
-        self, answer: ImageAnswer, *, model: str, fields: Mapping[str, str]
-    ) -> dict[str, ImageLayout]:
-        """Remember the layouts in a worker's answer, and return them by image.
+    def learn(self, answer: ImageAnswer, *, model: str) -> None:
+        """Remember a worker's answer.
 
-        Raises InvalidRequest if the model cannot use one of the images; its file is then compared
-        with its hash before its next use.
-
-        fields: for each image, the request field that contains it.
+        Raises WorkerUnavailable if an image could not be processed now. The file of an image without
+        a layout is compared with its hash before its next use.
         """
         for layout in answer.layouts:
             size = len(layout.token_ids.packed) + _ENTRY_BYTES
             self._known.put((model, layout.image), layout, size=size)
         for image, reason in answer.failures.items():
-            if self._folder is not None:
-                self._folder.forget(answer.failures)
-            raise InvalidRequest(reason, field=fields[image])
-        return {layout.image: layout for layout in answer.layouts}
+            self._known.put((model, image), reason, size=_ENTRY_BYTES)
+        if self._folder is not None:
+            self._folder.forget((*answer.failures, *answer.lost))
+        for reason in answer.lost.values():
+            raise WorkerUnavailable(reason)
+
+    def known(self, taken: TakenPrompt, *, model: str) -> tuple[ChatPrompt, dict[str, ImageLayout]]:
+        """The prompt, with notes in place of images that the model cannot use, and the layouts of
+        its images.
+
+        Raises InvalidRequest if the model cannot use a new image; WorkerUnavailable if layouts were
+        forgotten meanwhile.
+        """
+        found = {image: self._known.get((model, image)) for image in taken.fields}
+        if None in found.values():
+            raise WorkerUnavailable("the images of the request were forgotten; please try again")
+        unusable = {image: each for image, each in found.items() if isinstance(each, str)}
+        layouts = {image: each for image, each in found.items() if isinstance(each, ImageLayout)}
+        return taken.without(unusable), layouts

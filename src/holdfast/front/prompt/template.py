@@ -30,7 +30,13 @@ from holdfast.front.prompt.conversation import (
     with_habits,
     with_roles,
 )
-from holdfast.front.prompt.images import content_parts, has_images, images_of, with_placeholders
+from holdfast.front.prompt.images import (
+    content_parts,
+    has_images,
+    images_of,
+    require_no_images,
+    with_placeholders,
+)
 from holdfast.front.prompt.template_process import SandboxedTemplate
 from holdfast.front.prompt.template_worker import RENDER_ERRORS
 from holdfast.front.prompt.tool_definitions import KeptTool, complete_tool
@@ -154,6 +160,7 @@ class ChatTemplate:
         try:
             text = self._run_for(prompt, messages, answer=not prompt.continue_last)
         except RENDER_ERRORS as error:
+            require_no_images(str(error))
             raise InvalidRequest(
                 "the model's chat template refuses this conversation",
                 field=field,
@@ -286,6 +293,7 @@ class ChatTemplate:
             "add_generation_prompt": answer,
         }
         text = self._templates[name].render(variables)
+        require_no_images(text)
         return text if self._vision is None else self._vision.written(text)
 
     def _text_arguments(self, name: str, tools: list[dict[str, Any]] | None) -> dict[str, Any]:

@@ -7,13 +7,11 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from holdfast.errors import InvalidRequest
 from holdfast.front.images.sources import is_image_kind, left_out_note, with_image
 from holdfast.front.prompt.limits import nesting_of
 from holdfast.front.server.problem import RequestRefused, invalid_field
@@ -357,8 +355,7 @@ def readable_part(part: Mapping[str, Any], *, field: str) -> dict[str, Any]:
     field: the request field that contains the part.
     """
     if is_image_kind(part["type"]):
-        with suppress(InvalidRequest):  # it contains no image, or one in an unknown form
-            return with_image(part, field)
+        return with_image(part, field)
     return _note(part) if is_media(part["type"]) else dict(part)
 
 

@@ -14,6 +14,7 @@ from holdfast.errors import (
     GenerationFailed,
     HoldfastError,
     ImagesRefused,
+    ImageUnresolved,
     InvalidRequest,
     ModelInUse,
     ModelLoadError,
@@ -53,6 +54,7 @@ _PROBLEMS: Mapping[type[BaseException], tuple[int, str]] = {  # the most specifi
     ResponsesUnavailable: (503, "responses_unavailable"),
     TimeLimitExceeded: (504, "time_limit_exceeded"),
     TemplateOverrun: (500, "chat_template_overrun"),
+    ImageUnresolved: (500, "image_unresolved"),
     GenerationFailed: (500, "generation_failed"),
 }
 _SESSION_FAILURES = {

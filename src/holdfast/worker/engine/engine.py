@@ -19,7 +19,7 @@ import itertools
 import math
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
@@ -254,7 +254,7 @@ class Engine:
             self.images.provide(images, start=span.start, tokens=span.tokens)
 
     def measure_images(self, command: ImageCommand) -> ImageAnswer | None:
-        """How the model sees the images of a command. One call processes at most one image, and
+        """How the model sees the images of a command. Does not wait, and
         returns None until all are processed.
         """
         if self.images is None:
@@ -262,6 +262,30 @@ class Engine:
                 call_id=command.call_id, failures=dict.fromkeys(command.images, _NO_IMAGES)
             )
         return self.images.answer(command)
+
+    def prepare_images(self, request: SequenceRequest, *, start: int, prepared: set[str]) -> bool:
+        """See `WorkerImages.prepare`."""
+        if self.images is None:
+            return False
+        return self.images.prepare(request, start=start, prepared=prepared)
+
+    def has_unprepared_images(
+        self, request: SequenceRequest, *, start: int, prepared: Container[str]
+    ) -> bool:
+        """Whether images of a prompt from a position on have neither features nor been prepared."""
+        if self.images is None or not request.images:
+            return False
+        return bool(self.images.unprepared(request, start=start, prepared=prepared))
+
+    @property
+    def is_reading_images(self) -> bool:
+        """Whether images are being processed in another process."""
+        return self.images is not None and self.images.is_busy
+
+    def close_images(self) -> None:
+        """End the process that reads images."""
+        if self.images is not None:
+            self.images.close()
 
     def grow(self, request_id: RequestId, capacity_tokens: int) -> None:
         """Reserve capacity for this many tokens of a sequence."""

@@ -38,8 +38,8 @@ from holdfast.worker.engine.fingerprint import model_fingerprint
 from holdfast.worker.engine.lora import Adapters, attach
 from holdfast.worker.engine.seams import HEAD_NAMES
 from holdfast.worker.vision import load as vision
-from holdfast.worker.vision.images import Processor
 from holdfast.worker.vision.model import VisionModel
+from holdfast.worker.vision.processor import Processor
 
 logger = logging.getLogger("holdfast.worker")
 

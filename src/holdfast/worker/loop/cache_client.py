@@ -119,6 +119,8 @@ class CacheClient:
         self._twins: dict[RequestId, LiveSequence] = {}
         self._fetching: list[LiveSequence] = []  # waiting for blocks from disk
         self._to_repeat: list[LiveSequence] = []  # to be looked up again
+        # waiting for the features of images; the numbers of tokens are those of `make_ready`
+        self._unseen: dict[LiveSequence, tuple[int, int]] = {}
         # waiting sequences whose prefix is pinned, and in memory or being read; oldest lookup first
         self._looked_up: dict[LiveSequence, None] = {}
         self._computing: list[_Rest] = []  # copied out since the last step was dispatched
@@ -127,7 +129,7 @@ class CacheClient:
     @property
     def is_waited_for(self) -> bool:
         """Whether a request waits for `advance`; if so, the loop must not sleep."""
-        return bool(self._fetching or self._to_repeat)
+        return bool(self._fetching or self._to_repeat or self._unseen)
 
     @property
     def has_uncommitted(self) -> bool:
@@ -256,18 +258,49 @@ class CacheClient:
         assert lookup is not None
         is_fetched = cache.advance(lookup)
         if is_fetched:
-            self._scheduler.make_ready(
-                sequence.id, lookup.cached_tokens, held_tokens=lookup.held_tokens
-            )
-            sequence.wait(WaitReason.MEMORY, now=self._clock())
+            self._make_ready(sequence, lookup.cached_tokens, held_tokens=lookup.held_tokens)
         return is_fetched
+
+    def _make_ready(
+        self, sequence: LiveSequence, cached_tokens: int, *, held_tokens: int = 0
+    ) -> None:
+        """Tell the scheduler that a sequence is ready, as soon as the images behind its cached
+        prefix have features.
+        """
+        if not self._engine.has_unprepared_images(
+            sequence.request, start=cached_tokens, prepared=sequence.prepared_images
+        ):
+            self._unseen.pop(sequence, None)
+            self._scheduler.make_ready(sequence.id, cached_tokens, held_tokens=held_tokens)
+            sequence.wait(WaitReason.MEMORY, now=self._clock())
+        elif sequence not in self._unseen:
+            self._unseen[sequence] = (cached_tokens, held_tokens)
+            self._scheduler.hold_back(sequence.id)
+            sequence.wait(WaitReason.IMAGES, now=self._clock())
+
+    def _prepare_images(self) -> None:
+        """Compute the features of at most one image, so that running sequences do not wait for
+        several.
+        """
+        for sequence, (cached_tokens, held_tokens) in tuple(self._unseen.items()):
+            has_computed = True
+            with costing_no_answer("an image of request %s is not prepared", sequence.id):
+                has_computed = self._engine.prepare_images(
+                    sequence.request, start=cached_tokens, prepared=sequence.prepared_images
+                )
+            self._make_ready(sequence, cached_tokens, held_tokens=held_tokens)
+            if has_computed:
+                return
 
     @_guarded(
         "cached prefixes could not be restored; the requests prefill them",
         otherwise=lambda client: client.restart_all_cold(),
     )
     def advance(self) -> None:
-        """Take blocks that were read from disk, repeat lookups, and do the cache's housekeeping."""
+        """Take blocks that were read from disk, repeat lookups, prepare images, and do the cache's
+        housekeeping.
+        """
+        self._prepare_images()
         if self._cache is None:
             return
         if self._scheduler.admits_one_at_a_time:
@@ -285,12 +318,11 @@ class CacheClient:
     def restart_cold(self, sequence: LiveSequence) -> None:
         """Let a waiting sequence start from its first token, without the cache."""
         self._release(sequence)
-        self._scheduler.make_ready(sequence.id, 0)
-        sequence.wait(WaitReason.MEMORY, now=self._clock())
+        self._make_ready(sequence, 0)
 
     def restart_all_cold(self) -> None:
         """Let every sequence that waits for the cache start from its first token."""
-        waiting = (*self._fetching, *self._twins.values(), *self._to_repeat)
+        waiting = (*self._fetching, *self._twins.values(), *self._to_repeat, *self._unseen)
         self._twins.clear()
         self._to_repeat.clear()
         for sequence in waiting:
@@ -316,6 +348,7 @@ class CacheClient:
         will.
         """
         self._looked_up.pop(sequence, None)
+        self._unseen.pop(sequence, None)
         if sequence.lookup is not None:
             sequence.lookup.release()
             sequence.lookup = None

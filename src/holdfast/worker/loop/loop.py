@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -143,7 +142,7 @@ class WorkerLoop:
         self._lifetimes = Lifetimes(
             engine=engine, scheduler=scheduler, ledger=self._ledger, cache=self._cache, clock=clock
         )
-        self._asked: deque[ImageCommand] = deque()  # questions about images
+        self._asked: list[ImageCommand] = []  # questions about images
         self._idle = self._new_idle_work()
 
     def _new_drafts(self, model: DraftModel | None) -> Drafts:
@@ -178,7 +177,7 @@ class WorkerLoop:
                     self._on_rest()
                     self._has_rested = True
                 self._obey(commands)
-                self._look_at_an_image()
+                self._answer_about_images()
                 if self._memory is not None:
                     self._memory.tend(now=self._clock())
                     self._quantize_running(self._memory)
@@ -195,6 +194,8 @@ class WorkerLoop:
             self._close_sessions(is_complete=False)
             self._cache.close()
             raise
+        finally:
+            self._engine.close_images()
         self._shut_down()
 
     def _shut_down(self) -> None:
@@ -225,9 +226,10 @@ class WorkerLoop:
 
     def _receive(self, *, is_busy: bool) -> list[Command]:
         timeout_seconds = IDLE_SECONDS
-        if is_busy or self._asked:
+        is_waited_for = self._cache.is_waited_for or self._engine.is_reading_images
+        if is_busy:
             timeout_seconds = 0.0
-        elif self._cache.is_waited_for or (self._sessions is not None and self._sessions.is_busy):
+        elif is_waited_for or (self._sessions is not None and self._sessions.is_busy):
             timeout_seconds = FETCHING_SECONDS
         self._pulse.rest()
         commands = self._inbox.receive(timeout_seconds=timeout_seconds)
@@ -533,6 +535,7 @@ class WorkerLoop:
             self._send()
             if previous is not None:
                 self._emit_statistics(is_busy=True)
+        self._pulse.work()
         self._cache.advance()
         self._tend_sessions()
         self._idle.begin()
@@ -649,15 +652,14 @@ class WorkerLoop:
             expected_seconds=decision.expected_seconds,
         )
 
-    def _look_at_an_image(self) -> None:
-        """Process one image of the oldest question about images, so that steps do not wait for all."""
-        if not self._asked:
-            return
-        self._pulse.work()
-        answer = self._engine.measure_images(self._asked[0])
-        if answer is not None:
-            self._asked.popleft()
-            self._ledger.emit(answer)
+    def _answer_about_images(self) -> None:
+        """Answer the questions about images whose images have been processed."""
+        for question in tuple(self._asked):
+            self._pulse.work()
+            answer = self._engine.measure_images(question)
+            if answer is not None:
+                self._asked.remove(question)
+                self._ledger.emit(answer)
 
     def _has_images(self, span: Span, sequence: LiveSequence) -> bool:
         """Compute the features of the images in a span. Returns False, and ends the sequence, if an

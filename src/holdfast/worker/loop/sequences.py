@@ -103,6 +103,7 @@ class LiveSequence:
     rejected_tokens: int = 0
 
     waits_for: WaitReason | None = None
+    prepared_images: set[str] = field(default_factory=set)  # see `WorkerImages.prepare`
     waits_since: float = 0.0
     waited: dict[WaitReason, float] = field(default_factory=dict)  # seconds
 

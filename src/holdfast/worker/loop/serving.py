@@ -66,7 +66,8 @@ from holdfast.worker.scheduler.queue import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
 from holdfast.worker.sessions.service import SessionService
 from holdfast.worker.vision.feature_cache import FeatureCache
-from holdfast.worker.vision.images import MOST_PROCESSED_BYTES, WorkerImages
+from holdfast.worker.vision.image_process import ImageProcess
+from holdfast.worker.vision.images import MOST_INPUT_BYTES, WorkerImages
 from holdfast.worker.vision.model import VisionModel
 
 cache_logger = logging.getLogger("holdfast.cache")
@@ -174,7 +175,7 @@ def divide_memory(
         activation_bytes = int(activation_bytes * scale)
         cache_bytes = max(LEAST_CACHE_BYTES, int(reused_bytes * scale * _CACHE_MARGIN))
         bounds = chunk_bounds(loaded.model, costs, working_set_bytes=working_set_bytes)
-    image_bytes = 0 if loaded.images is None else FEATURE_RAM_BYTES + MOST_PROCESSED_BYTES
+    image_bytes = 0 if loaded.images is None else FEATURE_RAM_BYTES + MOST_INPUT_BYTES
     reserve_bytes = activation_bytes + cache_bytes + bounds.score_bytes + image_bytes
     weight_bytes = loaded.weight_bytes
     full_costs = _sequence_costs(costs, None)
@@ -314,7 +315,9 @@ class _Probed:
             ram_bytes=FEATURE_RAM_BYTES,
             disk_bytes=FEATURE_DISK_BYTES,
         )
-        open_with = partial(WorkerImages, loaded.model, loaded.images, folder=folder)
+        processor = loaded.images
+        reader = ImageProcess(Path(settings.folder), lambda: processor.info, images=folder)
+        open_with = partial(WorkerImages, loaded.model, processor, reader=reader)
         for_test = FeatureCache(None, fingerprint="", ram_bytes=FEATURE_RAM_BYTES, disk_bytes=0)
         loaded.images.info = examine_images(self.runner, open_with(features=for_test))
         if not loaded.images.info.refused:

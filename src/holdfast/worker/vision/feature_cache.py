@@ -53,6 +53,12 @@ class FeatureCache:
         self._held.clear()
         self._held_bytes = 0
 
+    def has(self, image: str) -> bool:
+        """Whether the features of an image are kept; they may be damaged."""
+        if image in self._held:
+            return True
+        return self._folder is not None and self._path(self._folder, image).is_file()
+
     def find(self, image: str) -> ImageFeatures | None:
         """The features of an image; None if they are not kept, or damaged."""
         found = self._held.get(image)

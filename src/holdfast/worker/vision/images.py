@@ -1,6 +1,7 @@
 """The images of prompts in a worker: how many tokens they take, and their features.
 
-Device thread only: mlx-vlm's processors create arrays.
+Images are decoded and processed in another process (`image_process.py`); here, only the vision
+tower runs. Device thread only.
 """
 
 from __future__ import annotations
@@ -8,123 +9,53 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Container, Sequence
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
-import numpy as np
-from mlx.utils import tree_flatten
 
-from holdfast.errors import InvalidRequest
-from holdfast.models.images import open_image
+from holdfast.errors import WorkerUnavailable
+from holdfast.models.images import ImageUnusable
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import ImageFigures
 from holdfast.wire.images import ImageAnswer, ImageCommand, ImageLayout, VisionInfo
-from holdfast.wire.requests import TokenIds
 from holdfast.worker.vision.feature_cache import FeatureCache
+from holdfast.worker.vision.image_process import ImageFile, ImageReader
+from holdfast.worker.vision.image_worker import ImageLost, ImageRefused
 from holdfast.worker.vision.model import ImageFeatures, SequenceImages, VisionMisfit, VisionModel
+from holdfast.worker.vision.processor import ProcessedImage, Processor
 
 if TYPE_CHECKING:
     from PIL import Image
 
-MOST_PROCESSED_BYTES = 256 << 20
-_LONGEST_REASON = 200
-_NOT_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
-_GRIDS = ("image_grid_thw",)
-
-
-class ImageUnusable(InvalidRequest):
-    """The model's processor cannot use an image, or its file is missing or damaged."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessedImage:
-    """What a model's processor makes of an image. inputs: for the vision tower."""
-
-    layout: ImageLayout
-    inputs: Mapping[str, Any]
-
-    @property
-    def nbytes(self) -> int:
-        """The memory of the inputs."""
-        leaves: Any = tree_flatten(dict(self.inputs))
-        return sum(leaf.nbytes for _, leaf in leaves if isinstance(leaf, mx.array))
-
-
-class Processor:
-    """A model's processor, for one image at a time."""
-
-    def __init__(self, processor: Any, info: VisionInfo) -> None:
-        self._processor = processor
-        self.info = info
-
-    def process(self, image: str, picture: Image.Image) -> ProcessedImage:
-        """Process a picture. Raises ImageUnusable, and what the processor raises."""
-        found = self._call([picture])
-        ids = np.array(found["input_ids"]).reshape(-1).tolist()
-        grids = [found[name] for name in _GRIDS if found.get(name) is not None]
-        return ProcessedImage(
-            layout=ImageLayout(
-                image=image,
-                token_ids=TokenIds.of(self._own_tokens(ids)),
-                grid=tuple(np.array(grids[0]).reshape(-1).tolist()) if grids else (),
-            ),
-            inputs=_inputs(found),
-        )
-
-    def text_tokens(self, text: str) -> list[int]:
-        """The tokens of a text, without special tokens."""
-        ids: list[int] = self._processor.tokenizer.encode(text, add_special_tokens=False)
-        return ids
-
-    def process_together(self, pictures: Sequence[Image.Image]) -> Mapping[str, Any]:
-        """The inputs of the vision tower for several pictures. Raises what the processor raises."""
-        return _inputs(self._call(pictures))
-
-    def _call(self, pictures: Sequence[Image.Image]) -> Mapping[str, Any]:
-        from mlx_vlm.models.base import to_mlx
-
-        text = self.info.template_placeholder * len(pictures)
-        # Without further arguments: LlavaProcessor passes the tokenizer's to the image processor
-        # (mlx-vlm 0.7.10).
-        found: Mapping[str, Any] = to_mlx(dict(self._processor(text=[text], images=list(pictures))))
-        return found
-
-    def _own_tokens(self, ids: list[int]) -> list[int]:
-        """The tokens without those that belong to the text around the image."""
-        special = set(self._processor.tokenizer.all_special_ids)
-        special |= set(self._processor.tokenizer.added_tokens_decoder)
-        around = {self._processor.tokenizer.bos_token_id, self._processor.tokenizer.eos_token_id}
-        own = [at for at, each in enumerate(ids) if each in special and each not in around]
-        if not own:
-            raise ImageUnusable("the model's processor writes no tokens for this image")
-        return ids[own[0] : own[-1] + 1]
-
-
-def _inputs(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments for the vision tower: arrays, and lists of arrays that differ in shape."""
-    return {
-        name: value
-        for name, value in found.items()
-        if name not in _NOT_INPUTS and value is not None
-    }
+MOST_INPUT_BYTES = 256 << 20  # what the vision tower gets of one image, in memory
+_MOST_FILE_BYTES = 1 << 30  # of processed images, on disk
+_MOST_FILES = 64
+_MOST_KNOWN = 10_000  # layouts
+_PREPARED_AHEAD = 4  # images of one prompt that are processed before the features of the first
 
 
 class WorkerImages:
     """Answers questions about images, and provides the features of those in prompts."""
 
     def __init__(
-        self, model: VisionModel, processor: Processor, *, folder: Path, features: FeatureCache
+        self,
+        model: VisionModel,
+        processor: Processor,
+        *,
+        reader: ImageReader,
+        features: FeatureCache,
     ) -> None:
-        """folder: where the front keeps the files of images."""
+        """processor: of the pictures of tests. reader: of all others."""
         self._model = model
         self._processor = processor
-        self._folder = folder
+        self._reader = reader
         self._features = features
-        self._processed: OrderedDict[str, ProcessedImage] = OrderedDict()
-        self._asked: dict[str, dict[str, ImageLayout | str]] = {}  # what is known, by call id
+        self._pictures: dict[str, ProcessedImage] = {}  # of tests
+        self._files: OrderedDict[str, ImageFile] = OrderedDict()
+        self._known: OrderedDict[str, ImageLayout | ImageRefused] = OrderedDict()
+        self._lost: dict[str, str] = {}  # images that could not be processed lately, and why
+        self._asked: dict[str, dict[str, str]] = {}  # what was lost of each command, by its call id
         self.figures = ImageFigures()
 
     @property
@@ -142,6 +73,11 @@ class WorkerImages:
         """The tokens that precede an image in prompts, if positions depend on them."""
         return self._model.marker
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether an image is being processed."""
+        return self._reader.is_busy
+
     def text_tokens(self, text: str) -> list[int]:
         """The tokens of a text, without special tokens."""
         return self._processor.text_tokens(text)
@@ -149,43 +85,54 @@ class WorkerImages:
     def add_picture(self, picture: Image.Image) -> ImageLayout:
         """Process a picture that is not in a file, and return its layout. For tests of the model."""
         image = hashlib.sha256(picture.tobytes()).hexdigest()
-        self._processed[image] = self._processor.process(image, picture)
-        return self._processed[image].layout
+        self._pictures[image] = self._processor.process(image, picture)
+        return self._pictures[image].layout
 
     def reference(self, pictures: Sequence[Image.Image], token_ids: Sequence[int]) -> mx.array:
         """The logits, [vocabulary], that mlx-vlm computes for a prompt with these pictures."""
         return self._model.reference(token_ids, self._processor.process_together(pictures))
 
     def answer(self, command: ImageCommand) -> ImageAnswer | None:
-        """How the model sees the images of a command. One call processes at most one image, and
-        returns None until all are processed.
+        """How the model sees the images of a command; None until all are processed. Does not wait:
+        ask again.
         """
-        known = self._asked.setdefault(command.call_id, {})
-        image = next((each for each in command.images if each not in known), None)
-        if image is not None:
-            known[image] = self._layout_or_reason(image)
-        if any(each not in known for each in command.images):
+        self._take_results()
+        if command.call_id not in self._asked:
+            self._asked[command.call_id] = {}
+            for image in command.images:
+                self._lost.pop(image, None)  # tried again
+        lost = self._asked[command.call_id]
+        for image in command.images:
+            if image in self._lost:
+                lost[image] = self._lost[image]
+            elif image not in self._known and image not in lost:
+                self._reader.begin(image, max_pixels=command.max_pixels)
+        if any(each not in self._known and each not in lost for each in command.images):
             return None
         del self._asked[command.call_id]
+        found = {image: self._known[image] for image in command.images if image in self._known}
         return ImageAnswer(
             call_id=command.call_id,
-            layouts=tuple(each for each in known.values() if isinstance(each, ImageLayout)),
-            failures={image: each for image, each in known.items() if isinstance(each, str)},
+            layouts=tuple(each for each in found.values() if isinstance(each, ImageLayout)),
+            failures={
+                image: each.reason
+                for image, each in found.items()
+                if isinstance(each, ImageRefused)
+            },
+            lost={image: lost[image] for image in lost if image not in found},
         )
 
-    def _layout_or_reason(self, image: str) -> ImageLayout | str:
-        try:
-            return self._process(image).layout
-        except ImageUnusable as refusal:
-            return str(refusal)
-        except Exception as error:  # foreign code, fed with a stranger's image
-            reason = " ".join(str(error).split())[:_LONGEST_REASON]
-            return f"the model cannot use this image: {reason}"
-
     def drop_kept(self) -> None:
-        """Free what is kept in memory for later use, because memory is short."""
-        self._processed.clear()
+        """Free what is kept for later use, because memory is short."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
         self._features.drop_held()
+
+    def close(self) -> None:
+        """End the process that reads images."""
+        self.drop_kept()
+        self._reader.close()
 
     def open(self, request: SequenceRequest) -> SequenceImages:
         """The images of a sequence, without features yet."""
@@ -193,10 +140,46 @@ class WorkerImages:
             request.images, prompt_tokens=len(request.prompt_token_ids)
         )
 
+    def unprepared(
+        self, request: SequenceRequest, *, start: int, prepared: Container[str]
+    ) -> list[ImageLayout]:
+        """The images of a prompt from a position on that are not prepared and have no features."""
+        return [
+            span.layout
+            for span in request.images
+            if span.end > start
+            and span.layout.image not in prepared
+            and not self._features.has(span.layout.image)
+        ]
+
+    def prepare(self, request: SequenceRequest, *, start: int, prepared: set[str]) -> bool:
+        """Begin to process the images of a prompt from a position on, or compute the features of
+        one that has been processed. Waits for the vision tower, but not for an image.
+
+        Returns whether features were computed.
+
+        prepared: the images for which there is nothing left to do before `provide`, which says why
+            an image cannot be used; those that become so are added.
+        """
+        self._take_results()
+        missing = self.unprepared(request, start=start, prepared=prepared)
+        for layout in missing[:_PREPARED_AHEAD]:
+            image = layout.image
+            if image in self._lost or isinstance(self._known.get(image), ImageRefused):
+                prepared.add(image)
+            elif image not in self._files:
+                self._reader.begin(image, max_pixels=None)
+            else:
+                prepared.add(image)  # once: features that do not fit the memory are computed later
+                self._features_of(layout)
+                return True
+        return False
+
     def provide(self, images: SequenceImages, *, start: int, tokens: int) -> None:
         """Add the features of the images in a span, unless they are there.
 
-        Waits for the vision tower if the features of an image are not kept. Raises ImageUnusable.
+        Waits for the vision tower if the features of an image are not kept. Raises ImageUnusable,
+        and WorkerUnavailable if an image cannot be processed now.
         """
         for index, span in images.overlapping(start, tokens):
             if index not in images.features:
@@ -207,7 +190,7 @@ class WorkerImages:
         if found is not None and found.is_visual.size == len(layout.token_ids):
             self.figures.reused += 1
             return found
-        processed = self._process(layout.image)
+        processed = self._processed(layout.image)
         if processed.layout != layout:
             raise ImageUnusable(
                 "the model's processor processed this image differently than before"
@@ -220,26 +203,50 @@ class WorkerImages:
         self.figures.encoded += 1
         self.figures.encode_seconds += time.perf_counter() - began_at
         self._features.add(layout.image, features)
-        self._processed.pop(layout.image, None)
+        self._forget_file(layout.image)
         return features
 
-    def _process(self, image: str) -> ProcessedImage:
-        found = self._processed.get(image)
-        if found is not None:
-            self._processed.move_to_end(image)
-        else:
-            found = self._processor.process(image, self._open(image))
-            self._processed[image] = found
-            held = sum(each.nbytes for each in self._processed.values())
-            while held > MOST_PROCESSED_BYTES and len(self._processed) > 1:
-                _, dropped = self._processed.popitem(last=False)
-                held -= dropped.nbytes
-        return found
+    def _processed(self, image: str) -> ProcessedImage:
+        """A processed image. `prepare` has processed it, unless its file was dropped since then;
+        then this waits.
+        """
+        if image in self._pictures:
+            return self._pictures[image]
+        self._take_results()
+        while image not in self._files:
+            if image in self._lost:
+                raise WorkerUnavailable(self._lost.pop(image))
+            refused = self._known.get(image)
+            if isinstance(refused, ImageRefused):
+                raise ImageUnusable(refused.reason)
+            self._reader.begin(image, max_pixels=None)
+            self._reader.wait()
+            self._take_results()
+        file = self._files[image]
+        return ProcessedImage(layout=file.layout, inputs=file.inputs())
 
-    def _open(self, image: str) -> Image.Image:
-        try:
-            return open_image(self._folder / image)
-        except OSError as error:
-            raise ImageUnusable(
-                "the file of an image is missing or damaged; send the request again"
-            ) from error
+    def _take_results(self) -> None:
+        for image, result in self._reader.results():
+            self._forget_file(image)
+            if isinstance(result, ImageLost):
+                self._lost[image] = result.reason
+                continue
+            self._lost.pop(image, None)
+            if isinstance(result, ImageFile):
+                self._files[image] = result
+                self._known[image] = result.layout
+            else:
+                self._known[image] = result
+            if len(self._known) > _MOST_KNOWN:
+                self._known.popitem(last=False)
+        held = sum(each.nbytes for each in self._files.values())
+        while len(self._files) > 1 and (held > _MOST_FILE_BYTES or len(self._files) > _MOST_FILES):
+            held -= self._forget_file(next(iter(self._files)))
+
+    def _forget_file(self, image: str) -> int:
+        """Free the file of a processed image, if there is one. Returns its size."""
+        file = self._files.pop(image, None)
+        if file is None:
+            return 0
+        file.close()
+        return file.nbytes

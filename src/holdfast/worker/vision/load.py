@@ -17,8 +17,8 @@ import mlx.core as mx
 
 from holdfast.errors import ModelLoadError
 from holdfast.wire.images import VisionInfo
-from holdfast.worker.vision.images import Processor
 from holdfast.worker.vision.model import VisionModel
+from holdfast.worker.vision.processor import Processor
 
 _PACKAGE = "mlx_vlm"
 # the packages whose code decides what a model sees of an image
@@ -55,19 +55,27 @@ def load_processor(folder: Path, model: VisionModel) -> Processor:
 
     Raises ModelLoadError with a reason if the model cannot be given images.
     """
-    utils = _utils()
     try:
-        with _offline():
-            processor = utils.load_processor(folder, add_detokenizer=False, trust_remote_code=False)
-            own = utils.load_image_processor(folder)
-            if own is not None:
-                processor.image_processor = own
+        processor = own_processor(folder)
         return Processor(processor, _info(processor, model))
     except ModelLoadError:
         raise
     except Exception as error:  # foreign code; the model still reads text
         reason = " ".join(str(error).split())[:200]
         raise ModelLoadError(f"its image processor cannot be loaded: {reason}") from error
+
+
+def own_processor(folder: Path) -> Any:
+    """mlx-vlm's processor of a model's prompts with images. Raises what mlx-vlm raises."""
+    utils = _utils()
+    with _offline():
+        # importing the model's code registers its processor with transformers
+        utils.get_model_and_args(utils.load_config(folder))
+        processor = utils.load_processor(folder, add_detokenizer=False, trust_remote_code=False)
+        own = utils.load_image_processor(folder)
+    if own is not None:
+        processor.image_processor = own
+    return processor
 
 
 def _info(processor: Any, model: VisionModel) -> VisionInfo:

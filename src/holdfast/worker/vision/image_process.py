@@ -1,0 +1,383 @@
+"""Lets another process (`image_worker.py`) decode and process images, one at a time.
+
+The device thread asks and looks from time to time; it never waits, unless it says so. A process is
+started when the first image comes, and ends after a while without images. One that dies, hangs or
+is stopped is killed, and costs only the image that it was processing. An image that has ended
+several processes is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Protocol, TypeAlias
+
+import msgspec
+import psutil
+
+from holdfast.wire.images import ImageLayout, VisionInfo
+from holdfast.worker.vision.image_worker import (
+    HEAD_BYTES,
+    MAX_MEMORY_BYTES,
+    MAX_SECONDS,
+    STARTED,
+    ImageDone,
+    ImageLost,
+    ImageOutcome,
+    ImageRefused,
+    ImageTask,
+    unpacked,
+)
+
+IDLE_SECONDS: Final = 300.0  # an idle process is ended after this time
+STALL_SECONDS: Final = 20.0  # without any processor time; then the process is stopped or blocked
+_START_SECONDS: Final = 120.0  # of processor time
+_LOOK_SECONDS: Final = 0.5  # time between two looks at what the process uses
+_KILL_SECONDS: Final = 2.0
+_MOST_DEATHS: Final = 4  # of processes, by one image
+_ATTEMPTS: Final = 2  # for one request
+_READ_BYTES: Final = 1 << 16
+_ENVIRONMENT: Final = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
+)
+
+logger = logging.getLogger("holdfast.worker")
+
+
+class ImageFile:
+    """What a model's processor made of an image, in a file without a name."""
+
+    def __init__(self, done: ImageDone, file: BinaryIO) -> None:
+        self.layout: ImageLayout = done.layout
+        self.nbytes = done.nbytes
+        self._inputs = done.inputs
+        self._file = file
+
+    def inputs(self) -> Mapping[str, Any]:
+        """The inputs of the vision tower. Device thread only."""
+        if not self.nbytes:
+            return unpacked(self._inputs, memoryview(b""))
+        with (
+            mmap.mmap(self._file.fileno(), self.nbytes, access=mmap.ACCESS_READ) as data,
+            memoryview(data) as view,
+        ):
+            return unpacked(self._inputs, view)
+
+    def close(self) -> None:
+        """Free the disk space."""
+        self._file.close()
+
+
+ImageResult: TypeAlias = ImageFile | ImageRefused | ImageLost
+
+
+class ImageReader(Protocol):
+    """Processes images. Device thread only."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an image is being processed, or waits for that."""
+
+    def begin(self, image: str, *, max_pixels: int | None) -> None:
+        """Process an image, unless it is already being processed or waits for that."""
+
+    def results(self) -> Sequence[tuple[str, ImageResult]]:
+        """The images processed since the last call. Does not wait."""
+
+    def wait(self) -> None:
+        """Wait until there may be results."""
+
+    def close(self) -> None:
+        """End the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """An image that is to be processed."""
+
+    image: str
+    max_pixels: int | None
+    attempt: int = 1
+
+
+class ImageProcess:
+    """Starts the process, and starts another one when it fails. See `ImageReader`."""
+
+    def __init__(
+        self,
+        model: Path,
+        info: Callable[[], VisionInfo],
+        *,
+        images: Path,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """model: the model's folder. info: how its prompts are written. images: the folder with the
+        files of images; what is made of them is written there, too.
+        """
+        self._model = model
+        self._info = info
+        self._images = images
+        self._clock = clock
+        self._waiting: deque[_Asked] = deque()
+        self._current: _Asked | None = None
+        self._file: BinaryIO | None = None  # for the arrays of the current image
+        self._process: _Process | None = None
+        self._deaths: Counter[str] = Counter()
+        self._done: list[tuple[str, ImageResult]] = []
+        self._used_at = clock()
+
+    @property
+    def is_busy(self) -> bool:
+        return self._current is not None or bool(self._waiting) or bool(self._done)
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the process; None if none runs."""
+        return None if self._process is None else self._process.pid
+
+    def begin(self, image: str, *, max_pixels: int | None) -> None:
+        asked = (self._current, *self._waiting)
+        if all(each is None or each.image != image for each in asked):
+            self._waiting.append(_Asked(image, max_pixels))
+            self._advance()
+
+    def results(self) -> Sequence[tuple[str, ImageResult]]:
+        self._advance()
+        done = self._done
+        self._done = []
+        return done
+
+    def wait(self) -> None:
+        if self._process is not None:
+            self._process.wait(_LOOK_SECONDS)
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self._waiting.clear()
+        self._current = None
+
+    def _advance(self) -> None:
+        """Take an answer, if there is one, and begin the next task."""
+        if self._current is not None:
+            self._take_answer(self._current)
+        if self._current is None and self._waiting:
+            self._begin_next()
+        elif self._current is not None:
+            self._used_at = self._clock()
+        elif self._process is not None and self._clock() - self._used_at > IDLE_SECONDS:
+            self._process.kill()
+            self._process = None
+
+    def _begin_next(self) -> None:
+        asked = self._waiting.popleft()
+        self._current = asked
+        task = ImageTask(
+            path=str(self._images / asked.image),
+            image=asked.image,
+            info=self._info(),
+            max_pixels=asked.max_pixels,
+        )
+        try:
+            self._images.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # closed by `ImageFile`, or when the image is given up
+            self._file = tempfile.TemporaryFile(dir=self._images)  # noqa: SIM115
+            if self._process is None:
+                self._process = _Process(self._model, clock=self._clock)
+        except OSError as error:
+            self._finish(ImageLost(reason=f"an image cannot be processed now: {error.strerror}"))
+            return
+        try:
+            self._process.give(task, self._file)
+        except OSError:
+            self._give_up(self._process, "it has ended")
+
+    def _take_answer(self, asked: _Asked) -> None:
+        process = self._process
+        assert process is not None, "an image is processed by nobody"
+        try:
+            outcome = process.answer()
+        except _ProcessFailed as failure:
+            self._give_up(process, str(failure))
+            return
+        if isinstance(outcome, ImageDone):
+            assert self._file is not None, "there is no file for the arrays"
+            file, self._file = self._file, None
+            self._finish(ImageFile(outcome, file))
+        elif outcome is not None:
+            self._finish(outcome)
+
+    def _give_up(self, process: _Process, why: str) -> None:
+        """Kill the process. The image that it was processing is tried once more in another one."""
+        asked = self._current
+        assert asked is not None, "no image was being processed"
+        logger.warning("the process that reads images is replaced: %s", why)
+        process.kill()
+        self._process = None
+        if not process.has_started:
+            lost = ImageLost(reason="the process that reads images did not start; the log says why")
+            self._done += [(each.image, lost) for each in self._waiting]
+            self._waiting.clear()
+            self._finish(lost)
+            return
+        self._deaths[asked.image] += 1
+        if self._deaths[asked.image] >= _MOST_DEATHS:
+            self._finish(ImageRefused(reason="the image cannot be processed: it ends the process"))
+        elif asked.attempt < _ATTEMPTS:
+            self._close_file()
+            self._current = None
+            again = _Asked(asked.image, asked.max_pixels, attempt=asked.attempt + 1)
+            self._waiting.appendleft(again)
+        else:
+            self._finish(
+                ImageLost(reason=f"the process that reads images failed: {why}; please try again")
+            )
+
+    def _finish(self, result: ImageResult) -> None:
+        assert self._current is not None, "no image was being processed"
+        self._done.append((self._current.image, result))
+        self._current = None
+        self._close_file()
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class _ProcessFailed(Exception):
+    """The process ended, or used too much time or memory. The message says which."""
+
+
+class _Process:
+    """A process that reads images."""
+
+    def __init__(self, model: Path, *, clock: Callable[[], float]) -> None:
+        """Raises OSError if the process cannot be started."""
+        self._link, theirs = socket.socketpair()
+        with theirs:
+            # -P: a module in the current folder must not shadow a standard library module
+            program = (sys.executable, "-P", "-m", "holdfast.worker.vision.image_worker")
+            try:
+                self._process = subprocess.Popen(
+                    (*program, str(model), str(theirs.fileno())),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    env={**os.environ, **_ENVIRONMENT},
+                )
+            except OSError:
+                self._link.close()
+                raise
+        self._link.setblocking(False)
+        self._clock = clock
+        self._read = bytearray()
+        self._watched = _Usage(self._process.pid, seconds=_START_SECONDS, clock=clock)
+        self.has_started = False
+
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+        return self._process.pid
+
+    def give(self, task: ImageTask, file: BinaryIO) -> None:
+        """Send a task, and the file for its arrays. Raises OSError if the process has ended."""
+        packed = msgspec.msgpack.encode(task)
+        message = len(packed).to_bytes(HEAD_BYTES, "big") + packed
+        sent = socket.send_fds(self._link, [message], [file.fileno()])
+        assert sent == len(message), "a task does not fit into the socket's buffer"
+        if self.has_started:
+            self._watched = _Usage(self.pid, seconds=MAX_SECONDS, clock=self._clock)
+
+    def answer(self) -> ImageOutcome | None:
+        """The answer to the task; None if it is not there yet. Raises _ProcessFailed."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                try:
+                    part = self._link.recv(_READ_BYTES)
+                except ConnectionError:
+                    part = b""
+                if not part:
+                    raise _ProcessFailed("it has ended")
+                self._read += part
+        if not self.has_started and self._read:
+            del self._read[: len(STARTED)]
+            self.has_started = True
+            self._watched = _Usage(self.pid, seconds=MAX_SECONDS, clock=self._clock)
+        size = int.from_bytes(self._read[:HEAD_BYTES], "big")
+        if len(self._read) < HEAD_BYTES or len(self._read) < HEAD_BYTES + size:
+            self._watched.check()
+            return None
+        packed = bytes(self._read[HEAD_BYTES : HEAD_BYTES + size])
+        self._read.clear()
+        outcome: ImageOutcome = msgspec.msgpack.decode(packed, type=ImageOutcome)
+        return outcome
+
+    def wait(self, seconds: float) -> None:
+        """Wait for an answer, at most so long."""
+        select.select([self._link], [], [], seconds)
+
+    def kill(self) -> None:
+        """End the process at once, whatever it is doing."""
+        self._process.kill()
+        with contextlib.suppress(
+            subprocess.TimeoutExpired
+        ):  # blocked in the kernel, by a dead disk
+            self._process.wait(_KILL_SECONDS)
+        self._link.close()
+
+
+class _Usage:
+    """Looks from time to time at what a process uses from now on."""
+
+    def __init__(self, pid: int, *, seconds: float, clock: Callable[[], float]) -> None:
+        """seconds: of processor time that the process may use."""
+        self._pid = pid
+        self._seconds = seconds
+        self._clock = clock
+        self._looked_at = clock()
+        self._grew_at = clock()  # when its processor time was seen to grow
+        self._first_seconds: float | None = None
+        self._used_seconds = 0.0
+
+    def check(self) -> None:
+        """Raise _ProcessFailed if a limit is exceeded."""
+        now = self._clock()
+        if now - self._looked_at < _LOOK_SECONDS:
+            return
+        self._looked_at = now
+        try:
+            process = psutil.Process(self._pid)
+            times = process.cpu_times()
+            resident_bytes = process.memory_info().rss
+        except psutil.Error:
+            return  # it has ended; reading from the socket will show that
+        used = times.user + times.system
+        if self._first_seconds is None:
+            self._first_seconds = used
+        if used > self._used_seconds:
+            self._used_seconds = used
+            self._grew_at = now
+        # needed where the system cannot limit the address space of a process
+        if resident_bytes > MAX_MEMORY_BYTES:
+            raise _ProcessFailed(f"it took more than {MAX_MEMORY_BYTES >> 30} GiB of memory")
+        if used - self._first_seconds > self._seconds:
+            raise _ProcessFailed(f"it took more than {self._seconds:g} s for an image")
+        if now - self._grew_at > STALL_SECONDS:
+            raise _ProcessFailed(f"it did nothing for {STALL_SECONDS:g} s")

@@ -1,0 +1,86 @@
+"""What a model's own image processor makes of an image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from holdfast.models.images import ImageUnusable
+from holdfast.wire.images import ImageLayout, VisionInfo
+from holdfast.wire.requests import TokenIds
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+_NOT_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+_GRIDS = ("image_grid_thw",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessedImage:
+    """What a model's processor makes of an image. inputs: for the vision tower."""
+
+    layout: ImageLayout
+    inputs: Mapping[str, Any]
+
+
+class Processor:
+    """A model's processor, for one image at a time."""
+
+    def __init__(self, processor: Any, info: VisionInfo) -> None:
+        self._processor = processor
+        self.info = info
+
+    def process(self, image: str, picture: Image.Image) -> ProcessedImage:
+        """Process a picture. Raises ImageUnusable, and what the processor raises."""
+        found = self._call([picture])
+        ids = np.array(found["input_ids"]).reshape(-1).tolist()
+        grids = [found[name] for name in _GRIDS if found.get(name) is not None]
+        return ProcessedImage(
+            layout=ImageLayout(
+                image=image,
+                token_ids=TokenIds.of(self._own_tokens(ids)),
+                grid=tuple(np.array(grids[0]).reshape(-1).tolist()) if grids else (),
+            ),
+            inputs=_inputs(found),
+        )
+
+    def text_tokens(self, text: str) -> list[int]:
+        """The tokens of a text, without special tokens."""
+        ids: list[int] = self._processor.tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def process_together(self, pictures: Sequence[Image.Image]) -> Mapping[str, Any]:
+        """The inputs of the vision tower for several pictures. Raises what the processor raises."""
+        return _inputs(self._call(pictures))
+
+    def _call(self, pictures: Sequence[Image.Image]) -> Mapping[str, Any]:
+        from mlx_vlm.models.base import to_mlx
+
+        text = self.info.template_placeholder * len(pictures)
+        # Without further arguments: LlavaProcessor passes the tokenizer's to the image processor
+        # (mlx-vlm 0.7.10).
+        found: Mapping[str, Any] = to_mlx(dict(self._processor(text=[text], images=list(pictures))))
+        return found
+
+    def _own_tokens(self, ids: list[int]) -> list[int]:
+        """The tokens without those that belong to the text around the image."""
+        special = set(self._processor.tokenizer.all_special_ids)
+        special |= set(self._processor.tokenizer.added_tokens_decoder)
+        around = {self._processor.tokenizer.bos_token_id, self._processor.tokenizer.eos_token_id}
+        own = [at for at, each in enumerate(ids) if each in special and each not in around]
+        if not own:
+            raise ImageUnusable("the model's processor writes no tokens for this image")
+        return ids[own[0] : own[-1] + 1]
+
+
+def _inputs(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments for the vision tower: arrays, and lists of arrays that differ in shape."""
+    return {
+        name: value
+        for name, value in found.items()
+        if name not in _NOT_INPUTS and value is not None
+    }
