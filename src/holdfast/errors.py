@@ -61,7 +61,8 @@ class UnknownModel(InvalidRequest):
         listed = ", ".join(available[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
         meant = f"; did you mean {' or '.join(near)}?" if near else ""
         super().__init__(
-            f"model {shown!r} is not served here; available: {listed}{meant}", field="model"
+            f"model {shown!r} does not exist on this server; available: {listed}{meant}",
+            field="model",
         )
         self.model = model
         self.available = available
@@ -115,6 +116,16 @@ class ImagesRefused(InvalidRequest):
     """The request contains an image, but the model cannot be given images."""
 
 
+class ImageTooLarge(InvalidRequest):
+    """An image has too many pixels or bytes, or the wrong proportions; a smaller one may do.
+
+    Agents recognize by the beginning of the message that they must shrink the image.
+    """
+
+    def __init__(self, reason: str, *, field: str = "") -> None:
+        super().__init__(f"image too large: {reason}", field=field)
+
+
 class NoEmbeddings(InvalidRequest):
     """The model gives no embeddings, because its hidden states cannot be accessed."""
 
@@ -130,9 +141,8 @@ class TooLargeForMemory(InvalidRequest):
 
     def __init__(self, *, needed_bytes: int, budget_bytes: int) -> None:
         super().__init__(
-            f"the request needs {needed_bytes:,} bytes of KV memory, but the budget is "
-            f"{budget_bytes:,}",
-            field="max_tokens",
+            f"the prompt and the answer need {needed_bytes:,} bytes of KV memory, but the budget "
+            f"is {budget_bytes:,}; send a shorter prompt or ask for a shorter answer"
         )
         self.needed_bytes = needed_bytes
         self.budget_bytes = budget_bytes

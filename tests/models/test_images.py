@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from holdfast.errors import ImagesRefused, InvalidRequest
+from holdfast.errors import ImagesRefused, ImageTooLarge, InvalidRequest
 from holdfast.models.images import check_image, open_image
 from tests.fakes.images import broken_images, odd_images, picture, png, rotated, saved
 
@@ -33,6 +33,16 @@ def test_a_broken_image_is_refused_with_a_reason(kind: str) -> None:
     with pytest.raises(InvalidRequest, match=reason) as refused:
         check_image(data, max_pixels=1_000_000, field="messages.0.content.1.image_url")
     assert refused.value.field == "messages.0.content.1.image_url"
+
+
+def test_an_image_that_a_smaller_one_could_replace_is_refused_as_too_large() -> None:
+    too_large = {"wide bomb", "PNG bomb", "slightly too large", "BMP that claims to be huge"}
+    too_large |= {"negative size"}  # read as a huge positive one
+    for kind, (data, _) in BROKEN.items():
+        with pytest.raises(InvalidRequest) as refused:
+            check_image(data, max_pixels=1_000_000)
+        is_too_large = isinstance(refused.value, ImageTooLarge)
+        assert is_too_large == (kind in too_large), f"{kind}: {refused.value}"
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

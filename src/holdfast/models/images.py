@@ -14,7 +14,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from holdfast.errors import ImagesRefused, InvalidRequest
+from holdfast.errors import ImagesRefused, ImageTooLarge, InvalidRequest
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -78,13 +78,13 @@ def check_image(data: bytes, *, max_pixels: int, field: str = "") -> None:
     Any thread. Takes 10 to 40 ns per pixel, and up to 12 bytes per pixel while it runs.
     Raises InvalidRequest, which names the field; ImagesRefused without Pillow.
     """
-    problem = _problem(data, max_pixels=max_pixels)
+    problem, is_size = _problem(data, max_pixels=max_pixels)
     if problem:
-        raise InvalidRequest(problem, field=field)
+        raise (ImageTooLarge if is_size else InvalidRequest)(problem, field=field)
 
 
-def _problem(data: bytes, *, max_pixels: int) -> str:
-    """Why an image cannot be used; empty if it can.
+def _problem(data: bytes, *, max_pixels: int) -> tuple[str, bool]:
+    """Why an image cannot be used, empty if it can; and whether its size is the reason.
 
     Errors are not passed on, because their tracebacks would keep the decoded image alive.
     """
@@ -92,34 +92,35 @@ def _problem(data: bytes, *, max_pixels: int) -> str:
     from PIL import Image, UnidentifiedImageError
 
     if not data:
-        return "the image is empty"
+        return "the image is empty", False
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-            problem = _unfit(image, max_pixels=max_pixels)
+            problem, is_size = _unfit(image, max_pixels=max_pixels)
             if problem:
-                return problem
+                return problem, is_size
             if image.format in ("JPEG", "MPO") and data.count(_SCAN) > _MOST_SCANS:
-                return f"the image must have at most {_MOST_SCANS} progressive scans"
+                return f"the image must have at most {_MOST_SCANS} progressive scans", False
             _as_rgb(image)
     except UnidentifiedImageError:
-        return f"the data is not a {FORMATS_SHOWN} image"
+        return f"the data is not a {FORMATS_SHOWN} image", False
     except Image.DecompressionBombError:
-        return f"the image has more than {max_pixels:,} pixels"
+        return f"it has more than {max_pixels:,} pixels", True
     except _BROKEN as error:
         reason = " ".join(str(error).split())[:_LONGEST_REASON]
-        return f"the image is damaged and cannot be decoded: {reason}"
-    return ""
+        return f"the image is damaged and cannot be decoded: {reason}", False
+    return "", False
 
 
-def _unfit(image: Image.Image, *, max_pixels: int) -> str:
-    """Why an image has no usable size; empty if it has one."""
+def _unfit(image: Image.Image, *, max_pixels: int) -> tuple[str, bool]:
+    """Why an image has no usable size, empty if it has one; and whether a smaller one would do."""
     width, height = image.size
-    shown = f"the image has {width:,} × {height:,} pixels"
+    shown = f"{width:,} × {height:,} pixels"
     if width * height > max_pixels:
-        return f"{shown}, but at most {max_pixels:,} are allowed"
+        return f"it has {shown}, but at most {max_pixels:,} are allowed", True
     if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
-        return f"{shown}: one side must be at most {MAX_ASPECT_RATIO} times as long as the other"
-    return ""
+        most = f"one side must be at most {MAX_ASPECT_RATIO} times as long as the other"
+        return f"the image has {shown}: {most}", False
+    return "", False
 
 
 def open_image(path: Path) -> Image.Image:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from holdfast.errors import InvalidRequest
+from holdfast.errors import ImageTooLarge, InvalidRequest
 
 IMAGE: Final = "image"  # type of a message part with an image, and the key of the image in it
 _DATA_URL: Final = re.compile(r"data:(?P<type>[^,;]{0,127})(?:;[^,;]{0,127})*?;base64,", re.I)
@@ -45,8 +45,9 @@ class ImageSource:
         """The bytes of an image that is within the request. Raises InvalidRequest."""
         size = len(self.data) or len(self.text) * 3 // 4
         if size > max_bytes + 2:
-            raise self.refused(
-                f"the image has about {size:,} bytes, but at most {max_bytes:,} are allowed"
+            raise ImageTooLarge(
+                f"it has about {size:,} bytes, but at most {max_bytes:,} are allowed",
+                field=self.field,
             )
         if not self.text:
             return self.data

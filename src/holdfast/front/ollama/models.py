@@ -22,7 +22,7 @@ from holdfast.errors import ModelLoadError, NoSuchModel, UnknownModel, WorkerUna
 from holdfast.front.fleet.catalog import CatalogEntry
 from holdfast.front.fleet.library import Library, Pull, PullStep
 from holdfast.front.fleet.residency import ModelStatus
-from holdfast.front.ollama.answer import OllamaAnswer, OllamaError, timestamp, written
+from holdfast.front.ollama.answer import OllamaAnswer, ollama_error, timestamp, written
 from holdfast.front.server.answers import EventWriter, StreamFormat
 from holdfast.front.server.dialect import Operation, answers_of, operation, request_of
 from holdfast.front.server.fields import STRICT, optional
@@ -109,12 +109,13 @@ def _adapters_of(name: str, services: Services) -> tuple[str, ...]:
 
 
 def not_found(name: str, *, instead: Sequence[str] = ()) -> RequestRefused:
-    """Return the error for an unknown model. Clients search the message for Ollama's words.
+    """Return the error for an unknown model. Clients search the message for Ollama's words, or for
+    "does not exist".
 
     instead: names of models to suggest.
     """
     shown = json.dumps(name[:_LONGEST_SHOWN], ensure_ascii=False)
-    message = f"model {shown} not found, try pulling it first"
+    message = f"model {shown} not found, try pulling it first: it does not exist on this server"
     if instead:
         message += f"; available: {', '.join(instead)}"
     return RequestRefused(message, status=404, code="model_not_found", field="model")
@@ -523,7 +524,7 @@ class _PullLines(StreamFormat):
 
     def broken(self, problem: Problem) -> bytes:
         """Return the error as the last line."""
-        return written(OllamaError(error=problem.message_with_field))
+        return written(ollama_error(problem))
 
 
 def _refused(method: str, path: str) -> Operation:

@@ -31,7 +31,13 @@ from holdfast.front.server.fields import (
 )
 from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
 from holdfast.front.server.services import Services, model_of
-from holdfast.wire.requests import SAMPLING_RANGES, GenerationRequest, OutputFormat, SamplingParams
+from holdfast.wire.requests import (
+    RANDOM_SEED,
+    SAMPLING_RANGES,
+    GenerationRequest,
+    OutputFormat,
+    SamplingParams,
+)
 
 _TEXT, _OBJECT, _SWITCH = (TAG_MARK + name for name in ("text", "object", "switch"))
 _KINDS = ("text", "json_object", "json_schema")
@@ -114,7 +120,7 @@ _REASONS = {
     "repeat_last_n": "`repetition_penalty` here covers the whole prompt and answer",
     "n_predict": "the field is called `max_tokens` here",
     "num_predict": "the field is called `max_tokens` here",
-    "num_ctx": "the context length is a setting of the server",
+    "num_ctx": "the size of the context is a setting of the server",
     "truncate_prompt_tokens": "use `truncation` to have the middle of a long prompt left out",
     "chat_template": "the model's own template is used",
 }
@@ -387,7 +393,7 @@ class SamplingFields(SharedFields):
         "Number to add to the logit of each of these token ids."
     )
     seed: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = optional(
-        "The same seed and request give the same answer."
+        "The same seed and request give the same answer; -1: a random seed."
     )
     ignore_eos: bool | None = optional("Continue after the model's end-of-text tokens.")
     user: str | None = optional("Accepted, but has no effect.")
@@ -406,7 +412,7 @@ class SamplingFields(SharedFields):
         given = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
         if self.logit_bias:
             given["logit_bias"] = {int(key): bias for key, bias in self.logit_bias.items()}
-        if self.seed is not None:
+        if self.seed not in (None, RANDOM_SEED):
             # the seeds of further choices count up from this one and must stay below 2**64
             given["seed"] = self.seed & INT64_MAX
         return SamplingParams(**given)

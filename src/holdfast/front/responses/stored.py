@@ -63,7 +63,9 @@ _CONVERSATION = "/v1/conversations/{conversation_id}"
 _EVENT_NUMBER = re.compile(rb'"sequence_number":(\d+)')
 _EVENT_STREAM = "text/event-stream; charset=utf-8"
 _LOST = ResponseFailure(
-    code="server_error", message="the server stopped before the response was complete"
+    code="server_error",
+    message="the server stopped before the response was complete",
+    advice="wait",
 )
 _QUERY: Mapping[str, tuple[Shape, str]] = {
     "limit": (
