@@ -205,7 +205,7 @@ async def test_an_overflow_is_a_400_for_all_but_codex_which_is_told_within_its_s
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
             "input.0.content.0.image_url",
         ),
-        ({"input": [{"type": "image_generation_call", "id": "x"}]}, "input.0.type"),
+        ({"input": [{"type": "odd", "id": "x"}]}, "input.0.type"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"context_management": [{"type": "compaction"}]}, "context_management"),
         ({"moderation": {"model": "x"}}, "moderation"),

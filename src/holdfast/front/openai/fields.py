@@ -59,7 +59,7 @@ _MOST_DIGITS = 9
 # Unsupported fields that clients send. Some are fields of other endpoints. They are refused.
 _EMPTY = (
     "grammar json_schema guided_whitespace_pattern structural_tag mm_processor_kwargs "
-    "media_io_kwargs stop_token_ids bad_words "
+    "media_io_kwargs stop_token_ids bad_words moderation "
     "logits_processors logit_processors documents role_mapping adapters draft_model"
 )
 _OFF = (
@@ -123,6 +123,7 @@ _REASONS = {
     "num_ctx": "the size of the context is a setting of the server",
     "truncate_prompt_tokens": "use `truncation` to have the middle of a long prompt left out",
     "chat_template": "the model's own template is used",
+    "moderation": "this field is part of OpenAI's own service",
 }
 
 UNSUPPORTED = UnsupportedFields(neutral=KNOWN, reasons=_REASONS)
@@ -406,6 +407,8 @@ class SamplingFields(SharedFields):
         "As in vLLM: if above 0, other requests go first."
     )
     safety_identifier: str | None = optional("Accepted, but has no effect.")
+    prompt_cache_retention: str | None = optional("Accepted, but has no effect.")
+    prompt_cache_options: dict[str, Any] | None = optional("Accepted, but has no effect.")
 
     def sampling(self) -> SamplingParams:
         """Return the sampling parameters, with neutral defaults for missing ones."""
