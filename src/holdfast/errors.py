@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from difflib import SequenceMatcher
-from typing import Literal
+from typing import ClassVar, Literal
 
 _LONGEST_SHOWN = 100
 _MOST_NAMES = 8
@@ -62,7 +62,7 @@ class UnknownModel(InvalidRequest):
         listed = ", ".join(available[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
         meant = f"; did you mean {' or '.join(near)}?" if near else ""
         details = f": {why}" if why else f"; available: {listed}{meant}"
-        super().__init__(f"model {shown!r} is not served here{details}", field="model")
+        super().__init__(f"model {shown!r} does not exist on this server{details}", field="model")
         self.model = model
         self.available = available
 
@@ -115,6 +115,20 @@ class ImagesRefused(InvalidRequest):
     """The request contains an image, but the model cannot be given images."""
 
 
+class ImageTooLarge(InvalidRequest):
+    """An image has too many pixels or bytes, or the wrong proportions; a smaller one may do.
+
+    Agents recognize by the beginning of the message that they must shrink the image, and the front
+    by that of the reason that comes from a worker.
+    """
+
+    BEGINNING: ClassVar = "image too large:"
+
+    def __init__(self, reason: str, *, field: str = "") -> None:
+        is_said = reason.startswith(self.BEGINNING)
+        super().__init__(reason if is_said else f"{self.BEGINNING} {reason}", field=field)
+
+
 class NoEmbeddings(InvalidRequest):
     """The model gives no embeddings, because its hidden states cannot be accessed."""
 
@@ -130,9 +144,8 @@ class TooLargeForMemory(InvalidRequest):
 
     def __init__(self, *, needed_bytes: int, budget_bytes: int) -> None:
         super().__init__(
-            f"the request needs {needed_bytes:,} bytes of KV memory, but the budget is "
-            f"{budget_bytes:,}",
-            field="max_tokens",
+            f"the prompt and the answer need {needed_bytes:,} bytes of KV memory, but the budget "
+            f"is {budget_bytes:,}; send a shorter prompt or ask for a shorter answer"
         )
         self.needed_bytes = needed_bytes
         self.budget_bytes = budget_bytes

@@ -51,7 +51,7 @@ class FuzzedProtocol:
     answered: Answer  # raises where an answer with status 200 has not the protocol's form
     # whether a body is a refusal in the protocol's form that names a field
     refused: Callable[[Any, Collection[str]], bool]
-    statuses: Collection[int] = (400, 404, 413)
+    statuses: Collection[int] = (400, 404, 413, 422)
     headers: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ def _anthropic_refusal(body: Any, names: Collection[str]) -> bool:
 
 
 def _ollama_refusal(body: Any, names: Collection[str]) -> bool:
-    assert [*body] == ["error"]
+    assert [*body] == ["error", "advice"]
     # thinking, tools: its own words
     return _names_one(body["error"], names) or "does not support" in body["error"]
 
@@ -254,7 +254,7 @@ PROTOCOLS = (
         bound=("options", "num_predict"),
         answered=_ollama_answer,
         refused=_ollama_refusal,
-        statuses=(400, 404, 409, 413),  # a pinned model is not unloaded
+        statuses=(400, 404, 409, 413, 422),  # a pinned model is not unloaded
     ),
     FuzzedProtocol(
         name="embeddings",

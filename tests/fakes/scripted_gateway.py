@@ -408,6 +408,7 @@ class ScriptedDirectory:
     models: Sequence[ModelStatus] = (model_status(),)
     numbers: Mapping[str, WorkerStatistics] = field(default_factory=dict)
     dialects: Mapping[str, DialectReport] = field(default_factory=dict)
+    unread: Sequence[str] = ()  # models whose tokenizer has not been read
 
     def statuses(self) -> Sequence[ModelStatus]:
         return self.models
@@ -500,4 +501,5 @@ def scripted_services(
         metrics=Metrics(),
         log=log or LogSettings(),
         dialects=directory.dialects,
+        unread=directory.unread,
     )

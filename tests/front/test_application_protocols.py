@@ -19,9 +19,10 @@ from holdfast.front.server.services import Services
 from holdfast.wire.requests import GenerationRequest
 from tests.fakes.family_bundles import bundle
 from tests.fakes.family_templates import FAMILY_TEMPLATES
+from tests.fakes.http_clients import HELLO, client_of
 from tests.fakes.ollama_bodies import directory_of
 from tests.fakes.scripted_client import model_info
-from tests.fakes.scripted_gateway import MODEL, ScriptedGateway, scripted_services
+from tests.fakes.scripted_gateway import MODEL, ScriptedGateway, answer, scripted_services
 
 SYSTEM, QUESTION, THOUGHT, SAID, THANKS = (
     "Be brief.",
@@ -325,3 +326,27 @@ async def test_results_stand_under_their_calls_whatever_the_protocol(case: str) 
         for path, request in asked.items():
             assert read(request, name) == wanted, (name, path)
             assert read(expected[path], name) == wanted, (name, path)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": HELLO}),
+        ("/v1/completions", {"prompt": "hello"}),
+        ("/v1/responses", {"input": "hello"}),
+        ("/api/chat", {"messages": HELLO, "options": {}}),
+        ("/api/generate", {"prompt": "hello", "options": {}}),
+    ],
+)
+@pytest.mark.parametrize("seed", [-1, -2, 0, 7, None])
+async def test_the_seed_of_minus_one_is_random_and_all_others_are_fixed(
+    path: str, body: dict[str, Any], seed: int | None
+) -> None:
+    """As in llama.cpp, vLLM and Ollama. A request without a seed gets a random one later."""
+    gateway = ScriptedGateway(script=answer("x"))
+    given = {"seed": seed}
+    sent = {**body, "options": given} if "options" in body else {**body, **given}
+    async with client_of(gateway) as client:
+        response = await client.post(path, json={"model": MODEL, "stream": False, **sent})
+    assert response.status_code == 200, response.text
+    assert (gateway.request.sampling.seed is None) == (seed in (-1, None))

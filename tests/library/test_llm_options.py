@@ -30,6 +30,11 @@ def test_a_text_is_a_user_message_and_tools_are_part_of_the_prompt() -> None:
     assert (request.max_tokens, request.prompt_field) == (3, "messages")
 
 
+@pytest.mark.parametrize(("seed", "meant"), [(7, 7), (-2, -2), (0, 0), (-1, None)])
+def test_the_seed_of_minus_one_is_random(seed: int, meant: int | None) -> None:
+    assert asked(seed=seed).sampling.seed == meant
+
+
 @pytest.mark.parametrize(
     ("choice", "meant"),
     [

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from holdfast.errors import ImageTooLarge
 from holdfast.models.images import ImageUnusable, open_image
 from tests.fakes.images import broken_images, odd_images, picture, png, rotated, saved
 
@@ -31,6 +32,18 @@ def test_a_broken_image_is_refused_with_a_reason(kind: str, tmp_path: Path) -> N
     path.write_bytes(data)
     with pytest.raises(ImageUnusable, match=reason):
         open_image(path, max_pixels=1_000_000)
+
+
+def test_an_image_that_a_smaller_one_could_replace_is_refused_as_too_large(tmp_path: Path) -> None:
+    too_large = {"wide bomb", "PNG bomb", "slightly too large", "BMP that claims to be huge"}
+    too_large |= {"negative size"}  # read as a huge positive one
+    for kind, (data, _) in BROKEN.items():
+        path = tmp_path / "image"
+        path.write_bytes(data)
+        with pytest.raises(ImageUnusable) as refused:
+            open_image(path, max_pixels=1_000_000)
+        is_too_large = str(refused.value).startswith(ImageTooLarge.BEGINNING)
+        assert is_too_large == (kind in too_large), f"{kind}: {refused.value}"
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

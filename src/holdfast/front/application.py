@@ -31,6 +31,7 @@ from holdfast.front.rerank import RERANK
 from holdfast.front.responses.create import RESPONSES
 from holdfast.front.server.dialect import (
     HANDLERS,
+    NO_SNIFFING,
     Dialect,
     DialectTable,
     ModelShapes,
@@ -203,6 +204,7 @@ def _request_lines(app: ASGIApp, *, metrics: Metrics, traces: Traces | None = No
                 message["headers"] = [
                     *message.get("headers", ()),
                     *((name, request_id) for name in _ID_HEADERS),
+                    NO_SNIFFING,
                 ]
             await send(message)
 

@@ -50,7 +50,7 @@ _UNSUPPORTED = UnsupportedFields(
     },
     reasons={
         **dict.fromkeys(
-            _CUTS, "nothing is truncated: send documents that fit the model's context window"
+            _CUTS, "nothing is truncated: send documents that the model can read as a whole"
         ),
         "rank_fields": "put everything to be ranked into `text`",
         "raw_scores": "a result's `logprob` is the raw score",

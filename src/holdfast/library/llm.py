@@ -73,6 +73,7 @@ from holdfast.wire.output import (
 )
 from holdfast.wire.requests import (
     DEFAULT_ANSWER_TOKENS,
+    RANDOM_SEED,
     ChatPrompt,
     EmbeddingRequest,
     GenerationRequest,
@@ -113,7 +114,7 @@ class GenerationOptions(TypedDict, total=False):
     frequency_penalty: float
     repetition_penalty: float
     logit_bias: dict[int, float]
-    seed: int
+    seed: int  # -1: a random one, as without a seed
     stop: str | Sequence[str]
     top_logprobs: int  # log-probabilities of each token and of this many alternatives; may be 0
     ignore_eos: bool
@@ -698,6 +699,8 @@ def request_of(prompt: Prompt, options: Mapping[str, Any]) -> GenerationRequest:
     stop = given.pop("stop", ())
     names = SamplingParams.__struct_fields__
     sampling = {name: given.pop(name) for name in names if name in given}
+    if sampling.get("seed") == RANDOM_SEED:
+        del sampling["seed"]
     request: dict[str, Any] = {
         name: given.pop(name)
         for name in ("max_tokens", "top_logprobs", "ignore_eos", "session_id")

@@ -15,7 +15,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from holdfast.errors import InvalidRequest
+from holdfast.errors import ImageTooLarge, InvalidRequest
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -70,11 +70,12 @@ def is_image_name(name: str) -> bool:
 def _unfit(image: Image.Image, *, max_pixels: int | None) -> str:
     """Why an image has no usable size; empty if it has one."""
     width, height = image.size
-    shown = f"the image has {width:,} × {height:,} pixels"
+    shown = f"{width:,} × {height:,} pixels"
     if max_pixels is not None and width * height > max_pixels:
-        return f"{shown}, but at most {max_pixels:,} are allowed"
+        return f"{ImageTooLarge.BEGINNING} it has {shown}, but at most {max_pixels:,} are allowed"
     if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
-        return f"{shown}: one side must be at most {MAX_ASPECT_RATIO} times as long as the other"
+        most = f"one side must be at most {MAX_ASPECT_RATIO} times as long as the other"
+        return f"the image has {shown}: {most}"
     return ""
 
 
@@ -117,7 +118,7 @@ def _decoded(data: bytes, *, max_pixels: int | None) -> Image.Image | str:
     except UnidentifiedImageError:
         return f"the data is not a {FORMATS_SHOWN} image"
     except Image.DecompressionBombError:
-        return "the image has too many pixels"
+        return f"{ImageTooLarge.BEGINNING} it has too many pixels"
     except MemoryError:
         return "the image takes too much memory to be decoded"
     except _BROKEN as error:

@@ -171,6 +171,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None  # None: the front chooses one
 
 
+# The seed with which clients of llama.cpp, vLLM and Ollama ask for a random one; other negative
+# numbers are fixed seeds there, too. No `SamplingParams` has it.
+RANDOM_SEED: Final = -1
+
 SAMPLING_RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "temperature": (0, 100),
     "top_p": (0, 1),  # 0: always the most likely token

@@ -95,7 +95,7 @@ async def test_a_model_that_is_not_served_is_unknown(path: str) -> None:
         assert (await client.get(path, params={"model": MODEL})).status_code == 200
         refused = await client.get(path, params={"model": "nope"})
     assert refused.status_code == 404
-    assert "model 'nope' is not served here" in refused.json()["error"]["message"]
+    assert "model 'nope' does not exist on this server" in refused.json()["error"]["message"]
 
 
 async def test_ordinary_keys_ask_for_their_own_tenant_only(keys: KeyRing) -> None:

@@ -136,7 +136,7 @@ async def test_an_unknown_model_is_told_the_nearest_names() -> None:
     )
     assert response.status_code == 404
     assert response.json()["error"]["message"] == (
-        f"model 'tinny' is not served here; available: {MODEL}, kelp, tony; did you mean {MODEL} "
+        f"model 'tinny' does not exist on this server; available: {MODEL}, kelp, tony; did you mean {MODEL} "
         "or tony?"
     )
 
@@ -273,6 +273,13 @@ async def test_health_is_ok_as_soon_as_requests_are_taken_with_nothing_loaded_to
         body = (await get("/health", ScriptedDirectory(models=(unloaded, other)))).json()
         assert body["status"] == status
         assert body["models"][1]["failure"] == (other.failure or None)
+
+
+async def test_health_is_not_ready_before_the_tokenizer_of_the_first_model_is_read() -> None:
+    """A broken tokenizer ends the server, which had said before that it was ready."""
+    for unread, status in (((MODEL,), "loading"), ((), "ok"), (("other",), "ok")):
+        body = (await get("/health", ScriptedDirectory(unread=unread))).json()
+        assert (body["status"], body["models"][0]["state"]) == (status, "ready")
 
 
 async def test_health_and_metrics_tell_who_uses_a_model_and_when_it_goes() -> None:

@@ -255,6 +255,5 @@ def test_the_line_is_kept_open_by_a_ping_also_before_the_beginning() -> None:
 
 def test_an_error_in_the_middle_is_an_event_of_its_own() -> None:
     broken = form().broken(Problem(status=500, code="generation_failed", message="the worker died"))
-    assert named_events_of(broken.decode()) == [
-        ("error", {"type": "error", "error": {"type": "api_error", "message": "the worker died"}})
-    ]
+    detail = {"type": "api_error", "message": "the worker died", "advice": "wait"}
+    assert named_events_of(broken.decode()) == [("error", {"type": "error", "error": detail})]

@@ -41,7 +41,8 @@ from tests.fakes.scripted_gateway import ScriptedGateway, answer
 def test_anthropics_kinds_follow_the_status(status: int, kind: str) -> None:
     problem = Problem(status=status, code="odd", message="no")
     said = msgspec.to_builtins(anthropic_error(problem))
-    assert said == {"type": "error", "error": {"type": kind, "message": "no"}}
+    detail = {"type": kind, "message": "no", "advice": problem.advice}
+    assert said == {"type": "error", "error": detail}
 
 
 def test_a_message_names_the_field_for_which_the_form_has_no_place() -> None:

@@ -9,7 +9,12 @@ import pytest
 
 from holdfast.errors import SessionFailure, WorkerUnavailable
 from holdfast.front.link.event_stream import EventStream, RequestEvent
-from holdfast.front.link.model_client import DEATHS_ALONE, ModelClient
+from holdfast.front.link.model_client import (
+    DEATHS_ALONE,
+    DEATHS_TOGETHER,
+    REMEMBERED_SECONDS,
+    ModelClient,
+)
 from holdfast.wire.commands import (
     Command,
     ReadAhead,
@@ -29,6 +34,7 @@ from holdfast.wire.events import (
     TokensGenerated,
 )
 from holdfast.wire.images import ImageAnswer, ImageCommand
+from holdfast.wire.requests import SamplingParams
 from holdfast.wire.sessions import OperationName, SessionAnswer, SessionCommand
 from tests.fakes.fake_worker import a_request
 from tests.fakes.scripted_client import model_info
@@ -72,7 +78,8 @@ class WrittenLink:
 
 class Front:
     def __init__(self) -> None:
-        self.client = ModelClient(unread_bytes=UNREAD_BYTES)
+        self.seconds = 0.0
+        self.client = ModelClient(unread_bytes=UNREAD_BYTES, clock=lambda: self.seconds)
         self.worker = WrittenLink()
         self.resumed = 0
 
@@ -93,7 +100,11 @@ class Front:
         return self.die()
 
     def submit(self, *names: str) -> list[EventStream]:
-        return [self.client.submit(a_request(name, max_tokens=100)) for name in names]
+        """Submit requests that have a prompt each."""
+        return [
+            self.client.submit(a_request(name, max_tokens=100, prompt=tuple(name.encode())))
+            for name in names
+        ]
 
     def tokens(self, *names: str, count: int = 1) -> None:
         events: list[Event] = []
@@ -137,7 +148,7 @@ async def test_a_request_continues_after_the_received_tokens(front: Front) -> No
     second = front.next_worker()
     (again,) = second.sent
     assert tuple(again.generated_token_ids) == (0, 1, 2)
-    assert again.prompt_token_ids == a_request("a").prompt_token_ids
+    assert tuple(again.prompt_token_ids) == tuple(b"a")
     front.tokens("a", count=2)
     front.die()
     third = front.next_worker()
@@ -247,6 +258,69 @@ async def test_a_request_that_kills_alone_is_refused_and_the_others_continue(fro
     assert last.ids == ["a", "c", "new"]
     assert last.steered == []
     assert front.client.open_streams == 3
+
+
+async def killed(front: Front) -> EventStream:
+    """The stream of a request with the prompt (7, 8) that was refused for killing workers."""
+    stream = front.client.submit(a_request("killer", prompt=(7, 8)))
+    for _ in range(DEATHS_TOGETHER):
+        front.die()
+        front.next_worker()
+    assert front.die_on_trial("killer") == ("killer",)
+    front.next_worker()
+    return stream
+
+
+async def end_of(stream: EventStream) -> Finished:
+    *_, end = await events_of(stream)
+    assert isinstance(end, Finished)
+    return end
+
+
+async def test_a_request_that_killed_workers_is_refused_at_once_when_it_comes_again(
+    front: Front,
+) -> None:
+    assert (await end_of(await killed(front))).is_deadly
+    again = front.client.submit(a_request("again", prompt=(7, 8), max_tokens=500))
+    seeded = msgspec.structs.replace(
+        a_request("seeded", prompt=(7, 8)), sampling=SamplingParams(seed=99), session_id="s"
+    )
+    for stream in (again, front.client.submit(seeded)):
+        end = await end_of(stream)
+        assert (end.is_deadly, "has killed the worker" in end.error) == (True, True)
+    assert front.worker.ids == []
+    assert front.client.open_streams == 0
+
+
+async def test_other_prompts_tenants_and_adapters_are_not_refused_with_it(front: Front) -> None:
+    await killed(front)
+    same = a_request("b", prompt=(7, 8))
+    front.client.submit(a_request("a", prompt=(7, 8, 9)))
+    front.client.submit(msgspec.structs.replace(same, tenant="another"))
+    front.client.submit(msgspec.structs.replace(same, request_id="c", adapter="french"))
+    front.client.submit(msgspec.structs.replace(same, request_id="d", grammar="start: /a/"))
+    assert front.worker.ids == ["a", "b", "c", "d"]
+
+
+async def test_after_an_hour_and_after_another_load_it_is_tried_again(front: Front) -> None:
+    await killed(front)
+    front.seconds += REMEMBERED_SECONDS + 1
+    front.client.submit(a_request("later", prompt=(7, 8)))
+    assert front.worker.ids == ["later"]
+    other_load = Front()
+    other_load.next_worker()
+    other_load.client.submit(a_request("later", prompt=(7, 8)))
+    assert other_load.worker.ids == ["later"]
+
+
+async def test_the_same_request_that_came_meanwhile_kills_no_more_workers(front: Front) -> None:
+    streams = [front.client.submit(a_request(name, prompt=(7, 8))) for name in ("first", "retry")]
+    for _ in range(DEATHS_TOGETHER):
+        front.die()
+        front.next_worker()
+    assert front.die_on_trial("first") == ("first",)
+    assert [(await end_of(stream)).is_deadly for stream in streams] == [True, True]
+    assert front.next_worker().ids == []
 
 
 async def test_a_request_paused_during_its_trial_is_tried_again_when_it_is_resumed(

@@ -96,7 +96,11 @@ async def test_an_unknown_model_is_told_in_the_words_that_clients_look_for() -> 
     response = await asked(gateway, model='no"ne')
     assert (response.status_code, response.json()) == (
         404,
-        {"error": 'model "no\\"ne" not found, try pulling it first'},
+        {
+            "error": 'model "no\\"ne" not found, try pulling it first: it does not exist on this '
+            "server",
+            "advice": "pull_model",
+        },
     )
     assert gateway.requests == []
 
@@ -137,7 +141,7 @@ async def test_what_a_model_cannot_is_refused_in_ollamas_words(
     response = await asked(gateway, report=UNABLE, **fields)
     assert (response.status_code, response.json()) == (
         400,
-        {"error": f'"{MODEL}" does not support {what}'},
+        {"error": f'"{MODEL}" does not support {what}', "advice": "fix_request"},
     )
     assert gateway.requests == []
 
@@ -315,7 +319,7 @@ async def test_a_failure_in_a_stream_is_its_last_line() -> None:
     breaks.set()
     await running
     lines = [json.loads(line) for line in exchange.text.splitlines()]
-    assert lines[-1] == {"error": "the device is gone"}
+    assert lines[-1] == {"error": "the device is gone", "advice": "wait"}
     assert lines[0]["message"]["content"] == "Hel"
 
 
@@ -325,7 +329,7 @@ async def test_a_full_queue_has_its_status() -> None:
     assert (response.status_code, response.headers["retry-after"], list(response.json())) == (
         503,
         "2",
-        ["error"],
+        ["error", "advice"],
     )
 
 

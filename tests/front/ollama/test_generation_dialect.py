@@ -24,7 +24,10 @@ async def answer(method: str, path: str, **sent: Any) -> Any:
 )
 def test_an_error_is_a_sentence_that_names_the_field(message: str, shown: str) -> None:
     error = ollama_error(Problem(status=404, code="odd", message=message, field="stop"))
-    assert msgspec.json.decode(msgspec.json.encode(error)) == {"error": shown}
+    assert msgspec.json.decode(msgspec.json.encode(error)) == {
+        "error": shown,
+        "advice": "fix_request",
+    }
 
 
 @pytest.mark.parametrize(
@@ -39,7 +42,7 @@ def test_an_error_is_a_sentence_that_names_the_field(message: str, shown: str) -
 )
 async def test_every_error_on_its_paths_has_its_form(method: str, path: str, status: int) -> None:
     response = await answer(method, path, content=b"[1]" if method == "POST" else None)
-    assert (response.status_code, list(response.json())) == (status, ["error"])
+    assert (response.status_code, list(response.json())) == (status, ["error", "advice"])
 
 
 async def test_a_key_is_asked_for_as_everywhere() -> None:

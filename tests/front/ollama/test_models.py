@@ -125,7 +125,8 @@ async def test_what_a_model_cannot_is_not_among_its_capabilities() -> None:
 async def test_a_model_that_is_not_there_is_not_shown() -> None:
     assert (await asked(ScriptedGateway(), "/api/show", model="other")).status_code == 404
     assert (await asked(ScriptedGateway(), "/api/show", model=None)).json() == {
-        "error": "`model` is required"
+        "error": "`model` is required",
+        "advice": "fix_request",
     }
 
 

@@ -114,7 +114,7 @@ async def test_no_path_no_url_and_no_tag_is_pulled(
     hub: HubState, tmp_path: Path, name: str, status: int
 ) -> None:
     response = await Served(tmp_path).request("POST", PULL, model=name)
-    assert (response.status_code, list(response.json())) == (status, ["error"])
+    assert (response.status_code, list(response.json())) == (status, ["error", "advice"])
     assert hub.requests == []
 
 

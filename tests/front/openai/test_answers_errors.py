@@ -10,13 +10,24 @@ from holdfast.front.server.problem import Problem
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"),
-    [(404, "invalid_request_error"), (500, "server_error"), (503, "server_error")],
+    ("status", "kind", "advice"),
+    [
+        (404, "invalid_request_error", "fix_request"),
+        (429, "rate_limit_error", "wait"),
+        (500, "server_error", "wait"),
+        (503, "server_error", "wait"),
+    ],
 )
-def test_whose_fault_it_is_follows_the_status(status: int, kind: str) -> None:
+def test_whose_fault_it_is_follows_the_status(status: int, kind: str, advice: str) -> None:
     said = openai_error(Problem(status=status, code="odd", message="no", field="stop"))
     assert json.loads(msgspec.json.encode(said)) == {
-        "error": {"message": "no", "type": kind, "param": "stop", "code": "odd"}
+        "error": {
+            "message": "no",
+            "type": kind,
+            "param": "stop",
+            "code": "odd",
+            "advice": advice,
+        }
     }
 
 

@@ -48,12 +48,15 @@ def cases() -> list[Any]:
 
 @pytest.mark.parametrize(("field", "value"), cases())
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_a_bad_value_is_a_400_that_names_the_field(path: str, field: str, value: Any) -> None:
+async def test_a_bad_value_is_refused_with_the_name_of_the_field(
+    path: str, field: str, value: Any
+) -> None:
     gateway = ScriptedGateway()
     body = (chat_body if path == CHAT else completion_body)(**{field: value})
     async with client_of(gateway) as client:
         response = await client.post(path, content=json.dumps(body))
-    assert response.status_code == 400, response.text
+    status = 422 if field == "max_tokens" else 400  # see tests/front/server/test_problem_agents.py
+    assert response.status_code == status, response.text
     error = response.json()["error"]
     assert error["param"].split(".")[0] == field
     assert error["type"] == "invalid_request_error"
@@ -191,7 +194,7 @@ async def test_the_fields_left_open_are_named_so_that_the_models_own_defaults_ca
     assert {"top_k", "top_p", "min_p", "repetition_penalty"} <= set(gateway.request.unset_sampling)
 
 
-@pytest.mark.parametrize("seed", [-1, -(2**63), 2**63 - 1, 0])
+@pytest.mark.parametrize("seed", [-2, -(2**63), 2**63 - 1, 0])
 async def test_every_allowed_seed_leaves_room_to_count_up_for_more_choices(seed: int) -> None:
     gateway = ScriptedGateway()
     async with client_of(gateway) as client:

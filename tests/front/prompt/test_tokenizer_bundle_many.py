@@ -35,6 +35,19 @@ async def test_many_who_need_it_at_once_have_it_read_once(bundle: TokenizerBundl
     assert bundles.dialects == {"a": bundle.dialect_report}
 
 
+async def test_a_model_is_awaited_until_its_bundle_has_been_read(bundle: TokenizerBundle) -> None:
+    shelf = Shelf(bundle)
+    bundles = Bundles(shelf.read)
+    bundles.awaited.add("a")
+    shelf.failure = ModelLoadError("no tokenizer")
+    with pytest.raises(WorkerUnavailable):
+        await bundles.of("a")
+    assert bundles.awaited == {"a"}
+    shelf.failure = None
+    await bundles.of("a")
+    assert bundles.awaited == set()
+
+
 async def test_who_goes_away_does_not_keep_others_from_having_it(bundle: TokenizerBundle) -> None:
     shelf = Shelf(bundle)
     shelf.may_end.clear()

@@ -141,7 +141,7 @@ def test_images_of_the_user_and_in_the_output_of_a_call_become_images_of_the_pro
 @pytest.mark.parametrize(
     ("item", "field", "code"),
     [
-        ({"type": "computer_call"}, "input.0.type", "unsupported_parameter"),
+        ({"type": "odd"}, "input.0.type", "unsupported_parameter"),
         ({"type": "compaction"}, "input.0.encrypted_content", "missing_required_parameter"),
         ({"type": "compaction_trigger"}, "input.0.type", "invalid_value"),
         ({"content": "x"}, "input.0.role", "missing_required_parameter"),

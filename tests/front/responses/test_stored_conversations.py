@@ -165,7 +165,7 @@ async def test_a_conversation_that_is_deleted_meanwhile_costs_the_response_nothi
     [
         ({"items": [said("x")] * 21}, "items"),
         ({"items": [{"type": "message", "role": "user"}]}, "items.0.content"),
-        ({"items": [{"type": "computer_call"}]}, "items.0.type"),
+        ({"items": [{"type": "odd"}]}, "items.0.type"),
         ({"items": [{"type": "item_reference", "id": "msg_1"}]}, "items.0.id"),
         ({"items": "x"}, "items"),
         ({"metadata": {"a": 1}}, "metadata.a"),

@@ -94,4 +94,4 @@ async def test_the_frameworks_own_errors_have_the_same_form(
     async with client_of(ScriptedGateway()) as client:
         response = await client.request(method, path)
     assert response.status_code == status
-    assert set(json.loads(response.text)["error"]) == {"message", "type", "param", "code"}
+    assert set(json.loads(response.text)["error"]) == {"message", "type", "param", "code", "advice"}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from holdfast.front.server.dialect import ENDLESS_MARK
-from tests.fakes.http_clients import CHAT, COMPLETIONS, client_of
+from tests.fakes.http_clients import CHAT, COMPLETIONS, HELLO, client_of
 from tests.fakes.scripted_gateway import MODEL, ScriptedDirectory, ScriptedGateway, model_status
 
 
@@ -102,6 +102,48 @@ async def test_what_can_be_got_comes_in_a_form_that_is_described(accept: str, st
                 response = await client.get(filled, headers={"accept": accept})
                 described = methods["get"]["responses"][str(response.status_code)]["content"]
                 assert response.headers["content-type"].partition(";")[0] in described, path
+
+
+STREAMS: dict[str, tuple[dict[str, Any], str]] = {
+    CHAT: ({"messages": HELLO}, "text/event-stream"),
+    COMPLETIONS: ({"prompt": "hello"}, "text/event-stream"),
+    "/v1/responses": ({"input": "hello"}, "text/event-stream"),
+    "/v1/messages": ({"messages": HELLO, "max_tokens": 9}, "text/event-stream"),
+    "/api/chat": ({"messages": HELLO}, "application/x-ndjson"),
+    "/api/generate": ({"prompt": "hello"}, "application/x-ndjson"),
+}
+
+
+async def test_streams_are_described_as_the_texts_that_they_are() -> None:
+    """Not as JSON: a checker that follows the description would refuse each stream."""
+    found = await description()
+    described = {
+        path
+        for path, methods in found["paths"].items()
+        for operation in methods.values()
+        for answer in operation["responses"].values()
+        for kind, media in answer.get("content", {}).items()
+        if kind in ("text/event-stream", "application/x-ndjson")
+        and media["schema"]["type"] == "string"
+        and media["schema"]["contentMediaType"] == kind
+        and media["schema"]["contentSchema"]
+    }
+    others = {"/v1/responses/{response_id}", "/api/pull"}
+    assert described == {*STREAMS, *others, "/admin/models/events", "/admin/logs/events"}
+
+
+@pytest.mark.parametrize("path", STREAMS)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_is_posted_is_answered_in_a_form_that_is_described(
+    path: str, stream: bool
+) -> None:
+    operation = (await description())["paths"][path]["post"]
+    body, kind = STREAMS[path]
+    async with client_of(ScriptedGateway()) as client:
+        response = await client.post(path, json={"model": MODEL, "stream": stream, **body})
+    said = response.headers["content-type"].partition(";")[0]
+    assert (response.status_code, said) == (200, kind if stream else "application/json")
+    assert said in operation["responses"]["200"]["content"]
 
 
 @pytest.mark.parametrize(

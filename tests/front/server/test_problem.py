@@ -26,7 +26,7 @@ CASES: list[tuple[Exception, int, str, str | None]] = [
         TooLargeForMemory(needed_bytes=9, budget_bytes=8),
         400,
         "request_too_large_for_memory",
-        "max_tokens",
+        None,
     ),
     (QueueFull(queued=256, limit=256, retry_after_seconds=0.2), 503, "queue_full", None),
     (WorkerUnavailable("the worker is restarting"), 503, "model_unavailable", None),

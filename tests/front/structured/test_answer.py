@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -76,6 +77,43 @@ def test_white_space_is_bounded_and_as_models_write_it() -> None:
     assert accepts(grammar, '{\n    "name": "Ada",\n    "age": 36\n}')
     assert not accepts(grammar, '{  "name": "Ada"}')
     assert not accepts(grammar, '{\n\n"name": "Ada"}')
+
+
+def nested(levels: int) -> tuple[dict[str, Any], Any]:
+    """A schema of so many objects within each other, and a value of it."""
+    schema: dict[str, Any] = {"type": "integer"}
+    value: Any = 7
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+        value = {"a": value}
+    return schema, value
+
+
+@pytest.mark.parametrize("levels", [1, 2, 3, 4])
+@pytest.mark.parametrize("indent", [None, 1, 2, 4, "\t"])
+def test_json_is_indented_as_its_nesting_asks_for_and_no_further(
+    levels: int, indent: int | str | None
+) -> None:
+    """A weak model could write 25 blanks after each token of the smallest object."""
+    schema, value = nested(levels)
+    grammar = _grammar(_schema(schema))
+    assert accepts(grammar, json.dumps(value, indent=indent))
+    most = 4 * (levels + 1)
+    assert accepts(grammar, "{\n" + " " * most + '"a":' + json.dumps(value["a"]) + "}")
+    for blanks in (" " * (most + 1), "\t" * (levels + 2), "\t ", " \t"):
+        for place in ('{%s"a":', '{"a"%s:', '{"a":%s'):
+            assert not accepts(grammar, place % f"\n{blanks}" + json.dumps(value["a"]) + "}")
+
+
+def test_values_that_refer_to_themselves_and_any_values_have_room_for_their_indentation() -> None:
+    tree = {"$defs": {"t": {"type": "object", "properties": {"a": {"$ref": "#/$defs/t"}}}}}
+    _, value = nested(4)
+    value = json.loads(json.dumps(value).replace("7", "{}"))
+    for form in (_schema({**tree, "$ref": "#/$defs/t"}), OutputFormat(kind="json_object")):
+        grammar = _grammar(form)
+        for indent in (None, 2, 4, "\t"):
+            assert accepts(grammar, json.dumps(value, indent=indent))
+        assert not accepts(grammar, "{\n" + " " * 25 + "}")
 
 
 @pytest.mark.parametrize(

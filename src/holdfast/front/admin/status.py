@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -222,7 +222,7 @@ class Health(Struct, frozen=True, kw_only=True):
 async def health(request: Request, services: Services) -> Response:
     """Show the state of the server and its models. Requires no key."""
     statuses = services.statuses()
-    status = _STOPPING if services.drain.is_on else _status(statuses)
+    status = _STOPPING if services.drain.is_on else _status(statuses, services.unread)
     is_admin = caller_of(request).is_admin
     models = [_health(model, services, shows_ids=is_admin) for model in statuses]
     return json_response(
@@ -236,13 +236,17 @@ async def health(request: Request, services: Services) -> Response:
     )
 
 
-def _status(models: Sequence[ModelStatus]) -> str:
+def _status(models: Sequence[ModelStatus], unread: Collection[str]) -> str:
     """The status of the server.
 
     It is `ok` as soon as requests are accepted, even if no model is loaded, but not while a model
-    that is required from the start still loads.
+    that is required from the start still loads. unread: models whose tokenizer is not read yet.
     """
-    if any(model.is_awaited and model.state == "loading" for model in models) or not models:
+    if not models or any(
+        (model.is_awaited and model.state == "loading")
+        or (model.id in unread and model.state == "ready")
+        for model in models
+    ):
         return "loading"
     return "failed" if all(model.state == "failed" for model in models) else "ok"
 

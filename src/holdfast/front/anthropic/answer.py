@@ -13,7 +13,7 @@ from pydantic_core import from_json
 from holdfast.errors import PromptTooLong
 from holdfast.front.server.access import Seal
 from holdfast.front.server.answers import AnswerFormat, Explanation, TokenCounts, WholeChoice
-from holdfast.front.server.problem import Problem
+from holdfast.front.server.problem import Advice, Problem
 from holdfast.wire.output import (
     ChoiceFinished,
     OutputDelta,
@@ -50,6 +50,7 @@ class MessagesErrorDetail(Struct, frozen=True, kw_only=True):
 
     type: str
     message: str
+    advice: Advice
 
 
 class MessagesError(Struct, frozen=True, kw_only=True):
@@ -68,7 +69,7 @@ def anthropic_error(problem: Problem) -> MessagesError:
     default = "invalid_request_error" if problem.status < 500 else "api_error"
     kind = _KINDS.get(problem.status, default)
     return MessagesError(
-        error=MessagesErrorDetail(type=kind, message=_message(problem)),
+        error=MessagesErrorDetail(type=kind, message=_message(problem), advice=problem.advice),
         request_id=problem.request_id or UNSET,
     )
 

@@ -42,7 +42,7 @@ _LEFT_OUT = frozenset(
         "server_tool_use",
         "mcp_tool_use",
         "mcp_tool_listing",
-        "compaction",
+        "compaction",  # without a summary: one that has failed
         "fallback",
     }
 )
@@ -151,13 +151,33 @@ SystemPrompt = TextOrMany[TextBlock]
 
 
 @with_config(STRICT)
+class TurnConfig(TypedDict):
+    """How much to think in one turn."""
+
+    effort: NotRequired[Literal["low", "medium", "high", "xhigh", "max"] | None]
+
+
+@with_config(STRICT)
 class Turn(TypedDict):
     """One turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[
-        TextOrMany[Block],
-        Field(description="Text, or blocks. The user's turns also contain the results of calls."),
+    content: NotRequired[
+        Annotated[
+            TextOrMany[Block],
+            Field(
+                description="Text, or blocks. The user's turns also contain the results of calls."
+            ),
+        ]
+    ]
+    output_config: NotRequired[
+        Annotated[TurnConfig | None, Field(description="For a system message.")]
+    ]
+    clear_at: NotRequired[
+        Annotated[
+            Literal["next_user_message", "never"] | None,
+            Field(description="For a system message: until when the model reads it."),
+        ]
     ]
 
 
@@ -252,6 +272,8 @@ def _answer(blocks: Sequence[Mapping[str, Any]], field: str, seal: Seal) -> Mess
     calls: list[Message] = []
     for place, block in enumerate(blocks):
         match block["type"]:
+            case "compaction" if (summary := _read(block)) is not None:
+                text += separator(text, summary["text"]) + summary["text"]
             case "text":
                 text += ("" if follows_text else separator(text, block["text"])) + block["text"]
             case "thinking":
@@ -313,11 +335,13 @@ def _failed(content: str | list[Message]) -> str | list[Message]:
 
 
 def _read(block: Mapping[str, Any]) -> Message | None:
-    """Return the message part for a text, or for a document or search result that consists of text.
-    Returns None for other blocks.
+    """Return the message part for a text, for a document or search result that consists of text, or
+    for the summary of an earlier part of the conversation. Returns None for other blocks.
     """
     if block["type"] == "text":
         return _part(block)
+    if block["type"] == "compaction" and isinstance(summary := block.get("content"), str):
+        return {"type": "text", "text": summary}
     source = block.get("source")
     if block["type"] == "search_result":
         given = block.get("content")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -50,7 +50,7 @@ from holdfast.front.server.fields import (
     within,
 )
 from holdfast.front.server.generation import generate
-from holdfast.front.server.problem import invalid_field
+from holdfast.front.server.problem import invalid_field, missing_field
 from holdfast.front.server.request import json_response, parse, read_body, tenant_in
 from holdfast.front.server.services import Services, model_of, salted
 from holdfast.wire.requests import (
@@ -64,11 +64,23 @@ from holdfast.wire.requests import (
 _SESSION_HEADER = "x-claude-code-session-id"
 _WITHOUT_EFFECT = frozenset(
     "metadata service_tier speed inference_geo context_management safeguards diagnostics betas "
-    "user_profile_id "
+    "user_profile_id workspace_id billing_policy fallback_credit_token "
     # the next line is needed for requests that only count tokens
-    "fallbacks max_tokens stream stop_sequences temperature top_p top_k".split()
+    "fallbacks max_tokens stream stop_sequences temperature top_p top_k compaction".split()
 )
-_NOT_SERVED = UnsupportedFields(neutral=dict.fromkeys(("container", "mcp_servers"), ([], {}, "")))
+_NOT_SERVED = UnsupportedFields(
+    neutral={**dict.fromkeys(("container", "mcp_servers"), ([], {}, "")), "thread": ()},
+    reasons={"thread": "this server keeps no threads; send the whole conversation each time"},
+)
+_NOT_ANSWERED = UnsupportedFields(  # in requests that only count tokens, they have no effect
+    neutral={"compaction": ()},
+    reasons={
+        "compaction": (
+            "this API has no compaction here; ask for a summary in a message, or use "
+            "/v1/responses/compact"
+        )
+    },
+)
 _MOST_BREAKPOINTS = 4
 _SAMPLING = ("temperature", "top_p", "top_k")
 StopSequence = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
@@ -84,6 +96,9 @@ class ThinkingField(BaseModel):
     )
     budget_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = optional(
         "Maximum number of tokens for thinking."
+    )
+    block_binding: dict[str, Any] | None = optional(
+        "Accepted, but has no effect: thoughts of other conversations are left out."
     )
     display: str | None = optional(
         "omitted: thinking blocks have no text, only a signature that contains the text."
@@ -140,7 +155,9 @@ class PromptFields(SharedFields):
         """
         self._refuse_unsupported()
         tools = shown_tools(
-            self.tools or (), referenced=referenced_tools(self.messages), limits=services.limits
+            self.tools or (),
+            referenced=referenced_tools([turn for _, turn in self._shown_turns()]),
+            limits=services.limits,
         )
         talk = self._conversation(services)
         is_continued = self._continues(talk.messages)
@@ -169,7 +186,7 @@ class PromptFields(SharedFields):
             talk.mark(tool, messages=0)
         if self.system:
             talk.add_system(self.system)
-        for place, turn in enumerate(self.messages):
+        for place, turn in self._shown_turns():
             talk.add(turn, f"messages.{place}.content")
         talk.mark({"cache_control": self.cache_control}, messages=len(talk.messages))
         if len(talk.breakpoints) > _MOST_BREAKPOINTS:
@@ -178,6 +195,28 @@ class PromptFields(SharedFields):
                 f"at most {_MOST_BREAKPOINTS} blocks may have it, got {len(talk.breakpoints)}",
             )
         return talk
+
+    def _shown_turns(self) -> Iterator[tuple[int, Turn]]:
+        """Iterate over the turns that the model reads, with their places. Raises RequestRefused.
+
+        A system message may be only for one user turn, or only have a configuration.
+        """
+        last_user = max(
+            (place for place, turn in enumerate(self.messages) if turn["role"] == "user"),
+            default=0,
+        )
+        for place, turn in enumerate(self.messages):
+            is_system = turn["role"] == "system"
+            config = turn.get("output_config") or {}
+            if config.get("format") is not None or (config and not is_system):
+                field = f"messages.{place}.output_config" + (".format" if is_system else "")
+                raise invalid_field(field, "only the request itself has it")
+            if is_system and turn.get("clear_at") == "next_user_message" and place < last_user:
+                continue
+            if "content" in turn:
+                yield place, turn
+            elif not config:
+                raise missing_field(f"messages.{place}.content")
 
     def _refuse_unsupported(self) -> None:
         extras = (self.model_extra or {}).items()
@@ -209,9 +248,20 @@ class PromptFields(SharedFields):
         asked = self.thinking
         if asked is None or asked.type == "disabled":
             return Thinking(effort="off")
-        effort = self.output_config.effort if self.output_config else None
+        effort = self._effort_of_turn() or (
+            self.output_config.effort if self.output_config else None
+        )
         said = ReasoningOptions(effort=effort, enabled=True, max_tokens=asked.budget_tokens)
         return thinking_of(said={"reasoning": said})
+
+    def _effort_of_turn(self) -> str | None:
+        """The effort that a system message of the newest turn asks for."""
+        for turn in reversed(self.messages):
+            if turn["role"] == "assistant":
+                break
+            if effort := (turn.get("output_config") or {}).get("effort"):
+                return effort
+        return None
 
     def _output_format(self) -> OutputFormat | None:
         new = self.output_config.format if self.output_config else None
@@ -247,6 +297,13 @@ class MessagesRequest(PromptFields):
 
         Raises RequestRefused, which names the invalid field.
         """
+        _NOT_ANSWERED.refuse(
+            {
+                name: value
+                for name, value in (self.model_extra or {}).items()
+                if name == "compaction"
+            }
+        )
         stop = tuple(dict.fromkeys(self.stop_sequences or ()))
         refuse_too_many(
             self.stop_sequences or (), services.limits.max_stop_strings, field="stop_sequences"

@@ -429,8 +429,8 @@ class Residency:
                 await slot.files()
         except TimeoutError:
             raise WorkerUnavailable(
-                f"model {slot.entry.name!r} is still being fetched after {seconds:.0f} s; please "
-                "try again"
+                f"model {slot.entry.name!r} is still loading after {seconds:.0f} s: its files are "
+                "being read, or downloaded first; please try again"
             ) from None
         except HoldfastError:
             raise slot.cannot_be_served() from None

@@ -24,7 +24,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.config import DEFAULT_IMAGES, ImagesSettings
-from holdfast.errors import ImagesRefused, InvalidRequest, WorkerUnavailable
+from holdfast.errors import ImagesRefused, ImageTooLarge, InvalidRequest, WorkerUnavailable
 from holdfast.front.images.fetch import AddressTest, DaemonThreads, fetch_image, is_public
 from holdfast.front.images.folder import ImageFolder
 from holdfast.front.images.sources import (
@@ -68,7 +68,9 @@ class TakenPrompt:
         """
         for name, reason in unusable.items():
             if name in self.new:
-                raise InvalidRequest(reason, field=self.fields[name])
+                is_size = reason.startswith(ImageTooLarge.BEGINNING)
+                refused = ImageTooLarge if is_size else InvalidRequest
+                raise refused(reason, field=self.fields[name])
 
         def readable(name: Any) -> dict[str, str]:
             return _note(UNREADABLE_NOTE) if name in unusable else {"type": IMAGE, IMAGE: name}

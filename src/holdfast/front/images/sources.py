@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 
 import xxhash
 
-from holdfast.errors import InvalidRequest
+from holdfast.errors import ImageTooLarge, InvalidRequest
 
 IMAGE: Final = "image"  # type of a message part with an image, and the key of the image in it
 _DATA_URL: Final = re.compile(r"data:(?P<type>[^,;]{0,127})(?:;[^,;]{0,127})*?;base64,", re.I)
@@ -59,8 +59,9 @@ class ImageSource:
             raise self.refused(self.problem)
         size = len(self.data) or (len(self.text) - self.begins_at) * 3 // 4
         if size > max_bytes + 2:
-            raise self.refused(
-                f"the image has about {size:,} bytes, but at most {max_bytes:,} are allowed"
+            raise ImageTooLarge(
+                f"it has about {size:,} bytes, but at most {max_bytes:,} are allowed",
+                field=self.field,
             )
         if not self.text:
             return self.data

@@ -5,6 +5,9 @@ generated so far. The token at a position depends only on seed and position, so 
 with the same tokens as without the death. A session command without an answer is sent once more. If
 it then fails, the error says so if the first worker may already have carried it out.
 
+A request that was refused because it killed workers is remembered: the same request is refused at
+once when it comes again.
+
 A dying worker does not say which request killed it. `Isolation` finds that request: requests that
 ran during too many deaths are tried one at a time.
 """
@@ -12,6 +15,8 @@ ran during too many deaths are tried one at a time.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +39,7 @@ from holdfast.wire.events import (
     WorkerStatistics,
 )
 from holdfast.wire.images import ImageAnswer, ImageCommand
-from holdfast.wire.requests import RequestId, TokenIds, common_tokens
+from holdfast.wire.requests import RequestId, ServiceClass, TokenIds, common_tokens
 from holdfast.wire.sessions import OperationName, SessionAnswer, SessionCommand
 
 # maximum number of prompts prefilled in advance that are remembered for the next worker's figures
@@ -56,6 +61,8 @@ DEATHS_TOGETHER = 2
 DEATHS_OF_ONE = 3  # deaths during one request, after fewer than FEW_TOKENS new tokens each
 DEATHS_OF_A_LIFE = 12  # deaths during one request, however many tokens it generated
 FEW_TOKENS = 8
+REMEMBERED_SECONDS = 3600.0  # for how long a request that killed workers is refused at once
+MOST_REMEMBERED = 256
 DEATHS_ALONE = 2  # deaths in a row of a request that runs alone, until it is refused
 
 
@@ -77,7 +84,11 @@ class ModelClient:
     """
 
     def __init__(
-        self, *, unread_bytes: int, on_info: Callable[[ModelInfo], None] = lambda info: None
+        self,
+        *,
+        unread_bytes: int,
+        on_info: Callable[[ModelInfo], None] = lambda info: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """unread_bytes: see `EventStream`. on_info: called when a worker has reported its model, or
         that its KV budget has changed.
@@ -91,6 +102,9 @@ class ModelClient:
         self._end = ""  # why the model cannot be served any more; empty while it can
         self._has_ended_any = False  # whether a request has ended since a worker was lost
         self._isolation = Isolation()
+        self._clock = clock
+        # digests of the requests that killed workers, and when each was refused, oldest first
+        self._deadly: dict[bytes, float] = {}
         # prompts that no request has continued yet
         self._read_ahead: deque[ReadAheadRun] = deque(maxlen=MOST_READ_AHEAD)
 
@@ -138,6 +152,14 @@ class ModelClient:
             unread_bytes=self._unread_bytes,
             prompt_tokens=len(request.prompt_token_ids),
         )
+        if self._is_deadly(request):
+            stream.fail(
+                "this request has killed the worker process of the model, and is refused for an "
+                "hour after that, or until the model is loaded again. The server's log and "
+                "`holdfast doctor` say how the worker died",
+                is_deadly=True,
+            )
+            return stream
         opened = _OpenRequest(request, stream)
         self._open[request.request_id] = opened
         if not self._isolation.is_over:
@@ -318,6 +340,23 @@ class ModelClient:
             "server's log and `holdfast doctor` say how the worker died",
             is_deadly=True,
         )
+        while len(self._deadly) >= MOST_REMEMBERED:
+            del self._deadly[next(iter(self._deadly))]
+        self._deadly[_digest(opened.request)] = self._clock()
+        for other in [each for each in self._open.values() if self._is_deadly(each.request)]:
+            del self._open[other.request.request_id]  # the same request, sent again meanwhile
+            other.stream.fail(
+                "another request with the same prompt has killed the worker process of the model",
+                is_deadly=True,
+            )
+
+    def _is_deadly(self, request: SequenceRequest) -> bool:
+        """Whether a request like this one was refused within the last hour for killing workers."""
+        if not self._deadly:
+            return False
+        oldest = self._clock() - REMEMBERED_SECONDS
+        self._deadly = {each: at for each, at in self._deadly.items() if at > oldest}
+        return _digest(request) in self._deadly
 
     def _send_what_may_run(self) -> None:
         """Send all open requests. While there are suspects, send only the one that runs alone.
@@ -445,6 +484,26 @@ class _OpenRequest:
     def runs(self) -> bool:
         """Whether the worker may be computing this request, or has it in its queue."""
         return self.is_sent and not self.is_held and not self.stream.is_paused
+
+
+def _digest(request: SequenceRequest) -> bytes:
+    """What two requests have in common if they make the device do the same until the first token:
+    not the seed, the length of the answer, nor what is only bookkeeping.
+    """
+    computed = msgspec.structs.replace(
+        request,
+        request_id="",
+        max_tokens=0,
+        sampling=msgspec.structs.replace(request.sampling, seed=0),
+        session_id="",
+        branch_points=(),
+        pins=(),
+        service=ServiceClass(),
+        generated_token_ids=TokenIds(),
+        predicted_token_ids=TokenIds(),
+        is_kept=True,
+    )
+    return hashlib.blake2b(msgspec.msgpack.encode(computed), digest_size=32).digest()
 
 
 def _hold(opened: _OpenRequest, worker: WorkerLink) -> None:

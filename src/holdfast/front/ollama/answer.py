@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from holdfast.front.openai.answers import ContentLogprob, content_logprobs
 from holdfast.front.server.answers import AnswerFormat, Explanation, TokenCounts, WholeChoice
-from holdfast.front.server.problem import Problem, invalid_field
+from holdfast.front.server.problem import Advice, Problem, invalid_field
 from holdfast.wire.output import (
     ChoiceFinished,
     OutputDelta,
@@ -32,9 +32,15 @@ _OTHER_BREAKS = {char.encode(): b"\\u%04x" % ord(char) for char in "\x85\u2028\u
 
 
 class OllamaError(Struct, frozen=True, kw_only=True):
-    """An error message."""
+    """An error message, and what the client can do."""
 
     error: str
+    advice: Advice
+
+
+def ollama_error(problem: Problem) -> OllamaError:
+    """The body of an error response, and the last line of a stream that fails."""
+    return OllamaError(error=problem.message_with_field, advice=problem.advice)
 
 
 class CalledTool(Struct, frozen=True, kw_only=True):
@@ -192,7 +198,7 @@ class OllamaAnswer(AnswerFormat):
 
     def broken(self, problem: Problem) -> bytes:
         """Return the error as the last line."""
-        return written(OllamaError(error=problem.message_with_field))
+        return written(ollama_error(problem))
 
     def whole(
         self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None

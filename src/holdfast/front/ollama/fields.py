@@ -34,6 +34,7 @@ from holdfast.front.server.fields import (
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.services import Services
 from holdfast.wire.requests import (
+    RANDOM_SEED,
     SAMPLING_RANGES,
     GenerationRequest,
     OutputFormat,
@@ -41,7 +42,7 @@ from holdfast.wire.requests import (
     Thinking,
 )
 
-_UNLIMITED = -1  # for top_k: all tokens; for seed: a random one
+_UNLIMITED = -1  # for top_k: all tokens
 _OF_THE_ENGINE = (
     "num_ctx num_keep num_batch num_ubatch num_gpu main_gpu low_vram f16_kv logits_all vocab_only "
     "use_mmap use_mlock numa "
@@ -144,7 +145,7 @@ class OllamaOptions(BaseModel):
         if asked["top_k"] == _UNLIMITED:
             asked["top_k"] = 0
         given = {name: value for name, value in asked.items() if value is not None}
-        if self.seed not in (None, _UNLIMITED):
+        if self.seed not in (None, RANDOM_SEED):
             given["seed"] = self.seed & INT64_MAX
         return {
             "max_tokens": self.max_tokens,

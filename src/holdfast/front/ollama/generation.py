@@ -27,6 +27,7 @@ from holdfast.front.ollama.answer import (
     GenerateLines,
     OllamaError,
     nanoseconds,
+    ollama_error,
     unpacked,
 )
 from holdfast.front.ollama.fields import OllamaGeneration, OllamaOptions, OllamaRequest
@@ -57,7 +58,7 @@ from holdfast.front.server.fields import (
     refused_media,
 )
 from holdfast.front.server.generation import SESSION_FIELDS, EmbeddingPlan, embed, generate
-from holdfast.front.server.problem import Problem, invalid_field
+from holdfast.front.server.problem import invalid_field
 from holdfast.front.server.request import parse, read_body
 from holdfast.front.server.services import Services
 from holdfast.wire.output import Embedding
@@ -564,11 +565,6 @@ async def _embedded(
 
 def _numbers(embedding: Embedding) -> list[float]:
     return array("f", embedding.vector).tolist()
-
-
-def ollama_error(problem: Problem) -> OllamaError:
-    """Return the body of an error response."""
-    return OllamaError(error=problem.message_with_field)
 
 
 OLLAMA = Dialect(

@@ -28,7 +28,7 @@ from holdfast.errors import (
 from holdfast.front.fleet.catalog import CatalogEntry
 from holdfast.front.fleet.library import Library, Pull, PullStep
 from holdfast.front.fleet.residency import ModelStatus
-from holdfast.front.ollama.answer import OllamaAnswer, OllamaError, timestamp, written
+from holdfast.front.ollama.answer import OllamaAnswer, ollama_error, timestamp, written
 from holdfast.front.server.answers import EventWriter, StreamFormat
 from holdfast.front.server.dialect import Operation, answers_of, operation, request_of
 from holdfast.front.server.fields import STRICT, optional
@@ -118,12 +118,13 @@ def _adapters_of(name: str, services: Services) -> tuple[str, ...]:
 
 
 def not_found(name: str, *, instead: Sequence[str] = (), why: str = "") -> RequestRefused:
-    """Return the error for an unknown model. Clients search the message for Ollama's words.
+    """Return the error for an unknown model. Clients search the message for Ollama's words, or for
+    "does not exist".
 
     instead: names of models to suggest. why: why a model that is here is not served.
     """
     shown = json.dumps(name[:_LONGEST_SHOWN], ensure_ascii=False)
-    message = f"model {shown} not found, try pulling it first"
+    message = f"model {shown} not found, try pulling it first: it does not exist on this server"
     if why:
         message += f": {why}"
     elif instead:
@@ -534,7 +535,7 @@ class _PullLines(StreamFormat):
 
     def broken(self, problem: Problem) -> bytes:
         """Return the error as the last line."""
-        return written(OllamaError(error=problem.message_with_field))
+        return written(ollama_error(problem))
 
 
 def _refused(method: str, path: str) -> Operation:

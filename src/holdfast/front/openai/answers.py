@@ -22,7 +22,7 @@ from holdfast.front.server.answers import (
     TokenCounts,
     WholeChoice,
 )
-from holdfast.front.server.problem import Problem
+from holdfast.front.server.problem import Advice, Problem
 from holdfast.wire.output import (
     ChoiceFinished,
     EndWord,
@@ -44,12 +44,15 @@ _LEAST_LOGPROB = -9999.0
 
 
 class ErrorDetail(Struct, frozen=True, kw_only=True):
-    """An error. `param` names the field of the request, such as messages.0.content."""
+    """An error. `param` names the field of the request, such as messages.0.content; `advice` says
+    what the client can do.
+    """
 
     message: str
     type: str
     param: str | None = None
     code: str | None = None
+    advice: Advice
 
 
 class ErrorBody(Struct, frozen=True, kw_only=True):
@@ -63,7 +66,13 @@ def openai_error(problem: Problem) -> ErrorBody:
     kind = "invalid_request_error" if problem.status < 500 else "server_error"
     if problem.status == 429:
         kind = "rate_limit_error"
-    detail = ErrorDetail(message=problem.message, type=kind, param=problem.field, code=problem.code)
+    detail = ErrorDetail(
+        message=problem.message,
+        type=kind,
+        param=problem.field,
+        code=problem.code,
+        advice=problem.advice,
+    )
     return ErrorBody(error=detail)
 
 

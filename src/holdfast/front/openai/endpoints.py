@@ -98,7 +98,7 @@ _UNSUPPORTED = UnsupportedFields(
         "normalize": "vectors are always normalized here",
         "add_special_tokens": "send token ids as `input` instead",
         "truncate_prompt_tokens": (
-            "only -1 is supported: it shortens inputs to the model's context window"
+            "only -1 is supported: it shortens inputs to what the model can read"
         ),
     },
 )

@@ -31,7 +31,13 @@ from holdfast.front.server.fields import (
 )
 from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
 from holdfast.front.server.services import Services, model_of
-from holdfast.wire.requests import SAMPLING_RANGES, GenerationRequest, OutputFormat, SamplingParams
+from holdfast.wire.requests import (
+    RANDOM_SEED,
+    SAMPLING_RANGES,
+    GenerationRequest,
+    OutputFormat,
+    SamplingParams,
+)
 
 _TEXT, _OBJECT, _SWITCH = (TAG_MARK + name for name in ("text", "object", "switch"))
 _KINDS = ("text", "json_object", "json_schema")
@@ -53,7 +59,7 @@ _MOST_DIGITS = 9
 # Unsupported fields that clients send. Some are fields of other endpoints. They are refused.
 _EMPTY = (
     "grammar json_schema guided_whitespace_pattern structural_tag mm_processor_kwargs "
-    "media_io_kwargs stop_token_ids bad_words "
+    "media_io_kwargs stop_token_ids bad_words moderation "
     "logits_processors logit_processors documents role_mapping adapters draft_model"
 )
 _OFF = (
@@ -114,9 +120,10 @@ _REASONS = {
     "repeat_last_n": "`repetition_penalty` here covers the whole prompt and answer",
     "n_predict": "the field is called `max_tokens` here",
     "num_predict": "the field is called `max_tokens` here",
-    "num_ctx": "the context length is a setting of the server",
+    "num_ctx": "the size of the context is a setting of the server",
     "truncate_prompt_tokens": "use `truncation` to have the middle of a long prompt left out",
     "chat_template": "the model's own template is used",
+    "moderation": "this field is part of OpenAI's own service",
 }
 
 UNSUPPORTED = UnsupportedFields(neutral=KNOWN, reasons=_REASONS)
@@ -387,7 +394,7 @@ class SamplingFields(SharedFields):
         "Number to add to the logit of each of these token ids."
     )
     seed: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = optional(
-        "The same seed and request give the same answer."
+        "The same seed and request give the same answer; -1: a random seed."
     )
     ignore_eos: bool | None = optional("Continue after the model's end-of-text tokens.")
     user: str | None = optional("Accepted, but has no effect.")
@@ -400,13 +407,15 @@ class SamplingFields(SharedFields):
         "As in vLLM: if above 0, other requests go first."
     )
     safety_identifier: str | None = optional("Accepted, but has no effect.")
+    prompt_cache_retention: str | None = optional("Accepted, but has no effect.")
+    prompt_cache_options: dict[str, Any] | None = optional("Accepted, but has no effect.")
 
     def sampling(self) -> SamplingParams:
         """Return the sampling parameters, with neutral defaults for missing ones."""
         given = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
         if self.logit_bias:
             given["logit_bias"] = {int(key): bias for key, bias in self.logit_bias.items()}
-        if self.seed is not None:
+        if self.seed not in (None, RANDOM_SEED):
             # the seeds of further choices count up from this one and must stay below 2**64
             given["seed"] = self.seed & INT64_MAX
         return SamplingParams(**given)

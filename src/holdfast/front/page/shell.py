@@ -36,7 +36,6 @@ VIEWS = {
 _SHELL = "shell.html.jinja"
 _FILES_PATH = "/page/files/"
 SECURITY_HEADERS = {
-    "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",

@@ -128,9 +128,8 @@ def with_model_defaults(
     A model that recommends nothing gets `DEFAULT_SAMPLING`, unless the client sets part of it: then
     it means the rest to be neutral.
     """
-    filled = default_sampling(defaults)
-    if not DEFAULT_SAMPLING.keys() <= set(unset):
-        filled = defaults
+    is_open = DEFAULT_SAMPLING.keys() <= set(unset)
+    filled = default_sampling(defaults) if is_open else defaults
     recommended = {name: value for name, value in filled.items() if name in unset}
     return msgspec.structs.replace(sampling, **recommended) if recommended else sampling
 

@@ -260,6 +260,8 @@ class Bundles:
     ) -> None:
         """model_of: returns the model whose bundle a name uses; an adapter uses its model's."""
         self.dialects: dict[str, DialectReport] = {}  # dialects of all models read so far
+        # models that the server is not ready without, until their bundles have been read
+        self.awaited: set[str] = set()
         self._model_of = model_of
         self._reader = read
         self._max_kept = max_kept
@@ -308,5 +310,6 @@ class Bundles:
         if not task.cancelled() and task.exception() is None:
             if is_current or model not in self._tasks:
                 self.dialects[model] = task.result().dialect_report
+            self.awaited.discard(model)
         elif is_current:  # so that the next request tries again
             del self._tasks[model]

@@ -28,7 +28,7 @@ from holdfast.front.server.answers import (
     TokenCounts,
     WholeChoice,
 )
-from holdfast.front.server.problem import Problem, RequestRefused
+from holdfast.front.server.problem import Advice, Problem, RequestRefused
 from holdfast.wire.output import (
     ChoiceFinished,
     EndWord,
@@ -172,10 +172,11 @@ class ResponseUsage(Struct, frozen=True, kw_only=True):
 
 
 class ResponseFailure(Struct, frozen=True, kw_only=True):
-    """Why a response failed."""
+    """Why a response failed, and what the client can do."""
 
     code: str
     message: str
+    advice: Advice
 
 
 class IncompleteDetails(Struct, frozen=True, kw_only=True):
@@ -352,7 +353,8 @@ class ResponseAnswer(AnswerFormat):
         begun = self._created()
         default = "server_error" if problem.status >= 500 else "invalid_prompt"
         code = _FAILURES.get(problem.code, default)
-        self._end_as("failed", error=ResponseFailure(code=code, message=problem.message))
+        failure = ResponseFailure(code=code, message=problem.message, advice=problem.advice)
+        self._end_as("failed", error=failure)
         return begun + self._event("failed", response=self.response)
 
     def whole(

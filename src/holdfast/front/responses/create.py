@@ -29,7 +29,7 @@ from holdfast.front.responses.answer import (
     ResponseObject,
     sampling_fields,
 )
-from holdfast.front.responses.fields import OfferedTools, ResponseRequest, offered_tools
+from holdfast.front.responses.fields import OfferedTools, ResponseRequest
 from holdfast.front.responses.items import (
     TRIGGER,
     asks_for_compaction,
@@ -133,7 +133,7 @@ async def count_input_tokens(request: Request, services: Services) -> Response:
     asked = parse(ResponseRequest, body)
     services = salted(services, asked.cache_salt)
     resolved = await _resolved(asked, request, services)
-    offered = offered_tools(asked.tools or (), limits=services.limits)
+    offered = resolved.asked.offered(resolved.before, limits=services.limits)
     counted = resolved.asked.request(services, "", offered=offered, before=resolved.before)
     encoded = await services.encode(msgspec.structs.replace(counted, tenant=resolved.tenant))
     return json_response(InputTokens(input_tokens=len(encoded.token_ids)))
@@ -154,7 +154,7 @@ async def _generated(
     services = salted(services, asked.cache_salt)
     resolved = await _resolved(asked, request, services)
     asked = resolved.asked
-    offered = offered_tools(asked.tools or (), limits=services.limits)
+    offered = asked.offered(resolved.before, limits=services.limits)
     form = _form(asked, services, offered)
     if only_compacts:
         assert isinstance(form, CompactionAnswer), "the input ends with a trigger"

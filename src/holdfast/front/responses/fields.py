@@ -4,22 +4,36 @@ the generation request that the fields ask for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NotRequired
 
 import msgspec
-from pydantic import BaseModel, Discriminator, Field, Tag, with_config
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    with_config,
+)
 from typing_extensions import TypedDict
 
 from holdfast.config import LimitsSettings
 from holdfast.front.openai.fields import KNOWN, JsonSchemaFormat, SamplingFields
+from holdfast.front.responses.hosted_items import (
+    TOOL_ITEMS,
+    UPDATE,
+    is_left_out,
+    is_of_clients,
+)
 from holdfast.front.responses.items import (
-    Input,
     InputItem,
     asks_for_compaction,
     conversation,
     items_of,
+    kind_of,
     model_name,
     summary_request,
     summary_seal,
@@ -28,9 +42,12 @@ from holdfast.front.server.fields import (
     MANY,
     ONE,
     STRICT,
+    TAG_MARK,
+    EffortWord,
     FunctionName,
     MaxTokens,
     ReasoningOptions,
+    TextOrMany,
     UnsupportedFields,
     checked_definitions,
     choice_among,
@@ -76,6 +93,9 @@ UNSUPPORTED = UnsupportedFields(
 _LOGPROBS = "message.output_text.logprobs"
 _SEALED = "reasoning.encrypted_content"
 _SUPPORTED_TOOLS = ("function", "custom")
+_ITEM, _TOOLS, _UPDATE, _HOSTED_ITEM = (
+    TAG_MARK + name for name in ("item", "tools", "update", "hosted")
+)
 MetadataKey = Annotated[str, Field(max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
 ResponseMetadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)]
@@ -97,7 +117,7 @@ class TextOptions(BaseModel):
         "Accepted, but has no effect."
     )
 
-    def output_format(self) -> OutputFormat | None:
+    def output_format(self, *, field: str = "text.format") -> OutputFormat | None:
         """Return the format to enforce; None: any text. Raises RequestRefused if a schema is
         missing.
         """
@@ -105,11 +125,21 @@ class TextOptions(BaseModel):
         if given is None or given.type == "text":
             return None
         if given.type == "json_object":
-            return OutputFormat(kind="json_object", field="text.format")
-        field = "text.format.schema"
+            return OutputFormat(kind="json_object", field=field)
+        field = f"{field}.schema"
         if given.schema_ is None:
             raise missing_field(field)
         return OutputFormat(kind="json_schema", schema=given.schema_, field=field)
+
+
+def _checked_format(given: dict[str, Any]) -> dict[str, Any]:
+    try:
+        TextFormat.model_validate(given)
+    except ValidationError as error:
+        wrong, *_ = error.errors()
+        place = ".".join(map(str, wrong["loc"]))
+        raise ValueError(f"{place}: {wrong['msg']}") from None
+    return given
 
 
 class ResponseReasoning(ReasoningOptions):
@@ -210,6 +240,68 @@ ResponseToolChoice = Annotated[
 ]
 
 
+@with_config(STRICT)
+class ToolsItem(TypedDict):
+    """An item with further tools, which the model may call from then on."""
+
+    type: Literal["additional_tools", "tool_search_output"]
+    id: NotRequired[str | None]
+    tools: ResponseTools
+
+
+@with_config(STRICT)
+class EffortUpdate(TypedDict):
+    """How much to think from now on."""
+
+    effort: NotRequired[EffortWord | None]
+
+
+@with_config(STRICT)
+class FormatUpdate(TypedDict):
+    """The format of answers from now on."""
+
+    format: Annotated[dict[str, Any], AfterValidator(_checked_format)]
+
+
+@with_config(STRICT)
+class ConfigurationUpdate(TypedDict):
+    """An item that replaces `reasoning.effort` or `text.format`, until another one does."""
+
+    type: Literal["configuration_update"]
+    id: NotRequired[str | None]
+    reasoning: NotRequired[EffortUpdate | None]
+    text: NotRequired[FormatUpdate | None]
+
+
+@with_config(STRICT)
+class HostedItem(TypedDict):
+    """A call of one of OpenAI's own tools, or its output, from another server."""
+
+    type: str
+    id: NotRequired[str | None]
+
+
+def _kind_of_item(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(kind, str):
+        return _ITEM
+    if kind in TOOL_ITEMS:
+        return _TOOLS
+    if kind == UPDATE:
+        return _UPDATE
+    return _HOSTED_ITEM if is_of_clients(kind) or is_left_out(kind) else _ITEM
+
+
+AnyItem = Annotated[
+    Annotated[InputItem, Tag(_ITEM)]
+    | Annotated[ToolsItem, Tag(_TOOLS)]
+    | Annotated[ConfigurationUpdate, Tag(_UPDATE)]
+    | Annotated[HostedItem, Tag(_HOSTED_ITEM)],
+    Discriminator(_kind_of_item),
+]
+Input = TextOrMany[AnyItem]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shows:
     """What the client wants to receive besides the text."""
@@ -257,9 +349,8 @@ class ResponseRequest(SamplingFields):
         "Return at once, and generate the response in the background."
     )
     metadata: ResponseMetadata | None = optional("Returned unchanged in the response.")
-    prompt_cache_retention: str | None = optional("Accepted, but has no effect.")
-    prompt_cache_options: dict[str, Any] | None = optional("Accepted, but has no effect.")
     client_metadata: dict[str, Any] | None = optional("Accepted, but has no effect.")
+    background_options: dict[str, Any] | None = optional("Accepted, but has no effect.")
 
     def request(
         self,
@@ -267,7 +358,7 @@ class ResponseRequest(SamplingFields):
         request_id: str,
         *,
         offered: OfferedTools,
-        before: Sequence[InputItem],
+        before: Sequence[Mapping[str, Any]],
     ) -> GenerationRequest:
         """Return what to generate. Raises RequestRefused."""
         items = [*before, *items_of(self.input)]
@@ -285,6 +376,7 @@ class ResponseRequest(SamplingFields):
             earlier=len(before),
         )
         parallel = self.parallel_tool_calls is not False
+        reasoning, text = self._configuration(items, earlier=len(before))
         request = GenerationRequest(
             request_id=request_id,
             model=model,
@@ -295,12 +387,46 @@ class ResponseRequest(SamplingFields):
             want_logprobs=self.shows().logprobs,
             top_logprobs=self.top_logprobs or 0,
             tool_choice=choice_of(self.tool_choice, offered=offered, parallel=parallel),
-            thinking=thinking_of(said={"reasoning": self.reasoning}),
-            output_format=self.text.output_format() if self.text is not None else None,
+            thinking=thinking_of(said={"reasoning": reasoning}),
+            output_format=text,
             prompt_field="input",
             **self.request_options(),
         )
         return summary_request(request) if compacts else request
+
+    def _configuration(
+        self, items: Sequence[Mapping[str, Any]], *, earlier: int
+    ) -> tuple[ReasoningOptions | None, OutputFormat | None]:
+        """Return how much to think and the format of the answer, as the last `configuration_update`
+        with each of them says, or else the request. earlier: see `conversation`.
+        """
+        reasoning: ReasoningOptions | None = self.reasoning
+        form = self.text.output_format() if self.text is not None else None
+        for number, item in enumerate(items):
+            if kind_of(item) != UPDATE:
+                continue
+            if item.get("reasoning"):
+                changed = {"effort": item["reasoning"].get("effort")}
+                reasoning = (reasoning or ReasoningOptions()).model_copy(update=changed)
+            if item.get("text"):
+                text = TextOptions.model_validate(item["text"])
+                form = text.output_format(field=f"input.{number - earlier}.text.format")
+        return reasoning, form
+
+    def offered(
+        self, before: Sequence[Mapping[str, Any]], *, limits: LimitsSettings
+    ) -> OfferedTools:
+        """Return the tools that the model can be offered: those of the request, and those that
+        items of the conversation contain. Raises RequestRefused. before: as in `request`.
+        """
+        items = [*before, *items_of(self.input)]
+        later = [
+            (f"input.{number - len(before)}.tools.{inner}", tool)
+            for number, item in enumerate(items)
+            if kind_of(item) in TOOL_ITEMS
+            for inner, tool in enumerate(item["tools"])
+        ]
+        return offered_tools(self.tools or (), limits=limits, later=later)
 
     @property
     def conversation_id(self) -> str | None:
@@ -361,10 +487,24 @@ class OfferedTools:
         return self.by_model_name.get(model_name) or ClientTool(name=model_name)
 
 
-def offered_tools(tools: Sequence[ResponseTool], *, limits: LimitsSettings) -> OfferedTools:
-    """Return the tools that the model can be offered. Raises RequestRefused."""
+def offered_tools(
+    tools: Sequence[ResponseTool],
+    *,
+    limits: LimitsSettings,
+    later: Sequence[tuple[str, ResponseTool]] = (),
+) -> OfferedTools:
+    """Return the tools that the model can be offered. Raises RequestRefused.
+
+    later: tools from the conversation, with their places in the request. Tools with a name that was
+    offered before are skipped.
+    """
     refuse_too_many(tools, limits.max_tools, field="tools")
-    offered = list(_offered(tools))
+    offered = list(_offered((f"tools.{number}", tool) for number, tool in enumerate(tools)))
+    names = {function["name"] for _, _, function in offered}
+    for each in _offered(later):
+        if each[2]["name"] not in names:
+            names.add(each[2]["name"])
+            offered.append(each)
     refuse_too_many(offered, limits.max_tools, field="tools")
     places = [place for place, _, _ in offered]
     definitions = [{"type": "function", "function": function} for _, _, function in offered]
@@ -426,10 +566,14 @@ def _chosen(tool: ToolNamed, place: str) -> str:
     return model_name(tool["name"], tool.get("namespace"))
 
 
-def _offered(tools: Sequence[ResponseTool]) -> Iterator[tuple[str, ClientTool, dict[str, Any]]]:
-    """Iterate over supported tools: place in the request, client's tool, and model's function."""
-    for number, tool in enumerate(tools):
-        place = f"tools.{number}"
+def _offered(
+    tools: Iterable[tuple[str, ResponseTool]],
+) -> Iterator[tuple[str, ClientTool, dict[str, Any]]]:
+    """Iterate over supported tools: place in the request, client's tool, and model's function.
+
+    tools: with their places in the request.
+    """
+    for place, tool in tools:
         if tool["type"] != "namespace":
             yield from _one(tool, place, "")
             continue

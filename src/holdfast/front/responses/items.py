@@ -17,11 +17,19 @@ from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
 from holdfast.front.images.sources import IMAGE, ImageSource, with_image
+from holdfast.front.responses.hosted_items import (
+    answered_calls,
+    call_of,
+    is_left_out,
+    is_of_clients,
+    output_of,
+)
 from holdfast.front.server.access import Seal
 from holdfast.front.server.fields import (
     STRICT,
     TextOrMany,
     is_media,
+    log_once,
     readable,
     refused_media,
 )
@@ -105,10 +113,7 @@ class InputItem(TypedDict):
     encrypted_content: NotRequired[str | None]
 
 
-Input = TextOrMany[InputItem]
-
-
-def items_of(given: str | Sequence[InputItem] | None) -> list[InputItem]:
+def items_of(given: str | Sequence[Mapping[str, Any]] | None) -> list[Mapping[str, Any]]:
     """Return an input as items: a text becomes a user message."""
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
@@ -153,7 +158,7 @@ def conversation(
     """
     places = [place for place, item in enumerate(items) if item.get("type") == "compaction"]
     compacted = places[-1] if places else 0
-    messages = _Messages(unseal, open_summary)
+    messages = _Messages(unseal, open_summary, answered=answered_calls(items))
     if instructions:
         messages.add("system", instructions)
     for number, item in enumerate(items):
@@ -169,8 +174,12 @@ class _Messages:
     The assistant's thoughts, text and calls of one turn become one message.
     """
 
-    def __init__(self, unseal: Unseal, open_summary: Unseal) -> None:
+    def __init__(
+        self, unseal: Unseal, open_summary: Unseal, *, answered: Mapping[str, str]
+    ) -> None:
+        """answered: see `answered_calls`."""
         self.messages: list[dict[str, Any]] = []
+        self._answered = answered
         self._unseal = unseal
         self._open_summary = open_summary
         self._turn: dict[str, Any] | None = None  # the assistant's message that is being built
@@ -196,6 +205,10 @@ class _Messages:
                 self._call_output(item, place)
             case "compaction":
                 self._compaction(item, place)
+            case kind if is_of_clients(kind):
+                self._of_client(item, place)
+            case kind if is_left_out(kind):
+                log_once("items of type %r are left out, because no model here reads them", kind)
             case _:
                 raise _refused(item, place)
 
@@ -248,6 +261,17 @@ class _Messages:
             output = _content(readable(output, field=f"{place}.output"), f"{place}.output")
         self.add("tool", output, tool_call_id=_required(item, "call_id", place))
 
+    def _of_client(self, item: Mapping[str, Any], place: str) -> None:
+        """Add a call of one of OpenAI's tools that the client ran, or its output."""
+        if not kind_of(item).endswith("_output"):
+            if (call := call_of(item, self._answered)) is not None:
+                self._assistant().setdefault("tool_calls", []).append(call)
+        elif (found := output_of(item, self._answered)) is not None:
+            call_id, output = found
+            if not isinstance(output, str):
+                output = _content(readable(output, field=f"{place}.output"), f"{place}.output")
+            self.add("tool", output, tool_call_id=call_id)
+
     def _compaction(self, item: Mapping[str, Any], place: str) -> None:
         summary = self._open_summary(_required(item, "encrypted_content", place))
         if summary is None:
@@ -275,8 +299,8 @@ def _refused(item: Mapping[str, Any], place: str) -> RequestRefused:
     if kind == TRIGGER:
         return invalid_field(field, f"a {TRIGGER} must be the last item of an input")
     reason = (
-        "this server accepts messages, reasoning, calls of functions and custom tools, their "
-        "outputs, and compaction items"
+        "this server accepts messages, reasoning, calls of tools, their outputs, and compaction "
+        "items"
     )
     shown = f", not {kind[:_LONGEST_SHOWN]!r}"
     return invalid_field(field, reason, code="unsupported_parameter", shown=shown)

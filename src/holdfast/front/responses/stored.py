@@ -23,9 +23,8 @@ from holdfast.front.responses.answer import (
     ResponseFailure,
     ResponseObject,
 )
-from holdfast.front.responses.fields import ResponseMetadata, ResponseRequest
+from holdfast.front.responses.fields import AnyItem, ResponseMetadata, ResponseRequest
 from holdfast.front.responses.items import (
-    InputItem,
     conversation,
     shown_item,
     stored_input,
@@ -63,7 +62,9 @@ _CONVERSATION = "/v1/conversations/{conversation_id}"
 _EVENT_NUMBER = re.compile(rb'"sequence_number":(\d+)')
 _EVENT_STREAM = "text/event-stream; charset=utf-8"
 _LOST = ResponseFailure(
-    code="server_error", message="the server stopped before the response was complete"
+    code="server_error",
+    message="the server stopped before the response was complete",
+    advice="wait",
 )
 _QUERY: Mapping[str, tuple[Shape, str]] = {
     "limit": (
@@ -92,7 +93,7 @@ _SALT_BELONGS_IN_THE_QUERY = UnsupportedFields(
     reasons={"cache_salt": "send it in the query: ?cache_salt=…"},
 )
 _METADATA = "Up to 16 pairs of strings, for your own use."
-_Items = Annotated[list[InputItem], Field(max_length=_MOST_ADDED, fail_fast=True)]
+_Items = Annotated[list[AnyItem], Field(max_length=_MOST_ADDED, fail_fast=True)]
 
 
 class ConversationChange(BaseModel):
@@ -508,7 +509,7 @@ async def _parsed(model: type[M], request: Request, services: Services, *, empty
     return asked
 
 
-def _checked(items: list[InputItem]) -> list[Item]:
+def _checked(items: list[AnyItem]) -> list[Item]:
     """Return the items as they are stored.
 
     Raises RequestRefused for items that no response could continue.

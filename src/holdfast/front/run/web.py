@@ -141,6 +141,9 @@ def build_application(
     residency.on_changed_entry = bundles.forget
     for name in residency.catalog.at_start:
         bundles.begin(name)
+    first = residency.catalog.entries[0].name
+    if first in residency.catalog.at_start:  # the server ends if its tokenizer is broken
+        bundles.awaited.add(first)
     reloaded = ReloadedCatalog(partial(catalog_of, settings, os.environ), residency)
     images = ImageIntake(images_folder(settings.store.folder), settings.images)
     gateway = Gateway(residency.lease, bundles, settings.limits, settings.tools, images=images)
@@ -163,6 +166,7 @@ def build_application(
         statuses=residency.statuses,
         statistics=residency.statistics,
         dialects=bundles.dialects,
+        unread=bundles.awaited,
         server=settings.server,
         limits=settings.limits,
         metrics=metrics,

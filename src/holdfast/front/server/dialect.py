@@ -37,8 +37,15 @@ Handler: TypeAlias = Callable[[Request, Services], Awaitable[Response]]
 Shape: TypeAlias = Mapping[str, Any]  # part of an operation's description in /openapi.json
 # marks an operation whose response does not end, for programs that call all operations
 ENDLESS_MARK = "x-endless"
+# of every response: browsers must not take an answer, which repeats foreign text, for a page
+NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 _VERSION = "v1"
 _LONGEST_PATH = 100
+_STREAMS = {
+    "text/event-stream": "Server-sent events. The data of each matches `contentSchema`, except for "
+    "the last one of some streams, [DONE].",
+    "application/x-ndjson": "Lines of JSON. Each matches `contentSchema`.",
+}
 _COMPONENTS = "#/components/schemas/{name}"
 _VARIABLE = re.compile(r"{(\w+)(?::\w+)?}")
 
@@ -292,10 +299,25 @@ def query_of(parameters: Mapping[str, tuple[Any, str]]) -> Shape:
 
 
 def response_of(schemas: Shape, *, statuses: Sequence[str] = ("200",)) -> Shape:
-    """Describe the answers of an operation. schemas: the schema for each media type."""
-    content = {media_type: {"schema": schema} for media_type, schema in schemas.items()}
+    """Describe the answers of an operation. schemas: the schema for each media type; for a stream,
+    that of its events.
+    """
+    content = {
+        media_type: {"schema": _stream_of(schema, media_type) if media_type in _STREAMS else schema}
+        for media_type, schema in schemas.items()
+    }
     response = {"description": "The answer", "content": content}
     return {"responses": dict.fromkeys(statuses, response)}
+
+
+def _stream_of(event: Any, media_type: str) -> Shape:
+    """The schema of a stream: a text that is no JSON as a whole."""
+    return {
+        "type": "string",
+        "description": _STREAMS[media_type],
+        "contentMediaType": media_type,
+        "contentSchema": event,
+    }
 
 
 def answers_of(

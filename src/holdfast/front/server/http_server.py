@@ -28,7 +28,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from holdfast.config import ServerSettings
 from holdfast.errors import AddressInUse, ConfigError
-from holdfast.front.server.dialect import DialectTable, problem_body
+from holdfast.front.server.dialect import NO_SNIFFING, DialectTable, problem_body
 from holdfast.front.server.guard import Network, is_trusted, trusted_networks
 from holdfast.front.server.problem import Problem
 from holdfast.front.server.services import Services
@@ -558,8 +558,8 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._dialects.dialect_of(path, headers),
             )
             head = (
-                b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-                % len(body)
+                b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n"
+                b"%b: %b\r\n\r\n" % (len(body), *NO_SNIFFING)
             )
             self.transport.write(STATUS_LINE[status] + head + body)
         self.transport.close()

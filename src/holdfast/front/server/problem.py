@@ -8,12 +8,15 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import re
 from collections.abc import Mapping
+from typing import Literal, TypeAlias
 
 from holdfast.errors import (
     GenerationFailed,
     HoldfastError,
     ImagesRefused,
+    ImageTooLarge,
     ImageUnresolved,
     InvalidRequest,
     ModelInUse,
@@ -36,11 +39,23 @@ from holdfast.errors import (
 from holdfast.telemetry.request_log import RequestRecord
 
 _log = logging.getLogger(__name__)
+Advice: TypeAlias = Literal["compact", "shrink_image", "wait", "fix_request", "pull_model", "none"]
 _NO_RETRY = {"x-should-retry": "false"}  # otherwise the SDKs of OpenAI and Anthropic retry
+_OVERFLOW = "context_length_exceeded"
+# Words by which agents such as Goose and Hermes recognize an overflow in the text of a 400, upon
+# which they compact the conversation. tests/fakes/agent_rules.py has their rules.
+_OVERFLOW_WORDS = re.compile(
+    r"too long|exceeds|max_tokens|max_model_len|too many tokens|reduce the length"
+    r"|context (length|size|window|limit)|maximum context|token (limit|count)"
+    r"|(input|prompt) length|maximum (model|prompt) length|input token|maximum number of tokens"
+    r"|context_length_exceeded|truncating input|slot context|n_ctx",
+    re.IGNORECASE,
+)
 _PROBLEMS: Mapping[type[BaseException], tuple[int, str]] = {  # the most specific class applies
     InvalidRequest: (400, "invalid_value"),
-    PromptTooLong: (400, "context_length_exceeded"),
+    PromptTooLong: (400, _OVERFLOW),
     TooLargeForMemory: (400, "request_too_large_for_memory"),
+    ImageTooLarge: (400, "image_too_large"),
     ImagesRefused: (400, "unsupported_content"),
     UnknownModel: (404, "model_not_found"),
     ModelPinned: (409, "model_pinned"),
@@ -71,6 +86,22 @@ _SESSION_FAILURES = {
     SessionFailure.OTHER_MODEL: (400, "session_of_another_model"),
     SessionFailure.FAILED: (500, "session_failed"),
 }
+# What a client can do about a problem, where that does not follow from the status.
+_ADVICE: Mapping[str, Advice] = {
+    _OVERFLOW: "compact",
+    "body_too_large": "compact",  # what makes bodies large is the history, with its images
+    "image_too_large": "shrink_image",
+    "model_not_found": "pull_model",
+    "model_in_use": "wait",
+    "previous_response_in_progress": "wait",
+    "response_elsewhere": "wait",
+    "request_timeout": "wait",
+    "internal_error": "none",
+    "session_failed": "none",
+    "session_no_room": "none",
+    "pull_failed": "none",
+}
+_ADVICE_OF_STATUS: Mapping[int, Advice] = {401: "none", 403: "none", 421: "none", 429: "wait"}
 
 
 class RequestRefused(InvalidRequest):
@@ -120,6 +151,18 @@ class Problem:
     request_id: str = ""  # the id in the answer's header
 
     @property
+    def advice(self) -> Advice:
+        """What the client can do, for programs: compact the conversation, send smaller images, wait
+        and send the same again, change the request, have the model pulled, or nothing by itself.
+        """
+        if self.headers.get("x-should-retry") == "false":
+            return "none"
+        by_status = _ADVICE_OF_STATUS.get(
+            self.status, "wait" if self.status >= 500 else "fix_request"
+        )
+        return _ADVICE.get(self.code, by_status)
+
+    @property
     def message_with_field(self) -> str:
         """The message, preceded by the name of the field at fault unless it contains that name.
 
@@ -143,12 +186,19 @@ def problem_of(error: BaseException) -> Problem:
     elif code == "internal_error":
         _log.error("unexpected %s: %s", type(error).__name__, error)
     invalid = error if isinstance(error, InvalidRequest) else None
+    field = invalid.field if invalid else ""
+    if invalid is not None and code != _OVERFLOW and _OVERFLOW_WORDS.search(f"{message} {field}"):
+        # The words are the request's own: a quoted value is left out, and where the name of a field
+        # has them, a status tells the truth in which agents do not look for words.
+        message = invalid.loggable
+        if status == 400 and _OVERFLOW_WORDS.search(f"{message} {field}"):
+            status = 422
     return Problem(
         status=status,
         code=code,
         message=message,
         headers=_headers(status, error),
-        field=invalid.field or None if invalid else None,
+        field=field or None,
         cause=invalid,
     )
 

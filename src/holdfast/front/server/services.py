@@ -12,6 +12,7 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Collection,
     Coroutine,
     Iterator,
     Mapping,
@@ -257,6 +258,8 @@ class Services:
     images: ImageIntake | None = None  # closed when the server stops
     # dialects by model id, for models whose tokenizer has been loaded
     dialects: Mapping[str, DialectReport] = field(default_factory=dict)
+    # model ids whose tokenizer must be read before the server is ready
+    unread: Collection[str] = ()
     # the stored responses of the Responses API
     responses: ResponseStore = field(default_factory=ResponseStore)
     held: HeldAnswers = field(default_factory=HeldAnswers)

@@ -11,13 +11,13 @@ from holdfast.errors import InvalidRequest
 from holdfast.front.structured.checked import checked_schema
 from holdfast.front.structured.lark import (
     ANY,
-    WHITE_SPACE,
     Rules,
     escaped,
     json_value,
     literal,
     one_of,
     pattern,
+    white_space,
 )
 from holdfast.front.structured.schema import CleanSchema, Schema, SchemaBounds, SchemaFault
 from holdfast.front.structured.values import CallableTool, arguments_of
@@ -247,7 +247,7 @@ def bare_calls(
 
     It has the same lexemes as JSON, so that calls and a document may begin in the same way.
     """
-    space = rules.terminal(f"/{WHITE_SPACE}/")
+    space = rules.terminal(f"/{white_space()}/")
     gap = rules.markup(" ")
     call = rules.rule(one_of(_bare_call(rules, keys, tool, space) for tool in tools))
     more, items = "", ""

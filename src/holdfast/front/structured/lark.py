@@ -68,9 +68,11 @@ _RAW_FORMATS: Final = {
 }
 """Patterns of formats for strings outside of JSON. They are simpler and allow only valid values."""
 
-# White space in JSON: a space, or a new line and its indentation, as models write it. Without a
-# limit, a small model would write white space forever.
-WHITE_SPACE: Final = r"( |\n[ \t]{0,24})?"
+# Indentation of JSON, at most four spaces or one tab a level. A value may stand inside of another
+# one that is not part of its schema, such as the arguments of a call.
+_SPACES_A_LEVEL: Final = 4
+_LEVELS_AROUND: Final = 1
+_MOST_LEVELS: Final = 6  # for values that may be nested without limit
 # Regular expressions. In a grammar, a marker that is a token has no text, so they never match it.
 ANY: Final = r"(.|\n)*"
 GAP: Final = r"/[ \t\n]{0,4}/"
@@ -81,7 +83,7 @@ _PLACES_OF_GAPS: Final = re.compile(
     r"(?<=[>\]}\[{,:])\s+|\s+(?=[<\[{}\]])|\s*\n\s*|^\s+|\s+$|(?<=\[)$"
     r"|(?<=[\[{])(?=[\[{\"])|(?<=[}\]])(?=[}\]])"
 )
-_JSON_OPTIONS: Final = {"whitespace_pattern": WHITE_SPACE, "coerce_one_of": True, "lenient": False}
+_JSON_OPTIONS: Final = {"coerce_one_of": True, "lenient": False}
 # Allows `\u` and four digits for any character of a string without `pattern`, `format` or listed
 # values; a surrogate pair counts as one character.
 _ESCAPES: Final = {"json_allow_general_unicode_escapes": True}
@@ -265,9 +267,54 @@ def json_value(schema: Any) -> str:
     """An expression for a value of a clean schema, as JSON text."""
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
+    definitions = schema.get("$defs", {})
+    levels = _levels_of(schema, _MOST_LEVELS, definitions=definitions, known={}) + _LEVELS_AROUND
     schema = _with_exact_formats(_with_plain_names(schema))
     escapes = _NO_ESCAPES if _may_disguise_a_name(schema) else _ESCAPES
-    return "%json " + json.dumps({**schema, "x-guidance": {**_JSON_OPTIONS, **escapes}})
+    options = {"whitespace_pattern": white_space(levels), **_JSON_OPTIONS, **escapes}
+    return "%json " + json.dumps({**schema, "x-guidance": options})
+
+
+def white_space(levels: int = _MOST_LEVELS) -> str:
+    """A regular expression for the white space between two tokens of JSON: one space, or a new line
+    and its indentation, as models write it.
+
+    Without a limit, a small model would write white space forever. levels: the most that values are
+    nested.
+    """
+    levels = min(levels, _MOST_LEVELS)
+    return rf"( |\n( {{0,{levels * _SPACES_A_LEVEL}}}|\t{{0,{levels}}}))?"
+
+
+def _levels_of(
+    node: Any, most: int, *, definitions: Mapping[str, Any], known: dict[tuple[int, int], int]
+) -> int:
+    """How many levels of objects and lists a value of a schema has, up to `most`. Undeclared members
+    do not count: they may have more levels, but are then indented less.
+
+    definitions: the schema's `$defs`. known: results so far, because definitions are used often.
+    """
+    if not isinstance(node, Mapping) or most <= 0:
+        return 0
+    if (key := (id(node), most)) in known:
+        return known[key]
+
+    def levels_of(inner: Any, most: int) -> int:
+        return _levels_of(inner, most, definitions=definitions, known=known)
+
+    inside = [inner for keyword in MAPS for inner in node.get(keyword, {}).values()]
+    inside += [*node.get("prefixItems", ()), *(node.get(keyword) for keyword in SINGLES)]
+    levels = [1 + levels_of(inner, most - 1) for inner in inside if isinstance(inner, Mapping)]
+    for keyword in ("anyOf", "oneOf", "allOf"):
+        levels += [levels_of(inner, most) for inner in node.get(keyword, ())]
+    if "$ref" in node:
+        levels.append(levels_of(definitions.get(node["$ref"].rpartition("/")[2]), most - 1))
+    if not levels and not {"enum", "const"} & node.keys():
+        kinds = node.get("type", "object")
+        is_nested = bool({"object", "array"} & ({kinds} if isinstance(kinds, str) else {*kinds}))
+        levels.append(most if is_nested else 0)  # any object or list
+    known[key] = min(most, max(levels, default=0))
+    return known[key]
 
 
 def _may_disguise_a_name(schema: Mapping[str, Any]) -> bool:

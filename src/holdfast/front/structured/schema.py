@@ -171,7 +171,8 @@ class _Walk:
                 longest = keywords.LONGEST_LITERAL * (64 if keyword == "enum" else 1)
                 if keywords.size_of_literal(value) > longest:
                     raise SchemaFault(
-                        f"the value of {keyword!r} is too long", place=join_place(place, keyword)
+                        f"the value of {keyword!r} has too many characters",
+                        place=join_place(place, keyword),
                     )
                 return True
             case "minProperties":

@@ -1,0 +1,115 @@
+"""Items of tools that OpenAI defines, in conversations that began with another server.
+
+This server offers none of these tools, but the conversation can go on here. What the client itself
+ran (a shell, a patch, a computer) is shown to the model as calls with results, as it would be with
+a function. What OpenAI's servers ran is left out: their answers repeat what mattered of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+_CALLS: Final[Mapping[str, tuple[str, str]]] = {
+    "local_shell_call": ("local_shell", "action"),
+    "shell_call": ("shell", "action"),
+    "apply_patch_call": ("apply_patch", "operation"),
+    "computer_call": ("computer", "action"),
+}
+"""Calls that clients run: type of the item → name of the tool, and the field with its arguments."""
+_OUTPUT: Final = "_output"
+_OF_CLIENTS: Final = frozenset(each for kind in _CALLS for each in (kind, kind + _OUTPUT))
+_LEFT_OUT: Final = frozenset(
+    "mcp_list_tools mcp_approval_request mcp_approval_response tool_search_output "
+    "additional_tools program program_output".split()
+)
+_LEFT_OUT_ENDINGS: Final = ("_call", "_call_output")  # such as web_search_call
+TOOL_ITEMS: Final = ("additional_tools", "tool_search_output")
+"""Items that contain further tools, which the model may call from then on."""
+UPDATE: Final = "configuration_update"
+_OUR_OWN: Final = frozenset(
+    ("function_call", "custom_tool_call", "function_call_output", "custom_tool_call_output")
+)
+
+
+def is_of_clients(kind: str) -> bool:
+    """Whether an item of this type is a call that clients run, or its output."""
+    return kind in _OF_CLIENTS
+
+
+def is_left_out(kind: str) -> bool:
+    """Whether items of this type say nothing to a model here."""
+    if kind in _OF_CLIENTS or kind in _OUR_OWN:
+        return False
+    return kind in _LEFT_OUT or kind == UPDATE or kind.endswith(_LEFT_OUT_ENDINGS)
+
+
+def answered_calls(items: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """The calls of clients that have an output: each id by which outputs name a call → its id.
+
+    The others were interrupted, and are left out.
+    """
+    items = list(items)
+    outputs = {
+        _text(item.get(key))
+        for item in items
+        if _text(item.get("type")).endswith(_OUTPUT)
+        for key in ("call_id", "id")
+    }
+    found: dict[str, str] = {}
+    for item in items:
+        if item.get("type") in _CALLS:
+            names = [name for key in ("call_id", "id") if (name := _text(item.get(key)))]
+            if not outputs.isdisjoint(names):
+                found.update(dict.fromkeys(names, names[0]))
+    return found
+
+
+def call_of(item: Mapping[str, Any], answered: Mapping[str, str]) -> dict[str, Any] | None:
+    """The call in OpenAI's chat format; None if it was interrupted."""
+    call_id = _answered_id(item, answered)
+    if call_id is None:
+        return None
+    name, key = _CALLS[item["type"]]
+    arguments = item.get(key)
+    return {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": name, "arguments": arguments if isinstance(arguments, dict) else {}},
+    }
+
+
+def output_of(
+    item: Mapping[str, Any], answered: Mapping[str, str]
+) -> tuple[str, str | list[dict[str, Any]]] | None:
+    """The id of the call, and its output as text or parts; None if the call is not in the input."""
+    call_id = _answered_id(item, answered)
+    if call_id is None:
+        return None
+    output = item.get("output")
+    if isinstance(output, Mapping) and isinstance(output.get("image_url"), str):
+        return call_id, [{"type": "input_image", "image_url": output["image_url"]}]
+    if isinstance(output, list):
+        return call_id, "\n".join(filter(None, map(_said, output)))
+    return call_id, _text(output) or _text(item.get("status"))
+
+
+def _answered_id(item: Mapping[str, Any], answered: Mapping[str, str]) -> str | None:
+    names = (_text(item.get(key)) for key in ("call_id", "id"))
+    return next((answered[name] for name in names if name in answered), None)
+
+
+def _said(part: Any) -> str:
+    """What one command of a shell wrote, and how it ended."""
+    if not isinstance(part, Mapping):
+        return _text(part)
+    texts = [_text(part.get(key)) for key in ("text", "stdout", "stderr")]
+    outcome = part.get("outcome")
+    if isinstance(outcome, Mapping) and outcome.get("exit_code") != 0:
+        texts.append(json.dumps(outcome, ensure_ascii=False))
+    return "\n".join(filter(None, texts))
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
