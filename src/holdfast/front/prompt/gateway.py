@@ -79,7 +79,7 @@ def sessions_of(answer: SessionAnswer) -> tuple[SessionInfo, ...]:
 
 
 @dataclass(slots=True, eq=False)
-class _Answer:
+class _RunningAnswer:
     """A running answer. is_remembered: whether its end may be used for the next turn."""
 
     is_remembered: bool = True
@@ -110,7 +110,7 @@ class Gateway:
         self._tools = tools
         self._warm_ahead = WarmAhead()
         # the running answers of each session, by tenant and id
-        self._answers: defaultdict[tuple[str, str], set[_Answer]] = defaultdict(set)
+        self._answers: defaultdict[tuple[str, str], set[_RunningAnswer]] = defaultdict(set)
         # thread pools by model, so that a slow template delays no other model
         self._threads: dict[str, ThreadPoolExecutor] = {}
 
@@ -239,7 +239,7 @@ class Gateway:
         if not request.session_id:
             return observe
         answers = self._answers[request.tenant, request.session_id]
-        answer = _Answer()
+        answer = _RunningAnswer()
         answers.add(answer)
 
         def ended() -> None:

@@ -184,6 +184,7 @@ class SessionService:
         yet.
         """
         if writes_records:
+            self._read_at = 0.0  # try once more to read what could not be read
             self._write_records()
         self._transfers.close()
 

@@ -1,7 +1,7 @@
 """Every operation of a disk that fails with every error, once, for a moment or for long: whatever is
 kept on disk is kept, nobody gets a wrong answer, and when the errors are over, all is as before.
 
-`python -m tests.store.test_faults` prints the table.
+`python -m tests.store.test_store_faults` prints the table.
 """
 
 from __future__ import annotations
