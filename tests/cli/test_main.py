@@ -122,9 +122,14 @@ def test_a_context_without_room_for_an_answer_is_refused_with_the_minimum(
     assert "at least 64, or auto" in result.output
 
 
-def test_the_smallest_context_and_two_names_for_the_models_own_are_accepted() -> None:
-    for fit in ("64", "auto", "0"):
+def test_the_smallest_context_and_the_models_own_are_accepted_but_no_context_of_zero() -> None:
+    for fit in ("64", "auto"):
         assert CliRunner().invoke(app, ["config", "--context", fit]).exit_code == 0
+    for command in ("config", "serve"):
+        refused = CliRunner().invoke(app, [command, "--context", "0"])
+        assert refused.exit_code == 2
+        assert "model.context_tokens" in refused.output
+        assert "at least 64, or auto" in refused.output
 
 
 def test_an_unknown_flag_ends_the_program_with_code_2_and_no_traceback(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+
+import pytest
 
 # what a caller asks of the disk, and the calls of `os` that do it
 OPERATIONS: dict[str, tuple[str, ...]] = {
@@ -121,24 +122,13 @@ def failing_disk(folder: Path) -> Iterator[FailingDisk]:
             return super().executemany(*args)
 
     connect = sqlite3.connect
-    patches = [
-        patch.object(os, name, disk.wrapped(operation, getattr(os, name)))
-        for operation, names in OPERATIONS.items()
-        for name in names
-    ]
-    patches += [
-        patch.object(module, "open", disk.wrapped("open", builtins.open))
-        for module in (io, builtins)
-    ]
-    patches.append(
-        patch.object(
+    with pytest.MonkeyPatch.context() as changed:
+        for operation, names in OPERATIONS.items():
+            for name in names:
+                changed.setattr(os, name, disk.wrapped(operation, getattr(os, name)))
+        for module in (io, builtins):
+            changed.setattr(module, "open", disk.wrapped("open", builtins.open))
+        changed.setattr(
             sqlite3, "connect", lambda path, **more: connect(path, factory=Connection, **more)
         )
-    )
-    for each in patches:
-        each.start()
-    try:
         yield disk
-    finally:
-        for each in reversed(patches):
-            each.stop()

@@ -10,6 +10,7 @@ import click.testing
 import httpx
 import msgspec
 import openai
+import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli.main import app
@@ -219,3 +220,39 @@ def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["sessions", "ls", "--url", "http://127.0.0.1:9"])
     assert result.exit_code == 2
     assert "no answer from http://127.0.0.1:9" in result.stderr
+
+
+@pytest.mark.parametrize("forget", [True, False])
+def test_a_session_can_be_closed_while_its_first_answer_is_streamed(
+    server: ServerProcess, forget: bool
+) -> None:
+    tenant = f"closed in the middle, {forget}"
+    headers = {"X-Holdfast-Tenant": tenant, "X-Session-ID": "gone"}
+    body = {
+        "messages": [{"role": "user", "content": STORY}],
+        "max_tokens": 300,
+        "temperature": 0,
+        "stream": True,
+        "ignore_eos": True,
+    }
+    lines: list[str] = []
+    with httpx.stream(
+        "POST", f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=60
+    ) as stream:
+        assert stream.status_code == 200
+        for line in stream.iter_lines():
+            lines.append(line)
+            if len(lines) == 5:
+                query = "?forget=true" if forget else ""
+                assert ask(server, "DELETE", f"/gone{query}", tenant=tenant).json()["deleted"]
+    assert "data: [DONE]" in lines
+    assert ask(server, "GET", "", tenant=tenant).json()["data"] == []
+    ask(server, "GET", "/gone", tenant=tenant, status=404)
+    again = httpx.post(
+        f"{server.url}/v1/chat/completions",
+        json=body | {"stream": False, "max_tokens": 2},
+        headers={"X-Holdfast-Tenant": tenant},
+        timeout=60,
+    )
+    assert (cached(again.json()) == 0) is forget
+    assert ask(server, "GET", "", tenant=tenant).json()["data"] == []

@@ -10,6 +10,11 @@ from holdfast.store.store import BlockStore
 NAME, OTHER = "0" * 32, "1" * 32
 
 
+def found_in(store: BlockStore) -> dict[str, bytes]:
+    records = store.records()
+    return {} if records is None else dict(records.found)
+
+
 def files(folder: Path) -> list[Path]:
     return sorted((folder / "sessions").glob("*/*"))
 
@@ -19,12 +24,12 @@ def test_records_are_there_for_the_next_store_of_the_same_model(tmp_path: Path) 
         store.put_record(NAME, b"first")
         store.put_record(OTHER, b"other")
         store.put_record(NAME, b"second")
-        assert store.records() == {NAME: b"second", OTHER: b"other"}
+        assert found_in(store) == {NAME: b"second", OTHER: b"other"}
         store.remove_record(OTHER)
     with BlockStore(tmp_path, fingerprint="a model") as store:
-        assert store.records() == {NAME: b"second"}
+        assert found_in(store) == {NAME: b"second"}
     with BlockStore(tmp_path, fingerprint="another model") as store:
-        assert store.records() == {}
+        assert found_in(store) == {}
     assert [path.stat().st_mode & 0o777 for path in files(tmp_path)] == [0o600]
 
 
@@ -39,11 +44,11 @@ def test_a_record_that_is_damaged_or_under_another_name_is_dropped(tmp_path: Pat
             path.write_bytes(
                 whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :]
             )
-            assert store.records() == {}
+            assert found_in(store) == {}
         path.write_bytes(whole)
-        assert store.records() == {NAME: b"a record"}
+        assert found_in(store) == {NAME: b"a record"}
         path.write_bytes(b"")
-        assert store.records() == {}
+        assert found_in(store) == {}
     assert files(tmp_path) == []
 
 
@@ -52,7 +57,7 @@ def test_names_lead_nowhere_else(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="not a record name"):
             store.put_record("../" + NAME, b"")
         store.put_record(NAME, b"after that")
-        assert store.records() == {NAME: b"after that"}
+        assert found_in(store) == {NAME: b"after that"}
 
 
 def test_a_folder_that_cannot_be_written_harms_nobody(tmp_path: Path) -> None:
@@ -61,7 +66,7 @@ def test_a_folder_that_cannot_be_written_harms_nobody(tmp_path: Path) -> None:
     with BlockStore(place / "store", fingerprint="a model") as store:
         store.put_record(NAME, b"lost")
         store.remove_record(NAME)
-        assert store.records() == {}
+        assert found_in(store) == {}
 
 
 def test_clearing_the_store_removes_the_records(tmp_path: Path) -> None:

@@ -104,17 +104,22 @@ def show_store(folder: Folder = None, config: Config = None, as_json: Json = Fal
 
 @store.command("verify")
 def verify(folder: Folder = None, config: Config = None, as_json: Json = False) -> None:
-    """Read and check every file. If files are damaged, quarantine them and exit with code 1."""
+    """Read and check every file. Damaged files are quarantined, and files that cannot be read now
+    are left as they are; in both cases, exit with code 1.
+    """
     from holdfast.store.inspect import verify_store
 
     with _plain_failures():
         report = verify_store(Path(_store_settings(folder, config).folder))
     if as_json:
-        bad = [{"path": path, "reason": reason} for path, reason in report.bad.items()]
-        print_json(dataclasses.asdict(report) | {"bad": bad})
+        lists = {
+            name: [{"path": path, "reason": reason} for path, reason in found.items()]
+            for name, found in (("bad", report.bad), ("unreadable", report.unreadable))
+        }
+        print_json(dataclasses.asdict(report) | lists)
     else:
         _print_verified(report)
-    if report.bad:
+    if report.bad or report.unreadable:
         raise typer.Exit(FAILED)
 
 

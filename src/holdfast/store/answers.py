@@ -41,8 +41,11 @@ CREATE TABLE answers (
 ) WITHOUT ROWID;
 CREATE INDEX answers_by_use ON answers (used);
 """
-# damaged rows may hold values of any type
-_BROKEN = (sqlite3.Error, UnicodeDecodeError, OSError, TypeError)
+# damaged rows may hold values of any type; MemoryError is how Python reports SQLite's NOMEM
+_BROKEN = (sqlite3.Error, UnicodeDecodeError, OSError, TypeError, MemoryError)
+# Only these tell of the content. Subclasses of DatabaseError mean that the file is full, locked,
+# read-only or cannot be read now.
+_DAMAGED = (sqlite3.DatabaseError, UnicodeDecodeError, TypeError)
 
 Secret: TypeAlias = bytes
 """`SECRET_BYTES` bytes, a hash of the answer itself."""
@@ -208,8 +211,7 @@ class AnswerFile:
         self._database = None
         self._ids = set()
         self._bytes = 0
-        # the file is full, locked or read-only, but not damaged, so it is kept
-        if isinstance(error, sqlite3.OperationalError):
+        if type(error) not in _DAMAGED:
             return
         _unlink(self._path)
 

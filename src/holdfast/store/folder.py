@@ -31,6 +31,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import xxhash
 
@@ -75,6 +76,17 @@ _LOCK_POLL_SECONDS = 0.02
 RECORD_SUFFIX = ".session"
 _RECORD_NAME = re.compile(r"[0-9a-f]{32}")
 _SUM_BYTES = 16
+# errors that soon may be over by themselves
+MAY_PASS = {
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.EINTR,
+    errno.EIO,
+    errno.ESTALE,
+    errno.EBUSY,
+    errno.ETIMEDOUT,
+}
 _LOG = logging.getLogger(__name__)
 
 
@@ -286,8 +298,8 @@ class StoreFolder:
     def block_files(self, *, model: str | None = None) -> Iterator[BlockFile]:
         """List every file that is named like a block, of one model or of all."""
         root = self.path / "blocks"
-        for folder in _plain_folders(root) if model is None else [root / model]:
-            if not _MODEL_NAME.fullmatch(folder.name) or not folder.is_dir():
+        for folder in _plain_folders(root):
+            if not _MODEL_NAME.fullmatch(folder.name) or model not in (None, folder.name):
                 continue
             model_name = folder.name
             with os.scandir(folder) as entries:
@@ -408,6 +420,13 @@ def _plain_folders(root: Path) -> list[Path]:
         return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
 
 
+class ReadRecords(NamedTuple):
+    """The records of one model, by name."""
+
+    found: Mapping[str, bytes]
+    unread: frozenset[str]  # the names of those that cannot be read now
+
+
 class Records:
     """The records of one model's sessions: small named files with a checksum.
 
@@ -433,14 +452,18 @@ class Records:
         """Delete a record, if it exists."""
         self._path(name).unlink(missing_ok=True)
 
-    def all(self) -> dict[str, bytes]:
+    def all(self) -> ReadRecords:
         """Return all undamaged records. Damaged ones are deleted, with a warning."""
         found: dict[str, bytes] = {}
+        unread: set[str] = set()
         for path in record_files(self._folder):
             try:
                 content = path.read_bytes()
+            except FileNotFoundError:
+                continue
             except OSError as error:
-                _LOG.warning("a session's record cannot be read: %s", error)
+                _LOG.warning("a session's record cannot be read now: %s", error)
+                unread.add(path.stem)
                 continue
             data = content[:-_SUM_BYTES]
             name = path.stem
@@ -449,7 +472,7 @@ class Records:
             else:
                 _LOG.warning("a session's record is damaged and was deleted: %s", path)
                 path.unlink(missing_ok=True)
-        return found
+        return ReadRecords(found, frozenset(unread))
 
     def _path(self, name: str) -> Path:
         check_name(name)
@@ -466,16 +489,20 @@ def check_name(name: str) -> None:
 
 
 def record_files(folder: Path) -> list[Path]:
-    """The files in a model's folder that are named like records."""
-    if folder.is_symlink() or not folder.is_dir():
+    """The files in a model's folder that are named like records. Raises OSError."""
+    try:
+        if not stat.S_ISDIR(os.lstat(folder).st_mode):
+            return []
+        with os.scandir(folder) as entries:
+            return sorted(
+                Path(entry.path)
+                for entry in entries
+                if _is_record(entry.name) and entry.is_file(follow_symlinks=False)
+            )
+    except FileNotFoundError:
         return []
-    return sorted(path for path in folder.iterdir() if _is_record(path))
 
 
-def _is_record(path: Path) -> bool:
-    return (
-        path.suffix == RECORD_SUFFIX
-        and bool(_RECORD_NAME.fullmatch(path.stem))
-        and path.is_file()
-        and not path.is_symlink()
-    )
+def _is_record(name: str) -> bool:
+    stem, _, suffix = name.rpartition(".")
+    return f".{suffix}" == RECORD_SUFFIX and bool(_RECORD_NAME.fullmatch(stem))

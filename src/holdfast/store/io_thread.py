@@ -28,7 +28,7 @@ from holdfast.store.block import (
     reachable_keys,
     read_block,
 )
-from holdfast.store.folder import Records, StoreFolder, is_plain_file
+from holdfast.store.folder import ReadRecords, Records, StoreFolder, is_plain_file
 from holdfast.store.index import BlockIndex, IndexSupervisor
 from holdfast.store.maintenance import (
     StoreLimits,
@@ -415,13 +415,13 @@ class IoThread:
         for (what, name), work in tuple(self._undone.items()):
             self._do(what, name, work)
 
-    def records(self) -> dict[str, bytes]:
-        """All records of this model."""
+    def records(self) -> ReadRecords | None:
+        """All records of this model; None if they cannot be listed now."""
         try:
             return self._records.all()
         except OSError as error:
-            _LOG.warning("the records of sessions cannot be read: %s", error)
-            return {}
+            _LOG.warning("the records of sessions cannot be listed now: %s", error)
+            return None
 
     def remove(self, keys: tuple[BlockKey, ...]) -> None:
         """Delete blocks, including queued ones."""

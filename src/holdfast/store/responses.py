@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
+import os
 import secrets
 import sqlite3
 import time
@@ -29,7 +31,7 @@ from holdfast.errors import ResponsesUnavailable
 from holdfast.files import Claim, claim, sweep
 from holdfast.machine.clocks import RetentionClock
 from holdfast.store.block import StoreRefused
-from holdfast.store.folder import StoreFolder
+from holdfast.store.folder import MAY_PASS, StoreFolder
 from holdfast.store.index import DAMAGE_SIGNS, clear_tables, make_tables, use_write_ahead_log
 
 P = ParamSpec("P")
@@ -165,7 +167,7 @@ class ResponseStore:
                 return method(self._file, *args, **kwargs)
             except FileDamaged:
                 return method(self._file, *args, **kwargs)
-        except (sqlite3.Error, OSError, FileDamaged) as error:
+        except (sqlite3.Error, OSError, FileDamaged, MemoryError) as error:
             logger.warning("the file of responses cannot be used: %s", error)
             raise ResponsesUnavailable(f"stored responses cannot be used now: {error}") from error
 
@@ -477,6 +479,11 @@ class _Database:
             StoreFolder(self._folder).check()
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         except (OSError, StoreRefused) as error:
+            # another folder is not tried while this one may have responses
+            if isinstance(error, OSError) and (
+                error.errno in MAY_PASS or error.errno == errno.EEXIST or _may_exist(path)
+            ):
+                raise
             logger.warning("responses are kept in memory only: %s", error)
             self._folder = None
             return None
@@ -519,6 +526,16 @@ class _Database:
 
 def _path_in(folder: Path) -> Path:
     return folder / "responses" / f"responses-{_FORMAT}.sqlite"
+
+
+def _may_exist(path: Path) -> bool:
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _damaged(path: Path) -> Path:

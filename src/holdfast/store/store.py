@@ -34,6 +34,7 @@ from holdfast.store.block import (
     read_block,
 )
 from holdfast.store.folder import (
+    ReadRecords,
     StoreFolder,
     check_name,
 )
@@ -263,11 +264,13 @@ class BlockStore:
         """Delete a record."""
         self._mailbox.send(functools.partial(self._io.remove_record, name))
 
-    def records(self) -> dict[str, bytes]:
-        """Return all records of this model. Blocks until the answer."""
-        return self._ask(self._io.records, otherwise={})
+    def records(self) -> ReadRecords | None:
+        """Return all records of this model; None if they cannot be listed now. Blocks until the
+        answer.
+        """
+        return self._ask(self._io.records, otherwise=None)
 
-    def ask_records(self) -> Future[dict[str, bytes]]:
+    def ask_records(self) -> Future[ReadRecords | None]:
         """Like `records`, but returns a future.
 
         The future is cancelled when the store is closed.

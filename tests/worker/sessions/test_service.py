@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from holdfast.errors import SessionFailure
 from holdfast.store.block import BlockKey
 from tests.fakes.caching_worker import CachingWorker, greedy
+from tests.fakes.failing_disk import failing_disk
 from tests.fakes.session_worker import answer, ask, info, prompt, serve, worker
 
 
@@ -217,5 +219,65 @@ def test_a_clock_that_jumps_ahead_deletes_no_session_without_a_second_look(
     inbox = serve(worker("llama", tmp_path, clock=lambda: now[0]), ask("get", "right"))
     assert info(inbox, "right").expires_at is not None
     now[0] += 20
-    inbox = serve(worker("llama", tmp_path, clock=lambda: now[0]), ask("get", "later"))
+    subject = worker("llama", tmp_path, clock=lambda: now[0])
+    assert subject.store is not None
+    subject.store.flush()  # what other workers have recorded is known then
+    inbox = serve(subject, ask("get", "later"))
     assert answer(inbox, "later").failure is SessionFailure.NOT_FOUND
+
+
+@pytest.mark.parametrize("operation", ["open", "list"])
+@pytest.mark.parametrize("is_used", [False, True])
+def test_a_record_that_cannot_be_read_at_the_start_is_not_replaced(
+    tmp_path: Path, operation: str, is_used: bool
+) -> None:
+    now = [1_000_000.0]
+    first = prompt("first")
+    serve(
+        worker("llama", tmp_path, clock=lambda: now[0]),
+        greedy("1", first, session_id="s"),
+        ask("update", pinned=True, metadata={"title": "The parser"}),
+    )
+    with failing_disk(tmp_path) as disk:
+        disk.fail(operation, errno.EMFILE, times=1, only="sessions")
+        subject = worker("llama", tmp_path, clock=lambda: now[0])
+        assert disk.failed == 1
+        if is_used:
+            serve(subject, greedy("2", prompt("side", 200), session_id="s"))
+        else:
+            serve(subject)
+    inbox = serve(worker("llama", tmp_path, clock=lambda: now[0]), ask("get", "after"))
+    session = info(inbox, "after")
+    assert (session.pinned, session.metadata) == (True, {"title": "The parser"})
+    assert session.branches == 1 + is_used
+
+
+def test_a_record_that_can_be_read_later_is_joined_with_what_was_done_meanwhile(
+    tmp_path: Path,
+) -> None:
+    now = [1_000_000.0]
+    serve(
+        worker("llama", tmp_path, clock=lambda: now[0]),
+        greedy("1", prompt("first"), session_id="s"),
+        ask("update", pinned=True, metadata={"title": "The parser"}),
+    )
+    with failing_disk(tmp_path) as disk:
+        disk.fail("open", errno.EIO, times=1, only=".session")
+        subject = worker("llama", tmp_path, clock=lambda: now[0])
+
+        def later() -> None:
+            now[0] += 1.0
+
+        inbox = subject.serve(
+            [
+                [greedy("2", prompt("side", 200), session_id="s")],
+                *[[]] * 60,
+                [ask("get", "joined")],
+            ],
+            on_receive=later,
+        )
+    session = info(inbox, "joined")
+    assert (session.pinned, session.branches, session.requests) == (True, 2, 2)
+    assert session.metadata == {"title": "The parser"}
+    inbox = serve(worker("llama", tmp_path, clock=lambda: now[0]), ask("get", "after"))
+    assert info(inbox, "after").branches == 2

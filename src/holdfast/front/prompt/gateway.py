@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -78,6 +78,13 @@ def sessions_of(answer: SessionAnswer) -> tuple[SessionInfo, ...]:
     return answer.sessions
 
 
+@dataclass(slots=True, eq=False)
+class _RunningAnswer:
+    """A running answer. is_remembered: whether its end may be used for the next turn."""
+
+    is_remembered: bool = True
+
+
 class Gateway:
     """Prepares and submits requests for all protocols. Call it only from the event loop's thread.
 
@@ -102,6 +109,8 @@ class Gateway:
         self._limits = limits
         self._tools = tools
         self._warm_ahead = WarmAhead()
+        # the running answers of each session, by tenant and id
+        self._answers: defaultdict[tuple[str, str], set[_RunningAnswer]] = defaultdict(set)
         # thread pools by model, so that a slow template delays no other model
         self._threads: dict[str, ThreadPoolExecutor] = {}
 
@@ -125,6 +134,7 @@ class Gateway:
                 threads=self._threads_of(request.model),
                 observe=observer(request, bundle, prepared),
             )
+            observe = self._unless_forgotten(request, observe, held)
             sources: list[EventStream] = []
             for sequence in prepared.sequences:
                 source = client.submit(sequence)
@@ -214,8 +224,35 @@ class Gateway:
         Raises SessionRefused, UnknownModel, QueueFull, and WorkerUnavailable when no worker starts
         or the command kills two workers.
         """
+        if command.forget:
+            for answer in self._answers.get((command.tenant, command.session_id), ()):
+                answer.is_remembered = False
         async with self._lease_of(model, 1) as client:
             return sessions_of(await client.ask(command))
+
+    def _unless_forgotten(
+        self, request: GenerationRequest, observe: Observe, held: AsyncExitStack
+    ) -> Observe:
+        """Like `observe`, but if the session is forgotten while the answer runs, the end of the
+        answer is not observed, so that nothing is remembered or prefilled because of it.
+        """
+        if not request.session_id:
+            return observe
+        answers = self._answers[request.tenant, request.session_id]
+        answer = _RunningAnswer()
+        answers.add(answer)
+
+        def ended() -> None:
+            answers.discard(answer)
+            if not answers:
+                self._answers.pop((request.tenant, request.session_id), None)
+
+        def see(event: OutputEvent) -> None:
+            if answer.is_remembered or not isinstance(event, ChoiceFinished):
+                observe(event)
+
+        held.callback(ended)
+        return see
 
     async def _model(
         self, model: str, sequences: int, lease: AsyncExitStack

@@ -330,11 +330,10 @@ class PrefixTree:
         place = Cursor(key, node.parent, node.parent_cut).back_at(entry.start)
         packed = node.packed
         start = node.start
-        before, cut = node.parent, node.parent_cut
-        while start > entry.start and before is not None:
-            packed = before.packed[: cut * TOKEN_BYTES] + packed
-            start = before.start
-            before, cut = before.parent, before.parent_cut
+        while start > entry.start and node.parent is not None:  # tokens that other nodes hold
+            packed = node.parent.packed[: node.parent_cut * TOKEN_BYTES] + packed
+            node = node.parent
+            start = node.start
         return Block(
             key=key,
             parent_key=place.parent_key,

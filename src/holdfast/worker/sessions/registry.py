@@ -76,6 +76,17 @@ class Session:
             others.remove(longer)
         self.branches = (longer or branch, *others)[:MOST_BRANCHES]
 
+    def resume(self, begun: Session) -> None:
+        """Take over what requests have done under the same name before this record could be read."""
+        self.requests += begun.requests
+        self.last_used_at = max(self.last_used_at, begun.last_used_at)
+        self.pinned |= begun.pinned
+        self.metadata |= begun.metadata
+        others = [
+            other for other in self.branches if not any(b.extends(other) for b in begun.branches)
+        ]
+        self.branches = (*begun.branches, *others)[:MOST_BRANCHES]
+
 
 _decoder = msgspec.msgpack.Decoder(tuple[int, Session])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
 import msgspec
@@ -16,6 +16,7 @@ import msgspec
 from holdfast.errors import SessionFailure, SessionRefused
 from holdfast.machine.clocks import RetentionClock
 from holdfast.store.block import BlockKey
+from holdfast.store.folder import ReadRecords
 from holdfast.wire.commands import PinnedPrefix
 from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.wire.sessions import (
@@ -44,6 +45,7 @@ from holdfast.worker.sessions.transfer import Transfer, Transfers
 
 RECORD_SECONDS = 0.5  # between writes of the records of sessions in use
 EXPIRY_SECONDS = 1.0  # between checks for expired sessions
+REREAD_SECONDS = 30.0  # between attempts to read the records that could not be read
 
 logger = logging.getLogger("holdfast.worker.sessions")
 
@@ -87,7 +89,11 @@ class SessionService:
         }
         self._dirty: dict[str, Session] = {}
         self._unreadable: set[str] = set()
-        self._asked_records: Future[dict[str, bytes]] | None = None
+        self._asked_records: Future[ReadRecords | None] | None = None
+        # The names of the records of earlier workers that could not be read yet; None: all of them.
+        # They are not replaced before they are read.
+        self._unread: frozenset[str] | None = None
+        self._read_at = 0.0
         self._recorded_at = self._looked_at = 0.0
         self._take_over()
 
@@ -178,6 +184,7 @@ class SessionService:
         yet.
         """
         if writes_records:
+            self._read_at = 0.0  # try once more to read what could not be read
             self._write_records()
         self._transfers.close()
 
@@ -388,25 +395,43 @@ class SessionService:
 
     def _write_records(self) -> None:
         self._recorded_at = self._clock()
-        while self._dirty:
-            name, session = self._dirty.popitem()
+        if self._has_unread(self._dirty) and self._recorded_at - self._read_at >= REREAD_SECONDS:
+            self._take_over()
+        for name, session in tuple(self._dirty.items()):
+            if self._has_unread((name,)):
+                continue
+            del self._dirty[name]
             if self._cache.store is not None:
                 self._cache.store.put_record(name, encode_record(session))
 
+    def _has_unread(self, names: Iterable[str]) -> bool:
+        return self._unread is None or not self._unread.isdisjoint(names)
+
     def _take_over(self) -> None:
-        """Load the sessions of earlier workers on this store."""
+        """Load the sessions of earlier workers on this store, if they can be read now."""
         if self._cache.store is None:
+            self._unread = frozenset()
             return
-        for session in self._decoded(self._cache.store.records()).values():
+        self._read_at = self._clock()
+        records = self._cache.store.records()
+        if records is None:
+            return
+        decoded = self._decoded(records.found)
+        recorded = [session for name, session in decoded.items() if self._has_unread((name,))]
+        self._unread = records.unread
+        if recorded:
+            self._clock.start_from(max(session.last_used_at for session in recorded))
+        for session in recorded:
+            begun = self._registry.find(session.session_id, tenant=session.tenant)
+            if begun is not None:  # used before the record could be read
+                session.resume(begun)
+                self._dirty[session.record_name] = session
             self._registry.put(session)
-        if len(self._registry):
-            self._clock.start_from(max(session.last_used_at for session in self._registry))
-        for session in self._registry:
             self._pins.sync(session)
         self._expire()
         self._make_room("", sessions=0)
 
-    def _decoded(self, records: dict[str, bytes]) -> dict[str, Session]:
+    def _decoded(self, records: Mapping[str, bytes]) -> dict[str, Session]:
         """Decode the records of sessions, by record name. Unreadable records (for example of other
         versions) are skipped, and logged once.
         """
@@ -437,9 +462,15 @@ class SessionService:
                 self._asked_records = store.ask_records()
             if not self._asked_records.done():
                 return
-            if not self._asked_records.cancelled() and self._asked_records.exception() is None:
-                recorded = self._decoded(self._asked_records.result())
+            answered = self._asked_records
             self._asked_records = None
+            if not answered.cancelled() and answered.exception() is None:
+                records = answered.result()
+                # not without knowing what others have recorded
+                if records is None:
+                    return
+                over = [each for each in over if each.record_name not in records.unread]
+                recorded = self._decoded(records.found)
         for session in over:
             other = recorded.get(session.record_name)
             if other is not None and other.last_used_at > session.last_used_at:

@@ -8,6 +8,7 @@ is bounded, and the features that were used longest ago go first.
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 from collections import OrderedDict
@@ -93,16 +94,21 @@ class FeatureCache:
         if self._folder is None:
             return None
         path = self._path(self._folder, image)
-        if not path.is_file():
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:  # this says nothing about the content
+            logger.warning("the features of an image cannot be read now: %s", error)
             return None
         try:
-            loaded: Any = mx.load(str(path), return_metadata=True)
+            loaded: Any = mx.load(io.BytesIO(content), format="safetensors", return_metadata=True)
             arrays, metadata = loaded
             mx.eval(list(arrays.values()))
             if _checksum(arrays) != metadata.get(_CHECKSUM):
                 raise ValueError("the checksum differs")
             features = ImageFeatures.of_arrays(arrays)
-        except (OSError, RuntimeError, ValueError, KeyError) as error:
+        except (RuntimeError, ValueError, KeyError) as error:
             logger.warning("the features of an image are computed again: %s: %s", path, error)
             with contextlib.suppress(OSError):
                 path.unlink()
