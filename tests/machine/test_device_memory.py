@@ -285,3 +285,22 @@ def test_all_workers_together_wire_no_more_than_the_working_set() -> None:
 def test_weights_may_use_the_available_memory_or_the_working_set() -> None:
     assert 0 < usable_bytes(0) < 1 << 50
     assert usable_bytes(1 << 50) == 1 << 50
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc")
+def test_large_blocks_that_are_freed_are_given_back() -> None:
+    """A small block above them keeps glibc from doing that by itself."""
+    program = """
+import psutil
+from holdfast.machine.device_memory import give_back_large_blocks
+give_back_large_blocks()
+resident = lambda: psutil.Process().memory_info().rss
+bytearray(30 << 20)  # from now on, glibc would keep blocks of this size
+before = resident()
+blocks = [(bytearray(b"x") * (5 << 20), bytearray(b"y") * 1000) for _ in range(20)]
+small = [each for _, each in blocks]
+del blocks
+print(resident() - before)
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert int(run.stdout) < 20 << 20

@@ -13,11 +13,12 @@ import anthropic
 import httpx
 import ollama
 import openai
+import psutil
 import pytest
 
 from holdfast.files import caches_folder
 from tests.fakes.images import data_url, png
-from tests.fakes.server_process import ServerProcess, running_server, until
+from tests.fakes.server_process import ServerProcess, children_running, running_server, until
 from tests.fakes.vision_models import write_vision_model
 
 CAT, DOG = png(1, size=(64, 48)), png(2, size=(48, 64))
@@ -34,6 +35,14 @@ def seeing(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     store = tmp_path_factory.mktemp("seeing") / "store"
     with running_server(str(folder), "--store", str(store)) as server:
         yield server
+        readers = image_processes(server)
+        assert readers, "no image was sent"
+    assert not [each for each in readers if each.is_running()]
+
+
+def image_processes(server: ServerProcess) -> list[psutil.Process]:
+    """The processes in which images are decoded."""
+    return children_running("image_worker", psutil.Process(server.model()["pid"]))
 
 
 def image(data: bytes) -> Any:
@@ -166,6 +175,27 @@ def test_a_broken_image_is_each_clients_own_error(seeing: ServerProcess) -> None
     local._client.close()
 
 
+def test_a_later_turn_after_a_broken_image_is_answered(seeing: ServerProcess) -> None:
+    answer = {"role": "assistant", "content": "hm"}
+    texts = [
+        asked(seeing.url, user("?", part), answer, user("And now?"))
+        for part in (image(CAT[:100]), "[image left out: it cannot be read]")
+    ]
+    assert texts[0][0] == texts[1][0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_an_image_process_that_ends_costs_no_request(
+    number: signal.Signals, seeing: ServerProcess
+) -> None:
+    asked(seeing.url, user("What?", image(png(100 + number))))
+    (before,) = image_processes(seeing)
+    before.send_signal(number)
+    asked(seeing.url, user("What?", image(png(200 + number))))
+    (after,) = image_processes(seeing)
+    assert after.pid != before.pid
+
+
 def test_the_server_says_that_the_model_takes_images(seeing: ServerProcess) -> None:
     (card,) = httpx.get(f"{seeing.url}/v1/models", timeout=60).json()["data"]
     assert card["architecture"]["input_modalities"] == ["text", "image"]
@@ -186,6 +216,23 @@ def test_an_image_and_its_kv_outlive_the_server(folder: Path, tmp_path: Path) ->
         assert again == text
         assert cached(restored) >= usage.prompt_tokens - 2
         assert kept.read_bytes() == CAT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["front", "worker"])
+def test_no_image_process_outlives_a_process_that_is_killed(
+    folder: Path, tmp_path: Path, victim: str
+) -> None:
+    server = ServerProcess(str(folder), "--store", str(tmp_path / "store"))
+    try:
+        server.wait_ready()
+        asked(server.url, user("What?", image(CAT)))
+        (reader,) = image_processes(server)
+        os.kill(server.process.pid if victim == "front" else server.model()["pid"], signal.SIGKILL)
+        until(lambda: not reader.is_running(), "the image process to end")
+    finally:
+        server.process.kill()
+        server.process.wait()
 
 
 @pytest.mark.slow

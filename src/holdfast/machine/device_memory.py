@@ -29,6 +29,9 @@ _WIRED_FROM_SHARE = 0.4
 _WIRED_MARGIN = 1.01  # because buffers are rounded up to whole pages
 _SMALLEST_BUDGET_BYTES = 64 << 20
 _LARGEST_AUTO_BUDGET_BYTES = 1 << 40
+_TRIM_THRESHOLD = -1  # options of mallopt, as in malloc.h
+_MMAP_THRESHOLD = -3
+_LARGE_BYTES = 256 << 10
 _SYSCTL = b"kern.memorystatus_vm_pressure_level"
 
 
@@ -352,3 +355,15 @@ def pressure_reader() -> Callable[[], Pressure] | None:
 def pressure_of(level: int) -> Pressure:
     """Convert a level to a pressure. An unknown level counts as the next lower known one."""
     return max((each for each in Pressure if each <= level), default=Pressure.NORMAL)
+
+
+def give_back_large_blocks() -> None:
+    """Let this process return freed blocks of 256 KiB or more to the system at once (glibc).
+
+    By default, glibc keeps blocks of up to 32 MiB for later once it has freed one of that size, in a
+    heap for each thread. After some requests with images, a front then kept 90 MB.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if sys.platform == "linux" and mallopt is not None:
+        for option, value in ((_MMAP_THRESHOLD, _LARGE_BYTES), (_TRIM_THRESHOLD, 4 * _LARGE_BYTES)):
+            mallopt(option, value)

@@ -43,7 +43,7 @@ from holdfast.front.run.running_servers import (
     write_server,
 )
 from holdfast.front.server.access import KeyRing, key_file_of, read_keys
-from holdfast.machine.device_memory import MemoryShare
+from holdfast.machine.device_memory import MemoryShare, give_back_large_blocks
 from holdfast.models.adapter_folder import SEPARATOR, checked_adapters
 from holdfast.models.download import resolve_model
 from holdfast.models.draft_pairs import DraftFolder, draft_of
@@ -98,6 +98,7 @@ def run(
     configure_logging(settings.log, file=log_file, ring=log_ring)
     signal.signal(signal.SIGTERM, _exit_at_once)
     _allow_open_files(WANTED_OPEN_FILES)
+    give_back_large_blocks()
     certificate = _certificate(settings)
     if (keys_file := key_file_of(settings.server.keys_file, os.environ)) is not None:
         read_keys(keys_file)  # raises an error before the worker starts

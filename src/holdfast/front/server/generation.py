@@ -73,6 +73,7 @@ from holdfast.wire.requests import ChatPrompt, EmbeddingRequest, GenerationReque
 # `UnsupportedFields.neutral` for endpoints that generate nothing: these requests extend no session,
 # so the fields that name one are refused.
 SESSION_FIELDS: Mapping[str, tuple[Any, ...]] = {"session_id": (), "prompt_cache_key": ()}
+_LARGE_BODY_BYTES = 1 << 20  # hashing more would delay other answers by milliseconds
 Asked = TypeVar("Asked", EmbeddingRequest, RankRequest)
 Read = TypeVar("Read", bound=TextRead)
 
@@ -94,7 +95,11 @@ async def generate(
     answer = AnswerRecord(services.metrics)
     if body is None:
         body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
-    identity = identity_of(request, body, services.server) if outlives_client else None
+    identity = None
+    if outlives_client and len(body) <= _LARGE_BODY_BYTES:
+        identity = identity_of(request, body, services.server)
+    elif outlives_client:  # hashing does not hold the interpreter's lock
+        identity = await asyncio.to_thread(identity_of, request, body, services.server)
     if (taken := rejoined(identity, request, services)) is not None:
         return taken
     plan = extended(plan_of(body), request, limits=services.limits)

@@ -14,6 +14,7 @@ import contextlib
 import os
 import resource
 import select
+import signal
 import socket
 import sys
 import threading
@@ -98,6 +99,7 @@ ImageOutcome: TypeAlias = ImageDone | ImageRefused | ImageLost
 
 def main() -> None:
     """Carry out tasks until the worker closes the socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the server
     folder, descriptor = sys.argv[1:]
     link = socket.socket(fileno=int(descriptor))
     threading.Thread(target=_end_with, args=(link,), daemon=True).start()
