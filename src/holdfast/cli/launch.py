@@ -26,6 +26,7 @@ from holdfast.agents import AGENTS, AgentSetup, AgentTarget, CodingAgent, shell_
 from holdfast.cli.output import FAILED, complain, plain_errors
 from holdfast.cli.server_client import (
     ApiKey,
+    KeyRefused,
     ServerClient,
     ServerFailed,
     Url,
@@ -187,6 +188,8 @@ def _target(
     """Choose the server's models for the agent. Raises ServerFailed with a hint."""
     try:
         served = {str(card["id"]): card for card in server.models()}
+    except KeyRefused:
+        raise
     except ServerFailed as error:
         raise ServerFailed(_with_hint(str(error), server)) from None
     unknown = [model for model in models if model is not None and model not in served]
@@ -219,9 +222,6 @@ def _with_hint(error: str, server: ServerClient) -> str:
         )
         if "Connection refused" in error:
             error = f"no server is running at {server.url}"
-    elif "answers 401" in error:
-        verdict = "wrong" if server.api_key else "missing"
-        hint = f"The key is {verdict}: holdfast launch --api-key KEY …"
     stop = "" if error.endswith((".", "?", "!", "…")) else "."
     return f"{error}{stop} {hint}"
 
