@@ -45,8 +45,8 @@ def test_every_agent_gets_the_address_the_model_and_the_key(
     told = json.dumps([setup.options, dict(setup.environment), dict(setup.files)])
     for fact in (TARGET.url, TARGET.model, TARGET.api_key):
         assert fact in told
-    # Claude Code gets a larger number, because it keeps 13,000 free
-    limit = "48000" if name == "claude" else "40000"
+    # Claude Code and pi get larger numbers, because they keep 13,000 and 16,384 free
+    limit = {"claude": "48000", "pi": "46384"}.get(name, "40000")
     assert (limit in told) == (context_tokens is not None)
 
 
@@ -61,7 +61,8 @@ def test_no_key_is_in_the_command_line_which_other_users_can_read(
 def test_files_are_temporary_and_named_in_options_or_variables(name: str) -> None:
     setup = AGENTS[name].setup(TARGET)
     told = [*setup.options, *setup.environment.values()]
-    assert all(str(TARGET.folder / file) in told for file in setup.files)
+    beside = {"models.json"} if name == "cline" else set()  # where Cline looks by itself
+    assert all(str(TARGET.folder / file) in told for file in setup.files.keys() - beside)
 
 
 def test_claude_codes_settings_override_the_users_and_name_all_models() -> None:
@@ -149,3 +150,48 @@ def test_aider_gets_limits_of_its_models_and_without_them_does_not_complain() ->
     unknown = AGENTS["aider"].setup(dataclasses.replace(TARGET, context_tokens=None))
     assert "models.json" not in unknown.files
     assert "--no-show-model-warnings" in unknown.options
+
+
+def pi_provider(target: AgentTarget) -> dict[str, Any]:
+    """What pi's extension registers."""
+    text = AGENTS["pi"].setup(target).files["pi-provider.js"]
+    before, _, after = text.partition(", ")
+    assert before == "export default (pi) => pi.registerProvider('holdfast'"
+    return dict(json.loads(after.removesuffix(");\n")))
+
+
+def test_pi_gets_an_extension_and_the_key_in_a_variable() -> None:
+    setup = AGENTS["pi"].setup(TARGET)
+    assert setup.options[-4:] == ("--provider", "holdfast", "--model", TARGET.model)
+    provider = pi_provider(TARGET)
+    assert provider["baseUrl"] == f"{TARGET.url}/v1"
+    assert setup.environment[provider["apiKey"]] == TARGET.api_key
+    assert [model["id"] for model in provider["models"]] == [TARGET.model, TARGET.small_model]
+
+
+@pytest.mark.parametrize("context_tokens", [8_192, 32_768, 65_536, 131_072])
+def test_pi_compacts_late_enough_for_its_own_prompt_and_early_enough_for_an_answer(
+    context_tokens: int,
+) -> None:
+    model = pi_provider(dataclasses.replace(TARGET, context_tokens=context_tokens))["models"][0]
+    compacts_at = model["contextWindow"] - 16_384
+    assert AGENTS["pi"].own_tokens < compacts_at
+    assert compacts_at + model["maxTokens"] <= context_tokens
+
+
+@pytest.mark.parametrize(("can_see", "kinds"), [(True, ["text", "image"]), (False, ["text"])])
+def test_pi_may_attach_images_if_the_model_takes_them(can_see: bool, kinds: list[str]) -> None:
+    provider = pi_provider(dataclasses.replace(TARGET, can_see=can_see))
+    assert provider["models"][0]["input"] == kinds
+
+
+def test_cline_gets_a_provider_of_its_own_and_leaves_nothing_to_its_daemon() -> None:
+    setup = AGENTS["cline"].setup(TARGET)
+    assert setup.environment["CLINE_SESSION_BACKEND_MODE"] == "local"
+    providers = json.loads(setup.files["providers.json"])["providers"]
+    settings = providers["openai-compatible"]["settings"]
+    assert (settings["baseUrl"], settings["apiKey"]) == (f"{TARGET.url}/v1", TARGET.api_key)
+    known = json.loads(setup.files["models.json"])["providers"]["openai-compatible"]["models"]
+    assert known[TARGET.model]["contextWindow"] == TARGET.context_tokens
+    unknown = AGENTS["cline"].setup(dataclasses.replace(TARGET, context_tokens=None))
+    assert unknown.files.keys() == {"providers.json"}

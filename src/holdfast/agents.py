@@ -24,6 +24,8 @@ _CLAUDE_SPARE_TOKENS = 13_000
 # share of the context; Qwen Code's default of 0.7 is less than its first prompt if the context has
 # 32,768 tokens
 _QWEN_COMPACTS_AT = 0.9
+# pi compacts when fewer than this many tokens are left, whatever the size of the context
+_PI_SPARE_TOKENS = 16_384
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,8 @@ class CodingAgent:
     # arguments that continue a conversation; the first ones continue the latest conversation
     resume: tuple[str, ...]
     setup: Callable[[AgentTarget], AgentSetup]
+    # whether it uses the proxy in HTTP_PROXY even for hosts in NO_PROXY
+    ignores_no_proxy: bool = False
 
 
 def _claude(target: AgentTarget) -> AgentSetup:
@@ -232,6 +236,87 @@ def _qwen(target: AgentTarget) -> AgentSetup:
     )
 
 
+def _pi(target: AgentTarget) -> AgentSetup:
+    """Configures pi with an extension, because its file of models is the user's own.
+
+    pi keeps 16,384 tokens free, whatever the size of the context. So it is told a larger size:
+    then it compacts when three quarters of a small context are used.
+    """
+    models: list[dict[str, Any]] = [
+        {
+            "id": name,
+            "name": name,
+            "reasoning": False,
+            "input": ["text", "image"] if target.can_see else ["text"],
+            "cost": dict.fromkeys(("input", "output", "cacheRead", "cacheWrite"), 0),
+        }
+        for name in dict.fromkeys((target.model, target.small_model))
+    ]
+    if target.context_tokens is not None:
+        spare = max(0, _PI_SPARE_TOKENS - target.context_tokens // 4)
+        for model in models:
+            model["contextWindow"] = target.context_tokens + spare
+            model["maxTokens"] = min(target.answer_tokens, _PI_SPARE_TOKENS)
+    provider = {
+        "name": "Holdfast",
+        "baseUrl": f"{target.url}/v1",
+        "apiKey": "HOLDFAST_SERVER_API_KEY",  # the name of a variable
+        "api": "openai-completions",
+        "models": models,
+    }
+    extension = target.folder / "pi-provider.js"
+    text = json.dumps(provider, indent=2)
+    return AgentSetup(
+        options=(
+            *("--extension", str(extension), "--provider", _PROVIDER),
+            *("--model", target.model),
+        ),
+        environment={"HOLDFAST_SERVER_API_KEY": target.key},
+        files={
+            extension.name: f"export default (pi) => pi.registerProvider({_PROVIDER!r}, {text});\n"
+        },
+    )
+
+
+def _cline(target: AgentTarget) -> AgentSetup:
+    """Configures Cline with a file of providers, and one of models, which it looks for beside it."""
+    provider = "openai-compatible"
+    url = f"{target.url}/v1"
+    settings = {
+        "provider": provider,
+        "apiKey": target.key,
+        "model": target.model,
+        "baseUrl": url,
+    }
+    saved = {"settings": settings, "updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
+    providers = target.folder / "providers.json"
+    files = {
+        providers.name: _document(
+            {"version": 1, "lastUsedProvider": provider, "providers": {provider: saved}}
+        )
+    }
+    if target.context_tokens is not None:
+        model = {
+            "id": target.model,
+            "name": target.model,
+            "contextWindow": target.context_tokens,
+            "maxInputTokens": target.context_tokens - target.answer_tokens,
+            "maxTokens": target.answer_tokens,
+            "supportsVision": target.can_see,
+        }
+        known = {provider: {"models": {target.model: model}}}
+        files["models.json"] = _document({"version": 1, "providers": known})
+    return AgentSetup(
+        options=("--provider", provider, "--model", target.model),
+        environment={
+            "CLINE_PROVIDER_SETTINGS_PATH": str(providers),
+            # not in its daemon, which would keep the address and key of an earlier server
+            "CLINE_SESSION_BACKEND_MODE": "local",
+        },
+        files=files,
+    )
+
+
 def _document(content: Mapping[str, Any]) -> str:
     return json.dumps(content, indent=2) + "\n"
 
@@ -281,6 +366,25 @@ AGENTS: Mapping[str, CodingAgent] = {
         install="npm install -g @qwen-code/qwen-code",
         resume=("--continue", "--resume ID"),
         setup=_qwen,
+        ignores_no_proxy=True,
+    ),
+    "pi": CodingAgent(
+        title="pi",
+        program="pi",
+        own_tokens=1_400,
+        usable_share=0.75,
+        install="npm install -g @mariozechner/pi-coding-agent",
+        resume=("--continue", "--session ID"),
+        setup=_pi,
+    ),
+    "cline": CodingAgent(
+        title="Cline",
+        program="cline",
+        own_tokens=5_400,
+        usable_share=0.7,
+        install="npm install -g cline",
+        resume=("--id ID",),
+        setup=_cline,
     ),
 }
 

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from holdfast.agents import AGENTS
+from holdfast.cli.launch import _no_proxy
 from holdfast.cli.main import app
 from holdfast.config import ServerSettings
 from holdfast.front.server.http_server import ServerCertificate
@@ -96,8 +97,8 @@ def test_an_agent_is_started_without_touching_the_users_files(
     told = str([record["arguments"], record["environment"], record["files"]])
     for fact in (url, MODEL, KEY):
         assert fact in told
-    # Claude Code gets a larger number, because it keeps 13,000 free
-    assert ("14792" if name == "claude" else "2048") in told
+    # Claude Code and pi get larger numbers, because they keep 13,000 and 16,384 free
+    assert {"claude": "14792", "pi": "17920"}.get(name, "2048") in told
     assert KEY not in " ".join(record["arguments"])
     assert set(record["modes"]) <= {"0o700"}
     assert not [
@@ -252,8 +253,8 @@ def test_a_missing_server_is_reported_with_how_to_start_one(machine: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "key", "said"),
     [
-        (("claude",), "wrong", "The key is wrong"),
-        (("claude",), "", "The key is missing"),
+        (("claude",), "wrong", "does not accept this API key; give the right one with --api-key KEY"),
+        (("claude",), "", "needs an API key: give it with --api-key KEY"),
         (("--model", "gpt", "claude"), KEY, "does not serve gpt; it serves: " + MODEL),
         (("--small-model", "gpt", "claude"), KEY, "does not serve gpt"),
         (("clade",), KEY, "Did you mean claude?"),
@@ -280,14 +281,41 @@ def test_a_failed_launch_is_one_line_with_the_reason(
     assert not agent.was_started
 
 
+PROXY = "http://127.0.0.1:9"
+PROXIES = dict.fromkeys(("HTTP_PROXY", "https_proxy"), PROXY)
+
+
+@pytest.mark.parametrize("name", AGENTS)
 def test_agents_do_not_ask_a_proxy_for_this_machine(
+    name: str, machine: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Qwen Code does not read NO_PROXY: it sends everything to the proxy, if it knows one."""
+    for variable, value in {**PROXIES, "NO_PROXY": "example.org"}.items():
+        monkeypatch.setenv(variable, value)
+    agent = agent_of(machine, name)
+    assert launched(url, name, "exit=0").exit_code == 0
+    told = agent.record["environment"]
+    if name == "qwen":
+        assert {variable: told[variable] for variable in PROXIES} == dict.fromkeys(PROXIES, "")
+    else:
+        assert {variable: told[variable] for variable in PROXIES} == PROXIES
+        assert told["NO_PROXY"] == told["no_proxy"] == "example.org,127.0.0.1"
+
+
+def test_without_a_proxy_qwen_code_is_told_nothing_of_proxies(
     machine: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    monkeypatch.setenv("NO_PROXY", "example.org")
+    for variable in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+        monkeypatch.delenv(variable, raising=False)
     agent = agent_of(machine, "qwen")
     assert launched(url, "qwen", "exit=0").exit_code == 0
-    assert agent.record["environment"]["NO_PROXY"] == "example.org,127.0.0.1"
+    assert "HTTP_PROXY" not in agent.record["environment"]
+
+
+def test_a_server_elsewhere_is_asked_through_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", PROXY)
+    for ignores_it in (True, False):
+        assert _no_proxy("https://studio.example", ignores_it=ignores_it) == {}
 
 
 def test_agents_on_node_trust_the_servers_own_certificate(

@@ -30,6 +30,8 @@ import typer
 from holdfast.cli.chat_images import ImageUnreadable, image_part, take_images, typed_path
 from holdfast.cli.output import complain, count_text, plain_errors
 from holdfast.cli.server_client import (
+    ApiKey,
+    KeyRefused,
     ServerClient,
     ServerFailed,
     client_of_own,
@@ -162,6 +164,7 @@ def run(
         typer.Argument(metavar="[PROMPT]...", show_default=False, help="The question."),
     ] = None,
     url: Url = "",
+    api_key: ApiKey = None,
     own_server: OwnServer = False,
     system: System = "",
     temperature: Temperature = None,
@@ -182,7 +185,10 @@ def run(
             raise NotAModel(
                 f'there is no question; for example: holdfast run {model} "Why is the sky blue?"'
             )
-        effective = read_settings({"model.path": model})
+        flags = {"model.path": model}
+        effective = read_settings(
+            flags if api_key is None else {**flags, "server.api_key": api_key}
+        )
         options = {"temperature": temperature, "max_tokens": max_tokens}
         _converse(
             effective,
@@ -290,7 +296,8 @@ def _running_server(effective: EffectiveSettings) -> tuple[ServerClient, str, in
     id.
 
     If no model is named, the server at the port of the settings is used, or else the only running
-    one. Returns None if a server must be started.
+    one. Returns None if a server must be started. Raises KeyRefused if a server that may serve the
+    model does not accept the key: another server would load a second copy of the model.
     """
     for key, origin in effective.origins.items():
         if origin.startswith("flag") and key not in _CLIENT_FLAGS:
@@ -300,13 +307,20 @@ def _running_server(effective: EffectiveSettings) -> tuple[ServerClient, str, in
     candidates = sorted(own_servers(), key=lambda server: server.port != settings.port)
     if not wanted and len(candidates) > 1:
         candidates = [server for server in candidates if server.port == settings.port]
+    locked: KeyRefused | None = None
     for server in candidates:
         client = client_of_own(server, api_key=settings.api_key)
-        with contextlib.suppress(ServerFailed):
+        try:
             available = client.model_ids(seconds=_MODELS_SECONDS)
             if available and (not wanted or wanted in available):
                 return client, wanted or available[0], server.pid
+        except KeyRefused as error:
+            locked = locked or error
+        except ServerFailed:  # it does not answer
+            pass
         client.close()
+    if locked is not None:
+        raise ServerFailed(f"{locked}; or start another server with --own-server")
     return None
 
 

@@ -26,6 +26,7 @@ from holdfast.agents import AGENTS, AgentSetup, AgentTarget, CodingAgent, shell_
 from holdfast.cli.output import FAILED, complain, plain_errors
 from holdfast.cli.server_client import (
     ApiKey,
+    KeyRefused,
     ServerClient,
     ServerFailed,
     Url,
@@ -40,6 +41,7 @@ _IGNORED = (signal.SIGINT, signal.SIGQUIT)  # the terminal sends these signals t
 _TASK_TOKENS = 4_000  # room for a task, besides the agent's own prompt
 # for agents on Node, and for Codex
 _CERTIFICATE_VARIABLES = ("NODE_EXTRA_CA_CERTS", "CODEX_CA_CERTIFICATE")
+_PROXY_VARIABLES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy")
 _NOT_FOUND = 127  # exit code if the program does not exist
 _REAL_MODEL = "mlx-community/Qwen3-4B-4bit"  # a small model with 40,960 tokens of context
 # options that only `launch` has; an agent may have options named like the other ones
@@ -122,7 +124,12 @@ def launch(
                 return
             complain(_server_line(target, server.pid))
             _check_demo(target, is_allowed=allow_demo)
-            code = _run(command, setup, target, certificate=server.certificate)
+            environment = {
+                **_no_proxy(target.url, ignores_it=chosen.ignores_no_proxy),
+                **_certificates(target, certificate=server.certificate),
+                **setup.environment,
+            }
+            code = _run(command, setup, target, environment=environment)
         if _is_interactive():
             complain(_resume_line(agent, options, allow_demo=allow_demo))
     raise typer.Exit(code)
@@ -181,6 +188,8 @@ def _target(
     """Choose the server's models for the agent. Raises ServerFailed with a hint."""
     try:
         served = {str(card["id"]): card for card in server.models()}
+    except KeyRefused:
+        raise
     except ServerFailed as error:
         raise ServerFailed(_with_hint(str(error), server)) from None
     unknown = [model for model in models if model is not None and model not in served]
@@ -213,9 +222,6 @@ def _with_hint(error: str, server: ServerClient) -> str:
         )
         if "Connection refused" in error:
             error = f"no server is running at {server.url}"
-    elif "answers 401" in error:
-        verdict = "wrong" if server.api_key else "missing"
-        hint = f"The key is {verdict}: holdfast launch --api-key KEY …"
     stop = "" if error.endswith((".", "?", "!", "…")) else "."
     return f"{error}{stop} {hint}"
 
@@ -305,10 +311,15 @@ def _warn_of_small_context(agent: CodingAgent, target: AgentTarget) -> None:
         )
 
 
-def _no_proxy(url: str) -> dict[str, str]:
-    """Variables that keep the agent from using a proxy for a server on this machine."""
+def _no_proxy(url: str, *, ignores_it: bool) -> dict[str, str]:
+    """Variables that keep the agent from using a proxy for a server on this machine.
+
+    ignores_it: whether the agent uses its proxy for all hosts; then it gets none.
+    """
     if not is_loopback(url):
         return {}
+    if ignores_it:
+        return {name: "" for name in _PROXY_VARIABLES if os.environ.get(name)}
     before = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
     host = urlsplit(url).hostname or ""
     hosts = f"{before},{host}" if before else host
@@ -316,20 +327,18 @@ def _no_proxy(url: str) -> dict[str, str]:
 
 
 def _run(
-    command: Sequence[str], setup: AgentSetup, target: AgentTarget, *, certificate: str
+    command: Sequence[str],
+    setup: AgentSetup,
+    target: AgentTarget,
+    *,
+    environment: Mapping[str, str],
 ) -> int:
-    """Run the agent in this terminal.
+    """Run the agent in this terminal. environment: variables besides those of this command.
 
     Returns the agent's exit code, or 128 + N if signal N ended it.
     """
     for name, text in setup.files.items():
         (target.folder / name).write_text(text)
-    environment = {
-        **os.environ,
-        **_no_proxy(target.url),
-        **_certificates(target, certificate=certificate),
-        **setup.environment,
-    }
     started: list[subprocess.Popen[bytes]] = []
 
     def forward(number: int, _frame: object) -> None:
@@ -340,7 +349,7 @@ def _run(
     handlers = dict.fromkeys(_FORWARDED, forward) | dict.fromkeys(_IGNORED, lambda *_: None)
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        started.append(subprocess.Popen(command, env=environment))
+        started.append(subprocess.Popen(command, env={**os.environ, **environment}))
         code = started[0].wait()
     finally:
         for number, handler in before.items():

@@ -15,7 +15,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from holdfast.cli.output import complain, plain_errors
-from holdfast.cli.server_client import Server, chosen_server, client_of_own, own_servers
+from holdfast.cli.server_client import ApiKey, Server, chosen_server, client_of_own, own_servers
 from holdfast.cli.settings import read_settings
 from holdfast.errors import HoldfastError
 
@@ -60,6 +60,7 @@ def logs(
         str | None,
         typer.Option("--text", help="Only lines that contain this text (case-insensitive)."),
     ] = None,
+    api_key: ApiKey = None,
 ) -> None:
     """Show the log of a server.
 
@@ -71,7 +72,7 @@ def logs(
     wanted = {name: value for name, value in given.items() if value is not None}
     if wanted:
         with plain_errors(), contextlib.suppress(KeyboardInterrupt):
-            for line in _asked_lines(server, wanted, lines, follows=follow):
+            for line in _asked_lines(server, wanted, lines, follows=follow, api_key=api_key):
                 typer.echo(line)
         return
     with plain_errors():
@@ -92,12 +93,18 @@ def logs(
 
 
 def _asked_lines(
-    number: int | None, wanted: Mapping[str, str], most: int, *, follows: bool
+    number: int | None,
+    wanted: Mapping[str, str],
+    most: int,
+    *,
+    follows: bool,
+    api_key: str | None,
 ) -> Iterator[str]:
     """Yield lines of a running server. Raises NoSuchServer, ServerFailed."""
     from holdfast.telemetry.log_ring import MOST_LINES
 
-    api_key = read_settings().settings.server.api_key
+    if api_key is None:
+        api_key = read_settings().settings.server.api_key
     after = 0
     with client_of_own(chosen_server(number), api_key=api_key) as client:
         while True:

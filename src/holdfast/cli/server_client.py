@@ -94,6 +94,15 @@ class ServerFailed(HoldfastError):
     """The server cannot be reached, refused a request, or ended an answer with an error."""
 
 
+class KeyRefused(ServerFailed):
+    """The server needs an API key: it was given none, or a wrong one."""
+
+    def __init__(self, url: str, *, has_key: bool) -> None:
+        what = "does not accept this API key; give the right one" if has_key else "needs an API key"
+        how = "with --api-key KEY, or in the variable HOLDFAST_SERVER_API_KEY"
+        super().__init__(f"{url} {what}{'' if has_key else ': give it'} {how}")
+
+
 class NoSuchServer(HoldfastError):
     """There is no such server, or there is more than one."""
 
@@ -301,6 +310,8 @@ class ServerClient:
             ):
                 if response.is_error:
                     text = (await response.aread()).decode(errors="replace")
+                    if response.status_code == HTTPStatus.UNAUTHORIZED:
+                        raise self._refused(response.status_code, text)
                     raise ServerFailed(error_text(text))
                 yield response.aiter_lines()
         except httpx.HTTPError as error:
@@ -341,6 +352,8 @@ class ServerClient:
             raise ServerFailed(f"no answer from {self.url}: {reason}") from None
 
     def _refused(self, status: int, text: str) -> ServerFailed:
+        if status == HTTPStatus.UNAUTHORIZED:
+            return KeyRefused(self.url, has_key=bool(self.api_key))
         if status == HTTPStatus.NOT_FOUND and _error_message(text):
             return ServerFailed(_error_message(text))  # the server's message names what is missing
         return ServerFailed(f"{self.url} answers {status}: {error_text(text)}")

@@ -36,6 +36,8 @@ from holdfast.cli.output import (
 from holdfast.cli.server_client import (
     NO_SERVER,
     SERVER_OPTIONS,
+    ApiKey,
+    KeyRefused,
     NoSuchServer,
     Server,
     ServerClient,
@@ -45,7 +47,7 @@ from holdfast.cli.server_client import (
     own_servers,
     server_command,
 )
-from holdfast.cli.settings import settings_command
+from holdfast.cli.settings import read_settings, settings_command
 from holdfast.config import EffectiveSettings, all_specs
 from holdfast.errors import AddressInUse, ConfigError, HoldfastError
 from holdfast.files import atomic_write
@@ -153,12 +155,14 @@ def _served_models(url: str) -> list[str] | None:
     return [str(model["id"]) for model in models if isinstance(model, dict) and "id" in model]
 
 
-def ps(as_json: Json = False) -> None:
+def ps(as_json: Json = False, api_key: ApiKey = None) -> None:
     """List your servers on this machine.
 
     The list shows the servers' addresses, models, memory and running requests.
     """
-    servers = [_server_report(server) for server in own_servers()]
+    with plain_errors():
+        key = read_settings().settings.server.api_key if api_key is None else api_key
+    servers = [_server_report(server, api_key=key) for server in own_servers()]
     if as_json:
         print_json(servers)
     elif servers:
@@ -167,14 +171,23 @@ def ps(as_json: Json = False) -> None:
         typer.echo(NO_SERVER)
 
 
-def _server_report(server: RunningServer) -> dict[str, Any]:
-    """Describe a server for `ps`. memory_bytes: memory of its front process."""
+def _server_report(server: RunningServer, *, api_key: str) -> dict[str, Any]:
+    """Describe a server for `ps`. memory_bytes: memory of its front process.
+
+    If the server does not accept the key, prints a line, and the running requests are missing.
+    """
     health = health_of(server, seconds=_REPORT_SECONDS) or {"status": "does not answer"}
     models = health.get("models", [])
     requests: list[dict[str, Any]] = []
     if any(model.get("running") or model.get("queued") for model in models):
-        answer = _asked(server, "/admin/requests", seconds=_REPORT_SECONDS)
-        requests = answer.get("requests", [])
+        try:
+            with client_of_own(server, api_key=api_key) as client:
+                answer = client.call("GET", "/admin/requests", timeout=_REPORT_SECONDS)
+            requests = answer.get("requests", [])
+        except KeyRefused as error:
+            complain(f"the running requests are unknown: {error}")
+        except ServerFailed:  # it does not answer in time
+            pass
     return {
         "pid": server.pid,
         "url": server.url,
@@ -231,17 +244,9 @@ def _resident_bytes(pid: int) -> int:
 
 def health_of(server: RunningServer, *, seconds: float) -> dict[str, Any]:
     """Return the content of a server's /health; {} if the server does not answer in time."""
-    return _asked(server, "/health", seconds=seconds)
-
-
-def _asked(server: RunningServer, path: str, *, seconds: float) -> dict[str, Any]:
-    """Return the JSON with which the server answers `path`.
-
-    Returns {} if the server refuses the request or does not answer in time.
-    """
     try:
         with client_of_own(server) as client:
-            return client.call("GET", path, timeout=seconds)
+            return client.health(seconds=seconds)
     except ServerFailed:
         return {}
 
