@@ -37,7 +37,7 @@ EXTENSIONS = (GenerationBlock, loopcontrols)
 
 def template_sources(folder: Path) -> dict[str, str]:
     """The chat templates of a model by name; empty if it has none. Raises UnusableModel."""
-    sources = {}
+    sources: dict[str, str] = {}
     for name in ("tokenizer_config.json", "chat_template.json"):
         if os.path.lexists(folder / name):
             sources |= _named_templates(read_json(folder / name).get("chat_template"))
