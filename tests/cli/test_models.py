@@ -86,9 +86,7 @@ def test_an_unconfirmed_removal_removes_nothing(hub: HubState) -> None:
     assert [row["name"] for row in listed()["models"]] == [MODEL]
 
 
-def test_damage_in_the_cache_is_found_and_repaired_by_a_pull(
-    hub: HubState, tmp_path: Path
-) -> None:
+def test_damage_in_the_cache_is_found_and_repaired_by_a_pull(hub: HubState, tmp_path: Path) -> None:
     run("pull", MODEL)
     weights = next((tmp_path / "cache").rglob("model.safetensors"))
     content = bytearray(weights.read_bytes())

@@ -22,6 +22,7 @@ from holdfast.errors import UnusableModel
 from holdfast.models import quantization
 from holdfast.worker.engine.load import load_model
 from tests.fakes import foreign_weights as forms
+from tests.fakes.adapters import write_tiny_adapter
 from tests.fakes.every_config import tiny_config
 from tests.fakes.foreign_weights import Array, Quantize, Stored, is_linear, replaced, stored
 from tests.fakes.tiny_models import make_model, write_tokenizer
@@ -83,6 +84,13 @@ def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Stored]
 def logits(folder: Path) -> Array:
     loaded = load_model(folder, ModelSettings(dtype="float32"), progress=lambda *_: None)
     return np.array(loaded.model(TOKENS).astype(mx.float32))
+
+
+def adapted_logits(folder: Path, adapter: Path) -> Array:
+    settings = ModelSettings(dtype="float32", adapters=(f"sql={adapter}",))
+    loaded = load_model(folder, settings, progress=lambda *_: None)
+    assert loaded.adapters is not None
+    return np.array(loaded.adapters.call("sql", loaded.model, TOKENS).astype(mx.float32))
 
 
 def difference(
@@ -174,6 +182,23 @@ def test_experts_in_mxfp4(tmp_path: Path) -> None:
     found = logits(write(tmp_path / "foreign", config_of_foreign, foreign))
     wanted = logits(write(tmp_path / "plain", config, plain))
     assert np.abs(found - wanted).max() < 1e-4 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("form", ["awq", "fp8"])
+def test_an_adapter_over_such_weights_acts_as_over_plain_ones(tmp_path: Path, form: str) -> None:
+    name, quantize, method = {
+        "awq": ("llama", forms.awq(), AWQ),
+        "fp8": ("deepseek_v3", rounded(forms.fp8_blocks()), FP8),
+    }[form]
+    adapter = write_tiny_adapter(tmp_path / "sql", name, seed=1)
+    config = tiny_config(name)
+    foreign, plain = replaced(plain_tensors(config), quantize, is_quantized=is_linear)
+    config_of_foreign = {**config, "quantization_config": method}
+    found = adapted_logits(write(tmp_path / "foreign", config_of_foreign, foreign), adapter)
+    plain_folder = write(tmp_path / "plain", config, plain)
+    wanted = adapted_logits(plain_folder, adapter)
+    assert np.abs(wanted - logits(plain_folder)).max() > 0.1 * np.abs(wanted).max()
+    assert np.abs(found - wanted).max() < 0.02 * np.abs(wanted).max()
 
 
 def test_integers_that_reach_the_model_are_refused(
