@@ -86,15 +86,12 @@ def test_an_unconfirmed_removal_removes_nothing(hub: HubState) -> None:
     assert [row["name"] for row in listed()["models"]] == [MODEL]
 
 
-def test_damage_in_the_cache_is_found_by_a_pull_and_repaired_by_the_next(
-    hub: HubState, tmp_path: Path
-) -> None:
+def test_damage_in_the_cache_is_found_and_repaired_by_a_pull(hub: HubState, tmp_path: Path) -> None:
     run("pull", MODEL)
     weights = next((tmp_path / "cache").rglob("model.safetensors"))
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    assert "removed: model.safetensors; try again" in run("pull", MODEL, code=2).output
     run("pull", MODEL)
     whole = hashlib.sha256((demo_folder() / "model.safetensors").read_bytes())
     assert hashlib.sha256(weights.read_bytes()).hexdigest() == whole.hexdigest()

@@ -115,6 +115,15 @@ def fp8_blocks(rows: int = 128, columns: int = 128, scale: str = "weight_scale_i
     return quantize
 
 
+def fp8_powers(weight: Array) -> tuple[dict[str, Stored], Array]:
+    """FP8 with a power of two for each block of 32 × 32."""
+    exponents = np.ceil(np.log2(np.maximum(_blocks(weight, 32, 32), 1e-8) / 448)).astype(np.int32)
+    spread = _spread(2.0**exponents, weight.shape, 32, 32)
+    codes = to_e4m3(weight / spread)
+    parts = {"weight": ("F8_E4M3", codes), "scale": ("F8_E8M0", (exponents + 127).astype(np.uint8))}
+    return parts, (E4M3[codes] * spread).astype(np.float32)
+
+
 def fp8_tensor(scale: str = "weight_scale", per_row: bool = False, dtype: str = "F32") -> Quantize:
     """FP8 with one scale for a weight, or one for each of its rows."""
 

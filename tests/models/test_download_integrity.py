@@ -39,7 +39,7 @@ def test_a_file_without_a_known_hash_is_not_judged(tmp_path: Path) -> None:
 def test_a_damaged_file_is_named_and_removed_with_its_link(tmp_path: Path, damage: bytes) -> None:
     whole = linked(tmp_path, "a.safetensors", hashlib.sha256(CONTENT).hexdigest())
     bad = linked(tmp_path, "b.safetensors", hashlib.sha256(b"other").hexdigest(), damage)
-    with pytest.raises(ModelLoadError, match=r"removed: b\.safetensors; try again"):
+    with pytest.raises(ModelLoadError, match=r"removed: b\.safetensors; they must be"):
         check_files([whole, bad])
     assert whole.exists()
     assert not bad.is_symlink()

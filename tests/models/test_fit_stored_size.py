@@ -1,14 +1,26 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from holdfast.errors import ModelLoadError
+from holdfast.errors import ModelLoadError, UnusableModel
 from holdfast.models.download import demo_folder
 from holdfast.models.fit import size_of_folder, size_on_hub
 from holdfast.models.hub import ModelSource
+from tests.fakes.foreign_weights import (
+    Quantize,
+    awq,
+    bare_fp8,
+    fp8_tensor,
+    is_linear,
+    replaced,
+    safetensors_bytes,
+    write_safetensors,
+)
 from tests.fakes.hub import HubState, hub_in_place
 from tests.fakes.tiny_models import make_tiny, write_tiny
 
@@ -76,4 +88,48 @@ def test_a_gated_model_is_explained(hub: HubState) -> None:
 
 def test_a_missing_model_is_explained(hub: HubState) -> None:
     with pytest.raises(ModelLoadError, match="no model coast/kelp-small on the Hub"):
+        size_on_hub(SOURCE)
+
+
+def test_weights_in_the_format_of_another_tool_count_one_by_one(tmp_path: Path) -> None:
+    plain = write_tiny(tmp_path / "plain", "llama")
+    parameters_of_plain = size_of_folder(plain).parameters
+    folder = write_tiny(tmp_path / "awq", "llama")
+    quantized_with_awq(folder)
+    assert size_of_folder(folder).parameters == parameters_of_plain
+
+
+def quantized_with_awq(folder: Path) -> None:
+    import mlx.core as mx
+
+    loaded = mx.load(str(folder / "model.safetensors"))
+    assert isinstance(loaded, dict)
+    tensors = {name: np.array(array) for name, array in loaded.items()}
+    foreign, _ = replaced(tensors, awq(), is_quantized=is_linear)
+    write_safetensors(folder / "model.safetensors", foreign)
+    config = json.loads((folder / "config.json").read_text())
+    method = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": method}))
+
+
+@pytest.mark.parametrize(
+    ("quantize", "file", "said"),
+    [
+        (bare_fp8, "", "quantized as FP8"),
+        (fp8_tensor(), "hf_quant_config.json", r"quantized as ModelOpt \(FP8\)"),
+    ],
+)
+def test_weights_that_cannot_be_read_are_told_before_a_download(
+    hub: HubState, quantize: Quantize, file: str, said: str
+) -> None:
+    weights = {"model.layers.0.self_attn.q_proj.weight": np.ones((32, 32), np.float32)}
+    foreign, _ = replaced(weights, quantize, is_quantized=is_linear)
+    files = {
+        "config.json": b'{"model_type": "llama"}',
+        "model.safetensors": safetensors_bytes(foreign),
+    }
+    if file:
+        files[file] = b'{"quantization": {"quant_algo": "FP8"}}'
+    hub.repositories[SOURCE.name] = files
+    with pytest.raises(UnusableModel, match=said):
         size_on_hub(SOURCE)

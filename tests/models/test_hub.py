@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, get_session
 
 from holdfast.config import ModelSettings
 from holdfast.errors import ModelLoadError
@@ -64,8 +64,6 @@ def refusal(tmp_path: Path) -> str:
     """What is said about the answers; nothing is written beside the cache."""
     with pytest.raises(ModelLoadError) as caught:
         fetch()
-    with pytest.raises(ModelLoadError):
-        pull_model(SOURCE, on_step=lambda *_: None)
     assert os.listdir(tmp_path) in ([], ["home"])
     assert os.listdir(tmp_path / "home") == ["cache"] if (tmp_path / "home").exists() else True
     cache = tmp_path / "home" / "cache"
@@ -161,6 +159,13 @@ def test_a_list_of_files_that_is_none_is_one_line(
     refusal(tmp_path)
 
 
+def test_a_pull_checks_answers_too(hub: HubState, tmp_path: Path) -> None:
+    hub.etags[FILE] = "../../../x"
+    with pytest.raises(ModelLoadError, match="is refused"):
+        pull_model(SOURCE, on_step=lambda *_: None)
+    assert os.listdir(tmp_path) in ([], ["home"])
+
+
 @pytest.mark.parametrize(
     "etag", ["abc-7", "0x8D9ABCDEF", "d41d8cd98f00b204e9800998ecf8427e-38", "5f3.gz", "a+b=="]
 )
@@ -220,6 +225,12 @@ def test_a_silent_hub_is_asked_once_about_a_model_in_the_cache(
         assert fetch() == there
         assert connections(silent) <= 1
     assert "is used as it is in the cache: no answer within" in caplog.text
+
+
+def test_no_question_waits_for_ever(hub: HubState) -> None:
+    fetch()
+    timeout = get_session().timeout
+    assert None not in (timeout.connect, timeout.read, timeout.write, timeout.pool)
 
 
 def _never() -> None:

@@ -212,7 +212,8 @@ def pull_model(source: ModelSource, *, with_code: bool = False, on_step: OnStep)
     """
     try:
         return _pull(source, with_code=with_code, on_step=on_step)
-    except DamagedModel:  # the damaged files are gone
+    except DamagedModel as error:  # the damaged files are gone
+        _logger.warning("%s: %s", source.name, error)
         return _pull(source, with_code=with_code, on_step=on_step)
 
 
@@ -400,7 +401,7 @@ def check_files(files: Iterable[Path], *, read: Callable[[int], None] = lambda s
     if damaged:
         names = ", ".join(sorted(file.name for file in damaged))
         raise DamagedModel(
-            f"files damaged by the download were removed: {names}; try again to fetch them"
+            f"files damaged by the download were removed: {names}; they must be fetched again"
         )
 
 

@@ -216,6 +216,15 @@ def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return next((config[key] for key in _QUANTIZATION if isinstance(config.get(key), Mapping)), {})
 
 
+def _packed_per_item(part: str) -> int | None:
+    """How many weights a number of a tensor holds in the formats of other tools; None for all other
+    tensors.
+    """
+    ends = {"qweight": 8, "weight_packed": 8, "_blocks": 2, "qzeros": 0, "weight_shape": 0}
+    ends |= dict.fromkeys(("_scales", "weight_scale", "weight_scale_inv"), 0)
+    return next((count for end, count in ends.items() if part.endswith(end)), None)
+
+
 def _parameters(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> int:
     """The number of parameters.
 
@@ -227,7 +236,9 @@ def _parameters(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]
     for name, shape in shapes.items():
         layer, _, last = name.rpartition(".")
         scales = shapes.get(layer + _SCALES)
-        if scales is None:
+        if (packed := _packed_per_item(last)) is not None:
+            total += prod(shape) * packed
+        elif scales is None:
             total += prod(shape)
         elif last == "weight":
             own = table.get(layer)

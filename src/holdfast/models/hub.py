@@ -26,6 +26,8 @@ _PATIENCE_SECONDS = 2.0  # how long to wait before the warning that the Hub is s
 _REACH_SECONDS = 10.0
 # how long to ask whether a model in the cache is the newest one
 _ASK_SECONDS = 2.0
+# how long any answer may stay away; for some questions, the library would wait for ever
+_SILENCE_SECONDS = 30.0
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 # the library puts these into paths as they are
 _NAME = re.compile(r"[\w+=~-][\w.+=~-]{0,254}")
@@ -155,6 +157,7 @@ def check_answers() -> None:
 
     It uses ETags, commits and hashes as names of files, so that a mirror could have files written
     anywhere. This is checked where answers arrive, so that no way into the library goes past it.
+    Also limits how long an answer may stay away.
     """
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils import _http
@@ -167,6 +170,7 @@ def check_answers() -> None:
         client = current()
         hooks = client.event_hooks
         client.event_hooks = {**hooks, "response": [*hooks.get("response", ()), _check_answer]}
+        client.timeout = _SILENCE_SECONDS
         return client
 
     vars(checked_client)["checks_answers"] = True

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from holdfast.errors import DamagedModel, ModelLoadError, UnusableModel
+from holdfast.models.chat_templates import check_templates
 from holdfast.models.model_folder import (
     check_is_folder,
     check_supported,
@@ -86,6 +87,7 @@ def _result(folder: Path) -> Mapping[str, Any] | UnusableModel:
         for name in _MORE_JSON:
             if os.path.lexists(folder / name):
                 read_json(folder / name)
+        check_templates(folder)
     except UnusableModel as error:
         return error
     return config

@@ -286,6 +286,8 @@ class _ForeignFormat:
         self, config: Mapping[str, Any], declared: Declared, tensors: Tensors, foreign: Tensors
     ) -> bool:
         """Whether the tensors that are not plain weights are read rightly."""
+        if config.get("vision_config"):  # mlx-vlm loads those, and was not compared
+            return False
         is_meant = declared.method in self.methods and declared.is_read
         has_type = config.get("model_type") in self.model_types
         return is_meant and has_type and self.takes(declared, tensors, foreign)
@@ -347,6 +349,26 @@ def _is_fp8_in_blocks(declared: Declared, tensors: Tensors, foreign: Tensors) ->
         if not _have_dtypes(layer, weight="F8_E4M3", weight_scale_inv="float") or len(weight) != 2:
             return False
         if scales != [-(-size // 128) for size in weight]:
+            return False
+    return True
+
+
+def _is_of_deepseek_v41(declared: Declared, tensors: Tensors, foreign: Tensors) -> bool:
+    """FP8 in blocks of 32 × 32 and FP4 in groups of 32, with powers of two as scales."""
+    layers = _layers(foreign, "weight", "scale")
+    if layers is None:
+        return False
+    for layer in layers.values():
+        weight, scales = layer["weight"]["shape"], layer["scale"]["shape"]
+        if layer["scale"]["dtype"] not in ("F8_E8M0", "U8") or len(weight) != 2:
+            return False
+        if layer["weight"]["dtype"] == "F8_E4M3":
+            wanted = [-(-size // 32) for size in weight]
+        elif layer["weight"]["dtype"] in ("I8", "U8"):  # two numbers in each byte
+            wanted = [weight[0], weight[1] // 16]
+        else:
+            return False
+        if scales != wanted:
             return False
     return True
 
@@ -422,6 +444,11 @@ _READ_FORMATS = (
             "minimax_m2 mistral4".split()
         ),
         takes=_is_fp8_in_blocks,
+    ),
+    _ForeignFormat(
+        methods=("fp8",),
+        model_types=("deepseek_v41", "deepseek_v41_text"),
+        takes=_is_of_deepseek_v41,
     ),
     _ForeignFormat(
         methods=("compressed-tensors",),

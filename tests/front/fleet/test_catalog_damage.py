@@ -18,13 +18,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.config import Settings, load_settings
+from holdfast.config import ModelSettings, Settings, load_settings
 from holdfast.errors import ConfigError, HoldfastError, ModelLoadError
 from holdfast.front.fleet.catalog import Catalog, catalog_of, read_catalog_file
 from holdfast.front.prompt.tokenizer_bundle import load_tokenizer_bundle
 from holdfast.front.server.access import read_keys
 from holdfast.models.adapter_folder import checked_adapter
-from holdfast.models.download import demo_folder
+from holdfast.models.download import demo_folder, resolve_model
 from holdfast.models.loadable import check_loadable
 from holdfast.models.model_folder import known_context_tokens
 from tests.fakes.foreign_weights import stored, write_safetensors
@@ -107,6 +107,76 @@ def test_a_damaged_file_leaves_out_its_model_alone(tmp_path: Path, name: str, da
         load_tokenizer_bundle(bad)
     except ModelLoadError as error:
         one_line(error)
+
+
+def cut(name: str, size: int) -> Callable[[Path], None]:
+    """Keep the first bytes of a file; negative: leave out the last ones."""
+
+    def damage(folder: Path) -> None:
+        (folder / name).write_bytes((folder / name).read_bytes()[:size])
+
+    return damage
+
+
+def damaged(name: str, damage: str) -> Callable[[Path], None]:
+    return lambda folder: DAMAGES[damage](folder / name)
+
+
+def as_shards(folder: Path) -> None:
+    """The first of two shards, and an index that names both."""
+    (folder / _WEIGHTS).rename(folder / "model-00001-of-00002.safetensors")
+    places = {f"w{number}": f"model-0000{number}-of-00002.safetensors" for number in (1, 2)}
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": places}))
+
+
+def without_index(folder: Path) -> None:
+    as_shards(folder)
+    (folder / "model.safetensors.index.json").unlink()
+
+
+# what interrupted downloads, full disks and clones without Git LFS leave in the Hub's cache
+_WEIGHTS = "model.safetensors"
+_SNAPSHOTS: dict[str, Callable[[Path], None]] = {
+    "weights: a dangling link": damaged(_WEIGHTS, "a dangling link"),
+    "weights: a Git LFS pointer": damaged(_WEIGHTS, "a Git LFS pointer"),
+    "weights: a web page": damaged(_WEIGHTS, "a web page"),
+    "weights: empty": damaged(_WEIGHTS, "empty"),
+    "weights: cut in the header": cut(_WEIGHTS, 1000),
+    "weights: cut in the data": cut(_WEIGHTS, -1000),
+    "weights: missing": lambda folder: (folder / _WEIGHTS).unlink(),
+    "weights: a shard is missing": as_shards,
+    "weights: a shard is missing, and the index": without_index,
+    "tokenizer: missing": lambda folder: (folder / "tokenizer.json").unlink(),
+    "tokenizer: cut": cut("tokenizer.json", -1000),
+    "tokenizer: a dangling link": damaged("tokenizer.json", "a dangling link"),
+    "tokenizer_config: a web page": damaged("tokenizer_config.json", "a web page"),
+    "config: cut": cut("config.json", -10),
+    "config: a dangling link": damaged("config.json", "a dangling link"),
+    "config: missing": lambda folder: (folder / "config.json").unlink(),
+    "generation_config: empty": damaged("generation_config.json", "empty"),
+    "template: cut": cut("chat_template.jinja", 400),
+    "template: a dangling link": damaged("chat_template.jinja", "a dangling link"),
+}
+
+
+@pytest.mark.parametrize("state", _SNAPSHOTS)
+def test_a_damaged_model_in_the_hubs_cache_is_not_listed_and_told_how_to_mend(
+    tmp_path: Path, state: str
+) -> None:
+    repository = tmp_path / "hub" / "models--coast--kelp"
+    snapshot = whole_model(repository / "snapshots" / "c1")
+    assert [entry.name for entry in served(tmp_path).entries] == ["coast/kelp"]
+    _SNAPSHOTS[state](snapshot)
+    catalog = served(tmp_path)
+    assert [entry.name for entry in catalog.entries] == ["holdfast-demo"]
+    (left_out,) = catalog.left_out
+    assert left_out.name == "coast/kelp"
+    assert str(snapshot) in left_out.reason
+    assert left_out.reason.endswith("again: holdfast models pull coast/kelp")
+    assert "\n" not in left_out.reason
+    with pytest.raises(ModelLoadError):
+        resolve_model(ModelSettings(path=str(snapshot)), progress=lambda *_: None)
 
 
 @pytest.mark.parametrize("damage", _EACH_DAMAGE)

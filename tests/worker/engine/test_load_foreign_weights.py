@@ -22,6 +22,7 @@ from holdfast.errors import UnusableModel
 from holdfast.models import quantization
 from holdfast.worker.engine.load import load_model
 from tests.fakes import foreign_weights as forms
+from tests.fakes.adapters import write_tiny_adapter
 from tests.fakes.every_config import tiny_config
 from tests.fakes.foreign_weights import Array, Quantize, Stored, is_linear, replaced, stored
 from tests.fakes.tiny_models import make_model, write_tokenizer
@@ -37,7 +38,10 @@ INT4 = {
 }
 # so that a weight has several blocks of 128, and blocks that are not full
 LARGER = {"hidden_size": 192, "intermediate_size": 256}
-_READ_FORMATS = {reader.methods[0]: reader.model_types for reader in quantization._READ_FORMATS}
+# of the two forms of FP8, the first one
+_MODEL_TYPES = {
+    each.methods[0]: each.model_types for each in reversed(quantization._READ_FORMATS)
+}
 _DAILY = {"llama", "qwen3", "deepseek_v3", "minimax"}
 _EXPERTS = re.compile(r"(.*)\.switch_mlp\.(\w+)\.weight")
 _OF_MINIMAX = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
@@ -45,7 +49,7 @@ _OF_MINIMAX = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 
 def listed(method: str) -> list[Any]:
     """The model types for which a form is accepted; the daily tests take a few."""
-    types: Collection[str] = _READ_FORMATS[method]
+    types: Collection[str] = _MODEL_TYPES[method]
     return [
         pytest.param(name, marks=[] if name in _DAILY else pytest.mark.slow)
         for name in sorted(types)
@@ -83,6 +87,13 @@ def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Stored]
 def logits(folder: Path) -> Array:
     loaded = load_model(folder, ModelSettings(dtype="float32"), progress=lambda *_: None)
     return np.array(loaded.model(TOKENS).astype(mx.float32))
+
+
+def adapted_logits(folder: Path, adapter: Path) -> Array:
+    settings = ModelSettings(dtype="float32", adapters=(f"sql={adapter}",))
+    loaded = load_model(folder, settings, progress=lambda *_: None)
+    assert loaded.adapters is not None
+    return np.array(loaded.adapters.call("sql", loaded.model, TOKENS).astype(mx.float32))
 
 
 def difference(
@@ -174,6 +185,85 @@ def test_experts_in_mxfp4(tmp_path: Path) -> None:
     found = logits(write(tmp_path / "foreign", config_of_foreign, foreign))
     wanted = logits(write(tmp_path / "plain", config, plain))
     assert np.abs(found - wanted).max() < 1e-4 * np.abs(wanted).max()
+
+
+# names of mlx-lm → those of the published model
+_OF_DEEPSEEK_V41 = {
+    "lm_head.weight": "head.weight",
+    "model.embed_tokens.weight": "embed.weight",
+    "model.": "",
+    ".self_attn.": ".attn.",
+    ".mlp.": ".ffn.",
+    ".input_layernorm.": ".attn_norm.",
+    ".post_attention_layernorm.": ".ffn_norm.",
+    ".attn_hc.": ".hc_attn_",
+    ".ffn_hc.": ".hc_ffn_",
+    ".sinks": ".attn_sink",
+    ".q_a_proj.": ".wq_a.",
+    ".q_b_proj.": ".wq_b.",
+    ".kv_proj.": ".wkv.",
+    ".compressor.gate_proj.": ".compressor.wgate.",
+    ".o_a_proj.": ".wo_a.",
+    ".o_b_proj.": ".wo_b.",
+    ".q_a_norm.": ".q_norm.",
+    ".compressor.kv_norm.": ".compressor.norm.",
+    ".k_proj.": ".wk.",
+    ".gate.e_score_correction_bias": ".gate.bias",
+    ".gate_proj.": ".w1.",
+    ".down_proj.": ".w2.",
+    ".up_proj.": ".w3.",
+}
+
+
+def test_the_published_form_of_deepseek_v41(tmp_path: Path) -> None:
+    """Its own names, FP8 for most weights, FP4 for experts, and powers of two as scales."""
+    config = tiny_config("deepseek_v41")
+    parameters = tree_flatten(make_model(config).parameters())
+    tensors = {name: np.array(each.astype(mx.float32)) for name, each in parameters}
+    fp4 = forms.mxfp4("weight", "scale")
+    foreign: dict[str, Stored] = {}
+    plain: dict[str, Stored] = {}
+    for name, array in tensors.items():
+        published = name
+        for mlx_name, own in _OF_DEEPSEEK_V41.items():
+            published = published.replace(mlx_name, own)
+        layer = published.removesuffix("weight")
+        plain[name] = stored(array)
+        if ".switch_mlp." in name:
+            experts = [fp4(expert) for expert in array]
+            for number, (parts, _) in enumerate(experts):
+                own = layer.replace("experts.switch_mlp", f"experts.{number}")
+                foreign[f"{own}weight"] = ("I8", parts["weight"][1].view(np.int8))
+                foreign[f"{own}scale"] = ("F8_E8M0", parts["scale"][1])
+            plain[name] = stored(np.stack([stands_for for _, stands_for in experts]))
+        elif re.search(r"\.(wq_a|wq_b|wkv|wo_a|wo_b|wk|w[123])\.weight$", published):
+            parts, stands_for = forms.fp8_powers(array.reshape(-1, array.shape[-1]))
+            foreign |= {layer + part: each for part, each in parts.items()}
+            plain[name] = stored(stands_for.reshape(array.shape))
+        else:
+            foreign[published] = plain[name]
+    method = {"quant_method": "fp8", "scale_fmt": "ue8m0", "weight_block_size": [32, 32]}
+    config_of_foreign = {**config, "quantization_config": method}
+    found = logits(write(tmp_path / "foreign", config_of_foreign, foreign))
+    wanted = logits(write(tmp_path / "plain", config, plain))
+    assert np.abs(found - wanted).max() < 1e-4 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("form", ["awq", "fp8"])
+def test_an_adapter_over_such_weights_acts_as_over_plain_ones(tmp_path: Path, form: str) -> None:
+    name, quantize, method = {
+        "awq": ("llama", forms.awq(), AWQ),
+        "fp8": ("deepseek_v3", rounded(forms.fp8_blocks()), FP8),
+    }[form]
+    adapter = write_tiny_adapter(tmp_path / "sql", name, seed=1)
+    config = tiny_config(name)
+    foreign, plain = replaced(plain_tensors(config), quantize, is_quantized=is_linear)
+    config_of_foreign = {**config, "quantization_config": method}
+    found = adapted_logits(write(tmp_path / "foreign", config_of_foreign, foreign), adapter)
+    plain_folder = write(tmp_path / "plain", config, plain)
+    wanted = adapted_logits(plain_folder, adapter)
+    assert np.abs(wanted - logits(plain_folder)).max() > 0.1 * np.abs(wanted).max()
+    assert np.abs(found - wanted).max() < 0.02 * np.abs(wanted).max()
 
 
 def test_integers_that_reach_the_model_are_refused(

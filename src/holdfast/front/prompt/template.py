@@ -18,7 +18,6 @@ import msgspec
 from jinja2 import TemplateError
 
 from holdfast.errors import InvalidRequest, UnusableModel
-from holdfast.files import read_text
 from holdfast.front.prompt.conversation import (
     REASONING_FIELDS,
     Message,
@@ -40,6 +39,7 @@ from holdfast.front.prompt.images import (
 from holdfast.front.prompt.template_process import SandboxedTemplate
 from holdfast.front.prompt.template_worker import RENDER_ERRORS
 from holdfast.front.prompt.tool_definitions import KeptTool, complete_tool
+from holdfast.models.chat_templates import template_sources
 from holdfast.models.tokenizer_files import named_special_tokens, read_json
 from holdfast.wire.images import VisionInfo
 from holdfast.wire.requests import RESERVED_TEMPLATE_ARGUMENTS, ChatPrompt
@@ -439,12 +439,7 @@ def load_template(folder: Path) -> ChatTemplate | None:
     Raises UnusableModel if the template is broken.
     """
     config = read_json(folder / "tokenizer_config.json")
-    sources = _named_templates(config.get("chat_template"))
-    sources |= _named_templates(read_json(folder / "chat_template.json").get("chat_template"))
-    if os.path.lexists(path := folder / "chat_template.jinja"):
-        sources["default"] = _read_text(path)
-    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        sources[path.stem] = _read_text(path)
+    sources = template_sources(folder)
     if not sources:
         return None
     sources.setdefault("default", next(iter(sources.values())))
@@ -452,26 +447,3 @@ def load_template(folder: Path) -> ChatTemplate | None:
         {**read_json(folder / "special_tokens_map.json"), **config}
     )
     return ChatTemplate(sources, special_tokens=special_tokens)
-
-
-def _named_templates(value: Any) -> dict[str, str]:
-    """The templates by name.
-
-    `value` (`chat_template`) is one template, or a list of {"name": …, "template": …}.
-    """
-    if isinstance(value, str) and value:
-        return {"default": value}
-    if isinstance(value, list):
-        return {
-            str(item["name"]): str(item["template"])
-            for item in value
-            if isinstance(item, dict) and "template" in item and "name" in item
-        }
-    return {}
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return read_text(path)
-    except (OSError, ValueError) as error:
-        raise UnusableModel(f"{path} cannot be read: {error}") from error

@@ -21,13 +21,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, BinaryIO, Literal, NoReturn, TypeAlias
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
+from jinja2 import Template, TemplateError, TemplateSyntaxError
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from holdfast.front.prompt.tool_definitions import KeptTool, made_once, unpacked_tool
+from holdfast.models.chat_templates import EXTENSIONS
 
 MAX_MEMORY_BYTES = 1 << 30
 HEAD_BYTES = 8  # size of the length before a task or text; an answer has an outcome byte before it
@@ -113,26 +112,11 @@ def _write_answer(answers: BinaryIO, outcome: Outcome, text: bytes) -> None:
 
 def jinja_environment() -> ImmutableSandboxedEnvironment:
     """A new environment that compiles chat templates."""
-    environment = _Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
-    )
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=EXTENSIONS)
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
-
-
-class _GenerationBlock(Extension):
-    """Renders {% generation %}…{% endgeneration %} as its content.
-
-    The block marks answers for training.
-    """
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class _Environment(ImmutableSandboxedEnvironment):
