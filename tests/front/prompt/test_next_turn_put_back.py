@@ -35,13 +35,13 @@ _SHOWN = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 def _byte_fallback() -> Backend:
     backend = toy_tokenizers.gemma()
-    toy_tokenizers._add(backend, _CHATML, _SHOWN)
+    toy_tokenizers.add(backend, _CHATML, _SHOWN)
     return backend
 
 
 def _space_in_front() -> Backend:
     backend = toy_tokenizers.mistral()
-    toy_tokenizers._add(backend, _CHATML, _SHOWN)
+    toy_tokenizers.add(backend, _CHATML, _SHOWN)
     return backend
 
 
