@@ -66,7 +66,8 @@ def _byte_level_model() -> models.BPE:
     return models.BPE(vocab=vocab, merges=merges)
 
 
-def _add(tokenizer: Tokenizer, special: Sequence[str], shown: Sequence[str] = _SHOWN) -> Tokenizer:
+def add(tokenizer: Tokenizer, special: Sequence[str], shown: Sequence[str] = _SHOWN) -> Tokenizer:
+    """Add special tokens, and tokens that are shown."""
     tokenizer.add_special_tokens(
         [AddedToken(content, special=True, normalized=False) for content in special]
     )
@@ -89,7 +90,7 @@ def byte_level(
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    return _add(tokenizer, special, shown)
+    return add(tokenizer, special, shown)
 
 
 def llama3() -> Tokenizer:
@@ -147,7 +148,7 @@ def gemma() -> Tokenizer:
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
-    _add(tokenizer, ("<s>", "</s>", "<start_of_turn>", "<end_of_turn>"))
+    add(tokenizer, ("<s>", "</s>", "<start_of_turn>", "<end_of_turn>"))
     _put_in_front(tokenizer, "<s>")
     return tokenizer
 
@@ -168,7 +169,7 @@ def mistral() -> Tokenizer:
             decoders.Strip(" ", 1, 0),
         ]
     )
-    _add(tokenizer, ("<unk>", "<s>", "</s>", "[INST]", "[/INST]"))
+    add(tokenizer, ("<unk>", "<s>", "</s>", "[INST]", "[/INST]"))
     _put_in_front(tokenizer, "<s>")
     return tokenizer
 
@@ -180,7 +181,7 @@ def metaspace() -> Tokenizer:
     tokenizer.decoder = decoders.Sequence(
         [decoders.Metaspace(prepend_scheme="first"), decoders.ByteFallback(), decoders.Fuse()]
     )
-    return _add(tokenizer, ("<unk>", "<s>", "</s>"))
+    return add(tokenizer, ("<unk>", "<s>", "</s>"))
 
 
 def word_pieces() -> Tokenizer:

@@ -17,6 +17,7 @@ from holdfast.front.prompt.prepare import prepare
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.front.server.services import Services
 from holdfast.wire.requests import GenerationRequest
+from tests.fakes.client_places import control_tokens, controls_of
 from tests.fakes.family_bundles import bundle
 from tests.fakes.family_templates import FAMILY_TEMPLATES
 from tests.fakes.http_clients import HELLO, client_of
@@ -350,3 +351,35 @@ async def test_the_seed_of_minus_one_is_random_and_all_others_are_fixed(
         response = await client.post(path, json={"model": MODEL, "stream": False, **sent})
     assert response.status_code == 200, response.text
     assert (gateway.request.sampling.seed is None) == (seed in (-1, None))
+
+
+SAID_BY_CLIENTS = (
+    *(SYSTEM, QUESTION, SAID, THANKS, "sunny", "noon", "Tells the weather.", "Where"),
+    *("Zürich", "Z\\u00fcrich"),  # in arguments, also as JSON
+)
+
+
+def with_text(value: Any, text: str) -> Any:
+    """The body of a request with a text behind all that a client says in it."""
+    if isinstance(value, str):
+        for said in SAID_BY_CLIENTS:
+            value = value.replace(said, f"{said} {text}")
+        return value
+    if isinstance(value, dict):
+        return {key: with_text(each, text) for key, each in value.items()}
+    return [with_text(each, text) for each in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_no_text_becomes_a_control_token_in_any_protocol(path: str) -> None:
+    gateway = ScriptedGateway()
+    services = scripted_services(gateway, directory=directory_of())
+    body = BODIES[path](strict=None, thinks=True, seal=services.seal)
+    neutral = await request_of(services, gateway, path, with_text(body, "text"))
+    for name in ("qwen3", "deepseek_v31", "gemma4", "kimi_k2", "minimax_m3"):
+        bundle = bundle_of(name)
+        controls = [text for text in controls_of(bundle) if '"' not in text]
+        asked = await request_of(services, gateway, path, with_text(body, "".join(controls)))
+        found = [control_tokens(bundle, read(request, name)) for request in (asked, neutral)]
+        assert found[0] == found[1]
+        assert sum(found[0].values()) > 5, "the template's own"

@@ -24,9 +24,9 @@ from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle, frame_of
 from holdfast.wire.requests import CacheBreakpoint, ChatPrompt
 from tests.fakes.agent_turns import QUESTION, spoken, turn
+from tests.fakes.client_places import controls_of, wrong_places
 from tests.fakes.family_templates import tokenizer_for
-from tests.front.prompt.test_canonical_control_texts import controls_of, wrong_places
-from tests.front.prompt.test_conversation_tool_results import SAME, text_of
+from tests.fakes.results_in_disorder import SAME, text_of
 
 PACKAGE = "llama-cpp-python==0.3.36"
 # Show no tools, whatever is sent, but name the syntax of their calls.
@@ -222,15 +222,13 @@ def test_cache_breakpoints_are_found_in_all_of_them(found: dict[str, FoundDialec
 def test_no_text_of_a_client_becomes_a_control_token_in_any_of_them(
     found: dict[str, FoundDialect],
 ) -> None:
-    added: dict[str, list[str]] = {}
     for name, each in found.items():
         bundle = _bundle(name, each)
         # a token only here: the template writes an argument's name into a tag
         controls = [text for text in controls_of(bundle) if text != "</a>"]
         wrong = wrong_places(bundle, [f"a{'b'.join(controls)}b", "".join(["a", *controls])])
         # some templates escape texts, or cut words out of them
-        added[name] = [place for place in wrong if " is read as " not in place]
-    assert added == dict.fromkeys(found, [])
+        assert [place for place in wrong if " is read as " not in place] == [], name
 
 
 @pytest.mark.parametrize("case", SAME)

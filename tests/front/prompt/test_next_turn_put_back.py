@@ -35,13 +35,13 @@ _SHOWN = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 def _byte_fallback() -> Backend:
     backend = toy_tokenizers.gemma()
-    toy_tokenizers._add(backend, _CHATML, _SHOWN)
+    toy_tokenizers.add(backend, _CHATML, _SHOWN)
     return backend
 
 
 def _space_in_front() -> Backend:
     backend = toy_tokenizers.mistral()
-    toy_tokenizers._add(backend, _CHATML, _SHOWN)
+    toy_tokenizers.add(backend, _CHATML, _SHOWN)
     return backend
 
 
@@ -221,3 +221,14 @@ def test_the_tokens_before_one_that_a_stop_string_cut_are_put_back_as_generated(
         *letters,
         *encode("hel", add_special_tokens=False),
     )
+
+
+def test_of_answers_that_differ_in_white_space_each_comes_back_as_it_was_received() -> None:
+    own = replace(bundle("byte-level"), known_answers=KnownAnswers())
+    encode = own.tokenizer.encode
+    said = {}
+    for text in ("the", "the\n\n", " the"):
+        ids = tuple(token for each in text for token in encode(each, add_special_tokens=False))
+        deltas, _ = received(own, ids, FinishReason.LENGTH)
+        said[ids] = as_message(deltas)
+    assert [put_back(own, message) for message in said.values()] == [*said]

@@ -257,9 +257,11 @@ def guarded(
 def _guarded_message(message: Any, guard: ControlGuard) -> Any:
     if not isinstance(message, dict):
         return message
-    ready = guarded_value(message, guard)
-    for key in _NAMES & ready.keys():
-        ready[key] = guarded_value(message[key], guard.name)
+    ready = {
+        key: guarded_value(value, guard.name if key in _NAMES else guard)
+        for key, value in message.items()
+        if key != "tool_calls"
+    }
     calls = message.get("tool_calls")
     if isinstance(calls, list | tuple):
         ready["tool_calls"] = [_guarded_call(call, guard) for call in calls]
@@ -267,14 +269,15 @@ def _guarded_message(message: Any, guard: ControlGuard) -> Any:
 
 
 def _guarded_call(call: Any, guard: ControlGuard) -> Any:
-    ready = guarded_value(call, guard)
     function = call.get("function") if isinstance(call, dict) else None
-    if isinstance(function, dict):
-        ready["function"] = {
-            **ready["function"],
-            "name": guarded_value(function.get("name"), guard.name),
-            "arguments": _guarded_arguments(function.get("arguments"), guard),
-        }
+    if not isinstance(function, dict):
+        return guarded_value(call, guard)
+    ready = guarded_value({**call, "function": None}, guard)
+    ready["function"] = {
+        **guarded_value({**function, "arguments": None}, guard),
+        "name": guarded_value(function.get("name"), guard.name),
+        "arguments": _guarded_arguments(function.get("arguments"), guard),
+    }
     return ready
 
 

@@ -70,6 +70,7 @@ class KnownAnswer(msgspec.Struct, frozen=True, array_like=True):
     reasoning: str = ""
     call_ids: tuple[str, ...] = ()
     is_as_tokenized: bool = False  # the tokenizer produces the same tokens for the rendered answer
+    spaces: tuple[str, str] = ("", "")  # white space around the text
 
     @property
     def tokens(self) -> int:
@@ -145,18 +146,26 @@ class KnownAnswers:
         said: AnswerMeaning,
         token_ids: Sequence[int],
         *,
+        content: str = "",
         call_ids: Sequence[str] = (),
         is_as_tokenized: bool = False,
         tenant: str = "",
     ) -> None:
         """Remember the tokens of an answer.
 
-        An answer with the same meaning and call ids is replaced.
+        An answer with the same meaning, white space and call ids is replaced.
+
+        content: the text with its white space.
         """
         secret = self._secret(said, tenant)
-        tag = _digest((said.reasoning, tuple(call_ids)), _TAG_BYTES)
+        spaces = _spaces(content)
+        tag = _digest((said.reasoning, tuple(call_ids), spaces), _TAG_BYTES)
         answer = KnownAnswer(
-            array("I", token_ids).tobytes(), said.reasoning, tuple(call_ids), is_as_tokenized
+            array("I", token_ids).tobytes(),
+            said.reasoning,
+            tuple(call_ids),
+            is_as_tokenized,
+            spaces,
         )
         with self._lock:
             self._insert((secret, tag), answer)
@@ -174,7 +183,7 @@ class KnownAnswers:
         for place, message in enumerate(messages):
             is_answer = isinstance(message, dict) and message.get("role") == "assistant"
             said = meaning_of_message(message) if is_answer else None
-            found = None if said is None else self._find(said, _call_ids(message), tenant)
+            found = None if said is None else self._find(said, message, tenant)
             if said is None or found is None:
                 continue
             _, answer = found
@@ -219,13 +228,15 @@ class KnownAnswers:
         assert self._counted <= self._answers.keys(), "a forgotten answer is still counted"
 
     def _find(
-        self, said: AnswerMeaning, call_ids: tuple[str, ...], tenant: str
+        self, said: AnswerMeaning, message: Mapping[str, Any], tenant: str
     ) -> tuple[_Key, KnownAnswer] | None:
-        """The answer with this meaning; None if there is none.
+        """The answer with the meaning of a message; None if there is none.
 
         If there are several, prefers those with the same call ids, then those with the same
-        thought, then the latest.
+        thought, then those with the same white space, then the latest.
         """
+        call_ids = _call_ids(message)
+        spaces = _spaces(str(message.get("content") or ""))
         secret = self._secret(said, tenant)
         with self._lock:
             if secret not in self._tags and self._file is not None:
@@ -236,10 +247,16 @@ class KnownAnswers:
             known = [(key, self._answers[key]) for key in keys]
             if not known:
                 return None
-            same_calls = [each for each in known if call_ids and each[1].call_ids == call_ids]
-            candidates = same_calls or known
-            same = [each for each in candidates if each[1].reasoning == said.reasoning]
-            found = (same or candidates)[-1]
+
+            def likeness(each: tuple[_Key, KnownAnswer]) -> tuple[bool, bool, bool]:
+                answer = each[1]
+                return (
+                    bool(call_ids) and answer.call_ids == call_ids,
+                    answer.reasoning == said.reasoning,
+                    answer.spaces == spaces,
+                )
+
+            found = max(reversed(known), key=likeness)  # the first of several, so the latest
             self._answers.move_to_end(found[0])
             return found
 
@@ -273,7 +290,12 @@ class KnownAnswers:
         return _digest((self._model, tenant, said.content, said.calls), SECRET_BYTES)
 
 
-def _call_ids(message: dict[str, Any]) -> tuple[str, ...]:
+def _spaces(text: str) -> tuple[str, str]:
+    stripped = text.lstrip()
+    return text[: len(text) - len(stripped)], stripped[len(stripped.rstrip()) :]
+
+
+def _call_ids(message: Mapping[str, Any]) -> tuple[str, ...]:
     calls = message.get("tool_calls")
     if not isinstance(calls, list | tuple):
         return ()

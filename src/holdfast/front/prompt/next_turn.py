@@ -138,6 +138,7 @@ class _Recorder:
         self.bundle.known_answers.add(
             said,
             (*self.opening_token_ids, *token_ids),
+            content=text_of(deltas),
             call_ids=[delta.id for delta in deltas if isinstance(delta, ToolCallStarted)],
             is_as_tokenized=is_plain and token_ids == tokenizer.encode_text(text),
             tenant=self.tenant,
