@@ -13,9 +13,14 @@ from tests.fakes.scripted_model import write_scripted
 from tests.fakes.server_process import ServerProcess, running_server
 
 
-@pytest.fixture(scope="module")
+# names that lead to this machine, but are not its own: for browsers, pages of these hosts come from
+# elsewhere, and without HTTPS they are no secure contexts
+OTHER_HOSTS = "*.example"
+
+
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    with running_browser() as browser:
+    with running_browser(f"--host-resolver-rules=MAP {OTHER_HOSTS} 127.0.0.1") as browser:
         yield browser
 
 

@@ -268,7 +268,7 @@ class ChatState extends EventTarget {
   async delete() {
     const { id } = this.conversation;
     const answers = [...this.turns.values()].flatMap((turn) => turn.answer ?? []);
-    for (const turn of this.turns.values()) this.followers.get(turn.id)?.leave();
+    this.#leave();
     await stored.deleteConversation(id);
     this.#tabs.postMessage({ deleted: id });
     this.conversation = null;
@@ -379,6 +379,15 @@ class ChatState extends EventTarget {
     this.#follow(turn).rejoin();
   }
 
+  /** Stop taking in the answers of the open conversation, which is deleted. */
+  #leave() {
+    for (const id of this.turns.keys()) {
+      this.followers.get(id)?.leave();
+      this.followers.delete(id);
+      this.#followed.delete(id);
+    }
+  }
+
   #follow(turn) {
     const request = () => this.#request(turn);
     const follower = new Follower(turn.answer, request, (isDurable) => {
@@ -447,8 +456,9 @@ class ChatState extends EventTarget {
     if (stop) this.followers.get(stop)?.stop().catch(() => {});
     if (draft) this.dispatchEvent(new CustomEvent('draft', { detail: draft }));
     if (deleted && this.conversation?.id === deleted) {
-      this.conversation = null;
-      await this.open(null);
+      this.#leave();
+      this.#takeNewId(deleted); // so that the message that is being written stays
+      this.#show(null, new Map());
       this.dispatchEvent(new Event('deleted'));
     }
     if (isLeaving && this.running) this.#resume(this.running);
