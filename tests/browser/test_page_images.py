@@ -84,10 +84,18 @@ def test_an_image_alone_is_a_message_and_stays_when_the_text_is_edited(viewer: V
     expect(question.get_by_role("img")).to_have_count(1)
 
 
-def test_a_broken_image_is_said(viewer: Visitor) -> None:
+def test_a_broken_image_is_said_and_left_out_of_later_messages(viewer: Visitor) -> None:
     viewer.bring("paste", png(6)[:80])
+    page = viewer.page
     viewer.ask("What is this?")
-    expect(viewer.page.get_by_text("damaged and cannot be decoded")).to_be_visible()
+    expect(
+        page.get_by_text("Image 1 of your message cannot be used: the image is damaged")
+    ).to_be_visible()
+    viewer.ask("And without it?")
+    viewer.until_answered(2)
+    page.get_by_role("button", name="Try again without this image").click()
+    viewer.until_answered()
+    expect(page.get_by_text("cannot be used")).to_have_count(0)
 
 
 def test_a_model_that_reads_text_only_is_not_given_images(visitor: Visitor) -> None:

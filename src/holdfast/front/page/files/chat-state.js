@@ -13,6 +13,7 @@ import { requestFor, refusedImage, turnsWithImages } from './requests.js';
 const SAVE_MILLISECONDS = 400;
 const CHANGE_MILLISECONDS = 30;
 const OTHER_TAB_MILLISECONDS = 300; // in which another tab says that a message is its own
+const ASK_AGAIN_MILLISECONDS = 3000;
 const LONGEST_TITLE = 60;
 const DEFAULTS = {
   model: '',
@@ -80,7 +81,6 @@ class ChatState extends EventTarget {
   constructor() {
     super();
     this.#tabs.onmessage = ({ data }) => this.#hear(data);
-    addEventListener('pagehide', () => this.#tabs.postMessage({ isLeaving: true }));
   }
 
   /** The id of the open conversation, also of one that has no turn yet. */
@@ -375,7 +375,10 @@ class ChatState extends EventTarget {
     const turn = await stored.readTurn(id);
     this.#askedFor.delete(id);
     if (turn?.answer.status !== 'running' || this.followers.has(id)) return;
-    if (this.#ownedElsewhere.has(id) && !turn.answer.responseId) return;
+    if (this.#ownedElsewhere.has(id) && !turn.answer.responseId) {
+      setTimeout(() => this.#resume(turn), ASK_AGAIN_MILLISECONDS); // that tab may be closed
+      return;
+    }
     this.#follow(turn).rejoin();
   }
 
@@ -449,7 +452,7 @@ class ChatState extends EventTarget {
   }
 
   /** Take in what another tab says. */
-  async #hear({ changed, deleted, draft, who, tab, mine, stop, isLeaving }) {
+  async #hear({ changed, deleted, draft, who, tab, mine, stop }) {
     const asksFirst = this.#askedFor.has(who) && this.#tab < tab;
     if (who && (asksFirst || this.followers.has(who))) this.#tabs.postMessage({ mine: who });
     if (mine) this.#ownedElsewhere.add(mine);
@@ -461,7 +464,6 @@ class ChatState extends EventTarget {
       this.#show(null, new Map());
       this.dispatchEvent(new Event('deleted'));
     }
-    if (isLeaving && this.running) this.#resume(this.running);
     if (changed && this.id === changed) {
       const conversation = await stored.readConversation(changed);
       const turns = await stored.readTurns(changed);
