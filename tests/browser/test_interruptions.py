@@ -393,6 +393,7 @@ def test_a_message_that_waits_is_sent_by_another_tab_if_its_own_is_closed(
 ) -> None:
     with relayed(server.url) as relay, visit(browser, relay.url) as visitor:
         visitor.ask(TEXT)
+        visitor.page.get_by_role("article").get_by_text("word5 ").wait_for()
         visitor.page.get_by_role("button", name="Stop").click()
         visitor.until_answered()
         second = another_tab(visitor)
