@@ -12,10 +12,14 @@ from tests.fakes.page_script import ANSWERS
 from tests.fakes.scripted_model import write_scripted
 from tests.fakes.server_process import ServerProcess, running_server
 
+# names that lead to this machine, but are not its own: for browsers, pages of these hosts come from
+# elsewhere, and without HTTPS they are no secure contexts
+OTHER_HOSTS = "*.example"
 
-@pytest.fixture(scope="module")
+
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    with running_browser() as browser:
+    with running_browser(f"--host-resolver-rules=MAP {OTHER_HOSTS} 127.0.0.1") as browser:
         yield browser
 
 
@@ -29,6 +33,7 @@ def scripted_server(
     folder = write_scripted(tmp_path_factory.mktemp("scripted") / "model", ANSWERS)
     store = tmp_path_factory.mktemp("store")
     options = ("--name", "scripted", "--store", str(store), "--speculation", "off")
+    options += ("--allowed-hosts", "harbour.example")
     with pytest.MonkeyPatch.context() as patch:
         # with kernels and drafts, long answers would end before a test can stop them
         patch.setenv("HOLDFAST_KERNELS", "0")

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page
 
-from tests.fakes.browser import Visitor, running_browser, visiting
+from tests.fakes.browser import Visitor, visiting
 from tests.fakes.page_script import ANSWERS
 from tests.fakes.scripted_model import write_scripted
 from tests.fakes.server_process import ServerProcess, running_server
@@ -87,13 +87,6 @@ def elsewhere() -> Iterator[int]:
         yield site.server_port
         site.shutdown()
         thread.join()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """A browser for which a foreign host name leads to this machine."""
-    with running_browser(f"--host-resolver-rules=MAP {EVIL} 127.0.0.1") as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

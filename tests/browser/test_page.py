@@ -5,10 +5,11 @@ All in one file: browser and server are started once.
 
 from __future__ import annotations
 
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
-from tests.fakes.browser import Visitor
+from tests.fakes.browser import Visitor, visiting
 from tests.fakes.page_script import LONG
+from tests.fakes.server_process import ServerProcess
 
 
 def test_an_answer_survives_a_reload_in_its_middle(visitor: Visitor) -> None:
@@ -83,6 +84,22 @@ def test_a_message_can_be_edited_and_an_answer_generated_again(visitor: Visitor)
     page.get_by_role("button", name="Stop").click()
     visitor.until_answered()
     expect(page.get_by_role("article")).to_contain_text("2 of 2")
+
+
+def test_a_guest_without_a_key_chats_over_plain_http(
+    browser: Browser, scripted_server: ServerProcess
+) -> None:
+    with visiting(browser, scripted_server.url.replace("127.0.0.1", "harbour.example")) as visitor:
+        # behind a proxy, nobody counts as local
+        visitor.context.set_extra_http_headers({"x-forwarded-for": "192.0.2.7"})
+        page = visitor.open()
+        expect(page.get_by_text("user", exact=True)).to_be_visible()
+        visitor.ask("Say many words.")
+        page.get_by_role("article").get_by_text("word5 ").wait_for()
+        page.get_by_role("link", name="New conversation").click()
+        page.get_by_role("button", name="Stop the answer of Say many words.").click()
+        page.get_by_role("link", name="Say many words.").click()
+        assert LONG.startswith(visitor.until_answered())
 
 
 def test_each_view_shows_what_the_server_does(visitor: Visitor) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,24 +16,6 @@ from tests.fakes.server_process import ServerProcess, running_server
 from tests.fakes.vision_models import write_vision_model
 
 pytestmark = pytest.mark.slow
-
-# makes files of base64 texts and lets an event bring them; whether the browser would handle it, too
-BRING = """
-([kind, images, place]) => {
-  const transfer = new DataTransfer();
-  for (const image of images) {
-    const bytes = Uint8Array.from(atob(image), (character) => character.charCodeAt(0));
-    transfer.items.add(new File([bytes], 'picture.png', { type: 'image/png' }));
-  }
-  const options = { bubbles: true, cancelable: true };
-  const target = document.querySelector(place);
-  return target.dispatchEvent(
-    kind === 'paste'
-      ? new ClipboardEvent('paste', { ...options, clipboardData: transfer })
-      : new DragEvent('drop', { ...options, dataTransfer: transfer }),
-  );
-}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +35,6 @@ def viewer(browser: Browser, seeing: ServerProcess) -> Iterator[Visitor]:
         yield visitor
 
 
-def bring(visitor: Visitor, kind: str, *images: bytes, place: str = "#message") -> bool:
-    files = [base64.b64encode(each).decode() for each in images]
-    return bool(visitor.page.evaluate(BRING, [kind, files, place]))
-
-
 def prompt_tokens(visitor: Visitor, answer: int) -> int:
     facts = visitor.page.get_by_role("article").nth(answer).locator(".facts").inner_text()
     return int(facts.split(" of ")[1].split()[0].replace(",", ""))
@@ -69,8 +45,8 @@ def test_images_are_attached_sent_shown_and_kept(viewer: Visitor, tmp_path: Path
     file = tmp_path / "cat.png"
     file.write_bytes(png(1, size=(64, 48)))
     page.get_by_label("Attach images").set_input_files(file)
-    bring(viewer, "paste", png(2, size=(64, 48)), png(3, size=(64, 48)))
-    bring(viewer, "drop", png(4, size=(64, 48)))
+    viewer.bring("paste", png(2, size=(64, 48)), png(3, size=(64, 48)))
+    viewer.bring("drop", png(4, size=(64, 48)))
     attached = page.get_by_role("list", name="Attached images").get_by_role("img")
     expect(attached).to_have_count(4)
     page.get_by_role("button", name="Remove image 2").click()
@@ -95,7 +71,7 @@ def test_images_are_attached_sent_shown_and_kept(viewer: Visitor, tmp_path: Path
 
 def test_an_image_alone_is_a_message_and_stays_when_the_text_is_edited(viewer: Visitor) -> None:
     page = viewer.page
-    bring(viewer, "paste", png(5, size=(64, 48)))
+    viewer.bring("paste", png(5, size=(64, 48)))
     expect(page.get_by_role("list", name="Attached images").get_by_role("img")).to_have_count(1)
     page.get_by_role("button", name="Send").click()
     viewer.until_answered()
@@ -108,10 +84,18 @@ def test_an_image_alone_is_a_message_and_stays_when_the_text_is_edited(viewer: V
     expect(question.get_by_role("img")).to_have_count(1)
 
 
-def test_a_broken_image_is_said(viewer: Visitor) -> None:
-    bring(viewer, "paste", png(6)[:80])
+def test_a_broken_image_is_said_and_left_out_of_later_messages(viewer: Visitor) -> None:
+    viewer.bring("paste", png(6)[:80])
+    page = viewer.page
     viewer.ask("What is this?")
-    expect(viewer.page.get_by_text("damaged and cannot be decoded")).to_be_visible()
+    expect(
+        page.get_by_text("Image 1 of your message cannot be used: the image is damaged")
+    ).to_be_visible()
+    viewer.ask("And without it?")
+    viewer.until_answered(2)
+    page.get_by_role("button", name="Try again without this image").click()
+    viewer.until_answered()
+    expect(page.get_by_text("cannot be used")).to_have_count(0)
 
 
 def test_a_model_that_reads_text_only_is_not_given_images(visitor: Visitor) -> None:
@@ -119,14 +103,14 @@ def test_a_model_that_reads_text_only_is_not_given_images(visitor: Visitor) -> N
     page.get_by_label("Message").wait_for()
     assert page.get_by_label("Attach images").count() == 0
     said = page.get_by_text("scripted reads text only.")
-    bring(visitor, "paste", png(7))
+    visitor.bring("paste", png(7))
     expect(said).to_be_visible()
     assert (said.bounding_box() or {"height": 0})["height"] > 10
     assert page.get_by_role("list", name="Attached images").count() == 0
     page.reload()
     page.get_by_label("Message").wait_for()
     # beside the message, the browser would open the file
-    assert not bring(visitor, "drop", png(7), place="h1")
+    assert not visitor.bring("drop", png(7), place="h1")
     expect(said).to_be_visible()
     visitor.ask("Hello")
     expect(said).to_have_count(0)
@@ -148,7 +132,7 @@ def test_attached_images_are_not_sent_to_a_model_that_reads_text_only(
         page = visitor.open()
         model = page.get_by_label("Model")
         model.select_option("seeing")
-        bring(visitor, "paste", png(8, size=(64, 48)))
+        visitor.bring("paste", png(8, size=(64, 48)))
         attached = page.get_by_role("list", name="Attached images").get_by_role("img")
         expect(attached).to_have_count(1)
         model.select_option("reading")

@@ -43,13 +43,14 @@ class Servers:
         self.server = self._started(port)
 
 
-@pytest.fixture
-def servers(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
-    # with kernels, long answers would end before anything can happen to them
-    monkeypatch.setenv("HOLDFAST_KERNELS", "0")
-    servers = Servers(model, tmp_path / "store")
-    yield servers
-    assert servers.server.stop() == 0, servers.server.log()
+@pytest.fixture(scope="module")
+def servers(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    with pytest.MonkeyPatch.context() as patch:
+        # with kernels, long answers would end before anything can happen to them
+        patch.setenv("HOLDFAST_KERNELS", "0")
+        servers = Servers(model, tmp_path_factory.mktemp("store"))
+        yield servers
+        assert servers.server.stop() == 0, servers.server.log()
 
 
 @pytest.fixture

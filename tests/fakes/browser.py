@@ -6,6 +6,7 @@ where it is not.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import shutil
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,29 @@ FLAGS = (
 )
 MISSING = "no Chromium is installed: `sudo apt install chromium`"
 WAIT_MILLISECONDS = 30_000
+# what Chromium writes to the console in order, and not because of a mistake of the page
+HARMLESS = (
+    "Failed to load resource",
+    # over plain HTTP from another host; behind a proxy with TLS the header counts
+    "The Cross-Origin-Opener-Policy header has been ignored",
+)
+# makes files of base64 texts and lets an event bring them; whether the browser would handle it, too
+_BRING = """
+([kind, images, place]) => {
+  const transfer = new DataTransfer();
+  for (const image of images) {
+    const bytes = Uint8Array.from(atob(image), (character) => character.charCodeAt(0));
+    transfer.items.add(new File([bytes], 'picture.png', { type: 'image/png' }));
+  }
+  const options = { bubbles: true, cancelable: true };
+  const target = document.querySelector(place);
+  return target.dispatchEvent(
+    kind === 'paste'
+      ? new ClipboardEvent('paste', { ...options, clipboardData: transfer })
+      : new DragEvent('drop', { ...options, dataTransfer: transfer }),
+  );
+}
+"""
 
 
 @contextlib.contextmanager
@@ -66,6 +90,11 @@ class Visitor:
         self.page.get_by_label("Message").fill(text)
         self.page.get_by_role("button", name="Send").click()
 
+    def bring(self, kind: str, *images: bytes, place: str = "#message") -> bool:
+        """Paste or drop images. Returns whether the browser would handle the event, too."""
+        files = [base64.b64encode(each).decode() for each in images]
+        return bool(self.page.evaluate(_BRING, [kind, files, place]))
+
     def until_answered(self, answers: int = 1) -> str:
         """Wait for the end of the last answer; returns its text as it is shown, empty if it was
         stopped before it had any.
@@ -104,7 +133,7 @@ def visiting(
         "console",
         lambda message: (
             visitor.complaints.append(f"console: {message.text}")
-            if message.type == "error" and "Failed to load resource" not in message.text
+            if message.type == "error" and not message.text.startswith(HARMLESS)
             else None
         ),
     )

@@ -73,9 +73,16 @@ async def test_a_model_is_loading_then_ready_then_there_is_a_client() -> None:
         (loading,) = made.statuses()
         assert loading.state == "loading"
         assert loading.pid is not None
+        assert loading.weights_read == 0.0
+        read: set[float | None] = set()
+        while (status := made.statuses()[0]).state == "loading":
+            read.add(status.weights_read)
+            await asyncio.sleep(0)
+        assert max(filter(None, read)) > 0.0  # what its worker has reported
         await made.wait_ready()
         (ready,) = made.statuses()
         assert (ready.state, ready.created) == ("ready", loading.created)
+        assert ready.weights_read is None
         events = [event async for event in (await made.client("m")).submit(a_request())]
         assert isinstance(events[-1], Finished)
         assert (await made.statistics())["m"].finished == 1

@@ -199,6 +199,10 @@ export class Follower {
       }
       if (this.leaves.signal.aborted || this.answer.status !== 'running') return;
       open = () => this.#open();
+      if (this.wantsStop && !this.answer.responseId) {
+        this.#end('cancelled', '');
+        return;
+      }
       if (this.#isForgotten(error)) {
         this.#beginAgain(this.answer.restarts + 1);
       } else if (error instanceof NotBegun && !NOT_NOW.includes(error.code)) {
@@ -229,16 +233,16 @@ export class Follower {
 
   #beginAgain(restarts) {
     const { model, attempt } = this.answer;
-    Object.assign(this.answer, newAnswer(model, attempt + 1), { restarts });
+    Object.assign(this.answer, newAnswer(model, (attempt ?? 0) + 1), { restarts });
     this.onChange(true);
   }
 
-  /** Whether the same request is likely to be accepted later, and has not been accepted yet. */
+  /** Whether a request that was not accepted is likely to be accepted later. */
   async #canWait(error) {
     if (error instanceof NotBegun) return !(await this.#hasModelFailed());
+    if (error instanceof ApiError && error.status === 401) return true;
     if (this.answer.responseId || error === null) return false;
     if (!(error instanceof ApiError)) return !(error instanceof ServerStopped);
-    if (error.status === 401) return true;
     if (error.advice) return error.advice === 'wait' && !(await this.#hasModelFailed());
     const isOfProxy = error.status > 500 && !error.code;
     const isLater = error.status === 429 || error.status === 503;

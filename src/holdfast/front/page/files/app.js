@@ -17,6 +17,7 @@ const VIEWS = {
 
 const RETRY_MILLISECONDS = 1000;
 const main = /** @type {HTMLElement} */ (document.getElementById('view'));
+const place = /** @type {HTMLElement} */ (document.getElementById('place'));
 const notice = /** @type {HTMLElement} */ (document.getElementById('notice'));
 let wanted = ''; // the view of the address
 let shown = ''; // the view that can be seen
@@ -39,7 +40,7 @@ async function show() {
   await loaded(title, tag, module);
   if (wanted !== tag || shown === tag) return;
   shown = tag;
-  main.replaceChildren(document.createElement(tag));
+  place.replaceChildren(document.createElement(tag));
 }
 
 /** Load the module of a view; while the server does not answer, say so and try again. */
@@ -53,7 +54,8 @@ async function loaded(title, tag, module) {
       if (customElements.get(tag)) throw error; // the view itself is wrong
       shown = '';
       const text = `${title} appears as soon as the server answers.`;
-      main.replaceChildren(Object.assign(document.createElement('p'), { className: 'empty', textContent: text }));
+      const line = Object.assign(document.createElement('p'), { className: 'empty', textContent: text });
+      place.replaceChildren(line);
       await serverAnswers(address, () => wanted === tag);
       // some browsers never load a module again that could not be loaded once
       if (wanted === tag && !(await import(module).catch(() => null))) location.reload();
@@ -100,6 +102,7 @@ addEventListener('popstate', () => {
 
 const dialog = document.createElement('dialog');
 dialog.setAttribute('aria-labelledby', 'key-title');
+dialog.addEventListener('close', () => render(nothing, dialog));
 document.body.append(dialog);
 
 const REFUSED = 'The server does not know this key.';
@@ -145,7 +148,7 @@ function askForKey(failure) {
 /** What stands above the view: that the server needs a key, or that it does not answer. */
 function drawNotice(outage = '') {
   const isLocked = access.isLocked && !access.caller;
-  main.hidden = isLocked;
+  place.hidden = isLocked;
   const lock = html`<div class="panel">
     <h1>This server needs a key</h1>
     <p>Without one, there is nothing to see here. What you have written is kept in this browser.</p>
@@ -162,17 +165,17 @@ access.addEventListener('locked', ({ detail }) => {
   askForKey(detail.wasAccepted ? WITHDRAWN : '');
 });
 access.addEventListener('change', () => {
-  const place = /** @type {HTMLElement} */ (document.getElementById('access'));
+  const corner = /** @type {HTMLElement} */ (document.getElementById('access'));
   const caller = access.caller;
   drawNotice();
-  if (!caller) return render(nothing, place);
+  if (!caller) return render(nothing, corner);
   const role = caller.is_admin ? 'admin' : 'user';
   const name = caller.key || (caller.needs_key ? 'with a key' : '');
   const forget = () => access.use('');
   return render(
     html`${name} <span class="badge">${role}</span>
       ${access.key ? html`<button type="button" @click=${forget}>Forget key</button>` : nothing}`,
-    place,
+    corner,
   );
 });
 

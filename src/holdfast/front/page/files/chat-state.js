@@ -6,14 +6,23 @@
 import { Follower, forgetOnServer, newAnswer } from './answers.js';
 import { get } from './api.js';
 import * as stored from './conversations.js';
+import {
+  choose,
+  newConversation,
+  newId,
+  removeImage,
+  titleOf,
+  withAnswer,
+  withMessage,
+} from './edits.js';
 import { requestFor, refusedImage, turnsWithImages } from './requests.js';
+import { tabs } from './tabs.js';
 
 /** @typedef {import('./conversations.js').Turn} Turn */
 
 const SAVE_MILLISECONDS = 400;
 const CHANGE_MILLISECONDS = 30;
-const OTHER_TAB_MILLISECONDS = 300; // in which another tab says that a message is its own
-const LONGEST_TITLE = 60;
+const ASK_AGAIN_MILLISECONDS = 3000; // after another tab has said that it sends a message
 const DEFAULTS = {
   model: '',
   instructions: '',
@@ -26,29 +35,9 @@ const NEW_ITEM = 'holdfast.new-conversation'; // id that the next new conversati
 const NOT_SENT = 'It is not sent any more, since the conversation became too large.';
 const BUSY = 'An answer is being generated in this conversation. Send the message when it has ended.';
 
-/** A random UUID. `crypto.randomUUID` exists only on HTTPS and on the server's own machine. */
-export function newId() {
-  const bytes = crypto.getRandomValues(new Uint8Array(16));
-  bytes[6] = (bytes[6] & 0x0f) | 0x40;
-  bytes[8] = (bytes[8] & 0x3f) | 0x80;
-  const hex = Array.from(bytes, (byte) => byte.toString(16).padStart(2, '0')).join('');
-  return hex.replace(/^(.{8})(.{4})(.{4})(.{4})(.{12})$/, '$1-$2-$3-$4-$5');
-}
-
-/** The first words of a message. @param {string} text */
-export function titleOf(text) {
-  return text.trim().split('\n')[0].slice(0, LONGEST_TITLE) || 'Image';
-}
-
 function lastSettings() {
   const { model, temperature, maxTokens } = JSON.parse(localStorage.getItem(SETTINGS_ITEM) ?? '{}');
   return { ...DEFAULTS, ...(model && { model, temperature, maxTokens }) };
-}
-
-/** Make a turn the shown child of its parent; returns what has changed. */
-function link(conversation, parent, turn) {
-  (parent ?? conversation).chosen = turn.id;
-  return parent ? [parent] : [];
 }
 
 class ChatState extends EventTarget {
@@ -72,15 +61,17 @@ class ChatState extends EventTarget {
   #isChanging = false;
   /** @type {ReturnType<typeof stored.alternatives> | null} null: the turns have changed */
   #alternatives = null;
-  #tabs = new BroadcastChannel('holdfast');
-  #tab = newId();
-  #askedFor = new Set(); // turns of which this tab asks whether another one sends them
-  #ownedElsewhere = new Set(); // turns that another tab says it sends
+  #resuming = new Set(); // turns
 
   constructor() {
     super();
-    this.#tabs.onmessage = ({ data }) => this.#hear(data);
-    addEventListener('pagehide', () => this.#tabs.postMessage({ isLeaving: true }));
+    tabs.sends = (turn) => this.followers.has(turn);
+    tabs.addEventListener('stop', ({ detail }) => {
+      this.followers.get(detail)?.stop().catch(() => {});
+    });
+    tabs.addEventListener('changed', ({ detail }) => this.#reread(detail));
+    tabs.addEventListener('deleted', ({ detail }) => this.#close(detail));
+    tabs.addEventListener('draft', () => this.refreshList());
   }
 
   /** The id of the open conversation, also of one that has no turn yet. */
@@ -168,10 +159,10 @@ class ChatState extends EventTarget {
   async send(text, images = []) {
     const { id } = this;
     await this.#generate(id, (conversation, turns) => {
-      const whole = conversation ?? this.#newConversation(id, text);
+      const whole = conversation ?? newConversation(id, text, this.settings);
       const last = stored.shownPath(whole, turns).at(-1) ?? null;
       if (last?.answer?.status === 'running') throw new Error(BUSY);
-      return this.#asked(whole, turns, last, text, images);
+      return withMessage(whole, turns, last, { text, images }, this.settings.model);
     });
     if (this.#newId === id) this.#takeNewId(newId());
   }
@@ -180,14 +171,14 @@ class ChatState extends EventTarget {
   async edit({ id, conversation }, text, images) {
     await this.#generate(conversation, (whole, turns) => {
       const parent = turns.get(turns.get(id).parent) ?? null;
-      return this.#asked(whole, turns, parent, text, images);
+      return withMessage(whole, turns, parent, { text, images }, this.settings.model);
     });
   }
 
   /** Generate another answer to the same message. @param {Turn} turn */
   async regenerate({ conversation, parent }) {
     await this.#generate(conversation, (whole, turns) =>
-      this.#answered(whole, turns, turns.get(parent)),
+      withAnswer(whole, turns, turns.get(parent), this.settings.model),
     );
   }
 
@@ -223,11 +214,7 @@ class ChatState extends EventTarget {
   async removeImage({ id, conversation }, place) {
     await this.#change(conversation, (whole, turns) => {
       const turn = turns.get(id);
-      const kept = turn.images.map((_, each) => each).filter((each) => each !== place);
-      const leftOut = kept.flatMap((from, to) => (turn.leftOut?.[from] ? [[to, turn.leftOut[from]]] : []));
-      turn.images = kept.map((each) => turn.images[each]);
-      turn.leftOut = Object.fromEntries(leftOut);
-      if (!kept.length) delete turn.images;
+      removeImage(turn, place);
       return { conversation: whole, changed: [turn] };
     });
   }
@@ -236,14 +223,14 @@ class ChatState extends EventTarget {
   async choose({ id, conversation }) {
     await this.#change(conversation, (whole, turns) => {
       const turn = turns.get(id);
-      return { conversation: whole, changed: link(whole, turns.get(turn.parent), turn) };
+      return choose(whole, turns.get(turn.parent) ?? null, turn);
     });
   }
 
   /** Stop the answer of a turn, in whichever conversation it is. @param {string} id */
   async stop(id) {
     if (this.followers.has(id)) await this.followers.get(id).stop();
-    else this.#tabs.postMessage({ stop: id });
+    else tabs.tell('stop', id);
   }
 
   /** @param {Partial<stored.Settings>} change */
@@ -268,9 +255,9 @@ class ChatState extends EventTarget {
   async delete() {
     const { id } = this.conversation;
     const answers = [...this.turns.values()].flatMap((turn) => turn.answer ?? []);
-    for (const turn of this.turns.values()) this.followers.get(turn.id)?.leave();
+    this.#leave();
     await stored.deleteConversation(id);
-    this.#tabs.postMessage({ deleted: id });
+    tabs.tell('deleted', id);
     this.conversation = null;
     await this.open(null);
     await this.refreshList();
@@ -279,7 +266,7 @@ class ChatState extends EventTarget {
 
   /** Tell the other tabs that a draft has changed. */
   async noteDraft(id) {
-    this.#tabs.postMessage({ draft: id });
+    tabs.tell('draft', id);
     this.drafts = await stored.listDrafts();
     this.#changed();
   }
@@ -287,41 +274,6 @@ class ChatState extends EventTarget {
   #takeNewId(id) {
     this.#newId = id;
     sessionStorage.setItem(NEW_ITEM, id);
-  }
-
-  #newConversation(id, text) {
-    return { id, title: titleOf(text), changed: Date.now(), chosen: null, settings: this.settings };
-  }
-
-  /** A message and the place of its answer. */
-  #asked(conversation, turns, parent, text, images) {
-    const turn = this.#newTurn(conversation, 'user', parent);
-    turn.text = text;
-    if (images.length) turn.images = images;
-    turns.set(turn.id, turn);
-    const changed = link(conversation, parent, turn);
-    const made = this.#answered(conversation, turns, turn);
-    return { ...made, changed: [...changed, ...made.changed] };
-  }
-
-  /** The place of another answer to a question. */
-  #answered(conversation, turns, question) {
-    const turn = this.#newTurn(conversation, 'assistant', question);
-    turn.answer = newAnswer(this.settings.model);
-    turns.set(turn.id, turn);
-    link(conversation, question, turn);
-    return { conversation, changed: [question, turn], answer: turn };
-  }
-
-  #newTurn(conversation, role, parent) {
-    return {
-      id: newId(),
-      conversation: conversation.id,
-      parent: parent?.id ?? null,
-      role,
-      chosen: null,
-      created: Date.now(),
-    };
   }
 
   /** Change a stored conversation, show it if it is open, and tell the other tabs. */
@@ -344,7 +296,7 @@ class ChatState extends EventTarget {
 
   #take(id, { conversation, turns }) {
     if (this.id === id) this.#show(conversation, turns);
-    this.#tabs.postMessage({ changed: id });
+    tabs.tell('changed', id);
     this.#changed();
   }
 
@@ -365,18 +317,26 @@ class ChatState extends EventTarget {
    * sent by one tab only; if that is closed, by the next one that shows it.
    */
   async #resume({ id, answer }) {
-    if (this.followers.has(id) || this.#askedFor.has(id)) return;
-    this.#askedFor.add(id);
-    this.#ownedElsewhere.delete(id);
-    if (!answer.responseId) {
-      this.#tabs.postMessage({ who: id, tab: this.#tab });
-      await new Promise((resolve) => setTimeout(resolve, OTHER_TAB_MILLISECONDS));
-    }
+    if (this.followers.has(id) || this.#resuming.has(id)) return;
+    this.#resuming.add(id);
+    const isElsewhere = !answer.responseId && (await tabs.isSentElsewhere(id));
     const turn = await stored.readTurn(id);
-    this.#askedFor.delete(id);
+    this.#resuming.delete(id);
     if (turn?.answer.status !== 'running' || this.followers.has(id)) return;
-    if (this.#ownedElsewhere.has(id) && !turn.answer.responseId) return;
-    this.#follow(turn).rejoin();
+    if (isElsewhere && !turn.answer.responseId) {
+      setTimeout(() => this.#resume(turn), ASK_AGAIN_MILLISECONDS); // that tab may be closed
+    } else {
+      this.#follow(turn).rejoin();
+    }
+  }
+
+  /** Stop taking in the answers of the open conversation, which is deleted. */
+  #leave() {
+    for (const id of this.turns.keys()) {
+      this.followers.get(id)?.leave();
+      this.followers.delete(id);
+      this.#followed.delete(id);
+    }
   }
 
   #follow(turn) {
@@ -429,7 +389,7 @@ class ChatState extends EventTarget {
     const save = async () => {
       this.#unsaved.delete(turn);
       await stored.saveAnswer(turn.id, turn.answer);
-      if (isDurable) this.#tabs.postMessage({ changed: turn.conversation });
+      if (isDurable) tabs.tell('changed', turn.conversation);
     };
     if (isDurable) {
       save();
@@ -439,28 +399,28 @@ class ChatState extends EventTarget {
     }
   }
 
-  /** Take in what another tab says. */
-  async #hear({ changed, deleted, draft, who, tab, mine, stop, isLeaving }) {
-    const asksFirst = this.#askedFor.has(who) && this.#tab < tab;
-    if (who && (asksFirst || this.followers.has(who))) this.#tabs.postMessage({ mine: who });
-    if (mine) this.#ownedElsewhere.add(mine);
-    if (stop) this.followers.get(stop)?.stop().catch(() => {});
-    if (draft) this.dispatchEvent(new CustomEvent('draft', { detail: draft }));
-    if (deleted && this.conversation?.id === deleted) {
-      this.conversation = null;
-      await this.open(null);
-      this.dispatchEvent(new Event('deleted'));
-    }
-    if (isLeaving && this.running) this.#resume(this.running);
-    if (changed && this.id === changed) {
-      const conversation = await stored.readConversation(changed);
-      const turns = await stored.readTurns(changed);
-      if (conversation && this.id === changed) {
+  /** Show what another tab has changed. */
+  async #reread(id) {
+    if (this.id === id) {
+      const conversation = await stored.readConversation(id);
+      const turns = await stored.readTurns(id);
+      if (conversation && this.id === id) {
         this.settings = { ...DEFAULTS, ...conversation.settings };
         this.#show(conversation, turns);
       }
     }
-    if (changed || deleted || draft) await this.refreshList();
+    await this.refreshList();
+  }
+
+  /** Another tab has deleted a conversation. */
+  async #close(id) {
+    if (this.conversation?.id === id) {
+      this.#leave();
+      this.#takeNewId(id); // so that the message that is being written stays
+      this.#show(null, new Map());
+      this.dispatchEvent(new Event('deleted'));
+    }
+    await this.refreshList();
   }
 
   #changed() {

@@ -20,9 +20,12 @@ class ChatView extends View {
     this.onChat = () => this.requestUpdate();
     this.onDeleted = () => {
       this.news = 'This conversation was deleted in another tab.';
+      this.querySelector('.composer message-form')?.set({}); // its draft was deleted, too
       history.replaceState(null, '', '/');
     };
-    this.onAddress = () => this.openAddress();
+    this.onAddress = () => {
+      if (location.pathname === '/') this.openAddress(); // otherwise another view is about to appear
+    };
     // beside the composer, too: otherwise the browser would open a dropped file in place of the page
     this.onDrag = (event) => {
       if (event.dataTransfer?.types.includes('Files')) event.preventDefault();
@@ -50,6 +53,9 @@ class ChatView extends View {
   }
 
   async load() {
+    // back from another view: to the conversation that was open
+    const isBack = !this.isLoaded && chat.conversation && !location.search;
+    if (isBack) history.replaceState(null, '', `/?conversation=${chat.conversation.id}`);
     await chat.refreshModels();
     await this.openAddress();
     await chat.refreshList();
@@ -140,7 +146,7 @@ class ChatView extends View {
     const stop = () => this.attempt(() => Promise.all(answers.map((each) => chat.stop(each))));
     return html`<li>
       <a href="/?conversation=${id}" aria-current=${isOpen ? 'true' : nothing}
-        >${title} ${answers.length ? html`<span class="badge working">answering</span>` : nothing}
+        >${title} ${answers.length ? html`<span class="badge">answering</span>` : nothing}
         ${isUnsent ? html`<span class="badge">not sent</span>` : nothing}</a
       >
       ${answers.length && !isOpen

@@ -2,10 +2,12 @@
 // that neither another view nor a reload loses it.
 
 import { html, live, nothing } from '../vendor/lit.js';
-import { chat, titleOf } from '../chat-state.js';
+import { chat } from '../chat-state.js';
 import { deleteDraft, readDraft, saveDraft } from '../conversations.js';
+import { titleOf } from '../edits.js';
 import { ACCEPTED, dataUrlOf, imagesAmong, takesImages } from '../images.js';
 import { counted } from '../format.js';
+import { tabs } from '../tabs.js';
 import { Component, announce } from '../view.js';
 
 const SAVE_MILLISECONDS = 300; // with images, which take long to store
@@ -42,14 +44,14 @@ class MessageForm extends Component {
 
   connectedCallback() {
     super.connectedCallback();
-    chat.addEventListener('draft', this.onDraft);
+    tabs.addEventListener('draft', this.onDraft);
     addEventListener('pagehide', this.onHide);
     document.addEventListener('visibilitychange', this.onHide);
   }
 
   disconnectedCallback() {
     this.flush();
-    chat.removeEventListener('draft', this.onDraft);
+    tabs.removeEventListener('draft', this.onDraft);
     removeEventListener('pagehide', this.onHide);
     document.removeEventListener('visibilitychange', this.onHide);
     super.disconnectedCallback();

@@ -2,22 +2,22 @@
 
 import { html, nothing } from '../vendor/lit.js';
 import { textOf } from '../answers.js';
-import { access, get } from '../api.js';
 import { chat } from '../chat-state.js';
 import { deleteDraft, readDraft } from '../conversations.js';
 import { count, counted, percent, seconds } from '../format.js';
 import '../markdown.js';
-import { refusedImage, turnsWithImages } from '../requests.js';
 import { Component, announce, copyText } from '../view.js';
+import './answer-progress.js';
+import './answer-remedy.js';
 import './message-form.js';
-
-const PHASES = { waiting: 'waiting', reading: 'prefill', writing: 'writing' };
 
 /** Changes whenever an answer has to be drawn again. */
 export function versionOf(turn) {
   const { status, seen, waits } = turn.answer;
   const versions = chat.alternatives(turn).length;
-  return `${status} ${seen} ${versions} ${waits?.for} ${chat.settings.shortens} ${chat.followers.get(turn.id)?.isLost} ${Boolean(chat.running)}`;
+  const isLost = chat.followers.get(turn.id)?.isLost;
+  const { shortens } = chat.settings;
+  return [status, seen, versions, waits?.for, isLost, shortens, Boolean(chat.running)].join(' ');
 }
 
 function branches(turn) {
@@ -142,16 +142,7 @@ customElements.define('chat-question', ChatQuestion);
 
 /** An answer of the model. */
 class ChatAnswer extends Component {
-  static properties = {
-    turn: { attribute: false },
-    version: { attribute: false },
-    trouble: { state: true },
-  };
-
-  constructor() {
-    super();
-    this.trouble = ''; // why what was tried did not help
-  }
+  static properties = { turn: { attribute: false }, version: { attribute: false } };
 
   render() {
     const { answer } = this.turn;
@@ -200,110 +191,14 @@ class ChatAnswer extends Component {
       if (answer.firstAt) return nothing;
       return html`<answer-progress .answer=${answer} .waits=${answer.waits}></answer-progress>`;
     }
-    if (answer.status === 'failed') return this.failed(answer);
+    if (answer.status === 'failed') {
+      return html`<answer-remedy .turn=${this.turn} .version=${this.version}></answer-remedy>`;
+    }
     const texts = {
       cancelled: html`<p class="state">Stopped.</p>`,
       incomplete: html`<p class="state">Stopped at the length limit.</p>`,
     };
     return texts[answer.status] ?? nothing;
-  }
-
-  /** What has failed, and what helps. */
-  failed(answer) {
-    const { text, actions } = this.remedy(answer);
-    return html`<div class="remedy">
-      ${text}
-      <p class="actions">
-        ${actions.map(
-          ([name, act], place) =>
-            html`<button
-              type="button"
-              class=${place ? '' : 'primary'}
-              ?disabled=${Boolean(chat.running)}
-              @click=${() => this.act(act)}
-            >
-              ${name}
-            </button>`,
-        )}
-      </p>
-      ${this.trouble ? html`<p class="failure" role="alert">${this.trouble}</p>` : nothing}
-    </div>`;
-  }
-
-  async act(work) {
-    this.trouble = '';
-    try {
-      await work();
-    } catch (error) {
-      this.trouble = error.message;
-    }
-  }
-
-  /** @returns {{text: unknown, actions: [string, () => unknown][]}} */
-  remedy(answer) {
-    const { turn } = this;
-    const code = answer.failure?.code;
-    const refused = refusedImage(chat.turns, turn);
-    const again = ['Try again', () => chat.retry(turn)];
-    if (code === 'context_length_exceeded') return this.tooLong(answer);
-    if (refused) {
-      const whose = refused.turn.id === turn.parent ? 'your message' : 'an earlier message';
-      return {
-        text: html`<p class="failure">
-            Image ${refused.place + 1} of ${whose} cannot be used: ${answer.error}.
-          </p>
-          <p>It is left out from now on, so that the conversation can go on.</p>`,
-        actions: [['Try again without this image', again[1]]],
-      };
-    }
-    const hasImages = turnsWithImages(chat.turns, chat.turns.get(turn.parent) ?? turn).length > 0;
-    if (code === 'body_too_large' && hasImages) {
-      return {
-        text: html`<p class="failure">
-          The images of this conversation have become too many for one request.
-        </p>`,
-        actions: [['Try again without the earlier images', () => chat.retryWithoutImages(turn)]],
-      };
-    }
-    return {
-      text: html`<p class="failure">The answer failed: ${answer.error}</p>`,
-      actions: [again],
-    };
-  }
-
-  tooLong({ model }) {
-    const { turn } = this;
-    const tokens = chat.modelOf(model)?.context_length;
-    const most = tokens ? ` (${counted(tokens, 'token')})` : '';
-    const startNew = [
-      'Start a new conversation',
-      async () => {
-        await chat.startNew(chat.turns.get(turn.parent));
-        this.dispatchEvent(new CustomEvent('holdfast-go', { bubbles: true, detail: '/' }));
-      },
-    ];
-    if (chat.settings.shortens) {
-      return {
-        text: html`<p class="failure">
-            Even without its middle, this conversation is longer than ${model} can read at once${most}.
-          </p>
-          <p>Edit the message to make it shorter, or go on in a new conversation.</p>`,
-        actions: [startNew, ['Try again', () => chat.retry(turn)]],
-      };
-    }
-    return {
-      text: html`<p class="failure">
-          This conversation has become longer than ${model} can read at once${most}.
-        </p>
-        <p>
-          Without the middle, the model reads the beginning and the latest messages. Nothing is deleted
-          here. A new conversation begins with your last message alone.
-        </p>`,
-      actions: [
-        ['Leave out the middle', () => chat.retry(turn, { shortens: true })],
-        startNew,
-      ],
-    };
   }
 
   facts(answer) {
@@ -328,87 +223,6 @@ class ChatAnswer extends Component {
   }
 }
 customElements.define('chat-answer', ChatAnswer);
-
-/** What a request waits for, until its first text. */
-class AnswerProgress extends Component {
-  static properties = {
-    answer: { attribute: false },
-    waits: { attribute: false },
-    request: { state: true },
-  };
-
-  constructor() {
-    super();
-    this.waits = null;
-    this.request = null; // as the server describes it; null: it does not tell, or has not begun
-  }
-
-  connectedCallback() {
-    super.connectedCallback();
-    this.look();
-    this.timer = setInterval(() => this.look(), 1000);
-  }
-
-  disconnectedCallback() {
-    clearInterval(this.timer);
-    chat.refreshModels().catch(() => {}); // the model may be loaded now
-    super.disconnectedCallback();
-  }
-
-  async look() {
-    if (this.waits?.for === 'key' || this.isLooking) return;
-    this.isLooking = true;
-    try {
-      const [{ requests }] = await Promise.all([
-        access.seesRequests ? get('/admin/requests') : { requests: [] },
-        chat.refreshModels(),
-      ]);
-      const { responseId } = this.answer;
-      this.request = requests.find((each) => responseId && each.answer_id === responseId) ?? null;
-    } catch {
-      this.request = null; // that the server does not answer shows itself elsewhere
-    } finally {
-      this.isLooking = false;
-    }
-    this.requestUpdate();
-  }
-
-  render() {
-    const read = chat.modelOf(this.answer.model)?.weights_read;
-    return html`<p class="state" role="status">
-      <span class="working">${this.text()}</span>
-      ${read
-        ? html`<progress max="1" value=${read} aria-label="Loading of the model"></progress>
-            ${percent(read, 1)}`
-        : nothing}
-    </p>`;
-  }
-
-  text() {
-    const { model } = this.answer;
-    const byItself = this.answer.responseId
-      ? 'The answer begins as soon as'
-      : 'Your message is kept and sent as soon as';
-    if (this.waits?.for === 'key') return `${byItself} the server gets its key.`;
-    if (this.waits?.for === 'server') return `The server does not answer. ${byItself} it does.`;
-    const state = chat.modelOf(model)?.state ?? 'ready';
-    if (state === 'loading') return `${model} is being loaded. ${byItself} it is ready.`;
-    if (state !== 'ready') {
-      const needsRoom = this.waits?.for === 'model' || this.request?.waits_for === 'place';
-      const why = needsRoom ? ', since other models are in use' : '';
-      return `${model} is not loaded yet${why}. ${byItself} it is ready.`;
-    }
-    if (this.waits) return `The server cannot answer yet: ${this.waits.message}. Trying again …`;
-    return `${this.request ? phaseOf(this.request) : 'waiting'} …`;
-  }
-}
-customElements.define('answer-progress', AnswerProgress);
-
-function phaseOf(request) {
-  const { prefilled_tokens: done, prompt_tokens: all } = request;
-  const why = request.waits_for ? ` for ${request.waits_for}` : '';
-  return `${PHASES[request.state] ?? request.state}${why}${done ? `, ${percent(done, all)}` : ''}`;
-}
 
 function itemPart(item, isRunning) {
   if (!item) return nothing;

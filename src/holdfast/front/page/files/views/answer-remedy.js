@@ -1,0 +1,119 @@
+// What has failed about an answer, and what helps.
+
+import { html, nothing } from '../vendor/lit.js';
+import { chat } from '../chat-state.js';
+import { counted } from '../format.js';
+import { refusedImage, turnsWithImages } from '../requests.js';
+import { Component } from '../view.js';
+
+class AnswerRemedy extends Component {
+  static properties = {
+    turn: { attribute: false },
+    version: { attribute: false },
+    trouble: { state: true },
+  };
+
+  constructor() {
+    super();
+    this.trouble = ''; // why what was tried did not help
+  }
+
+  render() {
+    const { text, actions } = this.remedy(this.turn.answer);
+    return html`<div class="remedy">
+      ${text}
+      <p class="actions">
+        ${actions.map(
+          ([name, act], place) =>
+            html`<button
+              type="button"
+              class=${place ? '' : 'primary'}
+              ?disabled=${Boolean(chat.running)}
+              @click=${() => this.act(act)}
+            >
+              ${name}
+            </button>`,
+        )}
+      </p>
+      ${this.trouble ? html`<p class="failure" role="alert">${this.trouble}</p>` : nothing}
+    </div>`;
+  }
+
+  async act(work) {
+    this.trouble = '';
+    try {
+      await work();
+    } catch (error) {
+      this.trouble = error.message;
+    }
+  }
+
+  /** @returns {{text: unknown, actions: [string, () => unknown][]}} */
+  remedy(answer) {
+    const { turn } = this;
+    const code = answer.failure?.code;
+    const refused = refusedImage(chat.turns, turn);
+    const again = ['Try again', () => chat.retry(turn)];
+    if (code === 'context_length_exceeded') return this.tooLong(answer);
+    // unless the image was removed from its message meanwhile
+    if (refused?.turn.leftOut?.[refused.place] === answer.error) {
+      const whose = refused.turn.id === turn.parent ? 'your message' : 'an earlier message';
+      return {
+        text: html`<p class="failure">
+            Image ${refused.place + 1} of ${whose} cannot be used: ${answer.error}.
+          </p>
+          <p>It is left out from now on, so that the conversation can go on.</p>`,
+        actions: [['Try again without this image', again[1]]],
+      };
+    }
+    const hasImages = turnsWithImages(chat.turns, chat.turns.get(turn.parent) ?? turn).length > 0;
+    if (code === 'body_too_large' && hasImages) {
+      return {
+        text: html`<p class="failure">
+          The images of this conversation have become too many for one request.
+        </p>`,
+        actions: [['Try again without the earlier images', () => chat.retryWithoutImages(turn)]],
+      };
+    }
+    return {
+      text: html`<p class="failure">The answer failed: ${answer.error}</p>`,
+      actions: [again],
+    };
+  }
+
+  tooLong({ model }) {
+    const { turn } = this;
+    const tokens = chat.modelOf(model)?.context_length;
+    const most = tokens ? ` (${counted(tokens, 'token')})` : '';
+    const startNew = [
+      'Start a new conversation',
+      async () => {
+        await chat.startNew(chat.turns.get(turn.parent));
+        this.dispatchEvent(new CustomEvent('holdfast-go', { bubbles: true, detail: '/' }));
+      },
+    ];
+    if (chat.settings.shortens) {
+      return {
+        text: html`<p class="failure">
+            Even without its middle, this conversation is longer than ${model} can read at once${most}.
+          </p>
+          <p>Edit the message to make it shorter, or go on in a new conversation.</p>`,
+        actions: [startNew, ['Try again', () => chat.retry(turn)]],
+      };
+    }
+    return {
+      text: html`<p class="failure">
+          This conversation has become longer than ${model} can read at once${most}.
+        </p>
+        <p>
+          Without the middle, the model reads the beginning and the latest messages. Nothing is deleted
+          here. A new conversation begins with your last message alone.
+        </p>`,
+      actions: [
+        ['Leave out the middle', () => chat.retry(turn, { shortens: true })],
+        startNew,
+      ],
+    };
+  }
+}
+customElements.define('answer-remedy', AnswerRemedy);

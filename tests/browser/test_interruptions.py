@@ -1,0 +1,442 @@
+"""What people do and what happens to them: they go away and come back, open a second tab, come from
+another host, with a key; the server refuses, loads, or is away. Nothing that was typed is lost.
+
+One server for all: with two keys, models that are loaded on demand, and a model of a short context.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from holdfast.front.server.access import named_key, write_keys
+from tests.fakes.browser import Visitor, visiting
+from tests.fakes.cut_connection import relayed
+from tests.fakes.images import png
+from tests.fakes.page_script import ANSWERS
+from tests.fakes.scripted_model import write_scripted
+from tests.fakes.server_process import ServerProcess, running_server
+
+OTHER_HOST = "harbour.example"
+ADMIN, USER = "key-of-the-harbour-master", "key-of-a-sailor"
+PHONE = 390  # pixels
+SHORT_CONTEXT = 600  # tokens
+MOST_TOKENS = 16_384  # of an answer
+LONG = " ".join(f"word{number}" for number in range(4000))
+TEXT = "When does the ferry to the island leave on Monday"
+
+
+@pytest.fixture(scope="module")
+def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("interruptions")
+    model = write_scripted(folder / "model", (LONG, *ANSWERS[1:]))
+    (folder / "models.toml").write_text(
+        f"[models.scripted]\npath = '{model}'\n"
+        f"[models.short]\npath = '{model}'\ncontext = {SHORT_CONTEXT}\n"
+    )
+    keys = [
+        named_key(name, secret, is_admin=secret == ADMIN, priority="interactive", max_requests=None)
+        for name, secret in (("master", ADMIN), ("sailor", USER))
+    ]
+    write_keys(folder / "keys.json", keys)
+    settings = {
+        "server.keys_file": folder / "keys.json",
+        "server.allowed_hosts": OTHER_HOST,
+        "residency.load_seconds": 0,  # a request for a model that is not loaded is refused at once
+        "model.speculation": "off",
+    }
+    options = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOLDFAST_KERNELS", "0")  # with kernels, long answers end before one can act
+        arguments = ("--models", str(folder / "models.toml"), "--store", "off", *options)
+        with running_server(*arguments) as server:
+            yield server
+
+
+@contextlib.contextmanager
+def visit(
+    browser: Browser, url: str, *, key: str = USER, width: int = 1200, model: str = "scripted"
+) -> Iterator[Visitor]:
+    """A person who has entered a key, and has chosen a model."""
+    with visiting(browser, url, width=width) as visitor:
+        page = visitor.open()
+        page.get_by_label("API key").fill(key)
+        page.get_by_role("button", name="Use this key").click()
+        page.get_by_role("combobox", name="Model").select_option(model)
+        yield visitor
+
+
+def another_tab(visitor: Visitor) -> Page:
+    """The same conversation in a further tab, in which the key has been entered, too."""
+    page = visitor.context.new_page()
+    page.goto(visitor.page.url)
+    page.get_by_label("API key").fill(USER)
+    page.get_by_role("button", name="Use this key").click()
+    page.get_by_label("Message").wait_for()
+    return page
+
+
+# lets the page believe that models take images, as it may of models that are not loaded
+_SEEING = """
+const ask = window.fetch;
+window.fetch = async (path, options) => {
+  const answer = await ask(path, options);
+  if (path !== '/v1/models' || !sessionStorage.getItem('sees')) return answer;
+  const models = await answer.json();
+  for (const model of models.data) model.architecture.input_modalities = ['text', 'image'];
+  return Response.json(models);
+};
+sessionStorage.setItem('sees', 'yes');
+"""
+
+
+def let_models_see(page: Page) -> None:
+    page.context.add_init_script(_SEEING)
+    page.reload()
+    page.get_by_label("Attach images").wait_for()
+
+
+def attached(page: Page) -> Locator:
+    return page.get_by_role("list", name="Attached images").get_by_role("img")
+
+
+def check_accessible(page: Page) -> None:
+    found = Axe().run(page).response["violations"]
+    assert [(each["id"], each["nodes"][0]["html"]) for each in found] == []
+
+
+@pytest.mark.parametrize("width", [1200, PHONE])
+def test_a_message_is_sent_over_plain_http_from_another_host(
+    browser: Browser, server: ServerProcess, width: int
+) -> None:
+    url = server.url.replace("127.0.0.1", OTHER_HOST)
+    with visit(browser, url, width=width) as visitor:
+        page = visitor.page
+        assert page.evaluate("isSecureContext") is False
+        visitor.ask(TEXT)
+        page.get_by_role("article").get_by_text("word5 ").wait_for()
+        page.reload()
+        page.get_by_role("article").get_by_text("word20 ").wait_for()
+        page.get_by_role("button", name="Stop").click()
+        assert LONG.startswith(visitor.until_answered())
+        page.get_by_role("button", name="Copy").first.click()
+        page.get_by_label("Message").press("Control+V")
+        expect(page.get_by_label("Message")).to_have_value(TEXT)
+        check_accessible(page)
+
+
+def test_drafts_survive_other_views_reloads_and_other_conversations(
+    browser: Browser, server: ServerProcess
+) -> None:
+    with visit(browser, server.url, width=PHONE) as visitor:
+        page = visitor.page
+        box = page.get_by_label("Message")
+        let_models_see(page)
+        box.fill(TEXT)
+        page.reload()  # at once
+        expect(box).to_have_value(TEXT)
+        visitor.bring("paste", png(1), png(2))
+        expect(attached(page)).to_have_count(2)
+        for name in ("Models", "Chat"):
+            visitor.view(name)
+        expect(box).to_have_value(TEXT)
+        expect(attached(page)).to_have_count(2)
+
+        page.get_by_text("Conversations").click()
+        page.get_by_role("link", name="New conversation").click()
+        expect(box).to_have_value("")
+        expect(attached(page)).to_have_count(0)
+        box.fill("Another question")
+        page.get_by_role("link", name=f"{TEXT} not sent").click()
+        expect(box).to_have_value(TEXT)
+        expect(attached(page)).to_have_count(2)
+        expect(page.get_by_role("link", name="Another question not sent")).to_be_visible()
+        check_accessible(page)
+
+        for number in (2, 1):
+            page.get_by_role("button", name=f"Remove image {number}").click()
+        page.get_by_role("button", name="Send").click()
+        page.get_by_role("button", name="Stop").click()
+        expect(box).to_have_value("")
+        page.reload()
+        visitor.until_answered()
+        expect(box).to_have_value("")
+        page.get_by_role("button", name="Edit").click()
+        page.get_by_label("Edited message").fill("In other words")
+        visitor.view("Models")
+        visitor.view("Chat")
+        expect(page.get_by_label("Edited message")).to_have_value("In other words")
+        page.get_by_role("button", name="Cancel").click()
+        page.reload()
+        expect(page.get_by_role("group", name="You")).to_contain_text(TEXT)
+        assert page.get_by_label("Edited message").count() == 0
+
+
+def test_two_tabs_have_one_conversation(browser: Browser, server: ServerProcess) -> None:
+    with visit(browser, server.url) as visitor:
+        first = visitor.page
+        visitor.ask(TEXT)
+        first.get_by_role("article").get_by_text("word5 ").wait_for()
+        second = another_tab(visitor)
+        other = Visitor(visitor.url, visitor.context, second)
+        second.get_by_role("article").get_by_text("word20 ").wait_for()  # while it is written
+        second.get_by_role("button", name="Stop").click()
+        text = other.until_answered()
+        visitor.until_answered()
+        expect(first.locator("markdown-text")).to_have_text(text)
+
+        visitor.ask("Asked in the first tab")
+        expect(second.get_by_text("Asked in the first tab")).to_be_visible()
+        visitor.until_answered(2)
+        # both at the same moment: one is sent, the other one stays where it was typed or comes next
+        boxes = [page.get_by_label("Message") for page in (first, second)]
+        for box, text in zip(boxes, ("From the first", "From the second"), strict=True):
+            box.fill(text)
+        for box in boxes:
+            box.evaluate("(box) => box.form.requestSubmit()")
+        visitor.until_answered(3)
+        for box, page in zip(boxes, (first, second), strict=True):
+            if box.input_value():
+                page.get_by_role("button", name="Send").click()
+        for each in (visitor, other):
+            each.until_answered(4)
+            questions = each.page.locator("chat-question .text").all_text_contents()
+            assert questions[:2] == [TEXT, "Asked in the first tab"]
+            assert set(questions[2:]) == {"From the first", "From the second"}
+            assert each.page.get_by_text(" of 2", exact=False).count() == 0  # nothing is hidden
+
+        boxes[1].fill("Not sent yet")
+        first.get_by_text("Settings").click()
+        first.get_by_role("button", name="Delete").click()
+        first.get_by_role("button", name="Delete").click()
+        expect(second.get_by_text("was deleted in another tab")).to_be_visible()
+        expect(boxes[1]).to_have_value("Not sent yet")
+        first.reload()
+        assert first.get_by_role("article").count() == 0
+
+
+def test_a_message_waits_for_its_model_and_is_sent_by_itself(
+    browser: Browser, server: ServerProcess
+) -> None:
+    with visit(browser, server.url, width=PHONE) as visitor:
+        page = visitor.page
+        headers = {"authorization": f"Bearer {ADMIN}"}
+        unload = f"{server.url}/admin/models/scripted/unload"
+        httpx.post(unload, headers=headers, timeout=60).raise_for_status()
+        visitor.ask(TEXT)
+        waits = page.get_by_text("Your message is kept and sent as soon as it is ready")
+        expect(waits).to_be_visible()
+        page.reload()
+        page.get_by_role("article").get_by_text("word5 ").wait_for()
+        expect(waits).to_have_count(0)
+        page.get_by_role("button", name="Stop").click()
+        visitor.until_answered()
+        expect(page.get_by_role("group", name="You")).to_have_count(1)
+        expect(page.get_by_role("combobox", name="Model").locator("option").first).to_have_text(
+            "scripted"
+        )
+
+
+def test_a_full_context_is_explained_and_what_helps_is_offered(
+    browser: Browser, server: ServerProcess
+) -> None:
+    with visit(browser, server.url, width=PHONE, model="short") as visitor:
+        page = visitor.page
+        visitor.ask("Say many words. " + "one two three " * 40)
+        visitor.until_answered()
+        expect(page.get_by_text("Stopped at the length limit.")).to_be_visible()
+        visitor.ask(TEXT)
+        expect(
+            page.get_by_text(f"longer than short can read at once ({SHORT_CONTEXT}")
+        ).to_be_visible()
+        assert page.get_by_text("truncation").count() == 0
+        check_accessible(page)
+        page.get_by_role("button", name="Start a new conversation").click()
+        expect(page.get_by_label("Message")).to_have_value(TEXT)
+        expect(page.get_by_role("article")).to_have_count(0)
+        page.go_back()
+        page.get_by_role("button", name="Leave out the middle").click()
+        page.get_by_role("button", name="Stop").click()
+        expect(page.get_by_role("button", name="Regenerate")).to_have_count(2)
+        expect(page.get_by_role("article")).to_have_count(2)
+        assert page.get_by_text("longer than").count() == 0
+        page.get_by_text("Settings").click()
+        expect(page.get_by_label("Leave out the middle")).to_be_checked()
+
+
+def test_a_refused_image_is_left_out_of_later_messages_and_can_be_removed(
+    browser: Browser, server: ServerProcess
+) -> None:
+    with visit(browser, server.url) as visitor:
+        page = visitor.page
+        let_models_see(page)
+        visitor.bring("paste", png(1))
+        visitor.ask("What is this?")
+        expect(page.get_by_text("Image 1 of your message cannot be used")).to_be_visible()
+        question = page.get_by_role("group", name="You").first
+        expect(question).to_contain_text("Left out: this model reads text only")
+        check_accessible(page)
+        visitor.ask("And without it?")
+        page.get_by_role("button", name="Stop").click()
+        page.get_by_role("button", name="Regenerate").wait_for()
+
+        question.get_by_role("button", name="Edit").click()
+        question.get_by_role("button", name="Remove image 1").click()
+        expect(attached(page)).to_have_count(0)
+        question.get_by_role("button", name="Cancel").click()
+        question.get_by_role("button", name="Remove image 1").click()
+        expect(question.get_by_role("img")).to_have_count(0)
+        page.get_by_role("button", name="Try again").click()
+        page.get_by_role("button", name="Stop").click()
+        page.reload()
+        expect(page.get_by_role("button", name="Regenerate")).to_have_count(2)
+        assert page.get_by_text("cannot be used").count() == 0
+
+
+def test_images_of_earlier_messages_are_not_sent_to_a_model_that_reads_text_only(
+    browser: Browser, server: ServerProcess
+) -> None:
+    with visit(browser, server.url) as visitor:
+        page = visitor.page
+        let_models_see(page)
+        visitor.bring("paste", png(1))
+        visitor.ask("What is this?")
+        page.get_by_role("button", name="Try again without this image").wait_for()
+        page.evaluate(
+            """async () => {
+                const { chat } = await import('/page/files/chat-state.js');
+                const stored = await import('/page/files/conversations.js');
+                const turn = chat.path[0];
+                delete turn.leftOut;  // as after an answer of a model that sees
+                await stored.change(chat.id, (conversation) => ({ conversation, changed: [turn] }));
+            }"""
+        )
+        page.evaluate("sessionStorage.removeItem('sees')")
+        visitor.view("Models")
+        visitor.view("Chat")
+        with page.expect_request("**/v1/responses") as sent:
+            visitor.ask("Go on.")
+        body = sent.value.post_data_json
+        assert body["input"][0]["content"][0] == {
+            "type": "input_text",
+            "text": "[image left out: this model reads text only]",
+        }
+        assert body["max_output_tokens"] == MOST_TOKENS
+        page.get_by_role("button", name="Stop").click()
+        page.get_by_role("button", name="Regenerate").wait_for()
+
+
+def test_the_dialog_for_the_key_can_be_left_and_says_what_is_true(
+    browser: Browser, server: ServerProcess
+) -> None:
+    with visiting(browser, server.url, width=PHONE) as visitor:
+        page = visitor.open()
+        key = page.get_by_label("API key")
+        for _ in range(2):
+            key.wait_for()
+            assert page.get_by_text("any more").count() == 0
+            key.fill("never known")
+            page.get_by_role("button", name="Use this key").click()
+            expect(page.get_by_text("The server does not know this key.")).to_be_visible()
+            page.reload()
+        key.press("Escape")
+        expect(key).to_be_hidden()
+        expect(page.get_by_role("heading", name="This server needs a key")).to_be_visible()
+        expect(page.get_by_role("combobox", name="Model")).to_be_hidden()
+        check_accessible(page)
+        page.get_by_role("button", name="Enter a key").click()
+        key.fill(USER)
+        page.get_by_role("button", name="Use this key").click()
+        page.get_by_label("Message").fill(TEXT)
+        expect(page.get_by_text("This server needs a key")).to_have_count(0)
+        page.evaluate("sessionStorage.setItem('holdfast.key', 'withdrawn')")
+        page.reload()
+        expect(page.get_by_text("does not accept the key of this tab any more")).to_be_visible()
+        key.fill(USER)
+        page.get_by_role("button", name="Use this key").click()
+        expect(page.get_by_label("Message")).to_have_value(TEXT)
+
+
+def test_views_and_messages_wait_until_the_server_is_back(
+    browser: Browser, server: ServerProcess
+) -> None:
+    with relayed(server.url) as relay, visit(browser, relay.url) as visitor:
+        page = visitor.page
+        page.get_by_label("Message").wait_for()
+        relay.cut()
+        visitor.ask(TEXT)
+        waits = page.get_by_text("The server does not answer. Your message is kept")
+        expect(waits).to_be_visible()
+        for name in ("Models", "Now"):
+            page.get_by_role("link", name=name, exact=True).click()
+            expect(
+                page.get_by_text(f"{name} appears as soon as the server answers")
+            ).to_be_visible()
+        relay.mend()
+        page.get_by_role("heading", name="Now", level=1).wait_for()
+        expect(page.get_by_role("row").filter(has_text="/v1/responses")).to_have_count(1)
+        visitor.view("Models")
+        visitor.view("Chat")
+        page.get_by_role("article").get_by_text("word5 ").wait_for()
+        expect(page.get_by_role("article")).to_have_count(1)
+        page.get_by_role("button", name="Stop").click()
+        visitor.until_answered()
+
+
+def test_a_message_that_waits_is_sent_by_another_tab_if_its_own_is_closed(
+    browser: Browser, server: ServerProcess
+) -> None:
+    with relayed(server.url) as relay, visit(browser, relay.url) as visitor:
+        visitor.ask(TEXT)
+        visitor.page.get_by_role("article").get_by_text("word5 ").wait_for()
+        visitor.page.get_by_role("button", name="Stop").click()
+        visitor.until_answered()
+        second = another_tab(visitor)
+        other = Visitor(visitor.url, visitor.context, second)
+        other.until_answered()
+        relay.cut()
+        visitor.ask("Is the ferry late?")
+        expect(second.get_by_text("Your message is kept")).to_be_visible()
+        visitor.page.close()
+        relay.mend()
+        assert "Ferry" in other.until_answered(2)
+        second.reload()
+        other.until_answered(2)
+        expect(second.get_by_role("group", name="You")).to_have_count(2)
+
+
+def test_an_answer_is_found_and_stopped_after_its_tab_was_closed(
+    browser: Browser, server: ServerProcess
+) -> None:
+    with visit(browser, server.url, width=PHONE) as visitor:
+        visitor.ask(TEXT)
+        visitor.page.get_by_role("article").get_by_text("word5 ").wait_for()
+        address = visitor.page.url
+        visitor.page.close()
+        page = visitor.page = visitor.context.new_page()
+        visitor.open()
+        page.get_by_label("API key").fill(USER)
+        page.get_by_role("button", name="Use this key").click()
+        page.get_by_text("1 answering").click()
+        stop = page.get_by_role("button", name=f"Stop the answer of {TEXT}")
+        expect(stop).to_be_visible()
+        check_accessible(page)
+
+        visitor.view("Now")  # an ordinary key may cancel what is its own
+        page.get_by_role("button", name="Cancel the request").click()
+        expect(page.get_by_text("No request is under way.")).to_be_visible()
+        page.goto(address)
+        assert LONG.startswith(visitor.until_answered())
+        expect(page.get_by_text("Stopped.")).to_be_visible()
+        page.get_by_role("button", name="Regenerate").click()
+        page.get_by_role("article").get_by_text("word5 ").wait_for()
+        page.get_by_text("Conversations").click()
+        page.get_by_role("link", name="New conversation").click()
+        stop.click()
+        expect(stop).to_have_count(0)
+        expect(page.get_by_text("1 answering")).to_have_count(0)
