@@ -312,7 +312,8 @@ def _dialect(
         more_markup_ids={
             token.content: token_id
             for token_id, token in added.items()
-            if token.content not in marker_ids and _TAG.fullmatch(token.content)
+            if token.content not in marker_ids
+            and _TAG.fullmatch(token.content)
             and token.content in drawn
         },
         dropped_marks=tuple(silent),
@@ -326,9 +327,7 @@ def _stripped_last(added: Mapping[int, AddedToken]) -> Sequence[tuple[int, Added
     return sorted(added.items(), key=lambda item: item[1].content == item[1].content.strip())
 
 
-def _with_ends(
-    dialect: ModelDialect, template: ChatTemplate, tokenizer: Tokenizer
-) -> ModelDialect:
+def _with_ends(dialect: ModelDialect, template: ChatTemplate, tokenizer: Tokenizer) -> ModelDialect:
     """Add what ends the answers, according to the model's files, the template and the family."""
     token_ids = {
         token.content: token_id

@@ -204,9 +204,7 @@ def load_tokenizer_bundle(
 def turn_end_token_ids(dialect: ModelDialect, tokenizer: Tokenizer) -> tuple[int, ...]:
     """The tokens that end an answer, but are not declared as end tokens by the model's files."""
     found = (tokenizer.backend.token_to_id(end) for end in dialect.turn_ends)
-    return tuple(
-        end for end in found if end is not None and end not in tokenizer.eos_token_ids
-    )
+    return tuple(end for end in found if end is not None and end not in tokenizer.eos_token_ids)
 
 
 def frame_of(

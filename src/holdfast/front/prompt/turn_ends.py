@@ -66,7 +66,8 @@ def find_turn_ends(
     find = any_of(marked).findall
     markup = {token for text in _markup(dialect) for token in find(text)}
     within = markup.union(
-        *(find(text) for text in _between_parts(template)), *(find(text) for text in _thought(dialect))
+        *(find(text) for text in _between_parts(template)),
+        *(find(text) for text in _thought(dialect)),
     )
     turn: list[str] = []
     message: list[str] = []
@@ -151,5 +152,7 @@ def _closing(dialect: ModelDialect, tails: Iterable[str]) -> Iterator[str]:
     """
     closing = "" if dialect.calls is None else dialect.calls.layout.closing
     for mark in marks_in(closing)[-1:]:
-        if any(mark in tail and not any(map(str.isalnum, tail.rpartition(mark)[2])) for tail in tails):
+        if any(
+            mark in tail and not any(map(str.isalnum, tail.rpartition(mark)[2])) for tail in tails
+        ):
             yield mark

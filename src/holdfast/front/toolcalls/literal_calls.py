@@ -38,9 +38,7 @@ class PythonCalls(CallFormat):
         return CallLayout(
             opening=self.wrapper[0] + "[",
             heads=("{name}(",),
-            values=LiteralValues(
-                words=("True", "False", "None"), assign="=", single_quotes=True
-            ),
+            values=LiteralValues(words=("True", "False", "None"), assign="=", single_quotes=True),
             tail=")",
             again=", ",
             closing="]" + self.wrapper[1],
