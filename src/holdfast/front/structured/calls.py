@@ -309,13 +309,13 @@ def text_or_calls(
     found = [with_end(rules, text)]
     if end := rules.message_end():
         found.append(f"{text} {end} {only_calls(rules, blocks, parallel=parallel)}")
-    for mark, calls in by_mark.items():
+    for mark, written in by_mark.items():
         never = [
             escaped(other)
             for other in marked
             if other != mark and not rules.parted(other)[1] and other not in mark
         ]
-        found.append(f"{rules.text_before(mark, never=never)} {one_of(calls)}")
+        found.append(f"{rules.text_before(mark, never=never)} {one_of(written)}")
     return one_of(found)
 
 
