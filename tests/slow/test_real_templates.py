@@ -22,11 +22,13 @@ from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.text_places import breakpoint_places
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle, frame_of
+from holdfast.front.prompt.turn_ends import find_turn_ends
 from holdfast.wire.requests import CacheBreakpoint, ChatPrompt
 from tests.fakes.agent_turns import QUESTION, spoken, turn
 from tests.fakes.client_places import controls_of, wrong_places
 from tests.fakes.family_templates import tokenizer_for
 from tests.fakes.results_in_disorder import SAME, text_of
+from tests.fakes.template_answers import CHOICES, grammar_of, pairs, refusal, written
 
 PACKAGE = "llama-cpp-python==0.3.36"
 # Show no tools, whatever is sent, but name the syntax of their calls.
@@ -43,26 +45,78 @@ WITHOUT_TOOLS = {
     "llama-cpp-rwkv-world",
     "microsoft-Phi-3.5-mini-instruct",
 }
-# What they write of the past is not what they had asked for, or it ends in a token that only the
-# model's own files name.
+# What they write of the past is not what they had asked for.
 READ_AGAIN = {
     # an answer has a header of its own when it is asked for, and none in the past
     "Apertus-8B-Instruct",
     "CohereForAI-c4ai-command-r-plus-tool_use",  # instructions stand behind the last message
-    "CohereForAI-c4ai-command-r7b-12-2024-tool_use",
     "GigaChat3-10B-A1.8B",  # calls of the past are written in another way
     # a newline behind results that are not the last
     "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
     "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
     "fireworks-ai-llama-3-firefunction-v2",
-    "google-gemma-4-31B-it",
-    "upstage-Solar-Open-100B",
 }
 ONE_CALL_AT_A_TIME = {
     "meta-llama-Llama-3.1-8B-Instruct",
     "meta-llama-Llama-3.2-3B-Instruct",
     "meta-llama-Llama-3.3-70B-Instruct",
 }
+
+# What ends an answer and a call, where it is not <|im_end|>.
+TURN_ENDS = {
+    "Apertus-8B-Instruct": {"<|assistant_end|>", "<|tools_suffix|>"},
+    "Apriel-1.6-15b-Thinker-fixed": {"<|end|>"},
+    "ByteDance-Seed-OSS": {"<seed:eos>"},
+    "Cohere2MoE": {"<|END_OF_TURN_TOKEN|>"},
+    "CohereForAI-c4ai-command-r-plus-tool_use": {
+        "<|END_OF_TURN_TOKEN|>",
+        "<|START_OF_TURN_TOKEN|>",
+    },
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use": {"<|END_OF_TURN_TOKEN|>"},
+    "GLM-4.6": {"<|user|>", "<|observation|>"},
+    "GLM-4.7-Flash": {"<|user|>", "<|observation|>"},
+    "GigaChat3-10B-A1.8B": set(),
+    "GigaChat3.1-10B-A1.8B": {"<|message_sep|>"},
+    "Kimi-K3": {"<|end_of_msg|>"},
+    "MiniMax-M1": {"<end_of_sentence>"},
+    "MiniMax-M2": {"[e~["},
+    "MiniMax-M3": {"[e~["},
+    "NVIDIA-Nemotron-Nano-v2": set(),
+    "Reka-Edge": {"<sep>"},
+    "fireworks-ai-llama-3-firefunction-v2": {"<|eot_id|>"},
+    "google-gemma-2-2b-it": {"<end_of_turn>"},
+    "google-gemma-4-31B-it": {"<turn|>", "<|tool_response>"},
+    "google-gemma-4-31B-it-interleaved": {"<turn|>", "<|tool_response>"},
+    "ibm-granite-granite-3.3-2B-Instruct": {"<|end_of_text|>"},
+    "ibm-granite-granite-4.0": {"<|end_of_text|>"},
+    "ibm-granite-granite-4.1": {"<|end_of_text|>"},
+    "inclusionai-ling-3.0-flash": {"<|role_end|>"},
+    "llama-cpp-rwkv-world": set(),  # writes only text
+    "meetkai-functionary-medium-v3.1": {"<|eot_id|>", "<|eom_id|>"},
+    "meetkai-functionary-medium-v3.2": {"<|eot_id|>"},
+    "meta-llama-Llama-3.1-8B-Instruct": {"<|eot_id|>", "<|eom_id|>"},
+    "meta-llama-Llama-3.2-3B-Instruct": {"<|eot_id|>"},
+    "meta-llama-Llama-3.3-70B-Instruct": {"<|eot_id|>", "<|eom_id|>"},
+    "microsoft-Phi-3.5-mini-instruct": {"<|end|>"},
+    "muse-glimmer": {"<|eot|>"},
+    "openai-gpt-oss-120b": {"<|return|>", "<|call|>"},
+    "poolside-Laguna-S-2.1": {"</assistant>"},
+    "poolside-Laguna-XS-2.1": {"</assistant>"},
+    "poolside-Laguna-XS.2": {"</assistant>"},
+    "tencent-Hy3": {"<｜hy_eos:opensource｜>"},
+    "unsloth-Apriel-1.5": {"<|end|>"},
+    "upstage-Solar-Open-100B": {"<|calls|>"},
+}
+# They end an answer unless more of it follows: they also end a thought, or stand before a call.
+MESSAGE_ENDS = {
+    "GigaChat3-10B-A1.8B": ("<|message_sep|>",),
+    "NVIDIA-Nemotron-Nano-v2": ("<SPECIAL_12>",),
+    "upstage-Solar-Open-100B": ("<|end|>",),
+}
+# calls stand in channels whose headers name the tool; no token ends a turn
+NOT_ENFORCED = {"muse-glimmer", "llama-cpp-rwkv-world"}
+# The text stands behind the calls, which end an answer of ours.
+TEXT_BEHIND_CALLS = {"google-gemma-4-31B-it-interleaved"}
 
 pytestmark = pytest.mark.slow
 
@@ -242,6 +296,42 @@ def test_each_result_stands_under_its_call_in_all_of_them(
         assert text == text_of(bundle, expected), name
         results = [message["content"] for message in sent if message["role"] == "tool"]
         assert all(result in text for result in results), name
+
+
+def test_the_ends_of_turns_are_found_in_all_of_them(found: dict[str, FoundDialect]) -> None:
+    for name, each in found.items():
+        assert each.template is not None
+        source = each.template.with_tools
+        _, tokenizer = _model(name, source)
+        tokens = [token.content for token in tokenizer.backend.get_added_tokens_decoder().values()]
+        ends = find_turn_ends(each.template, each.dialect, tokens=tokens)
+        usual = {"<|im_end|>"}
+        if "<｜end▁of▁sentence｜>" in source:
+            usual = {"<｜end▁of▁sentence｜>"}
+        elif "istral" in name:
+            usual = {"</s>"}
+        assert set(ends.turn) == TURN_ENDS.get(name, usual), name
+        assert each.dialect.message_ends == MESSAGE_ENDS.get(name, ()), name
+
+
+def test_a_model_may_write_what_its_template_writes_to_the_end_of_the_turn(
+    found: dict[str, FoundDialect],
+) -> None:
+    tried = 0
+    for name, each in found.items():
+        if name in NOT_ENFORCED:
+            continue
+        assert each.template is not None
+        _, tokenizer = _model(name, each.template.with_tools)
+        for answer, choice in pairs():
+            as_written = written(each, answer)
+            if as_written is None or ("text" in answer and name in TEXT_BEHIND_CALLS):
+                continue
+            grammar = grammar_of(each.dialect, as_written, CHOICES[choice])
+            fault = refusal(tokenizer, each.dialect, grammar, as_written.text)
+            assert not fault, (name, answer, choice, fault)
+            tried += 1
+    assert tried > 700
 
 
 def _bundle(name: str, found: FoundDialect) -> TokenizerBundle:

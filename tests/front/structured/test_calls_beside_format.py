@@ -56,10 +56,12 @@ def _forms(dialect: ModelDialect) -> Iterator[str]:
         for layout in (*form.drawn_layouts, *form.incomplete_layouts):
             yield layout.write([call], form.id_form)
         if form.bare_keys is not None:
-            yield from _bare(form.bare_keys.names, form.bare_keys.arguments)
+            yield from _bare(*form.bare_keys)
 
 
-def _bare(names: tuple[str, ...], keys: tuple[str, ...]) -> Iterator[str]:
+def _bare(
+    names: tuple[str, ...], keys: tuple[str, ...], closings: tuple[str, ...]
+) -> Iterator[str]:
     if not names:
         yield json.dumps({"find_places": _ARGUMENTS})
         return
@@ -71,6 +73,8 @@ def _bare(names: tuple[str, ...], keys: tuple[str, ...]) -> Iterator[str]:
     yield json.dumps({"type": "function", **call})
     yield json.dumps([call])
     yield json.dumps(call, indent=2)
+    if closings:
+        yield json.dumps(call) + "\n" + closings[0]
 
 
 def _grammar(dialect: ModelDialect, schema: Any, **choice: Any) -> str:

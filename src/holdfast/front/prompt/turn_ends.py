@@ -7,7 +7,7 @@ between a thought and the text, or between the text and a call, of one answer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ _CALL: Final[Message] = {
     "id": "call00001",  # nine characters: some templates refuse other ids
     "function": {"name": "look_up", "arguments": f'{{"subject": "{_CALLED}"}}'},
 }
-_TOOLS: Final[tuple[Mapping[str, Any], ...]] = (
+_TOOLS: Final[tuple[dict[str, Any], ...]] = (
     {
         "type": "function",
         "function": {
@@ -104,7 +104,7 @@ def _thought(dialect: ModelDialect) -> Iterator[str]:
         yield from dialect.calls.channels.thought
 
 
-def _turns() -> Iterator[tuple[Message, Message, Sequence[Mapping[str, Any]]]]:
+def _turns() -> Iterator[tuple[Message, Message, tuple[dict[str, Any], ...]]]:
     """Answers, each with the message that follows it, and the tools of the conversation."""
     said = {"role": "assistant", "content": _TEXT}
     follow_up = {"role": "user", "content": _NEXT}
@@ -116,15 +116,15 @@ def _turns() -> Iterator[tuple[Message, Message, Sequence[Mapping[str, Any]]]]:
 
 
 def _tails(
-    template: ChatTemplate, answer: Message, following: Message, tools: Sequence[Mapping[str, Any]]
+    template: ChatTemplate, answer: Message, following: Message, tools: tuple[dict[str, Any], ...]
 ) -> Iterator[str]:
     """What the template writes after an answer that is the last message, and between the answer
     and the next message.
     """
     last = _CALLED if "tool_calls" in answer else _TEXT
     for messages in ((_QUESTION, answer), (_QUESTION, answer, following)):
-        text = template.render_history(ChatPrompt(messages=messages, tools=tuple(tools)))
-        before, is_shown, tail = text.partition(_NEXT)[0].rpartition(last)
+        text = template.render_history(ChatPrompt(messages=messages, tools=tools))
+        _, is_shown, tail = text.partition(_NEXT)[0].rpartition(last)
         if is_shown:
             yield tail
 

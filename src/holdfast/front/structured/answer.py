@@ -234,7 +234,9 @@ class _Body:
             # next to JSON, a call without markers is written by the rules for JSON, see below
             blocks = [
                 block
-                for block in call_blocks_too(self.rules, read, tools)
+                for block in call_blocks_too(
+                    self.rules, read, tools, is_own=read is self._dialect.calls
+                )
                 if not (is_json and block.is_bare_json)
             ]
             if blocks:

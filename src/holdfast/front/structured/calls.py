@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from holdfast.errors import InvalidRequest
@@ -27,6 +27,8 @@ from holdfast.front.toolcalls.call_format import (
     CallLayout,
     ChannelMarkup,
     IdForm,
+    TaggedValues,
+    Values,
     id_pattern,
     named,
 )
@@ -141,13 +143,17 @@ def call_blocks(
 
 
 def call_blocks_too(
-    rules: Rules, form: CallFormat, tools: Sequence[CallableTool]
+    rules: Rules, form: CallFormat, tools: Sequence[CallableTool], *, is_own: bool
 ) -> tuple[CallBlock, ...]:
     """The same for all layouts in which a form is read, even if a repair is needed.
 
     Leaves out the tools whose schemas the form cannot enforce.
+
+    is_own: whether it is the form in which the model's calls are supposed to be written.
     """
-    layouts = (*form.drawn_layouts, *form.incomplete_layouts)
+    others = (*form.incomplete_layouts, *(() if is_own else form.drawn_layouts))
+    own = form.drawn_layouts if is_own else ()
+    layouts = (*own, *(replace(each, values=_lenient(each.values)) for each in others))
     blocks = _blocks(rules, form, layouts, tools)
     kept = [
         tool
@@ -157,6 +163,10 @@ def call_blocks_too(
     if len(kept) == len(tools):
         return blocks
     return _blocks(rules, form, layouts, kept) if kept else ()
+
+
+def _lenient(values: Values) -> Values:
+    return replace(values, is_loose=True) if isinstance(values, TaggedValues) else values
 
 
 def _blocks(
@@ -250,6 +260,8 @@ def bare_calls(
     space = rules.terminal(f"/{white_space()}/")
     gap = rules.markup(" ")
     call = rules.rule(one_of(_bare_call(rules, keys, tool, space) for tool in tools))
+    if keys.closings:  # some models leave out only the opening marker
+        call = rules.rule(f"{call} ({gap} {one_of(map(rules.literal, keys.closings))})?")
     more, items = "", ""
     if parallel:
         more = f'({gap} ";"? {gap} {call})*'
@@ -297,13 +309,13 @@ def text_or_calls(
     found = [with_end(rules, text)]
     if end := rules.message_end():
         found.append(f"{text} {end} {only_calls(rules, blocks, parallel=parallel)}")
-    for mark, calls in by_mark.items():
+    for mark, written in by_mark.items():
         never = [
             escaped(other)
             for other in marked
             if other != mark and not rules.parted(other)[1] and other not in mark
         ]
-        found.append(f"{rules.text_before(mark, never=never)} {one_of(calls)}")
+        found.append(f"{rules.text_before(mark, never=never)} {one_of(written)}")
     return one_of(found)
 
 

@@ -140,6 +140,7 @@ class _Tags:
         self._rules = rules
         self._tool = tool
         self._tags = tags
+        self._end = tags.end.lstrip() if tags.is_loose else tags.end
         kinds = _TAG_TYPES if "{type}" in tags.json else ("",)
         # what may precede a value that is not a string
         self._leads = [tags.json.replace("{type}", kind) for kind in kinds]
@@ -170,7 +171,10 @@ class _Tags:
         taken = _first_characters(others) if self._leads == [self._tags.text] else ""
         found = [self._text(text, taken, place=place) for text in texts]
         lead = one_of(map(self._rules.literal, self._leads))
-        end = f"{self._rules.literal(self._tags.end)} {self._rules.markup(self._tags.gap)}"
+        end = f"{self._rules.literal(self._end)} {self._rules.markup(self._tags.gap)}"
+        if self._tags.is_loose:
+            space = self._rules.markup(" ")
+            lead, end = f"{lead} {space}", f"{space} {end}"
         for other in others:
             found.append(f"{lead} {self._json(other)} {end}")
             if self._tags.cdata:
@@ -192,12 +196,12 @@ class _Tags:
         lead = self._rules.literal(tags.text)
         tail = self._rules.markup(tags.gap)
         if not tags.cdata:
-            return f"{lead} {self._rules.text_before(tags.end, content=content)} {tail}"
+            return f"{lead} {self._rules.text_before(self._end, content=content)} {tail}"
         inner = self._rules.text_before(CDATA[1], content=content)
-        section = f"{self._rules.literal(CDATA[0])} {inner} {self._rules.literal(tags.end)}"
+        section = f"{self._rules.literal(CDATA[0])} {inner} {self._rules.literal(self._end)}"
         # a string that begins with `<` is written in a CDATA section
         plain = tuple(rf"([^<]{ANY})?" if each == ANY else each for each in content)
-        free = self._rules.text_before(tags.end, content=plain)
+        free = self._rules.text_before(self._end, content=plain)
         return f"({lead} {free} {tail} | {lead} {section} {tail})"
 
     def _json(self, node: Schema) -> str:

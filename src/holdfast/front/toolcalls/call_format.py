@@ -71,7 +71,8 @@ class TaggedValues:
 
     text: what precedes a string value. json: what precedes any other value, which is written as
         JSON; the field {type} is replaced by the value's type.
-    cdata: whether a string may be wrapped in a CDATA section.
+    cdata: whether a string may be wrapped in a CDATA section. is_loose: whether any white space may
+    surround values. A model that is not used to the tags would otherwise go on within a string.
     """
 
     before: str
@@ -80,6 +81,7 @@ class TaggedValues:
     end: str
     gap: str = ""
     cdata: bool = False
+    is_loose: bool = False
 
     def write(self, arguments: Mapping[str, Any]) -> str:
         """Return the arguments as the model would write them."""
@@ -244,11 +246,12 @@ def named(head: str, name: str) -> str:
 
 class BareKeys(NamedTuple):
     """The keys of a call's name and of its arguments. Without keys for names, the name itself is
-    the key of the arguments.
+    the key of the arguments. closings: markers that may follow a call nevertheless.
     """
 
     names: tuple[str, ...]
     arguments: tuple[str, ...]
+    closings: tuple[str, ...] = ()
 
 
 class ChannelMarkup(NamedTuple):

@@ -83,7 +83,8 @@ class JsonCalls(CallFormat):
     def bare_keys(self) -> BareKeys:
         """The keys of calls that are read although no marker precedes them."""
         names = () if self.name_is_key else tuple(dict.fromkeys((self.name_key, *_NAMES)))
-        return BareKeys(names, tuple(dict.fromkeys((self.arguments_key, *_ARGUMENTS))))
+        keys = tuple(dict.fromkeys((self.arguments_key, *_ARGUMENTS)))
+        return BareKeys(names, keys, closings=distinct(*(pair[1] for pair in self._pairs)))
 
     def _layout(self, section: tuple[str, str], wrapper: tuple[str, str]) -> CallLayout:
         named = f'"{self.name_key}": {{quoted}}, "{self.arguments_key}": '
