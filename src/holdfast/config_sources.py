@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from holdfast.errors import ConfigError, nearest_names
+from holdfast.files import read_regular
 
 OTHER_VARIABLES = ("HOLDFAST_CONFIG", "HOLDFAST_KERNELS")  # variables that are not settings
 
@@ -278,7 +279,7 @@ def given_by_file(specs: Mapping[str, SettingSpec], file: Path) -> dict[str, Giv
     Raises ConfigError if the file is unreadable or has an unknown key.
     """
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_regular(file).decode()
         tables = tomllib.loads(text)
     except FileNotFoundError:
         raise ConfigError(f"the settings file {file} does not exist") from None

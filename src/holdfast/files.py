@@ -130,6 +130,29 @@ def _in_caches(environ: Mapping[str, str], *names: str) -> str:
         return ""
 
 
+def open_regular(path: str | Path) -> IO[bytes]:
+    """Open a file for reading. Raises OSError, also if it is not a regular file: opening a FIFO
+    would wait for a writer, and a device may never end.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        kind = os.fstat(file).st_mode
+        if stat.S_ISDIR(kind):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(kind):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    except BaseException:
+        os.close(file)
+        raise
+    return os.fdopen(file, "rb")
+
+
+def read_regular(path: str | Path) -> bytes:
+    """The content of a regular file. Raises OSError, as `open_regular` does."""
+    with open_regular(path) as file:
+        return file.read()
+
+
 def sync_to_drive(file: int) -> None:
     """Make an open file, and all data synced before, survive a power cut.
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import ImagesRefused, InvalidRequest
+from holdfast.files import read_regular
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -132,7 +133,7 @@ def open_image(path: Path) -> Image.Image:
     require_pillow()
     from PIL import Image
 
-    data = path.read_bytes()
+    data = read_regular(path)
     name = _NAME.fullmatch(path.name)
     if name is not None and hashlib.sha256(data).hexdigest() != name[2]:
         raise OSError(f"the image {path} is damaged: its contents do not have this hash")

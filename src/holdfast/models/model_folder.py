@@ -13,6 +13,7 @@ import json
 import math
 import os
 import re
+import stat
 import struct
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import ModelLoadError
+from holdfast.files import open_regular, read_regular
 
 WEIGHT_FILES = "model*.safetensors"  # the files that mlx-lm reads
 _CONFIG = "config.json"
@@ -86,6 +88,7 @@ def check_is_folder(folder: Path) -> None:
             raise ModelLoadError(
                 f"{folder} has no {_CONFIG}: it is not a model folder{_found_instead(folder)}"
             )
+        _refuse_special_files(folder)
     elif folder.suffix.lower() == ".gguf":
         raise ModelLoadError(
             f"{folder} is a GGUF file, the format of llama.cpp; {_WANTED}. {_MLX_FORMAT}"
@@ -96,6 +99,19 @@ def check_is_folder(folder: Path) -> None:
         )
     else:
         raise ModelLoadError(f"{folder} is a file; {_WANTED}")
+
+
+def _refuse_special_files(folder: Path) -> None:
+    """Raise ModelLoadError if a folder, or a folder in it, has a file whose opening may never end.
+    The libraries that read a model's files open whatever has the right name.
+    """
+    for path in (*folder.glob("*"), *folder.glob("*/*")):
+        try:
+            kind = path.stat().st_mode
+        except OSError:  # a link without a target, or no permission: reading it will say so
+            continue
+        if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+            raise ModelLoadError(f"{path} is not a regular file; remove it or download it again")
 
 
 def _likely_meant(folder: Path) -> str:
@@ -129,7 +145,7 @@ def _found_instead(folder: Path) -> str:
 def read_json(file: Path) -> dict[str, Any]:
     """Return the JSON object in a file. Raises ModelLoadError if there is none."""
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(read_regular(file))
     except FileNotFoundError:
         raise ModelLoadError(
             f"{file.parent} has no {file.name}: it is not a model folder"
@@ -177,7 +193,7 @@ def read_header(file: Path) -> dict[str, Any]:
     """
     try:
         size = file.stat().st_size
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             start = opened.read(len(_LFS_POINTER))
             if start == _LFS_POINTER:
                 raise ModelLoadError(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from holdfast.files import read_regular
 from holdfast.wire.requests import Pooling
 
 _POOLING = "1_Pooling"
@@ -108,6 +109,6 @@ def _named_poolings(config: Any) -> list[str]:
 def _read(path: Path) -> Any:
     """Return the content of a JSON file; None if it is missing or damaged."""
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_regular(path))
     except (OSError, ValueError):
         return None

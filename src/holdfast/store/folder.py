@@ -35,7 +35,16 @@ from pathlib import Path
 import xxhash
 
 from holdfast.config import StoreSettings
-from holdfast.files import LOCK, abandoned, claim, expanded, store_folder, sync_to_drive, try_lock
+from holdfast.files import (
+    LOCK,
+    abandoned,
+    claim,
+    expanded,
+    read_regular,
+    store_folder,
+    sync_to_drive,
+    try_lock,
+)
 from holdfast.store.block import KEY_BYTES, BlockKey, StoreRefused, fingerprint_id
 
 # values of the setting store.folder
@@ -431,7 +440,7 @@ class Records:
         found: dict[str, bytes] = {}
         for path in record_files(self._folder):
             try:
-                content = path.read_bytes()
+                content = read_regular(path)
             except OSError as error:
                 _LOG.warning("a session's record cannot be read: %s", error)
                 continue

@@ -22,6 +22,7 @@ from typing import Any
 from holdfast.config import ModelSettings, Settings, all_specs, config_folders
 from holdfast.config_sources import Given, SettingSpec, convert, did_you_mean
 from holdfast.errors import ConfigError, ModelLoadError, UnknownModel, nearest_names
+from holdfast.files import read_regular
 from holdfast.models.adapter_folder import (
     SEPARATOR,
     adapter_folders,
@@ -292,7 +293,7 @@ def read_catalog_file(file: Path, settings: Settings, *, raises: bool = False) -
     model whose entry has an error is left out.
     """
     try:
-        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+        tables = tomllib.loads(read_regular(file).decode())
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from None
     except ValueError as error:

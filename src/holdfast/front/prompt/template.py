@@ -5,6 +5,7 @@ another process as `transformers` would.
 from __future__ import annotations
 
 import copy
+import io
 import json
 import os
 import re
@@ -18,6 +19,7 @@ import msgspec
 from jinja2 import TemplateError
 
 from holdfast.errors import InvalidRequest, ModelLoadError
+from holdfast.files import open_regular
 from holdfast.front.prompt.conversation import (
     Message,
     RoleHabits,
@@ -465,6 +467,7 @@ def _named_templates(value: Any) -> dict[str, str]:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        with io.TextIOWrapper(open_regular(path), encoding="utf-8") as file:
+            return file.read()
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error

@@ -36,6 +36,8 @@ from holdfast.files import (
     atomic_write,
     configuration_folder,
     expanded,
+    open_regular,
+    read_regular,
     sync_to_drive,
 )
 from holdfast.front.server.problem import RequestRefused
@@ -137,7 +139,7 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
     it.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             mode = os.fstat(file.fileno()).st_mode
             content = file.read()
     except FileNotFoundError:
@@ -504,7 +506,7 @@ def _key_in(folder: Path | None) -> bytes:
         if not path.exists():
             with atomic_create(path) as file:
                 file.write(key)
-        kept = path.read_bytes()
+        kept = read_regular(path)
         return kept if len(kept) == _SEAL_KEY_BYTES else key
     except OSError as error:
         _log.warning("thoughts encrypted for clients are valid only in this process: %s", error)
