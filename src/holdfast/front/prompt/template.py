@@ -433,6 +433,23 @@ def load_template(folder: Path) -> ChatTemplate | None:
 
     Raises ModelLoadError if the template is broken.
     """
+    sources = template_sources(folder)
+    if not sources:
+        return None
+    sources.setdefault("default", next(iter(sources.values())))
+    special_tokens = named_special_tokens(
+        {
+            **read_json(folder / "special_tokens_map.json"),
+            **read_json(folder / "tokenizer_config.json"),
+        }
+    )
+    return ChatTemplate(sources, special_tokens=special_tokens)
+
+
+def template_sources(folder: Path) -> dict[str, str]:
+    """The chat templates of a model folder by name; empty if it is that of a base model. Reads some
+    small files. Raises ModelLoadError if one is damaged.
+    """
     config = read_json(folder / "tokenizer_config.json")
     sources = _named_templates(config.get("chat_template"))
     sources |= _named_templates(read_json(folder / "chat_template.json").get("chat_template"))
@@ -440,13 +457,7 @@ def load_template(folder: Path) -> ChatTemplate | None:
         sources["default"] = _read_text(path)
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         sources[path.stem] = _read_text(path)
-    if not sources:
-        return None
-    sources.setdefault("default", next(iter(sources.values())))
-    special_tokens = named_special_tokens(
-        {**read_json(folder / "special_tokens_map.json"), **config}
-    )
-    return ChatTemplate(sources, special_tokens=special_tokens)
+    return sources
 
 
 def _named_templates(value: Any) -> dict[str, str]:

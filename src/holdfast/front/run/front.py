@@ -34,6 +34,7 @@ from holdfast.front.fleet.catalog import Catalog, CatalogEntry, catalog_of
 from holdfast.front.fleet.residency import Residency
 from holdfast.front.fleet.slot import ModelFiles
 from holdfast.front.images.folder import images_folder
+from holdfast.front.prompt.template import template_sources
 from holdfast.front.run.running_servers import (
     ReadyServer,
     RunningServer,
@@ -185,6 +186,12 @@ class Front:
         folder = resolve_model(entry.model, progress=lambda stage, fraction: None)
         entries = self._residency.catalog.entries
         draft = _draft_of(entry, folder, self._residency.catalog)
+        if not template_sources(folder):
+            logger.warning(
+                "model %s has no chat template: it is a base model, which completes texts "
+                "(/v1/completions), and conversations are refused",
+                entry.name,
+            )
         if len(entries) == 1:  # the size matters only if there are several models
             return ModelFiles(folder=folder, draft=draft)
         weight_bytes = checked_tensor_bytes(folder)
