@@ -131,7 +131,7 @@ def _in_caches(environ: Mapping[str, str], *names: str) -> str:
         return ""
 
 
-def open_regular(path: str | Path) -> IO[bytes]:
+def open_regular(path: str | Path) -> BufferedReader:
     """Open an ordinary file for reading. Raises OSError.
 
     A folder, a device or a pipe, on which a read could wait forever, is not opened.
@@ -142,7 +142,7 @@ def open_regular(path: str | Path) -> IO[bytes]:
         raise OSError(errno.EINVAL, f"not the name of a file: {error}", str(path)) from None
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise OSError(errno.ENXIO, "not a file", str(path))
+        raise OSError(errno.ENXIO, "not a regular file", str(path))
     return os.fdopen(handle, "rb")
 
 
@@ -153,6 +153,12 @@ def read_text(path: str | Path) -> str:
     if len(content) > _MAX_TEXT_BYTES:
         raise OSError(errno.EFBIG, f"larger than {_MAX_TEXT_BYTES:,} bytes", str(path))
     return content.decode("utf-8")
+
+
+def read_regular(path: str | Path) -> bytes:
+    """The content of an ordinary file. Raises OSError."""
+    with open_regular(path) as file:
+        return file.read()
 
 
 def sync_to_drive(file: int) -> None:

@@ -74,6 +74,56 @@ def test_a_folder_that_others_can_write_to_is_not_trusted(folder: Path) -> None:
     assert kernel.reason == f"other users can write to {folder}"
 
 
+@pytest.fixture
+def temporary(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for kernels when nothing can be written to the user's caches."""
+    monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
+    monkeypatch.setattr(build, "_TEMPORARY", (str(tmp_path / "missing"), str(tmp_path)))
+    (tmp_path / "missing").write_text("a file")
+    return tmp_path / f"holdfast-kernels-{os.getuid()}"
+
+
+def test_without_a_writable_home_it_is_kept_in_the_folder_for_temporary_files(
+    temporary: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert NAME in build.uncompiled()
+    assert loaded_again().library is not None
+    assert temporary.stat().st_mode & 0o777 == 0o700
+    (file,) = temporary.iterdir()
+    built = file.stat().st_ino
+    (line,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert f"compiled kernels are kept in {temporary}, because " in line.message
+    assert NAME not in build.uncompiled()
+    assert loaded_again().library is not None
+    assert [each.stat().st_ino for each in temporary.iterdir()] == [built]
+
+
+@pytest.mark.parametrize("how", ["writable by others", "a link"])
+def test_a_folder_for_temporary_files_that_others_may_have_made_is_not_trusted(
+    how: str, temporary: Path, tmp_path: Path
+) -> None:
+    if how == "a link":
+        (tmp_path / "target").mkdir(mode=0o700)
+        temporary.symlink_to(tmp_path / "target")
+    else:
+        temporary.mkdir()
+        temporary.chmod(0o777)
+    kernel = loaded_again()
+    assert kernel.library is None
+    assert str(temporary) in kernel.reason
+
+
+def test_a_line_says_that_a_kernel_is_compiled(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        loaded_again()
+        loaded_again()
+    (line,) = [record.message for record in caplog.records if "compiling" in record.message]
+    assert NAME in line
+    assert "10 s" in line
+
+
 def test_a_failing_compiler_is_named_as_the_reason(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,8 +41,10 @@ from holdfast.cli.server_client import (
     with_scheme,
 )
 from holdfast.cli.settings import read_settings, settings_command
-from holdfast.config import EffectiveSettings, shown_value
-from holdfast.errors import HoldfastError
+from holdfast.config import EffectiveSettings, ModelSettings, shown_value
+from holdfast.errors import HoldfastError, ModelLoadError
+from holdfast.kernels.build import uncompiled
+from holdfast.models.download import local_folder, model_source
 from holdfast.wire.requests import DEFAULT_ANSWER_TOKENS, DEFAULT_SAMPLING
 
 if TYPE_CHECKING:
@@ -260,6 +262,21 @@ def _check_is_no_question(model: str) -> None:
         )
 
 
+def _check_can_chat(model: ModelSettings) -> None:
+    """Raise NotAModel if the model's files are here and contain no chat template. Loading the model
+    would take a while, and then it could not answer.
+    """
+    from holdfast.models.chat_templates import template_sources
+
+    with contextlib.suppress(ModelLoadError):  # loading will say it, or find it in the catalog
+        folder = local_folder(model_source(model.path, revision=model.revision), os.environ)
+        if folder is not None and folder.is_dir() and not template_sources(folder):
+            raise NotAModel(
+                f"{model.path} has no chat template: it is a base model, which only completes texts. "
+                f"To do so: holdfast serve {model.path}, and send a prompt to /v1/completions"
+            )
+
+
 @contextlib.contextmanager
 def _server(
     effective: EffectiveSettings, console: Console, *, url: str, own: bool, interactive: bool
@@ -285,6 +302,12 @@ def _server(
         with client:
             yield client, model
         return
+    _check_can_chat(settings.model)
+    if kernels := uncompiled():
+        complain(
+            f"compiling kernels for this CPU ({', '.join(kernels)}); only the first start does so, "
+            "and takes about 20 s longer"
+        )
     with contextlib.ExitStack() as stack:
         with console.status("starting") as spinner:  # in a pipe, this shows nothing
             client = stack.enter_context(own_server(effective, on_state=spinner.update))

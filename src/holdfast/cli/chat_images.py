@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from holdfast.errors import HoldfastError
+from holdfast.files import read_regular
 from holdfast.models.images import FORMATS_SHOWN
 
 _SUFFIX = r"\.(?:png|jpe?g|webp|gif|bmp)"
@@ -63,7 +64,7 @@ def typed_path(typed: str) -> Path:
 def image_part(path: Path) -> dict[str, Any]:
     """An image file as a part of a message. Raises ImageUnreadable."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise ImageUnreadable(f"{path} cannot be read: {error.strerror or error}") from error
     kind = mimetypes.guess_type(path.name)[0] or "image/png"

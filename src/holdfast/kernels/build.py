@@ -2,8 +2,8 @@
 
 A kernel is optional: without a compiler, or if HOLDFAST_KERNELS turns it off, its callers compute
 the same result with MLX or numpy. HOLDFAST_KERNELS is 0 to turn all kernels off, or the names of
-those to use, separated by commas. Compiled files are kept in the user's caches folder, in a folder that only
-the user can write to.
+those to use, separated by commas. Compiled files are kept in the user's caches folder, or if that is
+read-only, in the system's folder for temporary files: in a folder that only the user can write to.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import logging
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -35,6 +37,7 @@ _ALWAYS_FUSED = ("-ffp-contract=fast", "--param=avoid-fma-max-bits=0")
 _FLAGS = ("-O3", "-march=native", *_TUNING, *_ALWAYS_FUSED, "-shared", "-fPIC", "-pthread")
 _BUILD_SECONDS = 900  # an idle machine takes 5 to 15, a busy one many times as long
 _PRIVATE = 0o700
+_TEMPORARY = ("/var/tmp", "/tmp")
 MOST_VERSIONS = 4  # compiled files to keep of each kernel, for several environments; each 40 KB
 
 
@@ -77,10 +80,57 @@ def _compiled(source: Path) -> Path:
     """Compile a source file unless that was done before, and return the compiled file. Raises
     OSError, RuntimeError or SubprocessError.
     """
-    compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)
+    compiler = _compiler()
     if compiler is None:
         raise RuntimeError(f"there is no C compiler ({', '.join(_COMPILERS)})")
-    folder = _private_folder(kernels_folder(os.environ))
+    name = _file_name(source, compiler)
+    folders = _folders()
+    if (found := _find(name, folders)) is not None:
+        with suppress(OSError):  # the folder is read-only now
+            os.utime(found)
+            _delete_unused(found.parent, source.stem)
+        return found
+    folder, why_not = _writable(folders)
+    if why_not:
+        logger.warning("compiled kernels are kept in %s, because %s", folder, why_not)
+    logger.info(
+        "compiling the kernel %s for this CPU, once; on an idle machine, this takes some 10 s",
+        source.stem,
+    )
+    target = folder / name
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        built = Path(scratch) / target.name
+        subprocess.run(
+            [compiler, *_FLAGS, "-o", str(built), str(source), "-lm"],
+            check=True,
+            capture_output=True,
+            timeout=_BUILD_SECONDS,
+        )
+        built.replace(target)  # atomic: several workers may compile at once
+    _delete_unused(folder, source.stem)
+    return target
+
+
+def uncompiled() -> tuple[str, ...]:
+    """The names of the kernels that the next start compiles; empty if it cannot compile any."""
+    compiler = _compiler()
+    if sys.platform != "linux" or compiler is None:
+        return ()
+    names = [source for source in sorted(Path(__file__).parent.glob("*.c")) if is_on(source.stem)]
+    try:
+        folders = _folders()
+        return tuple(
+            source.stem for source in names if _find(_file_name(source, compiler), folders) is None
+        )
+    except (OSError, RuntimeError, subprocess.SubprocessError):
+        return ()
+
+
+def _compiler() -> str | None:
+    return next((found for name in _COMPILERS if (found := shutil.which(name))), None)
+
+
+def _file_name(source: Path, compiler: str) -> str:
     version = subprocess.run(
         [compiler, "--version"], check=True, capture_output=True, timeout=_BUILD_SECONDS
     ).stdout
@@ -92,20 +142,46 @@ def _compiled(source: Path) -> Path:
         _cpu().encode(),
     ]
     digest = hashlib.sha256(b"\0".join(identity)).hexdigest()[:32]
-    target = folder / f"{source.stem}-{digest}.so"
-    if not target.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            built = Path(scratch) / target.name
-            subprocess.run(
-                [compiler, *_FLAGS, "-o", str(built), str(source), "-lm"],
-                check=True,
-                capture_output=True,
-                timeout=_BUILD_SECONDS,
-            )
-            built.replace(target)  # atomic: several workers may compile at once
-    os.utime(target)
-    _delete_unused(folder, source.stem)
-    return target
+    return f"{source.stem}-{digest}.so"
+
+
+def _folders() -> list[Path]:
+    """The folders that may have compiled kernels, the best one first. Not TMPDIR: each worker has
+    its own, which is removed.
+    """
+    try:
+        first = [kernels_folder(os.environ)]
+    except RuntimeError:  # the user has no home
+        first = []
+    return [*first, *(Path(each) / f"holdfast-kernels-{os.getuid()}" for each in _TEMPORARY)]
+
+
+def _find(name: str, folders: Sequence[Path]) -> Path | None:
+    """A compiled file in one of the folders; None if there is none. Raises RuntimeError if other
+    users could put a file there.
+    """
+    for folder in folders:
+        if (folder / name).exists():
+            _check_private(folder)
+            return folder / name
+    return None
+
+
+def _writable(folders: Sequence[Path]) -> tuple[Path, str]:
+    """The first folder in which files can be created, and why those before it are not used.
+
+    Raises RuntimeError if other users could put a file there, OSError if there is no folder.
+    """
+    refusals: list[str] = []
+    for folder in folders:
+        try:
+            folder.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+            _check_private(folder)
+            with tempfile.TemporaryFile(dir=folder):
+                return folder, "; ".join(refusals)
+        except OSError as error:
+            refusals.append(f"{folder} cannot be written ({error.strerror})")
+    raise OSError("; ".join(refusals))
 
 
 def _delete_unused(folder: Path, name: str) -> None:
@@ -116,13 +192,14 @@ def _delete_unused(folder: Path, name: str) -> None:
             file.unlink(missing_ok=True)
 
 
-def _private_folder(folder: Path) -> Path:
-    """Create the folder. Raises RuntimeError if other users could put a file into it."""
-    folder.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+def _check_private(folder: Path) -> None:
+    """Raise RuntimeError if other users could put a file into a folder."""
+    status = folder.lstat()
+    if stat.S_ISLNK(status.st_mode) and folder.parent in map(Path, _TEMPORARY):
+        raise RuntimeError(f"{folder} is a link")
     status = folder.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise RuntimeError(f"other users can write to {folder}")
-    return folder
 
 
 def _cpu() -> str:

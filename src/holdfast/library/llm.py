@@ -19,7 +19,7 @@ import msgspec
 
 from holdfast.config import KVBitsChoice, Settings, load_settings
 from holdfast.errors import InvalidRequest
-from holdfast.files import hash_cache_file
+from holdfast.files import hash_cache_file, read_regular
 from holdfast.front.answers.choice import ChoiceText
 from holdfast.front.images.folder import images_folder
 from holdfast.front.images.intake import ImageIntake
@@ -780,7 +780,7 @@ def _with_image(part: Mapping[str, Any], field: str) -> dict[str, Any]:
     if path is None:
         return with_image(part, field)
     try:
-        return with_image({"type": part["type"], "data": Path(path).read_bytes()}, field)
+        return with_image({"type": part["type"], "data": read_regular(path)}, field)
     except OSError as error:
         problem = f"the image cannot be read: {error}"
         return image_part(ImageSource(field=f"{field}.path", problem=problem))

@@ -22,7 +22,7 @@ import msgspec
 import xxhash
 
 from holdfast.errors import ModelLoadError
-from holdfast.files import atomic_write
+from holdfast.files import atomic_write, open_regular
 
 PIECE_BYTES = 4 << 20  # hashing and reading release the GIL while they process one piece
 
@@ -122,7 +122,7 @@ class FileHashing:
         digest = xxhash.xxh3_128()
         piece = memoryview(bytearray(min(PIECE_BYTES, max(stamp.size, 1))))
         try:
-            with open(path, "rb", buffering=0) as file:
+            with open_regular(path) as file:
                 if stamp_from(os.fstat(file.fileno())) != stamp:
                     raise _changed(path)
                 while (count := file.readinto(piece)) and not self._stop.is_set():

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import ImageTooLarge, InvalidRequest
+from holdfast.files import read_regular
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -89,7 +90,7 @@ def open_image(path: Path, *, max_pixels: int | None = None) -> Image.Image:
 
     max_pixels: None: any number that Pillow does not take for an attack.
     """
-    data = path.read_bytes()
+    data = read_regular(path)
     name = _NAME.fullmatch(path.name)
     if name is not None and hashlib.sha256(data).hexdigest() != name[2]:
         raise OSError(f"the image {path} is damaged: its contents do not have this hash")

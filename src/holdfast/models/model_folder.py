@@ -13,6 +13,7 @@ import json
 import math
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -78,6 +79,7 @@ def _check_is_folder(folder: Path) -> None:
             raise DamagedModel(
                 f"{folder} has no {_CONFIG}: it is not a model folder{_found_instead(folder)}"
             )
+        _refuse_special_files(folder)
     elif folder.suffix.lower() == ".gguf":
         raise UnusableModel(
             f"{folder} is a GGUF file, the format of llama.cpp; {_WANTED}. {HOW_TO_CONVERT}"
@@ -88,6 +90,19 @@ def _check_is_folder(folder: Path) -> None:
         )
     else:
         raise UnusableModel(f"{folder} is a file; {_WANTED}")
+
+
+def _refuse_special_files(folder: Path) -> None:
+    """Raise UnusableModel if a folder, or a folder in it, has a file whose opening may never end.
+    The libraries that read a model's files open whatever has the right name.
+    """
+    for path in (*folder.glob("*"), *folder.glob("*/*")):
+        try:
+            kind = path.stat().st_mode
+        except OSError:  # a link without a target, or no permission: reading it will say so
+            continue
+        if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+            raise UnusableModel(f"{path} is not a regular file; remove it or download it again")
 
 
 def _likely_meant(folder: Path) -> str:

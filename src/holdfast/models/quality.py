@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeAlias, get_args
 import msgspec
 
 from holdfast.errors import ModelLoadError
-from holdfast.files import atomic_write, quality_folder
+from holdfast.files import atomic_write, quality_folder, read_regular
 
 NATIVE: Final = "native"
 MOST_RESULTS = 100  # the latest ones are kept
@@ -113,7 +113,7 @@ def find_quality(fingerprint: str, environ: Mapping[str, str]) -> QualityReport 
     if not fingerprint or file is None:
         return None
     try:
-        found = msgspec.json.decode(file.read_bytes(), type=QualityReport)
+        found = msgspec.json.decode(read_regular(file), type=QualityReport)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -42,6 +42,7 @@ from holdfast.files import (
     atomic_write,
     claim,
     expanded,
+    read_regular,
     store_folder,
     sync_to_drive,
     try_lock,
@@ -458,7 +459,7 @@ class Records:
         unread: set[str] = set()
         for path in record_files(self._folder):
             try:
-                content = path.read_bytes()
+                content = read_regular(path)
             except FileNotFoundError:
                 continue
             except OSError as error:

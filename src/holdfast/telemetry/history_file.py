@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.files import atomic_write, sync_to_drive, try_lock
+from holdfast.files import atomic_write, open_regular, sync_to_drive, try_lock
 from holdfast.telemetry.history import MOST_BYTES, PerformanceHistory
 
 SAVE_SECONDS = 300.0
@@ -76,7 +76,7 @@ class HistoryFile:
         self._history.on_change = lambda: None
 
     def _read(self) -> None:
-        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
+        with contextlib.suppress(FileNotFoundError), open_regular(self._path) as file:
             content = file.read(_LONGEST_BYTES + 1)
             try:
                 self._history.unpack(_checked(content))

@@ -193,6 +193,23 @@ def test_a_process_that_was_ended_from_outside_is_replaced() -> None:
     assert template.render({"messages": PROMPT.messages}) == "Hi"
 
 
+@pytest.mark.parametrize("characters", [10, 1_000_000])  # more than a pipe takes
+def test_a_process_that_is_stopped_is_replaced(characters: int) -> None:
+    template = SandboxedTemplate("default", "{{ messages[0].content }}")
+    text = "x" * characters
+    stopped = renderers()
+    for child in stopped:
+        child.suspend()
+    with ThreadPoolExecutor(1) as pool:
+        rendering = pool.submit(template.render, {"messages": [{"content": text}]})
+        try:
+            assert rendering.result(timeout=60) == text
+        finally:
+            for child in stopped:
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
+
+
 def test_a_model_whose_template_takes_too_much_is_not_loaded(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(ENDLESS)

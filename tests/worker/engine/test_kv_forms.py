@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.errors import InvalidRequest
 from holdfast.worker.engine import views
-from holdfast.worker.engine.engine import Engine
+from holdfast.worker.engine.engine import Engine, KVCosts
 from holdfast.worker.engine.kv_forms import KVForms
 from holdfast.worker.engine.probe import choose_layout, examine_forms
 from holdfast.worker.kv.bits import BITS
@@ -21,6 +24,13 @@ def forms_of(**settings: Any) -> KVForms:
     runner = choose_layout(make_tiny("llama", head_dim=32), vocab_size=VOCAB_SIZE)
     engine = Engine(runner, vocab_size=VOCAB_SIZE)
     return examine_forms(engine, runner, vocab_size=VOCAB_SIZE, **settings)
+
+
+FORMS = KVForms(
+    default="auto",
+    costs=dict.fromkeys(BITS, KVCosts(bytes_per_token=1, fixed_bytes=0, form=None)),
+    refused={},
+)
 
 
 def chosen(
@@ -42,16 +52,50 @@ def chosen(
     )
 
 
-def test_auto_is_native_while_memory_lasts_and_follows_the_longer_cached_prefix() -> None:
+def test_auto_is_native_while_memory_lasts_whatever_others_asked_for() -> None:
     forms = forms_of(default="auto")
     assert chosen(forms, "") == "native"
-    assert chosen(forms, "", is_short=True) == "8"
-    assert chosen(forms, "", is_short=True, native=300) == "native"
-    assert chosen(forms, "", eight=300) == "8"
-    assert chosen(forms, "", eight=300, native=301) == "native"
+    for eight in range(0, 401, 50):
+        assert chosen(forms, "", eight=eight) == "native"
+        assert chosen(forms, "", eight=eight, native=eight // 2) == "native"
     assert chosen(forms, "4") == "4"
+    assert chosen(forms, "8") == "8"
+    assert chosen(forms, "", eight=400) == "native", "somebody has asked for 8 bits"
     assert chosen(forms_of(default="8"), "", is_short=True) == "8"
     assert chosen(forms_of(default="native"), "", is_short=True, eight=300) == "native"
+
+
+def test_auto_takes_eight_bits_while_memory_is_short() -> None:
+    forms = forms_of(default="auto")
+    assert chosen(forms, "", is_short=True) == "8"
+    assert chosen(forms, "", is_short=True, native=300) == "native"
+
+
+@given(
+    eight=st.integers(0, 400),
+    native=st.integers(0, 400),
+    shortages=st.lists(st.booleans(), min_size=1, max_size=4),
+)
+def test_without_a_shortage_eight_bits_are_chosen_only_to_reuse_most_of_the_prompt(
+    eight: int, native: int, shortages: list[bool]
+) -> None:
+    forms = replace(FORMS, _saves=False)
+    was_short = False
+    for is_short in shortages:
+        form = chosen(forms, "auto", is_short=is_short, eight=eight, native=native)
+        if form == "8" and not is_short:
+            assert was_short
+            assert eight > 200
+            assert eight > native
+        was_short = was_short or is_short
+
+
+def test_a_conversation_that_a_shortage_put_in_eight_bits_continues_so() -> None:
+    forms = forms_of(default="auto")
+    assert chosen(forms, "", is_short=True) == "8"
+    assert chosen(forms, "", eight=300) == "8"
+    assert chosen(forms, "", eight=300, native=301) == "native"
+    assert chosen(forms, "", eight=200) == "native"
 
 
 def test_while_memory_is_short_a_native_prefix_decides_if_it_is_most_of_the_prompt() -> None:

@@ -94,6 +94,20 @@ def test_nothing_that_is_computed_after_the_conversion_is_cached(tmp_path: Path)
     assert 1024 <= again.finished("turn").cached_tokens <= quantized_at
 
 
+@pytest.mark.parametrize("reused", [100, 300, 600])
+def test_what_others_asked_for_does_not_change_the_form_of_an_answer(
+    reused: int, tmp_path: Path
+) -> None:
+    asked = prompt_of("asked", 600)
+    prompt = (*asked[:reused], *prompt_of("other", 40))
+    made = worker("llama", tmp_path)
+    inbox = made.serve(
+        one_after_the_other(greedy("eight", asked, kv_bits="8"), greedy("auto", prompt))
+    )
+    assert inbox.finished("auto").cached_tokens == 0
+    assert inbox.tokens("auto") == alone("llama", prompt, max_tokens=6)
+
+
 def test_new_sequences_are_quantized_under_pressure_and_native_ones_after_it(
     tmp_path: Path,
 ) -> None:

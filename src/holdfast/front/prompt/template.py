@@ -438,12 +438,14 @@ def load_template(folder: Path) -> ChatTemplate | None:
 
     Raises UnusableModel if the template is broken.
     """
-    config = read_json(folder / "tokenizer_config.json")
     sources = template_sources(folder)
     if not sources:
         return None
     sources.setdefault("default", next(iter(sources.values())))
     special_tokens = named_special_tokens(
-        {**read_json(folder / "special_tokens_map.json"), **config}
+        {
+            **read_json(folder / "special_tokens_map.json"),
+            **read_json(folder / "tokenizer_config.json"),
+        }
     )
     return ChatTemplate(sources, special_tokens=special_tokens)

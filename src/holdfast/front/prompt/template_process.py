@@ -124,7 +124,7 @@ class _Unavailable(Exception):
 
 
 class _ProcessGone(Exception):
-    """The process ended on its own."""
+    """The process ended on its own, or was stopped."""
 
 
 class RenderProcesses:
@@ -146,7 +146,7 @@ class RenderProcesses:
             with self._changed:
                 process = self._idle.pop() if self._idle else None
             if process is not None:
-                with contextlib.suppress(_ProcessGone):  # the idle process may have been killed
+                with contextlib.suppress(_ProcessGone):  # it may have been killed or stopped
                     return self._run_in(process, task)
             try:
                 return self._run_in(_RenderProcess(), task)
@@ -244,6 +244,9 @@ class _RenderProcess:
         self._answers = self._process.stdout
         self._readable = select.poll()
         self._readable.register(self._answers, select.POLLIN)
+        os.set_blocking(self._tasks.fileno(), False)
+        self._writable = select.poll()
+        self._writable.register(self._tasks, select.POLLOUT)
         self._has_started = False
         self.last_used = time.monotonic()
 
@@ -254,11 +257,7 @@ class _RenderProcess:
         """
         if not self._has_started:
             self._await_start()
-        try:
-            for part in (len(task).to_bytes(HEAD_BYTES, "big"), task):
-                _write_all(self._tasks.fileno(), part)
-        except (BrokenPipeError, ValueError):
-            raise _ProcessGone from None
+        self._write(len(task).to_bytes(HEAD_BYTES, "big") + task, seconds=seconds)
         head = self._read(1 + HEAD_BYTES, seconds=seconds)
         return OUTCOMES[head[0]], self._read(int.from_bytes(head[1:], "big"), seconds=seconds)
 
@@ -275,6 +274,17 @@ class _RenderProcess:
         except (_ProcessGone, _Overrun) as error:
             raise _Unavailable("the process that should render it did not start") from error
         self._has_started = True
+
+    def _write(self, data: bytes, *, seconds: float) -> None:
+        watched = _Watched(self._process.pid, seconds=seconds)
+        rest = memoryview(data)
+        while rest:
+            while not self._writable.poll(_POLL_SECONDS * 1000):
+                watched.check()
+            try:
+                rest = rest[os.write(self._tasks.fileno(), rest) :]
+            except (BrokenPipeError, ValueError):
+                raise _ProcessGone from None
 
     def _read(self, size: int, *, seconds: float) -> bytes:
         watched = _Watched(self._process.pid, seconds=seconds)
@@ -299,13 +309,16 @@ class _Watched:
         self._seconds_before: float | None = None  # processor time at the first check
 
     def check(self) -> None:
-        """Raise _Overrun if a limit is exceeded."""
+        """Raise _Overrun if a limit is exceeded, and _ProcessGone if the process is stopped."""
         try:
             process = psutil.Process(self._pid)
             used = process.cpu_times()
             resident_bytes = process.memory_info().rss
+            is_stopped = process.status() == psutil.STATUS_STOPPED
         except psutil.Error:
             return  # the process has ended; reading from its pipe will show that
+        if is_stopped:  # by a signal, and nobody may ever let it continue
+            raise _ProcessGone
         used_seconds = used.user + used.system
         if self._seconds_before is None:
             self._seconds_before = used_seconds
@@ -317,12 +330,6 @@ class _Watched:
             or time.monotonic() >= self._give_up_at
         ):
             raise _Overrun(f"took longer than {self._seconds:g} s")
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
 
 
 PROCESSES: Final = RenderProcesses()

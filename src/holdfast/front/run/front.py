@@ -34,6 +34,7 @@ from holdfast.front.fleet.catalog import Catalog, CatalogEntry, catalog_of
 from holdfast.front.fleet.residency import Residency
 from holdfast.front.fleet.slot import ModelFiles
 from holdfast.front.images.folder import images_folder
+from holdfast.models.chat_templates import template_sources
 from holdfast.front.run.running_servers import (
     ReadyServer,
     RunningServer,
@@ -188,6 +189,12 @@ class Front:
         entries = self._residency.catalog.entries
         draft = _draft_of(entry, folder, self._residency.catalog)
         sampling = recommended_sampling(read_json(folder / "generation_config.json"))
+        if not template_sources(folder):
+            logger.warning(
+                "model %s has no chat template: it is a base model, which completes texts "
+                "(/v1/completions), and conversations are refused",
+                entry.name,
+            )
         if len(entries) == 1:  # the size matters only if there are several models
             return ModelFiles(folder=folder, draft=draft, sampling=sampling)
         weight_bytes = checked_tensor_bytes(folder)

@@ -37,6 +37,7 @@ from holdfast.files import (
     configuration_folder,
     expanded,
     open_regular,
+    read_regular,
     sync_to_drive,
 )
 from holdfast.front.server.problem import RequestRefused
@@ -505,7 +506,7 @@ def _key_in(folder: Path | None) -> bytes:
         if not path.exists():
             with atomic_create(path) as file:
                 file.write(key)
-        kept = path.read_bytes()
+        kept = read_regular(path)
         return kept if len(kept) == _SEAL_KEY_BYTES else key
     except OSError as error:
         _log.warning("thoughts encrypted for clients are valid only in this process: %s", error)

@@ -16,7 +16,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -28,6 +27,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from holdfast.config import ServerSettings
 from holdfast.errors import AddressInUse, ConfigError
+from holdfast.files import read_regular
 from holdfast.front.server.dialect import NO_SNIFFING, DialectTable, problem_body
 from holdfast.front.server.guard import Network, is_trusted, trusted_networks
 from holdfast.front.server.problem import Problem
@@ -264,7 +264,7 @@ class ServerCertificate:
             ("server.tls_key", self._key),
         ):
             try:
-                Path(path).read_bytes()
+                read_regular(path)
             except OSError as error:
                 raise ConfigError(f"{setting}: {path}: {error.strerror}") from None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -17,6 +17,7 @@ from typing import Any
 import xxhash
 
 from holdfast.errors import ModelLoadError
+from holdfast.files import read_regular
 from holdfast.models.adapter_folder import WEIGHTS, AdapterFiles, files_of_adapter
 from holdfast.models.file_hashing import ModelChanged
 from holdfast.models.model_folder import WEIGHT_FILES, read_json
@@ -127,7 +128,7 @@ def adapter_fingerprint(model: str, adapter: AdapterFiles, hashes: Mapping[str, 
 
 
 def _read_as_hashed(file: Path, expected: str) -> dict[str, Any]:
-    content = file.read_bytes()
+    content = read_regular(file)
     if xxhash.xxh3_128_hexdigest(content) != expected:
         raise ModelChanged(f"{file} was changed while the model was loaded")
     parsed: dict[str, Any] = json.loads(content)

@@ -38,6 +38,7 @@ class KVForms:
     try_out: Callable[[KVBits], str] = lambda kv_bits: ""
     warnings: tuple[str, ...] = ()
     _tried: set[KVBits] = field(default_factory=set)
+    _saves: bool = False  # whether "auto" has chosen 8 bits before
 
     def refusal(self, kv_bits: KVBits) -> str:
         """Why the model does not support a quantized form; empty if it does. May test the form."""
@@ -91,13 +92,17 @@ class KVForms:
         the form that the request asks for.
 
         asked: the `kv_bits` of the request; empty: not set. is_short: whether memory runs short, or
-        the sequence would have to wait for memory in its native form. cached_tokens: returns the
-        length of the cached prefix in a form. fits: returns whether the sequence fits the KV budget
+        the sequence would have to wait for memory in its native form. cached_tokens: returns how many
+        tokens of the prompt need no prefill in a form. fits: returns whether the sequence fits the KV budget
         in a form if it runs alone.
 
-        "auto" takes the form with the longer cached prefix, so that no cached token is prefilled
-        again. While memory is short, a native prefix counts only if it is more than half of the
-        prompt; otherwise, prefilling it again takes less time than waiting for memory mostly would.
+        "auto" is native unless memory is short: what other requests asked for does not matter. While
+        memory is short, a native prefix counts only if it is more than half of the prompt;
+        otherwise, prefilling it again takes less time than waiting for memory mostly would.
+
+        Where "auto" has chosen 8 bits, conversations in 8 bits continue so, or each turn after the
+        shortage would prefill its prompt again: if most of a prompt, and more than in native form,
+        can be reused.
         """
         wanted = asked or self.default
         if wanted != "auto":
@@ -112,14 +117,18 @@ class KVForms:
         if self.refusal(SAVING):
             return "native"
         if not fits("native"):
+            self._saves = True
             return SAVING  # even if it does not fit either: the refusal then names what it needs
-        saved = cached_tokens(SAVING)
-        if not saved and not is_short:
+        if not is_short and not self._saves:
             return "native"
+        saved = cached_tokens(SAVING)
         native = cached_tokens("native")
-        if is_short:
-            return "native" if native > max(saved, prompt_tokens // 2) else SAVING
-        return SAVING if saved > native else "native"
+        if not is_short:
+            return SAVING if saved > max(native, prompt_tokens // 2) else "native"
+        if native > max(saved, prompt_tokens // 2):
+            return "native"
+        self._saves = True
+        return SAVING
 
 
 ONLY_NATIVE = KVForms(default="native", costs={}, refused={})

@@ -147,14 +147,17 @@ class CacheClient:
         return request.is_kept and self._cache_for(request) is not None
 
     def cached_tokens(self, request: SequenceRequest, kv_bits: KVBits) -> int:
-        """The length of the cached prefix of a request in a form (`kv_bits`). An estimate, because
-        the prefix is not reserved for the request and may be evicted.
+        """How many tokens of a request's prompt need no prefill in a form (`kv_bits`). An estimate,
+        because the prefix is not reserved for the request and may be evicted.
         """
         cache = self._cache_for(request)
         if cache is None:
             return 0
         return cache.cached_tokens(
-            request.prompt_token_ids.packed, tenant=request.tenant, kv_bits=kv_bits
+            request.prompt_token_ids.packed,
+            tenant=request.tenant,
+            kv_bits=kv_bits,
+            may_move=request.is_kept,
         )
 
     def boundaries(self, request: SequenceRequest) -> tuple[int, ...]:

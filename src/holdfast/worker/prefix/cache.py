@@ -143,13 +143,18 @@ class PrefixCache:
         self._fetch(lookup)
         return lookup
 
-    def cached_tokens(self, chain: bytes, *, tenant: str, kv_bits: KVBits) -> int:
-        """The length of the longest prefix of a chain that is cached in this form, in blocks or in
-        a live state.
+    def cached_tokens(
+        self, chain: bytes, *, tenant: str, kv_bits: KVBits, may_move: bool = True
+    ) -> int:
+        """How many tokens of a chain a sequence in this form would not prefill: what `lookup` would
+        find, in blocks or in a live state. What is stored, but cannot be resumed from, does not
+        count.
         """
-        branch = self.index.branch(chain, tenant=tenant, kv_bits=kv_bits)
-        in_blocks = self.index.kept_part(branch).tokens
-        return max(in_blocks, self.live.longest(chain, tenant=tenant, kv_bits=kv_bits))
+        in_blocks = self._plan(chain, tenant, kv_bits, limit=_limit(chain)).tokens
+        in_live = self.live.resumable(
+            chain, tenant=tenant, kv_bits=kv_bits, in_blocks=in_blocks, may_move=may_move
+        )
+        return max(in_blocks, in_live)
 
     def advance(self, lookup: Lookup) -> bool:
         """Take blocks that were read from disk; returns whether the whole plan is in RAM.

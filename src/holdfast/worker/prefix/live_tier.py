@@ -156,10 +156,34 @@ class LiveTier:
 
     def claim(self, lookup: Lookup) -> LiveClaim | None:
         """Claim the live chain that has the most of a lookup's tokens; None if there is none."""
-        limit = len(lookup.chain) - TOKEN_BYTES  # the last token is always prefilled
-        chain, tokens = self._chains.longest(
-            lookup.chain[:limit], tenant=lookup.tenant, kv_bits=lookup.kv_bits
+        claim = self._possible_claim(
+            lookup.chain,
+            tenant=lookup.tenant,
+            kv_bits=lookup.kv_bits,
+            in_blocks=lookup.plan.tokens,
+            may_move=lookup.may_move,
         )
+        if claim is not None:
+            claim.chain.claims.append(claim)
+            claim.use = self._use_of(claim, may_move=lookup.may_move)
+        return claim
+
+    def resumable(
+        self, chain: bytes, *, tenant: str, kv_bits: KVBits, in_blocks: int, may_move: bool
+    ) -> int:
+        """How many tokens of a chain a sequence could take from a live state. in_blocks: how many
+        it could take from blocks.
+        """
+        claim = self._possible_claim(
+            chain, tenant=tenant, kv_bits=kv_bits, in_blocks=in_blocks, may_move=may_move
+        )
+        return 0 if claim is None else claim.tokens
+
+    def _possible_claim(
+        self, packed: bytes, *, tenant: str, kv_bits: KVBits, in_blocks: int, may_move: bool
+    ) -> LiveClaim | None:
+        limit = len(packed) - TOKEN_BYTES  # the last token is always prefilled
+        chain, tokens = self._chains.longest(packed[:limit], tenant=tenant, kv_bits=kv_bits)
         if chain is None or chain.state is None:
             return None
         moved = [claim.tokens for claim in chain.claims if claim.use == "moved"]
@@ -169,25 +193,18 @@ class LiveTier:
         form = self._form
         needs_end = not form.resumes_anywhere
         if needs_end:
-            may_have_end = lookup.may_move and chain.is_parked and not chain.claims
+            may_have_end = may_move and chain.is_parked and not chain.claims
             if not (may_have_end and chain.state.can_rewind(tokens)):
                 needs_end = False
-                tokens = resumable(min(tokens, lookup.plan.tokens)) if form.block else 0
-        if tokens == 0 or (needs_end and tokens < lookup.plan.tokens):
+                tokens = resumable(min(tokens, in_blocks)) if form.block else 0
+        if tokens == 0 or (needs_end and tokens < in_blocks):
             return None
-        claim = LiveClaim(chain=chain, tokens=tokens, needs_end=needs_end)
-        chain.claims.append(claim)
-        claim.use = self._use_of(claim, may_move=lookup.may_move)
-        return claim
+        return LiveClaim(chain=chain, tokens=tokens, needs_end=needs_end)
 
     @property
     def chains(self) -> Iterable[LiveChain]:
         """All live chains, running and parked."""
         return self._chains
-
-    def longest(self, chain: bytes, *, tenant: str, kv_bits: KVBits) -> int:
-        """The length of the longest prefix of a chain that a live state has in this form."""
-        return self._chains.longest(chain, tenant=tenant, kv_bits=kv_bits)[1]
 
     def join(self, lookup: Lookup) -> None:
         """If a lookup found only blocks, and another sequence with the same tokens has become live

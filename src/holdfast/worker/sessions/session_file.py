@@ -23,6 +23,7 @@ import msgspec
 import xxhash
 
 from holdfast.errors import SessionFailure, SessionRefused
+from holdfast.files import open_regular
 from holdfast.store.block import (
     BadBlock,
     Block,
@@ -93,7 +94,7 @@ class SessionFile:
         """Open a file and check its manifest, but not its blocks. most_tokens: the largest allowed
         number of tokens in a branch.
         """
-        self._file = open(path, "rb")  # noqa: SIM115 - closed by `close`
+        self._file = open_regular(path)  # closed by `close`
         try:
             self.manifest = self._read_manifest()
             self._check_manifest(most_tokens)
