@@ -132,14 +132,16 @@ def _in_caches(environ: Mapping[str, str], *names: str) -> str:
 
 def open_regular(path: str | Path) -> IO[bytes]:
     """Open a file for reading. Raises OSError, also if it is not a regular file: opening a FIFO
-    would wait for a writer, and a device may never end.
+    would wait for a writer, and a device may never end. The null device, which is always empty, may
+    stand for an empty file.
     """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        kind = os.fstat(file).st_mode
-        if stat.S_ISDIR(kind):
+        status = os.fstat(file)
+        if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(kind):
+        is_null = status.st_rdev == os.stat(os.devnull).st_rdev
+        if not stat.S_ISREG(status.st_mode) and not (stat.S_ISCHR(status.st_mode) and is_null):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     except BaseException:
         os.close(file)
