@@ -110,6 +110,19 @@ def test_what_reads_a_file_refuses_a_fifo_at_once(
         reader(fifo(tmp_path / "file"))
 
 
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/random"])
+def test_what_never_ends_is_refused(path: str) -> None:
+    with pytest.raises(OSError, match="it is not a regular file"):
+        read_regular(path)
+
+
+def test_the_null_device_is_an_empty_file_and_a_folder_is_none(tmp_path: Path) -> None:
+    assert read_regular(os.devnull) == b""
+    assert given_by_file(all_specs(), Path(os.devnull)) == {}
+    with pytest.raises(IsADirectoryError):
+        read_regular(tmp_path)
+
+
 def test_a_fifo_that_appears_after_the_check_does_not_hang_either(tmp_path: Path) -> None:
     folder = model_folder(tmp_path)
     fifo(folder / "model.safetensors")

@@ -361,8 +361,8 @@ class ResidencySettings:
     )
     hang_seconds: float = _setting(
         7.0,
-        "A worker is replaced if it is silent for this long, or if a step takes this long and "
-        "also 20 times longer than usual.",
+        "A worker is replaced if it is silent for this long and makes no progress, or if a step "
+        "takes this long and also 20 times longer than usual.",
         limits=POSITIVE,
     )
 

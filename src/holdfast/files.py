@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
@@ -132,18 +133,25 @@ def _in_caches(environ: Mapping[str, str], *names: str) -> str:
 
 
 def open_regular(path: str | Path) -> BufferedReader:
-    """Open an ordinary file for reading. Raises OSError.
-
-    A folder, a device or a pipe, on which a read could wait forever, is not opened.
+    """Open a file for reading. Raises OSError, also if it is not a regular file: opening a FIFO
+    would wait for a writer, and a device may never end. The null device, which is always empty, may
+    stand for an empty file.
     """
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except ValueError as error:  # a null character
         raise OSError(errno.EINVAL, f"not the name of a file: {error}", str(path)) from None
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise OSError(errno.ENXIO, "not a regular file", str(path))
-    return os.fdopen(handle, "rb")
+    try:
+        status = os.fstat(file)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        is_null = status.st_rdev == os.stat(os.devnull).st_rdev
+        if not stat.S_ISREG(status.st_mode) and not (stat.S_ISCHR(status.st_mode) and is_null):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    except BaseException:
+        os.close(file)
+        raise
+    return os.fdopen(file, "rb")
 
 
 def read_text(path: str | Path) -> str:

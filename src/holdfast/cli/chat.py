@@ -262,19 +262,25 @@ def _check_is_no_question(model: str) -> None:
         )
 
 
-def _check_can_chat(model: ModelSettings) -> None:
-    """Raise NotAModel if the model's files are here and contain no chat template. Loading the model
-    would take a while, and then it could not answer.
+def _check_can_chat(model: ModelSettings) -> bool:
+    """Whether the model's files may be found; the server says why they cannot. Raises NotAModel if
+    they are here and contain no chat template: loading the model would take a while, and then it
+    could not answer.
     """
     from holdfast.models.chat_templates import template_sources
 
-    with contextlib.suppress(ModelLoadError):  # loading will say it, or find it in the catalog
+    try:
         folder = local_folder(model_source(model.path, revision=model.revision), os.environ)
-        if folder is not None and folder.is_dir() and not template_sources(folder):
-            raise NotAModel(
-                f"{model.path} has no chat template: it is a base model, which only completes texts. "
-                f"To do so: holdfast serve {model.path}, and send a prompt to /v1/completions"
-            )
+        if folder is None or template_sources(folder):
+            return True
+    except (ModelLoadError, OSError):
+        return False
+    if not (folder / "config.json").is_file():
+        return False
+    raise NotAModel(
+        f"{model.path} has no chat template: it is a base model, which only completes texts. To do "
+        f"so: holdfast serve {model.path}, and send a prompt to /v1/completions"
+    )
 
 
 @contextlib.contextmanager
@@ -302,8 +308,7 @@ def _server(
         with client:
             yield client, model
         return
-    _check_can_chat(settings.model)
-    if kernels := uncompiled():
+    if _check_can_chat(settings.model) and (kernels := uncompiled()):
         complain(
             f"compiling kernels for this CPU ({', '.join(kernels)}); only the first start does so, "
             "and takes about 20 s longer"

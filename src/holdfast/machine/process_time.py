@@ -7,10 +7,12 @@ late is therefore broken. A process that hangs uses no processor time and reads 
 
 from __future__ import annotations
 
+import mmap
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _TASKS = Path("/proc/self/task")
 # A process that uses less of a core than this makes no progress. Threads that only wait for the
@@ -41,11 +43,15 @@ def progress_of(pid: int) -> Progress:
         return Progress()
 
 
-def _read_bytes(process: object) -> int:
-    if sys.platform == "linux":
-        return int(process.io_counters().read_bytes)  # type: ignore[attr-defined]
-    pages = getattr(process.memory_info(), "pageins", 0)  # type: ignore[attr-defined]
-    return int(pages)
+def _read_bytes(process: Any) -> int:
+    import psutil
+
+    if sys.platform != "linux":
+        return int(getattr(process.memory_info(), "pageins", 0)) * mmap.PAGESIZE
+    try:
+        return int(process.io_counters().read_bytes)
+    except psutil.AccessDenied:  # by a security module; processor time can still be read
+        return 0
 
 
 @dataclass(frozen=True, slots=True)

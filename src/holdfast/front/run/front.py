@@ -34,7 +34,6 @@ from holdfast.front.fleet.catalog import Catalog, CatalogEntry, catalog_of
 from holdfast.front.fleet.residency import Residency
 from holdfast.front.fleet.slot import ModelFiles
 from holdfast.front.images.folder import images_folder
-from holdfast.models.chat_templates import template_sources
 from holdfast.front.run.running_servers import (
     ReadyServer,
     RunningServer,
@@ -46,6 +45,7 @@ from holdfast.front.run.running_servers import (
 from holdfast.front.server.access import KeyRing, key_file_of, read_keys
 from holdfast.machine.device_memory import MemoryShare, give_back_large_blocks
 from holdfast.models.adapter_folder import SEPARATOR, checked_adapters
+from holdfast.models.chat_templates import template_sources
 from holdfast.models.download import resolve_model
 from holdfast.models.draft_pairs import DraftFolder, draft_of
 from holdfast.models.tokenizer_files import read_json, recommended_sampling
