@@ -31,7 +31,7 @@ _SMALLEST_BUDGET_BYTES = 64 << 20
 _LARGEST_AUTO_BUDGET_BYTES = 1 << 40
 _TRIM_THRESHOLD = -1  # options of mallopt, as in malloc.h
 _MMAP_THRESHOLD = -3
-_LARGE_BYTES = 256 << 10
+_LARGE_BYTES = 2048 << 10
 _SYSCTL = b"kern.memorystatus_vm_pressure_level"
 
 
@@ -358,7 +358,7 @@ def pressure_of(level: int) -> Pressure:
 
 
 def give_back_large_blocks() -> None:
-    """Let this process return freed blocks of 256 KiB or more to the system at once (glibc).
+    """Let this process return freed blocks of 2 MiB or more to the system at once (glibc).
 
     By default, glibc keeps blocks of up to 32 MiB for later once it has freed one of that size, in a
     heap for each thread. After some requests with images, a front then kept 90 MB.
