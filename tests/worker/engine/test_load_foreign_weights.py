@@ -39,9 +39,7 @@ INT4 = {
 # so that a weight has several blocks of 128, and blocks that are not full
 LARGER = {"hidden_size": 192, "intermediate_size": 256}
 # of the two forms of FP8, the first one
-_MODEL_TYPES = {
-    each.methods[0]: each.model_types for each in reversed(quantization._READ_FORMATS)
-}
+_MODEL_TYPES = {each.methods[0]: each.model_types for each in reversed(quantization._READ_FORMATS)}
 _DAILY = {"llama", "qwen3", "deepseek_v3", "minimax"}
 _EXPERTS = re.compile(r"(.*)\.switch_mlp\.(\w+)\.weight")
 _OF_MINIMAX = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
