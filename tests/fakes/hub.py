@@ -57,6 +57,7 @@ class HubState:
     sends_files: threading.Event = field(default_factory=threading.Event)
     requests: list[str] = field(default_factory=list)  # "GET /path" or "GET /path bytes=7-"
     endpoint: str = ""
+    prefix: str = ""  # of all paths
 
     def __post_init__(self) -> None:
         self.sends_files.set()
@@ -82,7 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
         return
 
     def _answer(self) -> None:
-        path = self.path.partition("?")[0]
+        path = self.path.partition("?")[0].removeprefix(self.state.prefix)
         self.state.requests.append(
             " ".join([self.command, path, *filter(None, [self.headers.get("Range")])])
         )

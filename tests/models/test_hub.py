@@ -174,6 +174,20 @@ def test_the_etags_of_other_servers_are_fine(hub: HubState, etag: str) -> None:
     assert (fetch() / FILE).read_bytes() == WEIGHTS
 
 
+@pytest.mark.parametrize("place", ["", "/mirror"])
+def test_a_mirror_below_a_path_is_checked_too(
+    hub: HubState, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
+) -> None:
+    hub.prefix = place
+    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint + place)
+    template = f"{hub.endpoint}{place}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    hub.info = {"sha": "../../../x"}
+    assert "is refused" in refusal(tmp_path)
+    hub.info = {}
+    fetch()
+
+
 @pytest.mark.parametrize("name", ["../x", "a/b"])
 def test_info_checks_answers_too(hub: HubState, name: str) -> None:
     hub.etags["config.json"] = name

@@ -25,6 +25,7 @@ from holdfast.errors import DamagedModel, ModelLoadError, NoSuchModel, UnusableM
 from holdfast.files import atomic_write
 from holdfast.models.adapter_folder import SEPARATOR
 from holdfast.models.hub import (
+    REVISION,
     ModelSource,
     check_reachable,
     explained,
@@ -68,8 +69,7 @@ _PATTERNS = [
     "*.jinja",
 ]
 _CODE_PATTERN = "*.py"
-_REVISION = re.compile(r"(?!\.)[\w.-]+(/(?!\.)[\w.-]+)*")  # names a file in the cache
-_HUB_ID = re.compile(rf"(?P<id>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>{_REVISION.pattern}))?")
+_HUB_ID = re.compile(rf"(?P<id>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>{REVISION.pattern}))?")
 _CACHE_PREFIX = "models--"
 _SPARE_BYTES = 256 << 20  # space to leave free on the disk
 _SHA256 = re.compile(r"[0-9a-f]{64}")  # the cache names files from Git LFS and Xet by this hash
@@ -114,8 +114,6 @@ def hub_source(model: str, *, revision: str = "") -> ModelSource | None:
     """Return the Hub model with this id (`owner/name`, `owner/name@revision`); None if the text is
     not a Hub id. Raises ModelLoadError if `revision` cannot be one.
     """
-    if revision and not _REVISION.fullmatch(revision):
-        raise ModelLoadError(f"{revision!r} is not a branch, tag or commit on the Hub")
     hub = _HUB_ID.fullmatch(model)
     if hub is None:
         return None

@@ -28,6 +28,7 @@ _REACH_SECONDS = 10.0
 _ASK_SECONDS = 2.0
 # how long any answer may stay away; for some questions, the library would wait for ever
 _SILENCE_SECONDS = 30.0
+REVISION = re.compile(r"(?!\.)[\w.-]+(/(?!\.)[\w.-]+)*")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 # the library puts these into paths as they are
 _NAME = re.compile(r"[\w+=~-][\w.+=~-]{0,254}")
@@ -57,6 +58,11 @@ class ModelSource:
     kind: Literal["bundled", "folder", "hub"]
     name: str
     revision: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise ModelLoadError if the revision cannot be one. It names a file in the cache."""
+        if self.revision and not REVISION.fullmatch(self.revision):
+            raise ModelLoadError(f"{self.revision!r} is not a branch, tag or commit on the Hub")
 
 
 def check_reachable() -> None:
@@ -114,7 +120,6 @@ def newest_commit(source: ModelSource) -> str:
     """
     from huggingface_hub import HfApi
 
-    check_answers()
     if _COMMIT.fullmatch(source.revision):
         return source.revision
     info = HfApi().repo_info(source.name, revision=source.revision or None, timeout=_REACH_SECONDS)
@@ -152,7 +157,7 @@ def newer_commit(source: ModelSource, commit: str) -> str:
     return "" if answer == commit else answer
 
 
-def check_answers() -> None:
+def _check_answers() -> None:
     """Make huggingface_hub refuse answers that name files outside its cache.
 
     It uses ETags, commits and hashes as names of files, so that a mirror could have files written
@@ -185,7 +190,9 @@ def _check_answer(response: Any) -> None:
         if value is not None:
             _check_name(value.removeprefix("W/").strip('"'), what=header, host=host)
     is_json = "json" in response.headers.get("content-type", "")
-    if response.is_success and is_json and response.url.path.startswith("/api/"):
+    path = response.url.path
+    is_description = "/api/" in path and "/resolve/" not in path  # not a file that is streamed
+    if response.is_success and is_json and is_description:
         response.read()
         try:
             content = response.json()
@@ -230,9 +237,12 @@ def _short(value: object) -> str:
 
 @contextlib.contextmanager
 def hub_errors(source: ModelSource) -> Iterator[None]:
-    """Turn errors of the Hub into a ModelLoadError that says in one line what to do."""
+    """Check the Hub's answers within the block, and turn its errors into a ModelLoadError that says in
+    one line what to do.
+    """
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, XetDownloadError
 
+    _check_answers()
     try:
         yield
     except HFValidationError as error:

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from holdfast.errors import ModelLoadError
 from holdfast.files import try_lock
-from holdfast.models.hub import ModelSource, check_answers, network_error
+from holdfast.models.hub import ModelSource, network_error
 
 _CONNECTIONS = 8
 _MOST_FRUITLESS_TRIES = 5  # in a row without a single byte
@@ -48,7 +48,6 @@ def fetch_blobs(
     of earlier tries included; negative if bytes are fetched again. If it raises an error, everything
     stops, and the error is raised here.
     """
-    check_answers()
     is_stopped = threading.Event()
 
     def counted(count: float) -> None:
