@@ -30,10 +30,10 @@ LENGTHS_TOLD = TOOLS_BEHIND_SYSTEM.replace(
 )
 SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi \n"}
 ANSWER, RESULT = (
-CALLING = {**ANSWER, "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]}
     {"role": "assistant", "content": "I look."},
     {"role": "tool", "tool_call_id": "c", "content": " found it "},
 )
+CALLING = {**ANSWER, "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]}
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
