@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from holdfast.errors import UnusableModel
+from holdfast.models.foreign_formats import SETTINGS_FILES
 from holdfast.models.loadable import check_loadable
-from holdfast.models.quantization import SETTINGS_FILES
 from tests.fakes import foreign_weights as forms
 from tests.fakes.foreign_weights import Array, Quantize, Stored, is_linear, replaced, stored
 from tests.fakes.model_folders import write_bare_model
