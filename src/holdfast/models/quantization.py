@@ -18,8 +18,9 @@ HOW_TO_CONVERT = (
     "Take the model in MLX's format from the Hub (mlx-community has most: holdfast serve "
     "mlx-community/Qwen3-4B-4bit), or convert the original one: mlx_lm.convert --hf-path owner/name"
 )
-_MASKS = ("attn.bias", "attention.bias", "masked_bias")  # GPT-2's causal masks, not weights
-_INTEGER_BUFFERS = ("I64", "BOOL")  # such as position ids; no format packs weights in them
+_INTEGER_BUFFERS = ("I64", "BOOL")  # no format packs weights in them
+# parts of models that are integers, in any type
+_BUFFERS = ("position_ids", "token_type_ids", "relative_position_index", "masked_bias", "tid2eid")
 # the sizes of groups, by mode and bits
 _MLX_MODES: Mapping[str, Mapping[int, tuple[int, ...]]] = {
     "affine": dict.fromkeys((1, 2, 3, 4, 5, 6, 8), (32, 64, 128)),
@@ -47,6 +48,11 @@ _SIGNATURES = {
     "weight_scale_inv": "FP8",
     "weight_scale": "FP8 or INT8",
 }
+# ends of names of floating-point tensors that belong to the weights of other tools
+_SCALES = (
+    *("weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale"),
+    *("weight_zero_point", "SCB", "absmax", "quant_map"),
+)
 # for these methods, mlx-lm fails although no weight is quantized
 _NEEDS_PACKED = ("awq", "gptq", "bitnet", "modelopt")
 
@@ -88,11 +94,11 @@ def _is_foreign(name: str, entry: Mapping[str, Any], tensors: Tensors) -> bool:
     dtype = entry["dtype"]
     if dtype in PLAIN:
         # the scales of other tools; other scales are weights of a model, such as `layer_scale`
-        return _last(name) in _SIGNATURES and _last(name) not in ("_blocks", "_scales", "_data")
+        return _last(name) in _SCALES
     if dtype in _INTEGER_BUFFERS:
         return _last(name) == "weight"
-    is_mask = len(entry["shape"]) == 4 and name.endswith(_MASKS)
-    return not (is_mask or name.endswith("masked_bias"))
+    is_causal_mask = len(entry["shape"]) == 4 and entry["shape"][:2] == [1, 1]  # of GPT-2, CodeGen
+    return not (is_causal_mask or _last(name) in _BUFFERS)
 
 
 def _belongs_to(name: str, packed: Collection[str]) -> bool:
