@@ -77,7 +77,7 @@ def check_weights(
     foreign = {
         name: entry
         for name, entry in tensors.items()
-        if _is_foreign(name, entry, tensors) and not _belongs_to(name, packed)
+        if _is_foreign(name, entry) and not _belongs_to(name, packed)
     }
     if not foreign:
         _check_that_plain_weights_are_read(declared, is_packed=bool(packed))
@@ -89,7 +89,7 @@ def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _is_foreign(name: str, entry: Mapping[str, Any], tensors: Tensors) -> bool:
+def _is_foreign(name: str, entry: Mapping[str, Any]) -> bool:
     """Whether a tensor is not a plain weight."""
     dtype = entry["dtype"]
     if dtype in PLAIN:
