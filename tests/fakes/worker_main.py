@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.errors import ModelLoadError
+from holdfast.errors import ModelLoadError, UnusableModel
 from holdfast.machine.device_memory import MemoryPlan
 from holdfast.wire.commands import WorkerSettings
 from holdfast.wire.events import ModelInfo
@@ -56,6 +56,8 @@ def fake_loop(
     behaviour = Path(settings.folder).name
     if behaviour == "bad":
         raise ModelLoadError("the folder is bad")
+    if behaviour == "damaged":
+        raise UnusableModel("a file is damaged")
     if behaviour == "good-once" and not _is_first(Path(settings.folder)):
         behaviour = "dies-loading"
     if behaviour == "dies-loading":

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from holdfast.errors import UnusableModel
+from holdfast.models.foreign_formats import SETTINGS_FILES
 from holdfast.models.loadable import check_loadable
-from holdfast.models.quantization import SETTINGS_FILES
 from tests.fakes import foreign_weights as forms
 from tests.fakes.foreign_weights import Array, Quantize, Stored, is_linear, replaced, stored
 from tests.fakes.model_folders import write_bare_model
@@ -264,6 +264,9 @@ def test_buffers_of_integers_are_not_taken_for_weights(tmp_path: Path) -> None:
         "h.0.attn.bias": ("U8", np.zeros((1, 1, 8, 8), np.uint8)),
         "h.0.attn.masked_bias": ("BOOL", np.zeros(1, np.uint8)),
         "vision.layer_scale.scale": stored(np.ones(4)),
+        "vision.embeddings.position_ids": ("I32", np.zeros((1, 8), np.int32)),
+        "h.0.attn.causal_mask": ("U8", np.zeros((1, 1, 8, 8), np.uint8)),
+        "audio.codebooks": stored(np.ones((4, 4))),
     }
     check_loadable(write(tmp_path, tensors))
 

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import UnusableModel
+from holdfast.models.foreign_formats import SETTINGS_FILES
 from holdfast.models.hub import ModelSource, check_reachable, hub_errors
 from holdfast.models.loadable import check_loadable
 from holdfast.models.model_folder import WEIGHT_FILES
-from holdfast.models.quantization import SETTINGS_FILES, check_weights
+from holdfast.models.quantization import check_weights
 from holdfast.models.weight_files import checked_tensors
 
 _WEIGHTS_SHARE = 0.75  # share of the memory that macOS lets a GPU use, if system and GPU share it

@@ -3,33 +3,24 @@
 mlx-lm looks only at names and shapes. Weights whose numbers it does not know (FP8, INT8) are loaded
 as integers from 0 to 255, and answers are noise. So a model is refused here unless each of its
 tensors is explained: plain floating-point numbers, MLX's own quantization, or one of the few formats
-of other tools that mlx-lm converts when it loads a model. Those are listed with the model types for
-which the logits were compared with those of the unquantized weights
-(`tests/worker/engine/test_load_foreign_weights.py`).
+of other tools that mlx-lm converts rightly (`foreign_formats`).
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from holdfast.errors import UnusableModel
+from holdfast.models.foreign_formats import PLAIN, READ_FORMATS, Declared, Tensors, declared_of
 
-# files beside config.json in which other tools say how they have quantized a model
-SETTINGS_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 HOW_TO_CONVERT = (
     "Take the model in MLX's format from the Hub (mlx-community has most: holdfast serve "
     "mlx-community/Qwen3-4B-4bit), or convert the original one: mlx_lm.convert --hf-path owner/name"
 )
-Tensors: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""The tensors of all weight files by name, each with its `dtype` and `shape`."""
-
-_PLAIN = ("F32", "F16", "BF16")
-_MASKS = ("attn.bias", "attention.bias", "masked_bias")  # GPT-2's causal masks, not weights
-_INTEGER_BUFFERS = ("I64", "BOOL")  # such as position ids; no format packs weights in them
-_NESTED_KEYS = ("text_config", "llm_config", "language_config")
+_INTEGER_BUFFERS = ("I64", "BOOL")  # no format packs weights in them
+# parts of models that are integers, in any type
+_BUFFERS = ("position_ids", "token_type_ids", "relative_position_index", "masked_bias", "tid2eid")
 # the sizes of groups, by mode and bits
 _MLX_MODES: Mapping[str, Mapping[int, tuple[int, ...]]] = {
     "affine": dict.fromkeys((1, 2, 3, 4, 5, 6, 8), (32, 64, 128)),
@@ -57,52 +48,13 @@ _SIGNATURES = {
     "weight_scale_inv": "FP8",
     "weight_scale": "FP8 or INT8",
 }
-_NAMES = {
-    "aqlm": "AQLM",
-    "auto-round": "AutoRound",
-    "awq": "AWQ",
-    "bitnet": "BitNet",
-    "bitsandbytes": "bitsandbytes",
-    "eetq": "EETQ",
-    "exl2": "EXL2",
-    "exl3": "EXL3",
-    "fbgemm_fp8": "FBGEMM FP8",
-    "fp8": "FP8",
-    "fp_quant": "FP-Quant",
-    "gptq": "GPTQ",
-    "higgs": "HIGGS",
-    "hqq": "HQQ",
-    "modelopt": "ModelOpt",
-    "mxfp4": "MXFP4",
-    "quanto": "Quanto",
-    "quark": "Quark",
-    "spqr": "SpQR",
-    "vptq": "VPTQ",
-}
+# ends of names of floating-point tensors that belong to the weights of other tools
+_SCALES = (
+    *("weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale"),
+    *("weight_zero_point", "SCB", "absmax", "quant_map"),
+)
 # for these methods, mlx-lm fails although no weight is quantized
 _NEEDS_PACKED = ("awq", "gptq", "bitnet", "modelopt")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Declared:
-    """How a model's files say that its weights are quantized.
-
-    method: in lower case; empty if they say nothing. is_read: whether mlx-lm reads it there.
-    """
-
-    method: str = ""
-    settings: Mapping[str, Any]
-    is_read: bool = True
-
-    @property
-    def name(self) -> str:
-        """The name of the format for people; empty if nothing is said."""
-        details = (self.settings.get(key) for key in ("format", "quant_algo"))
-        said = [each for each in details if isinstance(each, str) and each]
-        if self.method == "bitsandbytes":
-            said = ["4 bits" if self.settings.get("load_in_4bit") else "INT8"]
-        name = _NAMES.get(self.method, self.method)
-        return f"{name} ({said[0]})" if name and said else name
 
 
 def check_weights(
@@ -125,66 +77,28 @@ def check_weights(
     foreign = {
         name: entry
         for name, entry in tensors.items()
-        if _is_foreign(name, entry, tensors) and not _belongs_to(name, packed)
+        if _is_foreign(name, entry) and not _belongs_to(name, packed)
     }
     if not foreign:
         _check_that_plain_weights_are_read(declared, is_packed=bool(packed))
-    elif packed or not any(
-        each.reads(config, declared, tensors, foreign) for each in _READ_FORMATS
-    ):
+    elif packed or not any(each.reads(config, declared, tensors, foreign) for each in READ_FORMATS):
         raise _unknown_format(config, declared, tensors, foreign)
-
-
-def declared_of(config: Mapping[str, Any], beside: Mapping[str, Mapping[str, Any]]) -> Declared:
-    """What the files of a model say about its quantization, besides MLX's own `quantization`."""
-    places = [(config, "quantization_config", True)]
-    places += [
-        (inner, "quantization_config", key == "text_config")
-        for key in _NESTED_KEYS
-        if isinstance(inner := config.get(key), Mapping)
-    ]
-    places += [(config, "compression_config", False)]
-    places += [(beside, file, False) for file in SETTINGS_FILES]
-    for place, key, is_read in places:
-        settings = place.get(key)
-        if isinstance(settings, Mapping):
-            inner = settings.get("quantization")
-            settings = inner if isinstance(inner, Mapping) else settings
-            if method := _method_of(settings, file=key):
-                return Declared(method=method, settings=settings, is_read=is_read)
-    return Declared(settings={})
-
-
-def _method_of(settings: Mapping[str, Any], *, file: str) -> str:
-    method = settings.get("quant_method")
-    if isinstance(method, str) and method:
-        return method.lower()
-    marks = {
-        "quant_algo": "modelopt",
-        "config_groups": "compressed-tensors",
-        "load_in_4bit": "bitsandbytes",
-        "load_in_8bit": "bitsandbytes",
-        "w_bit": "awq",
-        "desc_act": "gptq",
-    }
-    found = next((name for mark, name in marks.items() if mark in settings), "")
-    return found or ("gptq" if file == "quantize_config.json" else "")
 
 
 def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _is_foreign(name: str, entry: Mapping[str, Any], tensors: Tensors) -> bool:
+def _is_foreign(name: str, entry: Mapping[str, Any]) -> bool:
     """Whether a tensor is not a plain weight."""
     dtype = entry["dtype"]
-    if dtype in _PLAIN:
+    if dtype in PLAIN:
         # the scales of other tools; other scales are weights of a model, such as `layer_scale`
-        return _last(name) in _SIGNATURES and _last(name) not in ("_blocks", "_scales", "_data")
+        return _last(name) in _SCALES
     if dtype in _INTEGER_BUFFERS:
         return _last(name) == "weight"
-    is_mask = len(entry["shape"]) == 4 and name.endswith(_MASKS)
-    return not (is_mask or name.endswith("masked_bias"))
+    is_causal_mask = len(entry["shape"]) == 4 and entry["shape"][:2] == [1, 1]  # of GPT-2, CodeGen
+    return not (is_causal_mask or _last(name) in _BUFFERS)
 
 
 def _belongs_to(name: str, packed: Collection[str]) -> bool:
@@ -220,7 +134,7 @@ def _check_own_format(config: Mapping[str, Any], tensors: Tensors, packed: Colle
             if layer in packed:
                 _check_fit(layer, settings, tensors)
     for layer in packed:
-        is_affine = tensors[f"{layer}.scales"]["dtype"] in _PLAIN
+        is_affine = tensors[f"{layer}.scales"]["dtype"] in PLAIN
         if is_affine and f"{layer}.biases" not in tensors:
             raise UnusableModel(
                 f"the weights are quantized in MLX's format, but {layer}.biases is missing; "
@@ -271,201 +185,12 @@ def _check_that_plain_weights_are_read(declared: Declared, *, is_packed: bool) -
         )
 
 
-# -- formats of other tools
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ForeignFormat:
-    """A format that mlx-lm converts for some model types. `takes`: whether it is exactly this one."""
-
-    methods: tuple[str, ...]
-    model_types: Collection[str]
-    takes: Callable[[Declared, Tensors, Tensors], bool]
-
-    def reads(
-        self, config: Mapping[str, Any], declared: Declared, tensors: Tensors, foreign: Tensors
-    ) -> bool:
-        """Whether the tensors that are not plain weights are read rightly."""
-        if config.get("vision_config"):  # mlx-vlm loads those, and was not compared
-            return False
-        is_meant = declared.method in self.methods and declared.is_read
-        has_type = config.get("model_type") in self.model_types
-        return is_meant and has_type and self.takes(declared, tensors, foreign)
-
-
-def _layers(foreign: Tensors, *parts: str) -> dict[str, dict[str, Mapping[str, Any]]] | None:
-    """The foreign tensors by layer and part; None unless each layer has exactly these parts."""
-    layers: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for name, entry in foreign.items():
-        layer, _, part = name.rpartition(".")
-        layers.setdefault(layer, {})[part] = entry
-    return layers if all(set(each) == set(parts) for each in layers.values()) else None
-
-
-def _have_dtypes(layer: Mapping[str, Mapping[str, Any]], **dtypes: str) -> bool:
-    return all(
-        layer[part]["dtype"] in (_PLAIN if dtype == "float" else (dtype,))
-        for part, dtype in dtypes.items()
-    )
-
-
-def _is_awq(declared: Declared, tensors: Tensors, foreign: Tensors) -> bool:
-    """AutoAWQ's GEMM layout: `qweight` is [in, out / 8]."""
-    scaled = {
-        name: tensors[name]
-        for each in foreign
-        if (name := each.rpartition(".")[0] + ".scales") in tensors
-    }
-    layers = _layers({**foreign, **scaled}, "qweight", "qzeros", "scales")
-    version = declared.settings.get("version", "gemm")
-    if layers is None or str(version).lower() != "gemm" or declared.settings.get("bits") != 4:
-        return False
-    for layer in layers.values():
-        weight, zeros, scales = (layer[part]["shape"] for part in ("qweight", "qzeros", "scales"))
-        if not _have_dtypes(layer, qweight="I32", qzeros="I32", scales="float"):
-            return False
-        if not len(weight) == len(zeros) == len(scales) == 2:
-            return False
-        group_size = weight[0] // max(scales[0], 1)
-        fits = (
-            scales == [weight[0] // max(group_size, 1), weight[1] * 8]
-            and zeros == [scales[0], weight[1]]
-            and group_size in _MLX_MODES["affine"][4]
-            and group_size * scales[0] == weight[0]
-        )
-        if not fits:
-            return False
-    return True
-
-
-def _is_fp8_in_blocks(declared: Declared, tensors: Tensors, foreign: Tensors) -> bool:
-    """DeepSeek's form: a scale for each block of 128 × 128."""
-    blocks = declared.settings.get("weight_block_size", [128, 128])
-    layers = _layers(foreign, "weight", "weight_scale_inv")
-    if layers is None or blocks != [128, 128]:
-        return False
-    for layer in layers.values():
-        weight, scales = layer["weight"]["shape"], layer["weight_scale_inv"]["shape"]
-        if not _have_dtypes(layer, weight="F8_E4M3", weight_scale_inv="float") or len(weight) != 2:
-            return False
-        if scales != [-(-size // 128) for size in weight]:
-            return False
-    return True
-
-
-def _is_of_deepseek_v41(declared: Declared, tensors: Tensors, foreign: Tensors) -> bool:
-    """FP8 in blocks of 32 × 32 and FP4 in groups of 32, with powers of two as scales."""
-    layers = _layers(foreign, "weight", "scale")
-    if layers is None:
-        return False
-    for layer in layers.values():
-        weight, scales = layer["weight"]["shape"], layer["scale"]["shape"]
-        if layer["scale"]["dtype"] not in ("F8_E8M0", "U8") or len(weight) != 2:
-            return False
-        if layer["weight"]["dtype"] == "F8_E4M3":
-            wanted = [-(-size // 32) for size in weight]
-        elif layer["weight"]["dtype"] in ("I8", "U8"):  # two numbers in each byte
-            wanted = [weight[0], weight[1] // 16]
-        else:
-            return False
-        if scales != wanted:
-            return False
-    return True
-
-
-def _is_packed_int4(declared: Declared, tensors: Tensors, foreign: Tensors) -> bool:
-    """The form `pack-quantized` of compressed-tensors with 4 bits, without zero points."""
-    layers = _layers(foreign, "weight_packed", "weight_scale")
-    if layers is None or declared.settings.get("format") != "pack-quantized":
-        return False
-    for group in _groups(declared.settings):
-        if group.get("num_bits") != 4 or group.get("symmetric") is not True:
-            return False
-    for name, layer in layers.items():
-        weight, scales = layer["weight_packed"]["shape"], layer["weight_scale"]["shape"]
-        if not _have_dtypes(layer, weight_packed="I32", weight_scale="float") or len(weight) != 2:
-            return False
-        if f"{name}.weight_shape" not in tensors or len(scales) != 2 or not scales[1]:
-            return False
-        # 8 numbers of 4 bits in each integer; with 8 bits, there would be only 4
-        if weight[1] * 8 // scales[1] not in _group_sizes(declared.settings):
-            return False
-    return True
-
-
-def _groups(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """How compressed-tensors says that weights are quantized, for each group of layers."""
-    groups = settings.get("config_groups")
-    for group in groups.values() if isinstance(groups, Mapping) else ():
-        weights = group.get("weights") if isinstance(group, Mapping) else None
-        yield weights if isinstance(weights, Mapping) else {}
-
-
-def _group_sizes(settings: Mapping[str, Any]) -> set[int]:
-    said = [group.get("group_size") for group in _groups(settings)]
-    return {size for size in _MLX_MODES["affine"][4] if size in said}
-
-
-def _is_mxfp4_of_experts(declared: Declared, tensors: Tensors, foreign: Tensors) -> bool:
-    """gpt-oss: blocks of 32 FP4 numbers in 16 bytes, and an exponent for each."""
-    for name, entry in foreign.items():
-        if entry["dtype"] != "U8" or not name.endswith(("_blocks", "_scales")):
-            return False
-        layer = name.removesuffix("_blocks").removesuffix("_scales")
-        blocks, scales = foreign.get(f"{layer}_blocks"), foreign.get(f"{layer}_scales")
-        if blocks is None or scales is None or blocks["shape"] != [*scales["shape"], 16]:
-            return False
-    return True
-
-
-def _is_bitnet(declared: Declared, tensors: Tensors, foreign: Tensors) -> bool:
-    """Two bits in a byte each; mlx-lm has only a Metal kernel for them."""
-    layers = _layers(foreign, "weight", "weight_scale")
-    return (
-        sys.platform == "darwin"
-        and layers is not None
-        and all(_have_dtypes(layer, weight="U8", weight_scale="float") for layer in layers.values())
-    )
-
-
-_READ_FORMATS = (
-    _ForeignFormat(
-        methods=("awq",),
-        model_types=frozenset(
-            "cohere2 exaone gemma2 gemma3_text glm4 granite helium llama minicpm mistral olmo2 phi "
-            "phi3 qwen2 qwen3 seed_oss smollm3 stablelm starcoder2".split()
-        ),
-        takes=_is_awq,
-    ),
-    _ForeignFormat(
-        methods=("fp8", ""),
-        model_types=frozenset(
-            "deepseek_v3 deepseek_v32 glm_moe_dsa joyai_llm_flash kimi_k2 mimo_v2_flash minimax "
-            "minimax_m2 mistral4".split()
-        ),
-        takes=_is_fp8_in_blocks,
-    ),
-    _ForeignFormat(
-        methods=("fp8",),
-        model_types=("deepseek_v41", "deepseek_v41_text"),
-        takes=_is_of_deepseek_v41,
-    ),
-    _ForeignFormat(
-        methods=("compressed-tensors",),
-        model_types=frozenset(("deepseek_v3", "joyai_llm_flash", "kimi_k2", "mistral4")),
-        takes=_is_packed_int4,
-    ),
-    _ForeignFormat(methods=("mxfp4",), model_types=("gpt_oss",), takes=_is_mxfp4_of_experts),
-    _ForeignFormat(methods=("bitnet",), model_types=("bitnet",), takes=_is_bitnet),
-)
-
-
 def _unknown_format(
     config: Mapping[str, Any], declared: Declared, tensors: Tensors, foreign: Tensors
 ) -> UnusableModel:
     name = declared.name or _name_by_tensors(foreign)
     example = next(
-        (each for each, entry in foreign.items() if entry["dtype"] not in _PLAIN),
+        (each for each, entry in foreign.items() if entry["dtype"] not in PLAIN),
         next(iter(foreign)),
     )
     model_type = config.get("model_type")
@@ -484,7 +209,7 @@ def _without_scales(example: str, foreign: Tensors) -> str:
 
 def _name_by_tensors(foreign: Tensors) -> str:
     ends = {end for end in _SIGNATURES for name in foreign if name.endswith(end)}
-    dtypes = sorted({entry["dtype"] for entry in foreign.values()} - {*_PLAIN})
+    dtypes = sorted({entry["dtype"] for entry in foreign.values()} - {*PLAIN})
     if found := next((_SIGNATURES[end] for end in _SIGNATURES if end in ends), ""):
         return found
     if any(dtype.startswith("F8") for dtype in dtypes):

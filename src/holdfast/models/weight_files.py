@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import DamagedModel, UnusableModel
+from holdfast.models.foreign_formats import SETTINGS_FILES
 from holdfast.models.model_folder import WEIGHT_FILES, opened, read_json
-from holdfast.models.quantization import SETTINGS_FILES, check_weights
+from holdfast.models.quantization import check_weights
 
 _INDEX = "model.safetensors.index.json"
 _LARGEST_HEADER_BYTES = 256 << 20

@@ -19,6 +19,7 @@ from holdfast.errors import (
     InvalidRequest,
     ModelPinned,
     UnknownModel,
+    UnusableModel,
     WorkerUnavailable,
 )
 from holdfast.front.fleet import residency as residency_module
@@ -145,6 +146,20 @@ async def test_a_cancelled_wait_unloads_nothing() -> None:
             await until(made, a="ready")
             await answered(made, "a")
         assert states(made) == {"a": "ready", "b": "unloaded"}
+
+
+async def test_a_load_that_fails_because_of_the_files_is_nothing_to_wait_for() -> None:
+    async with models(catalog_over("a", "b")) as made:
+        made.behaviours["a"] = "damaged"
+        outcomes = await asyncio.gather(
+            *(answered(made, "a", name=f"r{n}") for n in range(3)), return_exceptions=True
+        )
+        await until(made, a="failed")
+        with pytest.raises(UnusableModel) as refused:
+            await answered(made, "a")
+        assert {(type(each), str(each)) for each in (*outcomes, refused.value)} == {
+            (UnusableModel, "model 'a' cannot be served: a file is damaged")
+        }
 
 
 async def test_a_failed_load_fails_all_waiters_and_is_tried_again_later(

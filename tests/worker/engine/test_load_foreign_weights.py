@@ -1,6 +1,6 @@
 """Each form of weights that is accepted answers like the plain weights that it stands for.
 
-For every model type that `holdfast.models.quantization` lists: the logits of a tiny model with
+For every model type that `READ_FORMATS` lists: the logits of a tiny model with
 quantized weights against those of the same model with the numbers that these weights stand for.
 """
 
@@ -19,7 +19,7 @@ from mlx.utils import tree_flatten
 
 from holdfast.config import ModelSettings
 from holdfast.errors import UnusableModel
-from holdfast.models import quantization
+from holdfast.models.foreign_formats import READ_FORMATS
 from holdfast.worker.engine.load import load_model
 from tests.fakes import foreign_weights as forms
 from tests.fakes.adapters import write_tiny_adapter
@@ -39,7 +39,7 @@ INT4 = {
 # so that a weight has several blocks of 128, and blocks that are not full
 LARGER = {"hidden_size": 192, "intermediate_size": 256}
 # of the two forms of FP8, the first one
-_MODEL_TYPES = {each.methods[0]: each.model_types for each in reversed(quantization._READ_FORMATS)}
+_MODEL_TYPES = {each.methods[0]: each.model_types for each in reversed(READ_FORMATS)}
 _DAILY = {"llama", "qwen3", "deepseek_v3", "minimax"}
 _EXPERTS = re.compile(r"(.*)\.switch_mlp\.(\w+)\.weight")
 _OF_MINIMAX = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}

@@ -199,15 +199,14 @@ def _refuse_integers(folder: Path, model: Module) -> None:
     """
     modules: list[tuple[str, Any]] = cast("Any", model).named_modules()
     for path, module in modules:
-        unpacks = hasattr(module, "bits") or type(module).__name__ == "BitLinear"
-        for name, array in module.items():
-            if not isinstance(array, mx.array) or mx.issubdtype(array.dtype, mx.floating):
-                continue
-            if not unpacks and name not in module._no_grad and not name.startswith("_"):
-                raise UnusableModel(
-                    f"{folder}: {path}.{name} has numbers of the type {array.dtype}, which mlx-lm "
-                    f"does not convert. {HOW_TO_CONVERT}"
-                )
+        weight = module.get("weight")
+        unpacks = "scales" in module or type(module).__name__ == "BitLinear"
+        if unpacks or not isinstance(weight, mx.array) or mx.issubdtype(weight.dtype, mx.floating):
+            continue
+        raise UnusableModel(
+            f"{folder}: {path}.weight has numbers of the type {weight.dtype}, which mlx-lm does not "
+            f"convert. {HOW_TO_CONVERT}"
+        )
 
 
 def _image_processor(

@@ -1,0 +1,288 @@
+"""Formats in which other tools quantize weights: how they are declared, and which of them mlx-lm
+converts rightly when it loads a model.
+
+Those are listed (`READ_FORMATS`) with the model types for which the logits were compared with those
+of the unquantized weights (`tests/worker/engine/test_load_foreign_weights.py`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+# files beside config.json in which other tools say how they have quantized a model
+SETTINGS_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+Tensors: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""The tensors of all weight files by name, each with its `dtype` and `shape`."""
+
+PLAIN = ("F32", "F16", "BF16")
+_GROUP_SIZES = (32, 64, 128)  # of MLX with 4 bits
+_NESTED_KEYS = ("text_config", "llm_config", "language_config")
+_NAMES = {
+    "aqlm": "AQLM",
+    "auto-round": "AutoRound",
+    "awq": "AWQ",
+    "bitnet": "BitNet",
+    "bitsandbytes": "bitsandbytes",
+    "eetq": "EETQ",
+    "exl2": "EXL2",
+    "exl3": "EXL3",
+    "fbgemm_fp8": "FBGEMM FP8",
+    "fp8": "FP8",
+    "fp_quant": "FP-Quant",
+    "gptq": "GPTQ",
+    "higgs": "HIGGS",
+    "hqq": "HQQ",
+    "modelopt": "ModelOpt",
+    "mxfp4": "MXFP4",
+    "quanto": "Quanto",
+    "quark": "Quark",
+    "spqr": "SpQR",
+    "vptq": "VPTQ",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """How a model's files say that its weights are quantized.
+
+    method: in lower case; empty if they say nothing. is_read: whether mlx-lm reads it there.
+    """
+
+    method: str = ""
+    settings: Mapping[str, Any]
+    is_read: bool = True
+
+    @property
+    def name(self) -> str:
+        """The name of the format for people; empty if nothing is said."""
+        details = (self.settings.get(key) for key in ("format", "quant_algo"))
+        said = [each for each in details if isinstance(each, str) and each]
+        if self.method == "bitsandbytes":
+            said = ["4 bits" if self.settings.get("load_in_4bit") else "INT8"]
+        name = _NAMES.get(self.method, self.method)
+        return f"{name} ({said[0]})" if name and said else name
+
+
+def declared_of(config: Mapping[str, Any], beside: Mapping[str, Mapping[str, Any]]) -> Declared:
+    """What the files of a model say about its quantization, besides MLX's own `quantization`."""
+    places = [(config, "quantization_config", True)]
+    places += [
+        (inner, "quantization_config", key == "text_config")
+        for key in _NESTED_KEYS
+        if isinstance(inner := config.get(key), Mapping)
+    ]
+    places += [(config, "compression_config", False)]
+    places += [(beside, file, False) for file in SETTINGS_FILES]
+    for place, key, is_read in places:
+        settings = place.get(key)
+        if isinstance(settings, Mapping):
+            inner = settings.get("quantization")
+            settings = inner if isinstance(inner, Mapping) else settings
+            if method := _method_of(settings, file=key):
+                return Declared(method=method, settings=settings, is_read=is_read)
+    return Declared(settings={})
+
+
+def _method_of(settings: Mapping[str, Any], *, file: str) -> str:
+    method = settings.get("quant_method")
+    if isinstance(method, str) and method:
+        return method.lower()
+    marks = {
+        "quant_algo": "modelopt",
+        "config_groups": "compressed-tensors",
+        "load_in_4bit": "bitsandbytes",
+        "load_in_8bit": "bitsandbytes",
+        "w_bit": "awq",
+        "desc_act": "gptq",
+    }
+    found = next((name for mark, name in marks.items() if mark in settings), "")
+    return found or ("gptq" if file == "quantize_config.json" else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignFormat:
+    """A format that mlx-lm converts for some model types. `takes`: whether it is exactly this one."""
+
+    methods: tuple[str, ...]
+    model_types: Collection[str]
+    takes: Callable[[Declared, Tensors, Tensors], bool]
+
+    def reads(
+        self, config: Mapping[str, Any], declared: Declared, tensors: Tensors, foreign: Tensors
+    ) -> bool:
+        """Whether the tensors that are not plain weights are read rightly."""
+        if config.get("vision_config"):  # mlx-vlm loads those, and was not compared
+            return False
+        is_meant = declared.method in self.methods and declared.is_read
+        has_type = config.get("model_type") in self.model_types
+        return is_meant and has_type and self.takes(declared, tensors, foreign)
+
+
+def _layers(foreign: Tensors, *parts: str) -> dict[str, dict[str, Mapping[str, Any]]] | None:
+    """The foreign tensors by layer and part; None unless each layer has exactly these parts."""
+    layers: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for name, entry in foreign.items():
+        layer, _, part = name.rpartition(".")
+        layers.setdefault(layer, {})[part] = entry
+    return layers if all(set(each) == set(parts) for each in layers.values()) else None
+
+
+def _have_dtypes(layer: Mapping[str, Mapping[str, Any]], **dtypes: str) -> bool:
+    return all(
+        layer[part]["dtype"] in (PLAIN if dtype == "float" else (dtype,))
+        for part, dtype in dtypes.items()
+    )
+
+
+def _is_awq(declared: Declared, tensors: Tensors, foreign: Tensors) -> bool:
+    """AutoAWQ's GEMM layout: `qweight` is [in, out / 8]."""
+    scaled = {
+        name: tensors[name]
+        for each in foreign
+        if (name := each.rpartition(".")[0] + ".scales") in tensors
+    }
+    layers = _layers({**foreign, **scaled}, "qweight", "qzeros", "scales")
+    version = declared.settings.get("version", "gemm")
+    if layers is None or str(version).lower() != "gemm" or declared.settings.get("bits") != 4:
+        return False
+    for layer in layers.values():
+        weight, zeros, scales = (layer[part]["shape"] for part in ("qweight", "qzeros", "scales"))
+        if not _have_dtypes(layer, qweight="I32", qzeros="I32", scales="float"):
+            return False
+        if not len(weight) == len(zeros) == len(scales) == 2:
+            return False
+        group_size = weight[0] // max(scales[0], 1)
+        fits = (
+            scales == [weight[0] // max(group_size, 1), weight[1] * 8]
+            and zeros == [scales[0], weight[1]]
+            and group_size in _GROUP_SIZES
+            and group_size * scales[0] == weight[0]
+        )
+        if not fits:
+            return False
+    return True
+
+
+def _is_fp8_in_blocks(declared: Declared, tensors: Tensors, foreign: Tensors) -> bool:
+    """DeepSeek's form: a scale for each block of 128 × 128."""
+    blocks = declared.settings.get("weight_block_size", [128, 128])
+    layers = _layers(foreign, "weight", "weight_scale_inv")
+    if layers is None or blocks != [128, 128]:
+        return False
+    for layer in layers.values():
+        weight, scales = layer["weight"]["shape"], layer["weight_scale_inv"]["shape"]
+        if not _have_dtypes(layer, weight="F8_E4M3", weight_scale_inv="float") or len(weight) != 2:
+            return False
+        if scales != [-(-size // 128) for size in weight]:
+            return False
+    return True
+
+
+def _is_of_deepseek_v41(declared: Declared, tensors: Tensors, foreign: Tensors) -> bool:
+    """FP8 in blocks of 32 × 32 and FP4 in groups of 32, with powers of two as scales."""
+    layers = _layers(foreign, "weight", "scale")
+    if layers is None:
+        return False
+    for layer in layers.values():
+        weight, scales = layer["weight"]["shape"], layer["scale"]["shape"]
+        if layer["scale"]["dtype"] not in ("F8_E8M0", "U8") or len(weight) != 2:
+            return False
+        if layer["weight"]["dtype"] == "F8_E4M3":
+            wanted = [-(-size // 32) for size in weight]
+        elif layer["weight"]["dtype"] in ("I8", "U8"):  # two numbers in each byte
+            wanted = [weight[0], weight[1] // 16]
+        else:
+            return False
+        if scales != wanted:
+            return False
+    return True
+
+
+def _is_packed_int4(declared: Declared, tensors: Tensors, foreign: Tensors) -> bool:
+    """The form `pack-quantized` of compressed-tensors with 4 bits, without zero points."""
+    layers = _layers(foreign, "weight_packed", "weight_scale")
+    if layers is None or declared.settings.get("format") != "pack-quantized":
+        return False
+    for group in _groups(declared.settings):
+        if group.get("num_bits") != 4 or group.get("symmetric") is not True:
+            return False
+    for name, layer in layers.items():
+        weight, scales = layer["weight_packed"]["shape"], layer["weight_scale"]["shape"]
+        if not _have_dtypes(layer, weight_packed="I32", weight_scale="float") or len(weight) != 2:
+            return False
+        if f"{name}.weight_shape" not in tensors or len(scales) != 2 or not scales[1]:
+            return False
+        # 8 numbers of 4 bits in each integer; with 8 bits, there would be only 4
+        if weight[1] * 8 // scales[1] not in _group_sizes(declared.settings):
+            return False
+    return True
+
+
+def _groups(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """How compressed-tensors says that weights are quantized, for each group of layers."""
+    groups = settings.get("config_groups")
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        yield weights if isinstance(weights, Mapping) else {}
+
+
+def _group_sizes(settings: Mapping[str, Any]) -> set[int]:
+    said = [group.get("group_size") for group in _groups(settings)]
+    return {size for size in _GROUP_SIZES if size in said}
+
+
+def _is_mxfp4_of_experts(declared: Declared, tensors: Tensors, foreign: Tensors) -> bool:
+    """gpt-oss: blocks of 32 FP4 numbers in 16 bytes, and an exponent for each."""
+    for name, entry in foreign.items():
+        if entry["dtype"] != "U8" or not name.endswith(("_blocks", "_scales")):
+            return False
+        layer = name.removesuffix("_blocks").removesuffix("_scales")
+        blocks, scales = foreign.get(f"{layer}_blocks"), foreign.get(f"{layer}_scales")
+        if blocks is None or scales is None or blocks["shape"] != [*scales["shape"], 16]:
+            return False
+    return True
+
+
+def _is_bitnet(declared: Declared, tensors: Tensors, foreign: Tensors) -> bool:
+    """Two bits in a byte each; mlx-lm has only a Metal kernel for them."""
+    layers = _layers(foreign, "weight", "weight_scale")
+    return (
+        sys.platform == "darwin"
+        and layers is not None
+        and all(_have_dtypes(layer, weight="U8", weight_scale="float") for layer in layers.values())
+    )
+
+
+READ_FORMATS = (
+    ForeignFormat(
+        methods=("awq",),
+        model_types=frozenset(
+            "cohere2 exaone gemma2 gemma3_text glm4 granite helium llama minicpm mistral olmo2 phi "
+            "phi3 qwen2 qwen3 seed_oss smollm3 stablelm starcoder2".split()
+        ),
+        takes=_is_awq,
+    ),
+    ForeignFormat(
+        methods=("fp8", ""),
+        model_types=frozenset(
+            "deepseek_v3 deepseek_v32 glm_moe_dsa joyai_llm_flash kimi_k2 mimo_v2_flash minimax "
+            "minimax_m2 mistral4".split()
+        ),
+        takes=_is_fp8_in_blocks,
+    ),
+    ForeignFormat(
+        methods=("fp8",),
+        model_types=("deepseek_v41", "deepseek_v41_text"),
+        takes=_is_of_deepseek_v41,
+    ),
+    ForeignFormat(
+        methods=("compressed-tensors",),
+        model_types=frozenset(("deepseek_v3", "joyai_llm_flash", "kimi_k2", "mistral4")),
+        takes=_is_packed_int4,
+    ),
+    ForeignFormat(methods=("mxfp4",), model_types=("gpt_oss",), takes=_is_mxfp4_of_experts),
+    ForeignFormat(methods=("bitnet",), model_types=("bitnet",), takes=_is_bitnet),
+)
