@@ -130,3 +130,13 @@ def test_records_of_an_earlier_process_tell_how_late_it_was() -> None:
 def test_durations_are_told_in_words(seconds: float, text: str) -> None:
     assert clocks._duration_text(seconds) == text
     assert logging.getLogger("holdfast") is clocks.logger
+
+
+def test_records_that_are_found_later_count_as_well() -> None:
+    wall, steady = Hand(50 * DAY), Hand(0.0)
+    clock = RetentionClock(wall=wall, steady=steady)
+    assert clock() == 50 * DAY
+    clock.start_from(40 * DAY)
+    assert clock() == 40 * DAY
+    clock.start_from(1.0)
+    assert clock() == 40 * DAY

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -15,6 +16,7 @@ from holdfast.store.block import BlockMissing, BlockUnreadable
 from holdfast.store.io_thread import RETRY_SECONDS
 from holdfast.store.maintenance import StoreLimits
 from holdfast.store.store import BlockStore
+from tests.fakes.failing_disk import failing_disk
 from tests.fakes.moved_clock import MovedClock
 from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, make_block, make_chain
 from tests.fakes.volumes import read_only, small_volume
@@ -301,3 +303,57 @@ def test_only_the_owner_may_read_any_file_of_a_store(tmp_path: Path) -> None:
     assert any(name.endswith("/name") for name in modes)
     assert any("-wal" in name for name in modes)
     assert {name: oct(mode) for name, mode in modes.items() if mode != 0o600} == {}
+
+
+def test_a_block_whose_file_cannot_be_deleted_now_is_deleted_later(tmp_path: Path) -> None:
+    path = tmp_path / "s" / "blocks"
+    with (
+        failing_disk(tmp_path) as disk,
+        BlockStore(tmp_path / "s", fingerprint=FINGERPRINT) as store,
+    ):
+        assert put_all(store)
+        disk.fail("unlink", errno.EACCES, only=CHAIN[-1].key.hex())
+        store.remove([CHAIN[-1].key, make_block([9]).key])
+        store.flush()
+        assert disk.failed
+        assert len(list(path.rglob("*.block"))) == len(CHAIN)
+        disk.heal()
+        store.flush()
+        assert len(list(path.rglob("*.block"))) == len(CHAIN) - 1
+        assert [entry.block.key for entry in store.entries()] == [block.key for block in CHAIN[:-1]]
+
+
+def test_a_removed_block_that_is_put_again_meanwhile_is_kept(tmp_path: Path) -> None:
+    with (
+        failing_disk(tmp_path) as disk,
+        BlockStore(tmp_path / "s", fingerprint=FINGERPRINT) as store,
+    ):
+        assert put_all(store)
+        disk.fail("unlink", errno.EIO, times=2, only=CHAIN[-1].key.hex())
+        store.remove([CHAIN[-1].key])
+        store.put(CHAIN[-1])
+        disk.heal()
+        assert store.flush()
+        assert bytes_of(store.read(CHAIN[-1].key).result()) == CHAIN[-1]
+        assert len(store.entries()) == len(CHAIN)
+
+
+def test_one_file_that_cannot_be_deleted_does_not_stop_the_eviction_of_others(
+    tmp_path: Path,
+) -> None:
+    limits = StoreLimits(budget_bytes=6 * 1500, volume_percent=100, spare_bytes=0)
+    blocks = [make_block([number]) for number in range(20)]
+    with (
+        failing_disk(tmp_path) as disk,
+        BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, limits=limits) as store,
+    ):
+        disk.fail("unlink", errno.EACCES, only=blocks[0].key.hex())
+        for block in blocks:
+            store.put(block)
+            store.flush()
+        statistics = store.statistics()
+        assert statistics.mode == "writing"
+        assert not any(statistics.dropped_blocks.values())
+        assert statistics.stored_bytes <= 6 * 1500
+        kept = {entry.block.key for entry in store.entries()}
+        assert {blocks[0].key, blocks[-1].key} <= kept

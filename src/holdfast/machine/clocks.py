@@ -125,13 +125,15 @@ class RetentionClock:
     ) -> None:
         self._wall = wall
         self._steady = steady
-        self._believed: float | None = None  # None before the first record
+        self._has_records = False
+        self._believed: float | None = None
         self._believed_at = 0.0  # on the steady clock
         self._suspected_at: float | None = None
 
     def start_from(self, newest: float) -> None:
-        """newest: the time of the newest record of an earlier process."""
-        if self._believed is None:
+        """newest: the time of the newest record of an earlier process. Only the first call counts."""
+        if not self._has_records:
+            self._has_records = True
             self._believed = newest
             self._believed_at = self._steady()
 

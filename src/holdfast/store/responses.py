@@ -305,13 +305,6 @@ class ResponseFile:
         Counts as a use of all of them. RecordMissing names the first response that no longer
         exists.
         """
-        named = {
-            "tenant": key.tenant,
-            "id": key.id,
-            "longest": _LONGEST_CHAIN,
-            "since": self._since(),
-            "now": self._clock(),
-        }
         oldest = f"{_CHAIN} SELECT previous FROM chain ORDER BY depth DESC LIMIT 1"
         members = (
             f"{_CHAIN} SELECT body FROM chain JOIN items ON owner = chain.number "
@@ -319,6 +312,13 @@ class ResponseFile:
         )
         use = f"{_CHAIN} UPDATE records SET used = :now WHERE number IN (SELECT number FROM chain)"
         with self._database.changing() as database:
+            named = {
+                "tenant": key.tenant,
+                "id": key.id,
+                "longest": _LONGEST_CHAIN,
+                "since": self._since(),
+                "now": self._clock(),
+            }
             end = database.execute(oldest, named).fetchone()
             if end is None:
                 raise RecordMissing(key.id)

@@ -107,6 +107,8 @@ def test_entries_keep_the_order_of_the_file(tmp_path: Path) -> None:
         ("path = 3", "path = 3 is not allowed; allowed: a string"),
         ('id = "o/n"\ncontxt = 4096', "unknown key contxt; did you mean context?"),
         ('id = "o/n"\ncontext = "much"', 'context = "much" is not allowed'),
+        ('id = "o/n"\ncontext = 0', "context = 0 is not allowed"),
+        ('id = "o/n"\nmemory = 0', "memory = 0 is not allowed"),
         ('id = "o/n"\ncontext = 1', "at least 64"),
         ('id = "o/n"\nkv_bits = 5', "allowed: auto | native | 8 | 8/4 | 4"),
         ('id = "o/n"\nidle = "soon"', "or never"),

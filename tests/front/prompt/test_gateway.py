@@ -22,6 +22,8 @@ from holdfast.errors import (
     PromptTooLong,
     QueueFull,
     RenderingUnavailable,
+    SessionFailure,
+    SessionRefused,
     TemplateOverrun,
     TooLargeForMemory,
     UnknownModel,
@@ -49,6 +51,7 @@ from holdfast.wire.requests import (
     SamplingParams,
     ToolChoice,
 )
+from holdfast.wire.sessions import SessionAnswer, SessionCommand
 from tests.fakes import toy_tokenizers
 from tests.fakes.scripted_client import Script, ScriptedClient, answers, model_info, refuses
 
@@ -575,3 +578,35 @@ async def test_what_cannot_be_encoded_is_named(bundle: TokenizerBundle) -> None:
     with pytest.raises(InvalidRequest) as error:
         await gateway.encode(asks(ChatPrompt(messages=()), prompt_field="input"))
     assert error.value.field == "input"
+
+
+@pytest.mark.parametrize("forget", [False, True])
+async def test_a_session_can_be_closed_while_its_first_prompt_is_prepared(
+    bundle: TokenizerBundle, monkeypatch: pytest.MonkeyPatch, forget: bool
+) -> None:
+    """The worker does not know the session then, and never gets to know it."""
+    gateway, engine = serve(bundle, answers(*encode(bundle, "hello")))
+    closing = SessionCommand(
+        operation="close", call_id="c", tenant="", session_id="s", forget=forget
+    )
+    closed: list[object] = []
+
+    async def ask(command: SessionCommand) -> SessionAnswer:
+        return SessionAnswer(call_id="c", failure=SessionFailure.NOT_FOUND, message="none")
+
+    monkeypatch.setattr(engine, "ask", ask)
+    prepare = gateway._prepare
+
+    async def prepared_late(*arguments: Any) -> Any:
+        closed.append(await gateway.sessions("toy", closing))
+        return await prepare(*arguments)
+
+    monkeypatch.setattr(gateway, "_prepare", prepared_late)
+    events = await collect(gateway, asks(session_id="s"))
+    assert text_of(events) == "hello"
+    assert closed == [()]
+    (submitted,) = engine.submitted
+    assert (submitted.session_id, submitted.is_kept) == ("", not forget)
+    assert gateway._answers == {}
+    with pytest.raises(SessionRefused):
+        await gateway.sessions("toy", closing)

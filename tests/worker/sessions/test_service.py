@@ -213,7 +213,10 @@ def test_a_clock_that_jumps_ahead_deletes_no_session_without_a_second_look(
     serve(subject, greedy("1", prompt("a"), session_id="s"))
     now[0] += 400 * 86400.0
     for _ in range(2):
-        inbox = serve(worker("llama", tmp_path, clock=lambda: now[0]), ask("get", "ahead"))
+        subject = worker("llama", tmp_path, clock=lambda: now[0])
+        assert subject.store is not None
+        subject.store.flush()  # what other workers have recorded is known then
+        inbox = serve(subject, ask("get", "ahead"))
         assert info(inbox, "ahead").kept_tokens == 305
     now[0] -= 400 * 86400.0 - 90
     inbox = serve(worker("llama", tmp_path, clock=lambda: now[0]), ask("get", "right"))

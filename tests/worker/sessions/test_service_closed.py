@@ -142,3 +142,19 @@ def test_a_request_that_waits_for_the_same_prefix_is_not_left_waiting(tmp_path: 
         ]
     )
     assert inbox.tokens("2") == inbox.tokens("1")[:6]
+
+
+def test_closing_a_session_that_is_not_open_yet_closes_no_other_one(tmp_path: Path) -> None:
+    subject = worker("llama", tmp_path, most_sessions=1)
+    inbox = subject.serve(
+        [
+            [ask("open", "other", "other")],
+            [greedy("1", PROMPT, max_tokens=LONG, session_id="s")],
+            *[[]] * 5,
+            [ask("close", "gone", forget=True)],
+            *[[]] * 100,
+            [ask("list", "listed")],
+        ]
+    )
+    assert answer(inbox, "gone").failure is None
+    assert [each.session_id for each in answer(inbox, "listed").sessions] == ["other"]

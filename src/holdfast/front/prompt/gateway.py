@@ -16,7 +16,12 @@ from functools import partial
 import msgspec
 
 from holdfast.config import DEFAULT_TOOLS, LimitsSettings, ToolsSettings
-from holdfast.errors import GenerationFailed, SessionRefused, WorkerUnavailable
+from holdfast.errors import (
+    GenerationFailed,
+    SessionFailure,
+    SessionRefused,
+    WorkerUnavailable,
+)
 from holdfast.front.answers.choice import ChoiceText
 from holdfast.front.answers.stops import RepetitionGuard
 from holdfast.front.images.intake import ImageIntake, text_only
@@ -80,9 +85,27 @@ def sessions_of(answer: SessionAnswer) -> tuple[SessionInfo, ...]:
 
 @dataclass(slots=True, eq=False)
 class _RunningAnswer:
-    """A running answer. is_remembered: whether its end may be used for the next turn."""
+    """A running answer of a session.
 
-    is_remembered: bool = True
+    is_submitted: whether the model's client knows it. is_closed: whether the session was closed since
+    the answer was begun; is_forgotten: and forgotten, so that its end is of no use for the next turn.
+    """
+
+    is_submitted: bool = False
+    is_closed: bool = False
+    is_forgotten: bool = False
+
+
+def _unless_forgotten(answer: _RunningAnswer, observe: Observe) -> Observe:
+    """Like `observe`, but the end of a forgotten answer is not observed, so that nothing is
+    remembered or prefilled because of it.
+    """
+
+    def see(event: OutputEvent) -> None:
+        if not (answer.is_forgotten and isinstance(event, ChoiceFinished)):
+            observe(event)
+
+    return see
 
 
 class Gateway:
@@ -109,8 +132,8 @@ class Gateway:
         self._limits = limits
         self._tools = tools
         self._warm_ahead = WarmAhead()
-        # the running answers of each session, by tenant and id
-        self._answers: defaultdict[tuple[str, str], set[_RunningAnswer]] = defaultdict(set)
+        # the running answers of each session, by model, tenant and id
+        self._answers: defaultdict[tuple[str, str, str], set[_RunningAnswer]] = defaultdict(set)
         # thread pools by model, so that a slow template delays no other model
         self._threads: dict[str, ThreadPoolExecutor] = {}
 
@@ -121,6 +144,7 @@ class Gateway:
         WorkerUnavailable.
         """
         async with AsyncExitStack() as held:
+            answer = self._begun(request, held)
             client, bundle = await self._model(request.model, request.choices, held)
             request, layouts = await self._with_images(request, client, held)
             prepared = await self._prepare(request, bundle, client.info, layouts)
@@ -134,9 +158,11 @@ class Gateway:
                 threads=self._threads_of(request.model),
                 observe=observer(request, bundle, prepared),
             )
-            observe = self._unless_forgotten(request, observe, held)
             sources: list[EventStream] = []
+            answer.is_submitted = True
             for sequence in prepared.sequences:
+                if answer.is_closed:
+                    sequence = sequence.without_session(forget=answer.is_forgotten)
                 source = client.submit(sequence)
                 held.push_async_callback(source.aclose)
                 sources.append(source)
@@ -144,7 +170,7 @@ class Gateway:
                 request,
                 prepared,
                 sources=sources,
-                observe=observe,
+                observe=_unless_forgotten(answer, observe),
                 repeated_tokens=self._limits.repeated_tokens,
             )
             await stream.accepted()
@@ -224,35 +250,32 @@ class Gateway:
         Raises SessionRefused, UnknownModel, QueueFull, and WorkerUnavailable when no worker starts
         or the command kills two workers.
         """
-        if command.forget:
-            for answer in self._answers.get((command.tenant, command.session_id), ()):
-                answer.is_remembered = False
+        waiting = False
+        if command.operation == "close":
+            for answer in self._answers.get((model, command.tenant, command.session_id), ()):
+                waiting |= not answer.is_submitted
+                answer.is_closed = True
+                answer.is_forgotten |= command.forget
         async with self._lease_of(model, 1) as client:
-            return sessions_of(await client.ask(command))
+            told = await client.ask(command)
+        if waiting and told.failure is SessionFailure.NOT_FOUND:
+            return ()  # the session's first request is not submitted yet, and will not open it
+        return sessions_of(told)
 
-    def _unless_forgotten(
-        self, request: GenerationRequest, observe: Observe, held: AsyncExitStack
-    ) -> Observe:
-        """Like `observe`, but if the session is forgotten while the answer runs, the end of the
-        answer is not observed, so that nothing is remembered or prefilled because of it.
-        """
-        if not request.session_id:
-            return observe
-        answers = self._answers[request.tenant, request.session_id]
+    def _begun(self, request: GenerationRequest, held: AsyncExitStack) -> _RunningAnswer:
+        """Note that an answer is begun, until `held` is closed."""
         answer = _RunningAnswer()
-        answers.add(answer)
+        if request.session_id:
+            key = (request.model, request.tenant, request.session_id)
+            self._answers[key].add(answer)
 
-        def ended() -> None:
-            answers.discard(answer)
-            if not answers:
-                self._answers.pop((request.tenant, request.session_id), None)
+            def ended() -> None:
+                self._answers[key].discard(answer)
+                if not self._answers[key]:
+                    del self._answers[key]
 
-        def see(event: OutputEvent) -> None:
-            if answer.is_remembered or not isinstance(event, ChoiceFinished):
-                observe(event)
-
-        held.callback(ended)
-        return see
+            held.callback(ended)
+        return answer
 
     async def _model(
         self, model: str, sequences: int, lease: AsyncExitStack

@@ -466,7 +466,7 @@ class WorkerLoop:
         for sequence in self._ledger.live():
             request = sequence.request
             if (request.session_id, request.tenant) == (command.session_id, command.tenant):
-                sessions.used(
+                sessions.include(
                     request.session_id,
                     tenant=request.tenant,
                     kv_bits=sequence.kv_bits,

@@ -159,6 +159,7 @@ class PrefixIndex:
         """Put a payload that was read from disk into RAM, if there is room; returns whether it is
         in RAM now.
         """
+        self._doubted.discard(key)
         if not self._tree.has_node(key) or key in self._ram or key in self._holders:
             return key in self._ram
         return self._keep(key, payload)

@@ -142,6 +142,18 @@ class SessionService:
         session.use(branch, now=now)
         self._changed(session)
 
+    def include(
+        self, session_id: str, *, tenant: str, chain: bytes | bytearray, kv_bits: KVBits
+    ) -> None:
+        """Count what a running request has stored so far to a session that is closed right after
+        this. Opens the session if necessary, without closing another one for it.
+        """
+        now = self._clock()
+        session = self._registry.find(session_id, tenant=tenant)
+        if session is None:
+            session = self._registry.open(session_id, tenant=tenant, now=now)
+        session.use(self._cache.index.branch(chain, tenant=tenant, kv_bits=kv_bits), now=now)
+
     def keep_prefixes(
         self,
         wanted: Sequence[PinnedPrefix],
@@ -412,15 +424,16 @@ class SessionService:
         if self._cache.store is None:
             self._unread = frozenset()
             return
-        self._read_at = self._clock()
         records = self._cache.store.records()
         if records is None:
+            self._read_at = self._clock()
             return
         decoded = self._decoded(records.found)
         recorded = [session for name, session in decoded.items() if self._has_unread((name,))]
         self._unread = records.unread
         if recorded:
             self._clock.start_from(max(session.last_used_at for session in recorded))
+        self._read_at = self._clock()
         for session in recorded:
             begun = self._registry.find(session.session_id, tenant=session.tenant)
             if begun is not None:  # used before the record could be read
