@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
@@ -130,7 +131,7 @@ def _in_caches(environ: Mapping[str, str], *names: str) -> str:
         return ""
 
 
-def open_regular(path: str | Path) -> IO[bytes]:
+def open_regular(path: str | Path) -> BufferedReader:
     """Open a file for reading. Raises OSError, also if it is not a regular file: opening a FIFO
     would wait for a writer, and a device may never end. The null device, which is always empty, may
     stand for an empty file.
