@@ -36,6 +36,7 @@ FRAMES = {  # of families that write an answer's text between markers
         ),
     ],
     "kimi_k3": [("<|open|>response<|sep|>", "<|close|>response<|sep|>")],
+    "solar": [("<|content|>", "")],
 }
 SERVICES = scripted_services(ScriptedGateway(), directory=directory_of())
 

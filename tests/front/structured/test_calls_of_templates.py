@@ -8,8 +8,16 @@ from __future__ import annotations
 import pytest
 
 from holdfast.front.prompt.dialects import find_dialect
+from holdfast.front.toolcalls.call_format import Call
 from tests.fakes.family_templates import FAMILY_TEMPLATES
-from tests.fakes.template_answers import CHOICES, grammar_of, pairs, refusal, written
+from tests.fakes.template_answers import (
+    CHOICES,
+    WrittenAnswer,
+    grammar_of,
+    pairs,
+    refusal,
+    written,
+)
 
 # The template writes no text before a call as the model does it: in a message of its own.
 _NOT_WRITTEN = {("gpt_oss", "a text and a call")}
@@ -30,3 +38,23 @@ def test_a_model_may_write_what_its_template_writes_to_the_end_of_the_turn(name:
         assert not fault, (answer, choice, fault)
         tried.append(answer)
     assert "one call" in tried or found.report.calls_kept is False
+
+
+@pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
+def test_after_a_complete_call_and_a_new_line_the_answer_can_end(name: str) -> None:
+    """Models write the new line that their template writes between two calls also after the last
+    one.
+    """
+    family = FAMILY_TEMPLATES[name]
+    tokenizer = family.tokenizer()
+    found = find_dialect(family.template(), tokenizer, config={})
+    form = found.dialect.calls
+    assert form is not None
+    call_id = {"alnum9": "abc123XYZ", "number": "0"}.get(form.id_form, "")
+    call = Call("find_places", {"query": "Rome"}, call_id)
+    text = form.drawn_layouts[0].write([call], form.id_form)
+    asked = WrittenAnswer(prompt="", text="", in_reasoning=False)
+    for choice in CHOICES.values():
+        grammar = grammar_of(found.dialect, asked, choice)
+        for space in ("", "\n", "\n\n"):
+            assert not refusal(tokenizer, found.dialect, grammar, text + space)

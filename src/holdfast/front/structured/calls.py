@@ -27,6 +27,7 @@ from holdfast.front.toolcalls.call_format import (
     CallLayout,
     ChannelMarkup,
     IdForm,
+    JsonObject,
     TaggedValues,
     Values,
     id_pattern,
@@ -183,6 +184,8 @@ def _block(
     left_out: dict[str, Sequence[str]] = {}
     for tool in tools:
         arguments, left_out[tool.name] = arguments_of(rules, tool, layout.values)
+        if isinstance(layout.values, JsonObject):
+            arguments = rules.rule(arguments)  # written once for all layouts
         last_id = _filled(rules, layout.optional_id, id_form, tool.name)
         for head in layout.heads:
             rest = arguments
@@ -271,7 +274,7 @@ def bare_calls(
 
 def _bare_call(rules: Rules, keys: BareKeys, tool: CallableTool, space: str) -> str:
     colon, comma = f'{space} ":" {space}', f'{space} "," {space}'
-    name, value = literal(json_text(tool.name)), json_value(tool.arguments)
+    name, value = literal(json_text(tool.name)), rules.rule(json_value(tool.arguments))
     if not keys.names:
         return f'"{{" {space} {name} {colon} {value} {space} "}}"'
     named = f"{_one_key(keys.names)} {colon} {name}"
