@@ -33,6 +33,7 @@ ANSWER, RESULT = (
     {"role": "assistant", "content": "I look."},
     {"role": "tool", "tool_call_id": "c", "content": " found it "},
 )
+CALLING = {**ANSWER, "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]}
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
@@ -52,7 +53,7 @@ def beginnings(
 
 
 def test_a_breakpoint_behind_a_message_is_behind_its_text() -> None:
-    found = beginnings(TOOLS_BEHIND_SYSTEM, SYSTEM, USER, ANSWER, RESULT, at=[(2, 0), (4, 0)])
+    found = beginnings(TOOLS_BEHIND_SYSTEM, SYSTEM, USER, CALLING, RESULT, at=[(2, 0), (4, 0)])
     assert found[0].endswith("</s><user>Hi")
     assert found[1].endswith("<tool>found it")
 
@@ -106,7 +107,7 @@ def test_parts_of_the_system_prompt_that_are_left_out_move_nothing() -> None:
 
 
 def test_where_marks_would_change_the_text_the_beginning_is_rendered_alone() -> None:
-    found = beginnings(LENGTHS_TOLD, SYSTEM, USER, ANSWER, RESULT, at=[(0, 0), (2, 0), (4, 0)])
+    found = beginnings(LENGTHS_TOLD, SYSTEM, USER, CALLING, RESULT, at=[(0, 0), (2, 0), (4, 0)])
     assert found[0].endswith("</s>")
     assert found[1].endswith("</user>")
     assert found[2].endswith("<tool>10  found it </tool>")
