@@ -33,7 +33,7 @@ ANSWER, RESULT = (
     {"role": "assistant", "content": "I look."},
     {"role": "tool", "tool_call_id": "c", "content": " found it "},
 )
-CALLING = {**ANSWER, "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]}
+CALLING = {**ANSWER, "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]}
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
