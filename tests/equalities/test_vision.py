@@ -14,9 +14,10 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.wire.commands import Command, SequenceRequest
-from holdfast.wire.events import FinishReason
+from holdfast.wire.events import Finished, FinishReason
 from holdfast.wire.requests import TokenIds
 from tests.fakes.caching_worker import one_after_the_other
+from tests.fakes.inline_images import InlineImages
 from tests.fakes.pictures import image_file
 from tests.fakes.script_inbox import ScriptInbox, cancel
 from tests.fakes.stepped_worker import make_blocks_small
@@ -300,3 +301,18 @@ def test_a_request_whose_image_is_gone_ends_alone(
     assert inbox.finished("gone").reason is FinishReason.FAILED
     assert "missing" in inbox.finished("gone").error
     assert not wrong(inbox, ["an image", "text"], expected)
+
+
+def test_texts_go_on_while_an_image_is_processed(
+    beside: VisionBeside, expected: Callable[[str], OracleAnswer]
+) -> None:
+    image, text = requests(beside, "an image", "text")
+    worker = beside.worker()
+    assert worker.engine.images is not None
+    reader = worker.engine.images._reader
+    assert isinstance(reader, InlineImages)
+    reader.delay = 3 * TOKENS
+    inbox = worker.serve([[image, text]])
+    assert not wrong(inbox, ["an image", "text"], expected)
+    ended = [event.request_id for event in inbox.events if isinstance(event, Finished)]
+    assert ended == ["text", "an image"]

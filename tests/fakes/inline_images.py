@@ -19,6 +19,7 @@ class InlineImages:
         self._images = images
         self._waiting: dict[str, int | None] = {}
         self.begun: list[str] = []  # each image that was processed
+        self.delay = 0  # so many looks at the results find none
 
     @property
     def is_busy(self) -> bool:
@@ -30,6 +31,9 @@ class InlineImages:
     def results(self) -> Sequence[tuple[str, ImageResult]]:
         """At most one."""
         if not self._waiting:
+            return []
+        if self.delay:
+            self.delay -= 1
             return []
         image = next(iter(self._waiting))
         max_pixels = self._waiting.pop(image)

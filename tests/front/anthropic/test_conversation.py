@@ -179,8 +179,6 @@ def test_what_only_anthropics_servers_could_use_is_left_out(kind: str) -> None:
 @pytest.mark.parametrize(
     ("role", "blocks", "field"),
     [
-        ("user", [text("x"), {"type": "image", "source": {}}], "messages.0.content.1.source"),
-        ("user", [{"type": "image"}], "messages.0.content.0"),
         ("user", [{"type": "document", "source": {"type": "base64"}}], "messages.0.content.0"),
         (
             "user",
@@ -202,6 +200,22 @@ def test_what_only_anthropics_servers_could_use_is_left_out(kind: str) -> None:
 def test_what_no_model_here_reads_is_named(role: str, blocks: list[Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as error:
         talk((role, blocks))
+    assert error.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("block", "field"),
+    [
+        ({"type": "image", "source": {}}, "messages.0.content.1.source"),
+        ({"type": "image"}, "messages.0.content.1"),
+    ],
+)
+def test_an_image_block_without_an_image_is_named_when_it_is_read(
+    block: dict[str, Any], field: str
+) -> None:
+    (turn,) = talk(("user", [text("x"), block]))
+    with pytest.raises(InvalidRequest) as error:
+        turn["content"][1]["image"].decoded(max_bytes=9)
     assert error.value.field == field
 
 

@@ -131,7 +131,8 @@ def test_images_of_the_user_and_in_the_output_of_a_call_become_images_of_the_pro
         {"role": "user", "content": [{"type": "input_text", "text": "look"}, image]},
     )
     sources = [called["content"][0]["image"], said["content"][1]["image"]]
-    assert [(source.text, source.media_type) for source in sources] == [("AAAA", "image/png")] * 2
+    assert [source.decoded(max_bytes=9) for source in sources] == [b"\0\0\0"] * 2
+    assert [source.media_type for source in sources] == ["image/png"] * 2
     assert [source.field for source in sources] == [
         "input.0.output.0.image_url",
         "input.1.content.1.image_url",

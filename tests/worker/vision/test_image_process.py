@@ -20,6 +20,7 @@ import pytest
 
 from holdfast.models.images import open_image
 from holdfast.worker.vision import image_process, load
+from holdfast.worker.vision.feature_cache import FeatureCache
 from holdfast.worker.vision.image_process import ImageFile, ImageProcess, ImageResult
 from holdfast.worker.vision.image_worker import (
     ImageDone,
@@ -28,6 +29,8 @@ from holdfast.worker.vision.image_worker import (
     ImageTask,
     carry_out,
 )
+from holdfast.worker.vision.images import WorkerImages
+from holdfast.worker.vision.model import VisionModel
 from tests.fakes.images import bomb, broken_images, png
 from tests.fakes.server_process import until
 from tests.fakes.vision_models import FAMILIES, write_vision_model
@@ -193,8 +196,13 @@ def test_an_idle_process_is_ended(beside: VisionBeside) -> None:
     result_of(process, kept(beside.images, png(7)))
     pid = process.pid
     assert pid is not None
+    features = FeatureCache(None, fingerprint="", ram_bytes=1, disk_bytes=1)
+    assert isinstance(beside.loaded.model, VisionModel)
+    images = WorkerImages(beside.loaded.model, beside.processor, reader=process, features=features)
+    images.tend()
+    assert process.pid == pid
     clock.added += image_process.IDLE_SECONDS + 1
-    assert process.results() == []
+    images.tend()
     assert process.pid is None
     assert not psutil.pid_exists(pid)
 

@@ -282,6 +282,11 @@ class Engine:
         """Whether images are being processed in another process."""
         return self.images is not None and self.images.is_busy
 
+    def tend_images(self) -> None:
+        """Take what was processed, and end the process that reads images when it is idle."""
+        if self.images is not None:
+            self.images.tend()
+
     def close_images(self) -> None:
         """End the process that reads images."""
         if self.images is not None:

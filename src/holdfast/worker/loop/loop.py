@@ -654,6 +654,7 @@ class WorkerLoop:
 
     def _answer_about_images(self) -> None:
         """Answer the questions about images whose images have been processed."""
+        self._engine.tend_images()
         for question in tuple(self._asked):
             self._pulse.work()
             answer = self._engine.measure_images(question)

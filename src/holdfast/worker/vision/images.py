@@ -122,6 +122,10 @@ class WorkerImages:
             lost={image: lost[image] for image in lost if image not in found},
         )
 
+    def tend(self) -> None:
+        """Take what was processed, and end the process when it is idle. Call it now and then."""
+        self._take_results()
+
     def drop_kept(self) -> None:
         """Free what is kept for later use, because memory is short."""
         for file in self._files.values():
