@@ -410,7 +410,9 @@ def test_it_serves_with_the_settings_of_the_chat_and_ends_with_it(tmp_path: Path
         assert answer.completion_tokens == 3
         started = children() - before
         assert len(started) >= 2  # the server and its worker
-        with pytest.raises(ServerFailed, match="needs an API key"):  # nobody else on the machine can use it
+        with pytest.raises(
+            ServerFailed, match="needs an API key"
+        ):  # nobody else on the machine can use it
             ServerClient(url=client.url).model_ids()
     assert not any(psutil.pid_exists(pid) for pid in started)
 

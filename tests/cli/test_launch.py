@@ -253,7 +253,11 @@ def test_a_missing_server_is_reported_with_how_to_start_one(machine: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "key", "said"),
     [
-        (("claude",), "wrong", "does not accept this API key; give the right one with --api-key KEY"),
+        (
+            ("claude",),
+            "wrong",
+            "does not accept this API key; give the right one with --api-key KEY",
+        ),
         (("claude",), "", "needs an API key: give it with --api-key KEY"),
         (("--model", "gpt", "claude"), KEY, "does not serve gpt; it serves: " + MODEL),
         (("--small-model", "gpt", "claude"), KEY, "does not serve gpt"),

@@ -40,6 +40,7 @@ from holdfast.front.server.dialect import Dialect, ModelShapes, answers_of, oper
 from holdfast.front.server.fields import (
     INT32_MAX,
     STRICT,
+    EffortWord,
     MaxTokens,
     ReasoningOptions,
     SharedFields,
@@ -254,13 +255,14 @@ class PromptFields(SharedFields):
         said = ReasoningOptions(effort=effort, enabled=True, max_tokens=asked.budget_tokens)
         return thinking_of(said={"reasoning": said})
 
-    def _effort_of_turn(self) -> str | None:
+    def _effort_of_turn(self) -> EffortWord | None:
         """The effort that a system message of the newest turn asks for."""
         for turn in reversed(self.messages):
             if turn["role"] == "assistant":
                 break
-            if effort := (turn.get("output_config") or {}).get("effort"):
-                return effort
+            config = turn.get("output_config")
+            if config is not None and config.get("effort") is not None:
+                return config["effort"]
         return None
 
     def _output_format(self) -> OutputFormat | None:
