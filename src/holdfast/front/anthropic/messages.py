@@ -260,9 +260,9 @@ class PromptFields(SharedFields):
         for turn in reversed(self.messages):
             if turn["role"] == "assistant":
                 break
-            config = turn.get("output_config")
-            if config is not None and config.get("effort") is not None:
-                return config["effort"]
+            effort: EffortWord | None = (turn.get("output_config") or {}).get("effort")
+            if effort is not None:
+                return effort
         return None
 
     def _output_format(self) -> OutputFormat | None:
