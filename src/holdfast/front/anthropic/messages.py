@@ -40,6 +40,7 @@ from holdfast.front.server.dialect import Dialect, ModelShapes, answers_of, oper
 from holdfast.front.server.fields import (
     INT32_MAX,
     STRICT,
+    EffortWord,
     MaxTokens,
     ReasoningOptions,
     SharedFields,
@@ -254,12 +255,13 @@ class PromptFields(SharedFields):
         said = ReasoningOptions(effort=effort, enabled=True, max_tokens=asked.budget_tokens)
         return thinking_of(said={"reasoning": said})
 
-    def _effort_of_turn(self) -> str | None:
+    def _effort_of_turn(self) -> EffortWord | None:
         """The effort that a system message of the newest turn asks for."""
         for turn in reversed(self.messages):
             if turn["role"] == "assistant":
                 break
-            if effort := (turn.get("output_config") or {}).get("effort"):
+            effort: EffortWord | None = (turn.get("output_config") or {}).get("effort")
+            if effort is not None:
                 return effort
         return None
 
