@@ -117,6 +117,8 @@ export class Follower {
     this.leaves = new AbortController();
     this.wantsStop = false;
     this.hasLookedAgain = false; // for the field at fault
+    /** Whether an answer that the server has lost may be asked for again. */
+    this.mayAskAgain = () => true;
   }
 
   /** Send the request and take in its answer. */
@@ -204,6 +206,7 @@ export class Follower {
         return;
       }
       if (this.#isForgotten(error)) {
+        if (!this.mayAskAgain()) return;
         this.#beginAgain(this.answer.restarts + 1);
       } else if (error instanceof NotBegun && !NOT_NOW.includes(error.code)) {
         this.#beginAgain(this.answer.restarts);

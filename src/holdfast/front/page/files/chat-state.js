@@ -117,9 +117,14 @@ class ChatState extends EventTarget {
     this.#changed();
   }
 
-  /** Take in the answers of all conversations that were not complete when the page was closed. */
+  /**
+   * Take in the answers of all conversations that were not complete when the page was closed. Nothing
+   * is sent for a conversation that is not open, since another key may be in use now.
+   */
   async resume() {
-    for (const turn of await stored.runningTurns()) this.#resume(turn);
+    for (const turn of await stored.runningTurns()) {
+      if (turn.answer.responseId) this.#resume(turn);
+    }
   }
 
   /**
@@ -290,7 +295,7 @@ class ChatState extends EventTarget {
     });
     const follower = this.#follow(made.answer);
     this.#take(id, made);
-    follower.begin();
+    this.#until(made.answer.id, follower.begin());
     await this.refreshList();
   }
 
@@ -326,7 +331,7 @@ class ChatState extends EventTarget {
     if (isElsewhere && !turn.answer.responseId) {
       setTimeout(() => this.#resume(turn), ASK_AGAIN_MILLISECONDS); // that tab may be closed
     } else {
-      this.#follow(turn).rejoin();
+      this.#until(id, this.#follow(turn).rejoin());
     }
   }
 
@@ -334,24 +339,35 @@ class ChatState extends EventTarget {
   #leave() {
     for (const id of this.turns.keys()) {
       this.followers.get(id)?.leave();
-      this.followers.delete(id);
-      this.#followed.delete(id);
+      this.#forget(id);
     }
+  }
+
+  #forget(id) {
+    this.followers.delete(id);
+    this.#followed.delete(id);
+  }
+
+  /** Forget the follower of a turn when it has left. */
+  async #until(id, following) {
+    const follower = this.followers.get(id);
+    await following;
+    if (this.followers.get(id) !== follower) return;
+    this.#forget(id);
+    this.#changed();
   }
 
   #follow(turn) {
     const request = () => this.#request(turn);
     const follower = new Follower(turn.answer, request, (isDurable) => {
       const isOver = turn.answer.status !== 'running';
-      if (isOver) {
-        this.followers.delete(turn.id);
-        this.#followed.delete(turn.id);
-      }
+      if (isOver) this.#forget(turn.id);
       this.#save(turn, isDurable);
       if (isOver) this.#ended(turn);
       if (isDurable) this.#changed();
       else this.#changedSoon();
     });
+    follower.mayAskAgain = () => this.id === turn.conversation;
     this.followers.set(turn.id, follower);
     this.#followed.set(turn.id, turn.conversation);
     const shown = this.turns.get(turn.id);

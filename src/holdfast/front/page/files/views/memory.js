@@ -115,8 +115,8 @@ class MemoryView extends PolledView {
         <h2 id="misses-title">Recent misses</h2>
         ${this.missList()}
       </section>
-      <section aria-labelledby="sessions-title">
-        <h2 id="sessions-title">Sessions</h2>
+      <section>
+        <h2>Sessions</h2>
         ${this.sessionTable()}
       </section>`;
   }

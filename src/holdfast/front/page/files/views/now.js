@@ -58,8 +58,8 @@ class NowView extends PolledView {
   render() {
     return html`<h1>Now</h1>
       ${this.failureLine()}
-      <section aria-labelledby="requests-title">
-        <h2 id="requests-title">Requests</h2>
+      <section>
+        <h2>Requests</h2>
         ${this.requestTable()}
       </section>
       <section aria-labelledby="workers-title">

@@ -175,8 +175,8 @@ class PerformanceView extends PolledView {
 
   phases(total) {
     const rows = Object.entries(PHASES);
-    return html`<section aria-labelledby="phases-title">
-      <h2 id="phases-title">Phases</h2>
+    return html`<section>
+      <h2>Phases</h2>
       <div class="table-frame" tabindex="0" role="region" aria-label="Phases">
         <table>
           <thead>
@@ -256,8 +256,8 @@ class PerformanceView extends PolledView {
 
   byModel({ models, model }) {
     if (model !== null || models.length < 2) return nothing;
-    return html`<section aria-labelledby="models-title">
-      <h2 id="models-title">By model</h2>
+    return html`<section>
+      <h2>By model</h2>
       <div class="table-frame" tabindex="0" role="region" aria-label="By model">
         <table>
           <thead>
