@@ -40,7 +40,7 @@ from tests.fakes.moved_clock import MovedClock
 from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, make_block, make_chain
 
 DURATIONS = {"once": 1, "for a moment": 6, "for long": 10**9}
-FEW_ERRORS = (errno.EMFILE, errno.EIO, errno.ENOENT)
+FEW_ERRORS = (errno.EIO, errno.ENOENT)
 FEW_DURATIONS = ("once", "for long")
 CHAIN = make_chain(6)
 NEW = make_block([77], after=CHAIN[-1])
