@@ -146,7 +146,7 @@ def test_a_file_that_becomes_unreadable_is_reported_in_one_line(
 
     with FileHashing(listed(folder), cache=HashCache(None)) as hashing:
         hashing._thread.join()
-        monkeypatch.setattr(file_hashing, "open", broken, raising=False)
+        monkeypatch.setattr(file_hashing, "open_regular", broken)
         with pytest.raises(ModelLoadError, match=r"cannot be read: .*Input/output error"):
             hashing.result()
 
