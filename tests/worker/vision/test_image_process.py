@@ -154,6 +154,7 @@ def test_a_process_that_is_killed_is_replaced(beside: VisionBeside, shared: Imag
     assert shared.pid != before
 
 
+@pytest.mark.slow
 def test_an_image_that_ends_processes_is_lost_and_then_refused(
     beside: VisionBeside, shared: ImageProcess
 ) -> None:

@@ -205,8 +205,9 @@ class ImageProcess:
             return
         try:
             self._process.give(task, self._file)
-        except OSError:
-            self._give_up(self._process, "it has ended")
+        except OSError:  # it has ended while it had nothing to do: no image is to blame
+            self._replace(self._process, "it has ended")
+            self._try_again(asked, "it has ended")
 
     def _take_answer(self, asked: _Asked) -> None:
         process = self._process
@@ -227,9 +228,7 @@ class ImageProcess:
         """Kill the process. The image that it was processing is tried once more in another one."""
         asked = self._current
         assert asked is not None, "no image was being processed"
-        logger.warning("the process that reads images is replaced: %s", why)
-        process.kill()
-        self._process = None
+        self._replace(process, why)
         if not process.has_started:
             lost = ImageLost(reason="the process that reads images did not start; the log says why")
             self._done += [(each.image, lost) for each in self._waiting]
@@ -239,7 +238,17 @@ class ImageProcess:
         self._deaths[asked.image] += 1
         if self._deaths[asked.image] >= _MOST_DEATHS:
             self._finish(ImageRefused(reason="the image cannot be processed: it ends the process"))
-        elif asked.attempt < _ATTEMPTS:
+        else:
+            self._try_again(asked, why)
+
+    def _replace(self, process: _Process, why: str) -> None:
+        logger.warning("the process that reads images is replaced: %s", why)
+        process.kill()
+        self._process = None
+
+    def _try_again(self, asked: _Asked, why: str) -> None:
+        """Process the current image once more, in another process."""
+        if asked.attempt < _ATTEMPTS:
             self._close_file()
             self._current = None
             again = _Asked(asked.image, asked.max_pixels, attempt=asked.attempt + 1)
