@@ -110,12 +110,11 @@ def check_accessible(page: Page) -> None:
     assert [(each["id"], each["nodes"][0]["html"]) for each in found] == []
 
 
-@pytest.mark.parametrize("width", [1200, PHONE])
 def test_a_message_is_sent_over_plain_http_from_another_host(
-    browser: Browser, server: ServerProcess, width: int
+    browser: Browser, server: ServerProcess
 ) -> None:
     url = server.url.replace("127.0.0.1", OTHER_HOST)
-    with visit(browser, url, width=width) as visitor:
+    with visit(browser, url, width=PHONE) as visitor:
         page = visitor.page
         assert page.evaluate("isSecureContext") is False
         visitor.ask(TEXT)
