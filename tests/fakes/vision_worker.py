@@ -80,13 +80,15 @@ class VisionBeside:
         worker.engine.images = self.worker_images(folder)
         return worker
 
-    def worker_images(self, folder: Path | None = None) -> WorkerImages:
+    def worker_images(
+        self, folder: Path | None = None, *, ram_bytes: int = 1 << 24
+    ) -> WorkerImages:
         """The images of one life of a worker; `folder`: of their features."""
         assert isinstance(self.loaded.model, VisionModel)
         features = FeatureCache(
             None if folder is None else folder / FEATURES,
             fingerprint="a model",
-            ram_bytes=1 << 24,
+            ram_bytes=ram_bytes,
             disk_bytes=1 << 24,
         )
         reader = InlineImages(self.processor, self.images)

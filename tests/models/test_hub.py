@@ -273,6 +273,22 @@ def test_a_newer_model_is_fetched(hub: HubState) -> None:
     assert (fetch() / "generation_config.json").exists()
 
 
+def test_a_newer_model_that_cannot_be_fetched_does_not_hinder_the_one_in_the_cache(
+    hub: HubState, caplog: pytest.LogCaptureFixture
+) -> None:
+    there = fetch()
+    hub.commits[MODEL] = hashlib.sha1(b"newer").hexdigest()
+    hub.repositories[MODEL]["generation_config.json"] = b'{"top_k": 7}'
+    hub.failing_files = {"generation_config.json"}
+    for _ in range(2):
+        assert fetch() == there
+    assert f"{MODEL} is used as it is in the cache" in caplog.text
+    with pytest.raises(ModelLoadError):
+        pull_model(ModelSource(kind="hub", name=MODEL), on_step=lambda *_: None)
+    hub.failing_files = set()
+    assert (fetch() / "generation_config.json").exists()
+
+
 def test_a_damaged_model_in_the_cache_is_not_the_cached_one(hub: HubState) -> None:
     there = fetch()
     (there / FILE).resolve().unlink()  # its link dangles

@@ -291,3 +291,33 @@ def test_a_clock_that_jumps_ahead_deletes_nothing_without_a_second_look(tmp_path
     with pytest.raises(RecordMissing):
         file.record(RecordKey("", "a"))
     file.close()
+
+
+def test_what_is_used_after_a_long_pause_is_not_old_when_the_clock_is_believed(
+    tmp_path: Path,
+) -> None:
+    wall, steady = [1e9], [0.0]
+    limits = ResponsesSettings(keep_seconds=3 * 86_400.0)
+
+    def opened() -> ResponseFile:
+        return ResponseFile(tmp_path, limits, clock=lambda: wall[0], steady=lambda: steady[0])
+
+    file = opened()
+    file.put(RecordKey("", "first"), {})
+    file.close()
+    wall[0] += 40 * 86_400
+    for name in ("second", "third"):  # the server is started again, twice
+        file = opened()
+        file.put(RecordKey("", name), {"id": name})
+        wall[0] += 1800
+        steady[0] += 1800
+        file.close()
+    file = opened()
+    for _ in range(3):
+        wall[0] += 1800
+        steady[0] += 1800
+        assert file.record(RecordKey("", "second")).body == {"id": "second"}
+        assert file.record(RecordKey("", "third")).body == {"id": "third"}
+    with pytest.raises(RecordMissing):
+        file.record(RecordKey("", "first"))
+    file.close()

@@ -5,7 +5,7 @@ a process is stopped, other clocks go on: on macOS the event loop's own clock co
 next moment all deadlines would seem to be over, although no client had a chance to meet them.
 
 Ages are differences of wall-clock times. A wall clock may be wrong, and what was deleted because of
-that is lost. So a clock that suddenly is far ahead is believed only after an hour.
+that is lost. So for deleting, a clock that suddenly is far ahead is believed only after an hour.
 """
 
 from __future__ import annotations
@@ -110,11 +110,15 @@ async def awake_timeout(seconds: float | None) -> AsyncIterator[asyncio.Timeout]
 
 
 class RetentionClock:
-    """The wall clock, for deleting by age and for the times that ages are measured from.
+    """The wall clock, for deleting by age.
 
     A clock that is ahead of what it was last time, or of the newest record, by more than a day is
     believed after a second look an hour later. Until then, time goes on from the last moment that
     was believed, so that nothing grows old at once.
+
+    The times of uses are those of the wall clock itself: most clocks that are ahead of the newest
+    record are right, because the server was off, and what is used in that hour must not be old
+    after it.
     """
 
     def __init__(
@@ -129,6 +133,7 @@ class RetentionClock:
         self._believed: float | None = None
         self._believed_at = 0.0  # on the steady clock
         self._suspected_at: float | None = None
+        self._was_right = False  # whether this process has believed it before
 
     def start_from(self, newest: float) -> None:
         """newest: the time of the newest record of an earlier process. Only the first call counts."""
@@ -147,7 +152,8 @@ class RetentionClock:
         if wall - expected > MOST_AHEAD_SECONDS:
             if self._suspected_at is None:
                 self._suspected_at = steady
-                logger.warning(
+                logger.log(
+                    logging.WARNING if self._was_right else logging.INFO,
                     "the clock is %s ahead of the newest record: nothing is deleted because of its "
                     "age before a second look in an hour",
                     _duration_text(wall - expected),
@@ -155,6 +161,7 @@ class RetentionClock:
             if steady - self._suspected_at < SECOND_LOOK_SECONDS:
                 return expected
         self._suspected_at = None
+        self._was_right = True
         self._believed = wall
         self._believed_at = steady
         return wall

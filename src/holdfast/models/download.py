@@ -169,12 +169,19 @@ def resolve_model(settings: ModelSettings, *, progress: Progress) -> Path:
     if source.kind == "folder":
         check_loadable(Path(source.name))
         return Path(source.name)
-    folder, new_files = _fetch(
-        source,
-        with_code=settings.trust_remote_code,
+    wanted = _wanted(source, with_code=settings.trust_remote_code)
+    try:
         # 1.0 only once, when all files are fetched
-        on_bytes=lambda done, total: progress("download", min(done / total, 0.999)),
-    )
+        folder, new_files = _fetch(
+            source, wanted, lambda done, total: progress("download", min(done / total, 0.999))
+        )
+    except ModelLoadError as error:  # for example, because the disk is full
+        with hub_errors(source):
+            cached = _complete_in_cache(source, wanted)
+        if cached is None:
+            raise
+        _logger.warning("%s is used as it is in the cache: %s", source.name, error)
+        folder, new_files = cached, ()
     if new_files:
         check_files(new_files)
         progress("download", 1.0)
@@ -216,9 +223,8 @@ def pull_model(source: ModelSource, *, with_code: bool = False, on_step: OnStep)
 
 
 def _pull(source: ModelSource, *, with_code: bool, on_step: OnStep) -> PulledModel:
-    folder, _ = _fetch(
-        source, with_code=with_code, on_bytes=lambda done, total: on_step("download", done, total)
-    )
+    wanted = _wanted(source, with_code=with_code)
+    folder, _ = _fetch(source, wanted, lambda done, total: on_step("download", done, total))
     files = [file for file in folder.rglob("*") if file.is_file()]
     total = sum(file.stat().st_size for file in files)
     done = 0
@@ -232,8 +238,16 @@ def _pull(source: ModelSource, *, with_code: bool, on_step: OnStep) -> PulledMod
     return PulledModel(folder=folder, files=len(files), file_bytes=total)
 
 
+def _wanted(source: ModelSource, *, with_code: bool) -> Mapping[str, Any]:
+    """What to ask huggingface_hub for."""
+    return {
+        "repo_id": source.name,
+        "allow_patterns": [*_PATTERNS, _CODE_PATTERN] if with_code else _PATTERNS,
+    }
+
+
 def _fetch(
-    source: ModelSource, *, with_code: bool, on_bytes: OnBytes
+    source: ModelSource, wanted: Mapping[str, Any], on_bytes: OnBytes
 ) -> tuple[Path, tuple[Path, ...]]:
     """Fetch a model into the Hub's cache.
 
@@ -243,10 +257,6 @@ def _fetch(
     Returns the folder and the fetched files, which are not checked yet. Without a network, it uses
     a revision that is complete in the cache. Raises ModelLoadError.
     """
-    wanted: dict[str, Any] = {
-        "repo_id": source.name,
-        "allow_patterns": [*_PATTERNS, _CODE_PATTERN] if with_code else _PATTERNS,
-    }
     with hub_errors(source):
         cached = _complete_in_cache(source, wanted)
         if cached is not None and not newer_commit(source, cached.name):

@@ -21,7 +21,7 @@ from holdfast.models.hub import ModelSource, check_reachable, hub_errors
 from holdfast.models.loadable import check_loadable
 from holdfast.models.model_folder import WEIGHT_FILES
 from holdfast.models.quantization import check_weights
-from holdfast.models.weight_files import checked_tensors
+from holdfast.models.weight_files import checked_tensors, tensor_bytes
 
 _WEIGHTS_SHARE = 0.75  # share of the memory that macOS lets a GPU use, if system and GPU share it
 _KV_SHARE = 0.6  # KV gets this share of what the weights leave free, as in `device_memory`
@@ -119,10 +119,9 @@ def size_of_folder(folder: Path) -> StoredSize:
     """The size of the model in a folder. Raises ModelLoadError if it is incomplete."""
     config = check_loadable(folder)
     tensors = checked_tensors(folder, config)
-    places = (entry["data_offsets"] for entry in tensors.values())
     return StoredSize(
         config=config,
-        weight_bytes=sum(end - begin for begin, end in places),
+        weight_bytes=tensor_bytes(tensors),
         parameters=_parameters(_shapes(tensors), config),
     )
 

@@ -60,6 +60,12 @@ def checked_tensor_bytes(folder: Path) -> int:
     return sum(_end_of_tensors(read_header(file)) for file in weight_files(folder))
 
 
+def tensor_bytes(tensors: Mapping[str, Mapping[str, Any]]) -> int:
+    """The total size of tensors, by their entries in the headers of files."""
+    places = (entry["data_offsets"] for entry in tensors.values())
+    return sum(end - begin for begin, end in places)
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The weight files of a model. Raises UnusableModel if one is missing."""
     names = sorted(name for name in os.listdir(folder) if fnmatchcase(name, WEIGHT_FILES))

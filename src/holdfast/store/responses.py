@@ -187,7 +187,8 @@ class ResponseFile:
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._clock = RetentionClock(wall=clock, steady=steady)
+        self._now = clock
+        self._retention = RetentionClock(wall=clock, steady=steady)
         self._database = _Database(folder, on_open=self._opened)
         self._limits = limits
 
@@ -317,7 +318,7 @@ class ResponseFile:
                 "id": key.id,
                 "longest": _LONGEST_CHAIN,
                 "since": self._since(),
-                "now": self._clock(),
+                "now": self._now(),
             }
             end = database.execute(oldest, named).fetchone()
             if end is None:
@@ -342,10 +343,10 @@ class ResponseFile:
     def _opened(self, database: sqlite3.Connection) -> None:
         (newest,) = database.execute("SELECT max(used) FROM records").fetchone()
         if isinstance(newest, float):
-            self._clock.start_from(newest)
+            self._retention.start_from(newest)
 
     def _since(self) -> float:
-        return self._clock() - self._limits.keep_seconds
+        return self._retention() - self._limits.keep_seconds
 
     def _row(self, database: sqlite3.Connection, key: RecordKey) -> int:
         select = "SELECT number FROM records WHERE tenant = ? AND id = ? AND kind = ? AND used > ?"
@@ -357,7 +358,7 @@ class ResponseFile:
         return int(found[0])
 
     def _refresh(self, database: sqlite3.Connection, row: int) -> None:
-        database.execute(_REFRESH, (self._clock(), row))
+        database.execute(_REFRESH, (self._now(), row))
 
     @contextlib.contextmanager
     def _changed(self) -> Iterator[sqlite3.Connection]:

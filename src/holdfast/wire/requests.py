@@ -185,6 +185,10 @@ SAMPLING_RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "repetition_penalty": (1e-3, 100),
     "logit_bias": (-100, 100),  # for each token; the lowest value bans the token
 }
+"""Lowest and highest value of each field of `SamplingParams` that has a range.
+
+A protocol may allow a smaller range: in OpenAI's API, the temperature is at most 2.
+"""
 # For models that recommend nothing. At temperature 1, small models answer a third of simple questions
 # wrongly that they know (docs/guides/models.md has the measurement).
 DEFAULT_SAMPLING: Final[Mapping[str, float]] = {
@@ -196,10 +200,6 @@ DEFAULT_SAMPLING: Final[Mapping[str, float]] = {
 # The length of an answer in the library and on the command line, unless the caller says otherwise.
 # Requests over HTTP have no such limit: agents write long files.
 DEFAULT_ANSWER_TOKENS: Final = 4096
-"""Lowest and highest value of each field of `SamplingParams` that has a range.
-
-A protocol may allow a smaller range: in OpenAI's API, the temperature is at most 2.
-"""
 
 
 class CacheBreakpoint(msgspec.Struct, frozen=True, kw_only=True):

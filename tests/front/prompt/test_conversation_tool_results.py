@@ -5,9 +5,11 @@ prompt of the next turn begins as the one before.
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 
+from holdfast.front.prompt.conversation import ToolHabits, with_habits
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from tests.fakes.family_bundles import bundle
 from tests.fakes.family_templates import FAMILY_TEMPLATES
@@ -71,3 +73,26 @@ def test_every_turn_of_a_conversation_in_disorder_begins_as_the_turn_before(name
         history = before.rpartition(conversation[end - 1]["content"])
         assert after.startswith(history[0] + history[1])
     assert all(each in texts[-1] for each in (FIRST, SECOND, "third8204"))
+
+
+class CountedCall(dict[str, Any]):
+    """A call that counts how often it is looked at."""
+
+    looks = 0
+
+    def get(self, key: str, default: Any = None) -> Any:
+        CountedCall.looks += 1
+        return super().get(key, default)
+
+
+def test_thousands_of_results_take_a_few_looks_at_each_call() -> None:
+    count = 500
+    function = {"name": "f", "arguments": {}}
+    calls = [CountedCall(id=f"c{n}", function=dict(function)) for n in range(count)]
+    results = [{"role": "tool", "tool_call_id": f"c{n}", "content": str(n)} for n in range(count)]
+    ready = with_habits(
+        [{"role": "assistant", "content": "", "tool_calls": calls}, *reversed(results)],
+        ToolHabits(),
+    )
+    assert [each["content"] for each in ready[1:]] == [str(n) for n in range(count)]
+    assert CountedCall.looks <= 10 * count

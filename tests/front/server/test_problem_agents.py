@@ -15,6 +15,7 @@ from holdfast.errors import (
     GenerationFailed,
     ImagesRefused,
     ImageTooLarge,
+    ImageUnresolved,
     InvalidRequest,
     ModelLoadError,
     PromptTooLong,
@@ -23,6 +24,7 @@ from holdfast.errors import (
     TimeLimitExceeded,
     TooLargeForMemory,
     UnknownModel,
+    UnusableModel,
     WorkerUnavailable,
 )
 from tests.fakes.agent_rules import AGENTS, PROTOCOLS, Reaction, Refusal
@@ -119,6 +121,14 @@ KINDS: Mapping[str, Kind] = {
     ),
     "the model cannot be loaded": Kind(
         error=ModelLoadError("the folder has no weights"), advice="wait", reactions=("retry",)
+    ),
+    "the model's files are damaged": Kind(
+        error=UnusableModel("model.safetensors is damaged: holdfast models pull owner/name"),
+        advice="pull_model",
+        reactions=("stop",),
+    ),
+    "an image has no place in the prompt": Kind(
+        error=ImageUnresolved(), advice="none", reactions=("retry", "stop")
     ),
     "the worker died": Kind(
         error=GenerationFailed("the worker died"), advice="wait", reactions=("retry",)

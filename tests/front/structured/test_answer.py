@@ -79,23 +79,31 @@ def test_white_space_is_bounded_and_as_models_write_it() -> None:
     assert not accepts(grammar, '{\n\n"name": "Ada"}')
 
 
-def nested(levels: int) -> tuple[dict[str, Any], Any]:
-    """A schema of so many objects within each other, and a value of it."""
+def nested(levels: int, *, in_definitions: bool = False) -> tuple[dict[str, Any], Any]:
+    """A schema of so many objects within each other, and a value of it.
+
+    in_definitions: whether each object is a definition of its own, as in Pydantic's schemas.
+    """
     schema: dict[str, Any] = {"type": "integer"}
     value: Any = 7
-    for _ in range(levels):
+    definitions: dict[str, Any] = {}
+    for level in range(levels):
         schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
         value = {"a": value}
-    return schema, value
+        if in_definitions:
+            definitions[f"of{level}"] = schema
+            schema = {"$ref": f"#/$defs/of{level}"}
+    return ({**schema, "$defs": definitions} if definitions else schema), value
 
 
-@pytest.mark.parametrize("levels", [1, 2, 3, 4])
+@pytest.mark.parametrize("in_definitions", [False, True])
+@pytest.mark.parametrize("levels", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("indent", [None, 1, 2, 4, "\t"])
 def test_json_is_indented_as_its_nesting_asks_for_and_no_further(
-    levels: int, indent: int | str | None
+    levels: int, indent: int | str | None, in_definitions: bool
 ) -> None:
     """A weak model could write 25 blanks after each token of the smallest object."""
-    schema, value = nested(levels)
+    schema, value = nested(levels, in_definitions=in_definitions)
     grammar = _grammar(_schema(schema))
     assert accepts(grammar, json.dumps(value, indent=indent))
     most = 4 * (levels + 1)

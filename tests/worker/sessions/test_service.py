@@ -229,6 +229,24 @@ def test_a_clock_that_jumps_ahead_deletes_no_session_without_a_second_look(
     assert answer(inbox, "later").failure is SessionFailure.NOT_FOUND
 
 
+def test_what_is_used_after_a_long_pause_is_not_old(tmp_path: Path) -> None:
+    now = [1_000_000.0]
+    serve(worker("llama", tmp_path, clock=lambda: now[0]), ask("open", "o", ttl_seconds=None))
+    now[0] += 40 * 86400.0
+    inbox = serve(
+        worker("llama", tmp_path, clock=lambda: now[0]),
+        greedy("1", prompt("a"), session_id="used"),
+        ask("get", "used", session_id="used"),
+    )
+    session = info(inbox, "used")
+    assert (session.created_at, session.last_used_at) == (now[0], now[0])
+    now[0] += 90  # of 100 s that a session lives
+    inbox = serve(
+        worker("llama", tmp_path, clock=lambda: now[0]), ask("get", "a", session_id="used")
+    )
+    assert info(inbox, "a").session_id == "used"
+
+
 @pytest.mark.parametrize("operation", ["open", "list"])
 @pytest.mark.parametrize("is_used", [False, True])
 def test_a_record_that_cannot_be_read_at_the_start_is_not_replaced(

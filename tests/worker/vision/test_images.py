@@ -86,6 +86,22 @@ def test_an_image_is_processed_once_for_question_and_prompt(qwen: VisionBeside) 
     assert images._reader.begun == names  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_images_whose_features_do_not_fit_the_memory_are_processed_once(
+    qwen: VisionBeside, tmp_path: Path, is_stored: bool
+) -> None:
+    images = qwen.worker_images(tmp_path if is_stored else None, ram_bytes=1)
+    names = [kept(qwen.images, png(seed)) for seed in range(20, 24)]
+    request = prompt_of(images, *names)
+    prepared: set[str] = set()
+    while images.unprepared(request, start=0, prepared=prepared):
+        images.prepare(request, start=0, prepared=prepared)
+    sequence = images.open(request)
+    for span in request.images:
+        images.provide(sequence, start=span.start, tokens=1)
+    assert images._reader.begun == names  # type: ignore[attr-defined]
+
+
 def test_images_within_the_cached_prefix_are_not_prepared(qwen: VisionBeside) -> None:
     images = qwen.worker_images()
     names = [kept(qwen.images, png(seed)) for seed in (9, 10)]

@@ -294,7 +294,9 @@ def _guarded_arguments(arguments: Any, guard: ControlGuard) -> Any:
     except (ValueError, RecursionError):
         return guard(arguments)
     safe = _guarded_keys(value, guard)
-    return arguments if safe == value else json.dumps(safe, ensure_ascii=False)
+    # The text may have more than the value: of members with the same key, only the last one counts.
+    is_safe = safe == value and guard(arguments) == arguments
+    return arguments if is_safe else json.dumps(safe, ensure_ascii=False)
 
 
 def _guarded_keys(value: Any, guard: ControlGuard) -> Any:

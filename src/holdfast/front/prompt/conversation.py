@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -281,6 +282,10 @@ class _CallingTurn:
     results: list[Message | None] = field(default_factory=list)
 
 
+_Place: TypeAlias = tuple[_CallingTurn, int]
+"""An answer, and the index of one of its calls."""
+
+
 def with_habits(messages: Iterable[Message], habits: ToolHabits) -> list[Message]:
     """Bring calls and results into the form that the template requires.
 
@@ -360,11 +365,13 @@ def _turns(messages: Sequence[Message]) -> Iterator[Message | _CallingTurn]:
 def _assign(results: Sequence[Message], turns: Sequence[_CallingTurn]) -> list[Message]:
     """Assign results to the calls of some answers. Returns those that answer none of the calls.
 
-    A second result of a call is appended to the first.
+    A result with an id answers the call with this id. A result without an id answers the first call
+    of its name that has no result yet. A second result of a call is appended to the first.
     """
+    calls = _Calls(turns)
     others: list[Message] = []
     for result in results:
-        found = _call_of(result, turns)
+        found = calls.answered_by(result)
         if found is None:
             others.append(result)
             continue
@@ -376,23 +383,38 @@ def _assign(results: Sequence[Message], turns: Sequence[_CallingTurn]) -> list[M
     return others
 
 
-def _call_of(result: Message, turns: Sequence[_CallingTurn]) -> tuple[_CallingTurn, int] | None:
-    """The answer and the index of the call that a result answers; None if there is no such call.
-
-    A result with an id answers the call with this id. A result without an id answers the first call
-    of its name that has no result yet.
+class _Calls:
+    """The calls of some answers, to be found by their ids and names in constant time: a request may
+    have thousands.
     """
-    calls = [(turn, at) for turn in turns for at in range(len(turn.calls))]
-    waiting = [(turn, at) for turn, at in calls if turn.results[at] is None]
-    wanted = result.get("tool_call_id")
-    if wanted:
-        same = [(turn, at) for turn, at in calls if turn.calls[at].get("id") == wanted]
-        return next((each for each in same if each in waiting), same[-1] if same else None)
-    name = result.get("name") or result.get("tool_name")
-    return next(
-        ((turn, at) for turn, at in waiting if name in (None, turn.calls[at]["function"]["name"])),
-        None,
-    )
+
+    def __init__(self, turns: Sequence[_CallingTurn]) -> None:
+        self._by_id: defaultdict[str, deque[_Place]] = defaultdict(deque)
+        self._by_name: defaultdict[str | None, deque[_Place]] = defaultdict(deque)  # None: all
+        for turn in turns:
+            for at, call in enumerate(turn.calls):
+                self._by_id[str(call.get("id"))].append((turn, at))
+                self._by_name[call["function"]["name"]].append((turn, at))
+                self._by_name[None].append((turn, at))
+
+    def answered_by(self, result: Message) -> _Place | None:
+        """The call that a result answers; None if there is none."""
+        wanted = result.get("tool_call_id")
+        if wanted:
+            same = self._by_id.get(str(wanted), deque())
+            while len(same) > 1 and _has_result(same[0]):
+                same.popleft()
+            return same[0] if same else None
+        name = result.get("name") or result.get("tool_name")
+        waiting = self._by_name.get(None if name is None else str(name), deque())
+        while waiting and _has_result(waiting[0]):
+            waiting.popleft()
+        return waiting[0] if waiting else None
+
+
+def _has_result(place: _Place) -> bool:
+    turn, at = place
+    return turn.results[at] is not None
 
 
 def _answer_every_call(turn: _CallingTurn) -> None:

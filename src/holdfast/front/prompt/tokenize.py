@@ -213,7 +213,8 @@ class ControlGuard:
 
     def __init__(self, texts: Iterable[str], *, normalized: Collection[str] = ()) -> None:
         """normalized: the tokens that the tokenizer matches after normalization."""
-        whole = {text for text in texts if len(text) > 1}
+        # spelled break characters too, or `with_unescaped_breaks` would take them for its own
+        whole = {text for text in (*texts, *_ESCAPED_BREAKS) if len(text) > 1}
         # normalization turns spaces into this mark in some tokenizers
         after = {
             spelled

@@ -92,6 +92,7 @@ _ADVICE: Mapping[str, Advice] = {
     "body_too_large": "compact",  # what makes bodies large is the history, with its images
     "image_too_large": "shrink_image",
     "model_not_found": "pull_model",
+    "model_unusable": "pull_model",  # again, or in another format
     "model_in_use": "wait",
     "previous_response_in_progress": "wait",
     "response_elsewhere": "wait",
@@ -228,7 +229,7 @@ def _headers(status: int, error: BaseException) -> Mapping[str, str]:
     if status == 415:
         return {"accept-encoding": "gzip, deflate"}
     # After a time limit, the client or administrator who set it decides about a retry; a chat
-    # template that overran would overrun again.
-    is_final = isinstance(error, TimeLimitExceeded | TemplateOverrun)
+    # template that overran, or that left out an image, would do so again.
+    is_final = isinstance(error, TimeLimitExceeded | TemplateOverrun | ImageUnresolved)
     is_deadly = isinstance(error, GenerationFailed) and error.is_deadly
     return _NO_RETRY if is_final or is_deadly else {}

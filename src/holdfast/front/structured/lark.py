@@ -298,6 +298,7 @@ def _levels_of(
         return 0
     if (key := (id(node), most)) in known:
         return known[key]
+    known[key] = 0  # for a definition that is nothing but itself
 
     def levels_of(inner: Any, most: int) -> int:
         return _levels_of(inner, most, definitions=definitions, known=known)
@@ -308,7 +309,7 @@ def _levels_of(
     for keyword in ("anyOf", "oneOf", "allOf"):
         levels += [levels_of(inner, most) for inner in node.get(keyword, ())]
     if "$ref" in node:
-        levels.append(levels_of(definitions.get(node["$ref"].rpartition("/")[2]), most - 1))
+        levels.append(levels_of(definitions.get(node["$ref"].rpartition("/")[2]), most))
     if not levels and not {"enum", "const"} & node.keys():
         kinds = node.get("type", "object")
         is_nested = bool({"object", "array"} & ({kinds} if isinstance(kinds, str) else {*kinds}))

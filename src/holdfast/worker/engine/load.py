@@ -32,7 +32,7 @@ from holdfast.models.model_folder import (
     read_json,
 )
 from holdfast.models.quantization import HOW_TO_CONVERT
-from holdfast.models.weight_files import checked_tensors
+from holdfast.models.weight_files import checked_tensors, tensor_bytes
 from holdfast.worker.engine import host_decoder, packed_layers, seams, weight_format
 from holdfast.worker.engine.fingerprint import model_fingerprint
 from holdfast.worker.engine.lora import Adapters, attach
@@ -133,7 +133,7 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
     """
     progress("checking", 0.0)
     stored_config = checked_config(folder)
-    tensor_bytes = _size(checked_tensors(folder, stored_config))
+    file_bytes = tensor_bytes(checked_tensors(folder, stored_config))
     adapter_files = checked_adapters(settings.adapters)
     _refuse_foreign_code(folder, stored_config, settings)
     tokenizer_limit = _tokenizer_limit(folder)
@@ -155,7 +155,7 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
             available_bytes=available_bytes,
         )
         parameters = weight_format.parameter_count(model)
-        weight_format.convert(model, wish, read=_counting(progress, total_bytes=tensor_bytes))
+        weight_format.convert(model, wish, read=_counting(progress, total_bytes=file_bytes))
     progress("reading", 1.0)
     dtype = weight_format.compute_dtype(model)
     with _one_line_errors(folder):
@@ -184,11 +184,6 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
         images=images,
         images_refused=images_refused,
     )
-
-
-def _size(tensors: Mapping[str, Mapping[str, Any]]) -> int:
-    places = (entry["data_offsets"] for entry in tensors.values())
-    return sum(end - begin for begin, end in places)
 
 
 def _refuse_integers(folder: Path, model: Module) -> None:

@@ -65,7 +65,8 @@ class SessionService:
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cache = cache
-        self._clock = RetentionClock(wall=clock, steady=steady)
+        self._now = clock
+        self._retention = RetentionClock(wall=clock, steady=steady)
         self._pinned_percent = pinned_percent
         self._registry = SessionRegistry(most=most, ttl_seconds=ttl_seconds)
         self._pins = SessionPins(cache, quota_bytes=self._quota_bytes)
@@ -129,7 +130,7 @@ class SessionService:
 
         Opens the session if the tenant has none with this id.
         """
-        now = self._clock()
+        now = self._now()
         session = self._registry.find(session_id, tenant=tenant)
         if session is None:
             try:
@@ -148,7 +149,7 @@ class SessionService:
         """Count what a running request has stored so far to a session that is closed right after
         this. Opens the session if necessary, without closing another one for it.
         """
-        now = self._clock()
+        now = self._now()
         session = self._registry.find(session_id, tenant=tenant)
         if session is None:
             session = self._registry.open(session_id, tenant=tenant, now=now)
@@ -166,8 +167,8 @@ class SessionService:
         """Renew the pinned prefixes that an ended request started from, and pin those that the
         request asks for.
         """
-        self._prefixes.use(began_from, now=self._clock())
-        self._prefixes.keep(wanted, tenant=tenant, kv_bits=kv_bits, chain=chain, now=self._clock())
+        self._prefixes.use(began_from, now=self._now())
+        self._prefixes.keep(wanted, tenant=tenant, kv_bits=kv_bits, chain=chain, now=self._now())
 
     def users(self) -> list[CacheUser]:
         """The sessions of all tenants with the chains that they use, the last used first."""
@@ -182,7 +183,7 @@ class SessionService:
         answers = [answer for answer in ended if answer is not None]
         if answers:
             return answers  # now, because an exception in the following work would lose them
-        now = self._clock()
+        now = self._retention()
         if now - self._looked_at >= EXPIRY_SECONDS:
             self._looked_at = now
             self._expire()
@@ -214,7 +215,7 @@ class SessionService:
         session = self._registry.open(
             command.session_id,
             tenant=command.tenant,
-            now=self._clock(),
+            now=self._now(),
             ttl_seconds=command.ttl_seconds,
             pinned=command.pinned is True,
             metadata=command.metadata,
@@ -230,7 +231,7 @@ class SessionService:
         fork = self._registry.open(
             command.new_session_id,
             tenant=command.tenant,
-            now=self._clock(),
+            now=self._now(),
             ttl_seconds=session.ttl_seconds
             if command.ttl_seconds is msgspec.UNSET
             else command.ttl_seconds,
@@ -252,7 +253,7 @@ class SessionService:
             session.ttl_seconds = command.ttl_seconds
         if command.metadata is not msgspec.UNSET:
             session.metadata = dict(command.metadata)
-        session.last_used_at = self._clock()
+        session.last_used_at = self._now()
         self._changed(session)
         return self._answer(command, session)
 
@@ -338,7 +339,7 @@ class SessionService:
         session = self._registry.open(
             session_id,
             tenant=tenant,
-            now=self._clock(),
+            now=self._now(),
             ttl_seconds=manifest.ttl_seconds,
             metadata=manifest.metadata,
         )
@@ -398,7 +399,7 @@ class SessionService:
 
     def _changed(self, session: Session) -> None:
         self._dirty[session.record_name] = session
-        if session.pinned or self._clock() - self._recorded_at >= RECORD_SECONDS:
+        if session.pinned or self._retention() - self._recorded_at >= RECORD_SECONDS:
             # Record the session before pinning its blocks: only a recorded session can release the pins.
             self._write_records()
         self._pins.sync(session)
@@ -406,7 +407,7 @@ class SessionService:
             self._pins.sync(session)
 
     def _write_records(self) -> None:
-        self._recorded_at = self._clock()
+        self._recorded_at = self._retention()
         if self._has_unread(self._dirty) and self._recorded_at - self._read_at >= REREAD_SECONDS:
             self._take_over()
         for name, session in tuple(self._dirty.items()):
@@ -426,14 +427,14 @@ class SessionService:
             return
         records = self._cache.store.records()
         if records is None:
-            self._read_at = self._clock()
+            self._read_at = self._retention()
             return
         decoded = self._decoded(records.found)
         recorded = [session for name, session in decoded.items() if self._has_unread((name,))]
         self._unread = records.unread
         if recorded:
-            self._clock.start_from(max(session.last_used_at for session in recorded))
-        self._read_at = self._clock()
+            self._retention.start_from(max(session.last_used_at for session in recorded))
+        self._read_at = self._retention()
         for session in recorded:
             begun = self._registry.find(session.session_id, tenant=session.tenant)
             if begun is not None:  # used before the record could be read
@@ -464,7 +465,7 @@ class SessionService:
 
         The store's records tell this. Until they are read, no session is closed.
         """
-        over = self._registry.expired(self._clock())
+        over = self._registry.expired(self._retention())
         store = self._cache.store
         if not over:
             self._asked_records = None

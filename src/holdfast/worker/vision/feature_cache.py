@@ -71,16 +71,20 @@ class FeatureCache:
             self._hold(image, found)
         return found
 
-    def add(self, image: str, features: ImageFeatures) -> None:
-        """Keep the features of an image. A full or missing disk costs only the copy there."""
+    def add(self, image: str, features: ImageFeatures) -> bool:
+        """Keep the features of an image. A full or missing disk costs only the copy there. Returns
+        whether there is one.
+        """
         self._hold(image, features)
         if self._folder is None:
-            return
+            return False
         try:
             self._write(self._folder, image, features)
             self._evict_files(self._folder)
         except OSError as error:
             logger.warning("the features of an image are not written to disk: %s", error)
+            return False
+        return True
 
     def _hold(self, image: str, features: ImageFeatures) -> None:
         replaced = self._held.pop(image, None)

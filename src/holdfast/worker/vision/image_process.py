@@ -295,6 +295,8 @@ class _Process:
                 self._link.close()
                 raise
         self._link.setblocking(False)
+        self._readable = select.poll()
+        self._readable.register(self._link, select.POLLIN)
         self._clock = clock
         self._read = bytearray()
         self._watched = _Usage(self._process.pid, seconds=_START_SECONDS, clock=clock)
@@ -340,7 +342,7 @@ class _Process:
 
     def wait(self, seconds: float) -> None:
         """Wait for an answer, at most so long."""
-        select.select([self._link], [], [], seconds)
+        self._readable.poll(seconds * 1000)
 
     def kill(self) -> None:
         """End the process at once, whatever it is doing."""

@@ -206,8 +206,10 @@ class WorkerImages:
             raise ImageUnusable(f"the model cannot be given images: {misfit}") from misfit
         self.figures.encoded += 1
         self.figures.encode_seconds += time.perf_counter() - began_at
-        self._features.add(layout.image, features)
-        self._forget_file(layout.image)
+        if self._features.add(layout.image, features):
+            self._forget_file(layout.image)
+        # Otherwise the file stays: if the prompt's features do not fit the memory, they are computed
+        # again, and the device thread should not wait until the image has been decoded again.
         return features
 
     def _processed(self, image: str) -> ProcessedImage:
