@@ -24,7 +24,7 @@ _CLAUDE_SPARE_TOKENS = 13_000
 # share of the context; Qwen Code's default of 0.7 is less than its first prompt if the context has
 # 32,768 tokens
 _QWEN_COMPACTS_AT = 0.9
-# pi compacts when fewer than this many tokens are left, whatever the size of the context
+# pi compacts when fewer than this many tokens are left, regardless of the context size
 _PI_SPARE_TOKENS = 16_384
 
 
@@ -237,10 +237,10 @@ def _qwen(target: AgentTarget) -> AgentSetup:
 
 
 def _pi(target: AgentTarget) -> AgentSetup:
-    """Configures pi with an extension, because its file of models is the user's own.
+    """Configures pi with an extension, because its models file belongs to the user.
 
-    pi keeps 16,384 tokens free, whatever the size of the context. So it is told a larger size:
-    then it compacts when three quarters of a small context are used.
+    pi keeps 16,384 tokens free, regardless of the context size. So `launch` reports a larger
+    context, and pi compacts when three quarters of a small context are used.
     """
     models: list[dict[str, Any]] = [
         {
@@ -279,7 +279,7 @@ def _pi(target: AgentTarget) -> AgentSetup:
 
 
 def _cline(target: AgentTarget) -> AgentSetup:
-    """Configures Cline with a file of providers, and one of models, which it looks for beside it."""
+    """Configures Cline with a providers file and, in the same folder, a models file."""
     provider = "openai-compatible"
     url = f"{target.url}/v1"
     settings = {

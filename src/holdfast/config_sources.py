@@ -64,7 +64,7 @@ class SettingSpec:
     short: str  # one-letter flag, or empty
     choices: tuple[str, ...]
     limits: Limits
-    auto: bool  # may be None (written auto), which means that Holdfast decides
+    auto: bool  # whether None (written `auto`) is allowed: Holdfast decides
     off: bool  # may be written off, which means 0
     never: bool  # may be None (written never)
     secret: bool
@@ -250,7 +250,7 @@ def _converted(spec: SettingSpec, value: object) -> Any:
 
 
 def _means_off(spec: SettingSpec, text: str) -> bool:
-    """Whether a text probably means `off`, which would be taken for a name."""
+    """Whether a text probably means `off`, but would be taken for a file name."""
     return "off" in spec.values.split(" | ") and text.strip().lower() in _LIKE_OFF
 
 

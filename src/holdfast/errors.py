@@ -55,7 +55,7 @@ class UnknownModel(InvalidRequest):
     """
 
     def __init__(self, *, model: str, available: tuple[str, ...], why: str = "") -> None:
-        """why: the reason why a model that is here is not served; empty: there is none."""
+        """why: the reason why a local model is not served; empty if there is none."""
         shown = model if len(model) <= _LONGEST_SHOWN else model[:_LONGEST_SHOWN] + "…"
         near = nearest_names(shown, available)
         more = len(available) - _MOST_NAMES
@@ -116,10 +116,10 @@ class ImagesRefused(InvalidRequest):
 
 
 class ImageTooLarge(InvalidRequest):
-    """An image has too many pixels or bytes, or the wrong proportions; a smaller one may do.
+    """An image has too many pixels or bytes; a smaller version may be accepted.
 
-    Agents recognize by the beginning of the message that they must shrink the image, and the front
-    by that of the reason that comes from a worker.
+    Agents recognize this error by the beginning of its message, and then shrink the image. The
+    front recognizes it by the same words in the reason that a worker sends.
     """
 
     BEGINNING: ClassVar = "image too large:"
@@ -235,9 +235,9 @@ class GenerationFailed(HoldfastError):
 
 
 class ImageUnresolved(HoldfastError):
-    """An image of a conversation found no place in the rendered prompt: status 500.
+    """An image could not be placed in the rendered prompt: status 500.
 
-    This is a bug of Holdfast. The request ends, because a model must never read an image's mark.
+    This is a bug in Holdfast. The request fails, because a model must never read an image's mark.
     """
 
     def __init__(self) -> None:
@@ -294,12 +294,12 @@ class ModelLoadError(HoldfastError):
 class UnusableModel(ModelLoadError):
     """The files of a model are missing, damaged, or in a format that is not supported: status 422.
 
-    Trying again does not help before the files have changed.
+    Retrying does not help until the files change.
     """
 
 
 class DamagedModel(UnusableModel):
-    """Files of a model are missing or damaged, so that it helps to download them again."""
+    """Files of a model are missing or damaged; downloading them again helps."""
 
 
 class NoSuchModel(ModelLoadError):

@@ -133,14 +133,14 @@ def _in_caches(environ: Mapping[str, str], *names: str) -> str:
 
 
 def open_regular(path: str | Path) -> BufferedReader:
-    """Open a file for reading. Raises OSError, also if it is not a regular file: opening a FIFO
-    would wait for a writer, and a device may never end. The null device, which is always empty, may
-    stand for an empty file.
+    """Open a regular file for reading, or the null device, which counts as an empty file. Raises
+    OSError for any other kind: opening a FIFO would block until a writer comes, and reading a
+    device may never end.
     """
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except ValueError as error:  # a null character
-        raise OSError(errno.EINVAL, f"not the name of a file: {error}", str(path)) from None
+        raise OSError(errno.EINVAL, f"not a valid file name: {error}", str(path)) from None
     try:
         status = os.fstat(file)
         if stat.S_ISDIR(status.st_mode):
@@ -155,7 +155,7 @@ def open_regular(path: str | Path) -> BufferedReader:
 
 
 def read_text(path: str | Path) -> str:
-    """The text of an ordinary, small file. Raises OSError, and UnicodeDecodeError."""
+    """The text of a small regular file. Raises OSError and UnicodeDecodeError."""
     with open_regular(path) as file:
         content = file.read(_MAX_TEXT_BYTES + 1)
     if len(content) > _MAX_TEXT_BYTES:
@@ -164,7 +164,7 @@ def read_text(path: str | Path) -> str:
 
 
 def read_regular(path: str | Path) -> bytes:
-    """The content of an ordinary file. Raises OSError."""
+    """The content of a regular file. Raises OSError."""
     with open_regular(path) as file:
         return file.read()
 

@@ -256,9 +256,9 @@ def test_a_missing_server_is_reported_with_how_to_start_one(machine: Path) -> No
         (
             ("claude",),
             "wrong",
-            "does not accept this API key; give the right one with --api-key KEY",
+            "does not accept this API key; pass the right one with --api-key KEY",
         ),
-        (("claude",), "", "needs an API key: give it with --api-key KEY"),
+        (("claude",), "", "needs an API key: pass it with --api-key KEY"),
         (("--model", "gpt", "claude"), KEY, "does not serve gpt; it serves: " + MODEL),
         (("--small-model", "gpt", "claude"), KEY, "does not serve gpt"),
         (("clade",), KEY, "Did you mean claude?"),

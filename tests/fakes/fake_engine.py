@@ -89,7 +89,7 @@ class FakeEngine:
     def has_unprepared_images(self, *_: object, **__: object) -> bool:
         return False
 
-    def tend_images(self) -> None:
+    def poll_images(self) -> None:
         pass
 
     def close_images(self) -> None:

@@ -292,8 +292,8 @@ def test_large_blocks_that_are_freed_are_given_back() -> None:
     """A small block above them keeps glibc from doing that by itself."""
     program = """
 import psutil
-from holdfast.machine.device_memory import give_back_large_blocks
-give_back_large_blocks()
+from holdfast.machine.device_memory import return_large_blocks
+return_large_blocks()
 resident = lambda: psutil.Process().memory_info().rss
 bytearray(30 << 20)  # from now on, glibc would keep blocks of this size
 before = resident()

@@ -263,9 +263,8 @@ def _check_is_no_question(model: str) -> None:
 
 
 def _check_can_chat(model: ModelSettings) -> bool:
-    """Whether the model's files may be found; the server says why they cannot. Raises NotAModel if
-    they are here and contain no chat template: loading the model would take a while, and then it
-    could not answer.
+    """Whether the model may be available; if not, the server says why. Raises NotAModel for a local
+    model without a chat template, before the server spends time loading it.
     """
     from holdfast.models.chat_templates import template_sources
 
@@ -278,8 +277,8 @@ def _check_can_chat(model: ModelSettings) -> bool:
     if not (folder / "config.json").is_file():
         return False
     raise NotAModel(
-        f"{model.path} has no chat template: it is a base model, which only completes texts. To do "
-        f"so: holdfast serve {model.path}, and send a prompt to /v1/completions"
+        f"{model.path} has no chat template: it is a base model, which only completes text. Run "
+        f"`holdfast serve {model.path}` and send a prompt to /v1/completions"
     )
 
 
@@ -310,8 +309,8 @@ def _server(
         return
     if _check_can_chat(settings.model) and (kernels := uncompiled()):
         complain(
-            f"compiling kernels for this CPU ({', '.join(kernels)}); only the first start does so, "
-            "and takes about 20 s longer"
+            f"compiling kernels for this CPU ({', '.join(kernels)}); this happens once and takes "
+            "about 20 s"
         )
     with contextlib.ExitStack() as stack:
         with console.status("starting") as spinner:  # in a pipe, this shows nothing
@@ -344,11 +343,11 @@ def _running_server(effective: EffectiveSettings) -> tuple[ServerClient, str, in
                 return client, wanted or available[0], server.pid
         except KeyRefused as error:
             locked = locked or error
-        except ServerFailed:  # it does not answer
+        except ServerFailed:  # the server does not answer
             pass
         client.close()
     if locked is not None:
-        raise ServerFailed(f"{locked}; or start another server with --own-server")
+        raise ServerFailed(f"{locked}, or start another server with --own-server")
     return None
 
 
@@ -557,7 +556,7 @@ class ChatSession:
         self._say("(a new conversation)")
 
     def sampling(self) -> str:
-        """How answers are sampled, and who says so; empty if that is unknown."""
+        """The sampling parameters and where they come from; empty if unknown."""
         defaults = next(
             (
                 model.get("default_sampling") or {}

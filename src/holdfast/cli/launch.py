@@ -314,7 +314,7 @@ def _warn_of_small_context(agent: CodingAgent, target: AgentTarget) -> None:
 def _no_proxy(url: str, *, ignores_it: bool) -> dict[str, str]:
     """Variables that keep the agent from using a proxy for a server on this machine.
 
-    ignores_it: whether the agent uses its proxy for all hosts; then it gets none.
+    ignores_it: whether the agent ignores NO_PROXY; if so, its proxy variables are removed.
     """
     if not is_loopback(url):
         return {}
@@ -333,7 +333,7 @@ def _run(
     *,
     environment: Mapping[str, str],
 ) -> int:
-    """Run the agent in this terminal. environment: variables besides those of this command.
+    """Run the agent in this terminal. environment: variables to add to those of this process.
 
     Returns the agent's exit code, or 128 + N if signal N ended it.
     """

@@ -95,12 +95,12 @@ class ServerFailed(HoldfastError):
 
 
 class KeyRefused(ServerFailed):
-    """The server needs an API key: it was given none, or a wrong one."""
+    """The server needs an API key, and none or a wrong one was given."""
 
     def __init__(self, url: str, *, has_key: bool) -> None:
-        what = "does not accept this API key; give the right one" if has_key else "needs an API key"
+        what = "does not accept this API key; pass the right one" if has_key else "needs an API key"
         how = "with --api-key KEY, or in the variable HOLDFAST_SERVER_API_KEY"
-        super().__init__(f"{url} {what}{'' if has_key else ': give it'} {how}")
+        super().__init__(f"{url} {what}{'' if has_key else ': pass it'} {how}")
 
 
 class NoSuchServer(HoldfastError):

@@ -174,7 +174,7 @@ def ps(as_json: Json = False, api_key: ApiKey = None) -> None:
 def _server_report(server: RunningServer, *, api_key: str) -> dict[str, Any]:
     """Describe a server for `ps`. memory_bytes: memory of its front process.
 
-    If the server does not accept the key, prints a line, and the running requests are missing.
+    If the server does not accept the key, the running requests are left out and a line says why.
     """
     health = health_of(server, seconds=_REPORT_SECONDS) or {"status": "does not answer"}
     models = health.get("models", [])
@@ -186,7 +186,7 @@ def _server_report(server: RunningServer, *, api_key: str) -> dict[str, Any]:
             requests = answer.get("requests", [])
         except KeyRefused as error:
             complain(f"the running requests are unknown: {error}")
-        except ServerFailed:  # it does not answer in time
+        except ServerFailed:  # the server does not answer in time
             pass
     return {
         "pid": server.pid,

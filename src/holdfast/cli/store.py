@@ -104,8 +104,8 @@ def show_store(folder: Folder = None, config: Config = None, as_json: Json = Fal
 
 @store.command("verify")
 def verify(folder: Folder = None, config: Config = None, as_json: Json = False) -> None:
-    """Read and check every file. Damaged files are quarantined, and files that cannot be read now
-    are left as they are; in both cases, exit with code 1.
+    """Read and check every file. Damaged files are quarantined; files that cannot be read at the
+    moment are left alone. In both cases, the exit code is 1.
     """
     from holdfast.store.inspect import verify_store
 
@@ -256,7 +256,7 @@ def _print_verified(report: VerifyReport) -> None:
         f"{report.seconds:.1f} s"
     )
     for path, reason in report.unreadable.items():
-        typer.echo(f"not readable now, left as it is: {path}: {reason}")
+        typer.echo(f"cannot be read at the moment, left alone: {path}: {reason}")
     for path, reason in report.bad.items():
         typer.echo(f"damaged: {path}: {reason}")
     typer.echo(

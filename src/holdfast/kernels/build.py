@@ -2,8 +2,8 @@
 
 A kernel is optional: without a compiler, or if HOLDFAST_KERNELS turns it off, its callers compute
 the same result with MLX or numpy. HOLDFAST_KERNELS is 0 to turn all kernels off, or the names of
-those to use, separated by commas. Compiled files are kept in the user's caches folder, or if that is
-read-only, in the system's folder for temporary files: in a folder that only the user can write to.
+those to use, separated by commas. Compiled files are kept in the user's cache folder or, if that is
+read-only, in a subfolder of the system's temporary folder that only the user can write to.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COMPILERS = ("cc", "gcc", "clang")
 _TUNING = ("-mtune=skylake-avx512",) if platform.machine() == "x86_64" else ()
 _ALWAYS_FUSED = ("-ffp-contract=fast", "--param=avoid-fma-max-bits=0")
 _FLAGS = ("-O3", "-march=native", *_TUNING, *_ALWAYS_FUSED, "-shared", "-fPIC", "-pthread")
-_BUILD_SECONDS = 900  # an idle machine takes 5 to 15, a busy one many times as long
+_BUILD_SECONDS = 900  # 5 to 15 on an idle machine, many times more on a busy one
 _PRIVATE = 0o700
 _TEMPORARY = ("/var/tmp", "/tmp")
 MOST_VERSIONS = 4  # compiled files to keep of each kernel, for several environments; each 40 KB
@@ -86,7 +86,7 @@ def _compiled(source: Path) -> Path:
     name = _file_name(source, compiler)
     folders = _folders()
     if (found := _find(name, folders)) is not None:
-        with suppress(OSError):  # the folder is read-only now
+        with suppress(OSError):  # the folder has become read-only
             os.utime(found)
             _delete_unused(found.parent, source.stem)
         return found
@@ -112,7 +112,7 @@ def _compiled(source: Path) -> Path:
 
 
 def uncompiled() -> tuple[str, ...]:
-    """The names of the kernels that the next start compiles; empty if it cannot compile any."""
+    """The names of the kernels that the next start will compile; empty if it cannot compile any."""
     compiler = _compiler()
     if sys.platform != "linux" or compiler is None:
         return ()
@@ -146,19 +146,19 @@ def _file_name(source: Path, compiler: str) -> str:
 
 
 def _folders() -> list[Path]:
-    """The folders that may have compiled kernels, the best one first. Not TMPDIR: each worker has
-    its own, which is removed.
+    """The folders that may contain compiled kernels, the best one first. TMPDIR is not used,
+    because each worker has its own, which is deleted.
     """
     try:
         first = [kernels_folder(os.environ)]
-    except RuntimeError:  # the user has no home
+    except RuntimeError:  # the user has no home folder
         first = []
     return [*first, *(Path(each) / f"holdfast-kernels-{os.getuid()}" for each in _TEMPORARY)]
 
 
 def _find(name: str, folders: Sequence[Path]) -> Path | None:
     """A compiled file in one of the folders; None if there is none. Raises RuntimeError if other
-    users could put a file there.
+    users can write to its folder.
     """
     for folder in folders:
         if (folder / name).exists():
@@ -168,9 +168,9 @@ def _find(name: str, folders: Sequence[Path]) -> Path | None:
 
 
 def _writable(folders: Sequence[Path]) -> tuple[Path, str]:
-    """The first folder in which files can be created, and why those before it are not used.
+    """The first writable folder, and why the folders before it are not used.
 
-    Raises RuntimeError if other users could put a file there, OSError if there is no folder.
+    Raises RuntimeError if other users can write to it, OSError if no folder is writable.
     """
     refusals: list[str] = []
     for folder in folders:
@@ -193,10 +193,10 @@ def _delete_unused(folder: Path, name: str) -> None:
 
 
 def _check_private(folder: Path) -> None:
-    """Raise RuntimeError if other users could put a file into a folder."""
+    """Raise RuntimeError if other users can write to a folder."""
     status = folder.lstat()
     if stat.S_ISLNK(status.st_mode) and folder.parent in map(Path, _TEMPORARY):
-        raise RuntimeError(f"{folder} is a link")
+        raise RuntimeError(f"{folder} is a symbolic link")
     status = folder.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise RuntimeError(f"other users can write to {folder}")

@@ -36,9 +36,9 @@
 #define MOST_ROWS 16
 #endif
 #define PART_BYTES 131072 /* weights of a part; a thread is woken for two parts or more */
-#define SCRATCH_NUMBERS (1 << 19) /* weights that a thread converts at a time for many rows: 2 MiB */
-#define LEAST_SHARED (1 << 21) /* multiplications of a product that is worth sharing out */
-#define LEAST_CUT 96           /* rows or columns of a part; a BLAS copies the others for each part */
+#define SCRATCH_NUMBERS (1 << 19) /* weights that a thread converts at a time: 2 MiB */
+#define LEAST_SHARED (1 << 21) /* fewest multiplications of a product that is split */
+#define LEAST_CUT 96           /* rows or columns of a part; a BLAS packs the other operand per part */
 #define MOST_CUT 512
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16") /* tiles must stay in registers */
@@ -62,12 +62,12 @@ typedef GEMM(Cgemm64, int64_t, const void *, void);
 
 static struct {
     void *sgemm, *dgemm, *cgemm;
-    int (*get_threads)(void); /* NULL: the threads of the BLAS cannot be set */
+    int (*get_threads)(void); /* NULL: the thread count of the BLAS cannot be set */
     void (*set_threads)(int);
     int takes_64_bits, threads, most_rows, most_packed_rows;
 } blas;
 
-/* Who needs the BLAS on one thread, and how many threads it had before. */
+/* The callers that need the BLAS on one thread, and how many threads it had before. */
 static struct {
     pthread_mutex_t busy;
     int callers, threads_before;
@@ -255,8 +255,8 @@ static void blas_sgemm(int order, int of_a, int of_b, int m, int n, int k, float
     PASS_ON(blas.sgemm, Sgemm)
 }
 
-/* Until `holdfast_end_one_thread`, the BLAS computes each product on the thread that asks for it. The
- * number of threads holds for the process, in which others may use the BLAS too, so it is restored. */
+/* Until `holdfast_end_one_thread`, the BLAS computes each product on the calling thread. The thread
+ * count is process-wide, and other code may use the BLAS too, so it is restored. */
 void holdfast_begin_one_thread(void) {
     if (!blas.set_threads) return;
     pthread_mutex_lock(&alone.busy);
@@ -274,8 +274,8 @@ void holdfast_end_one_thread(void) {
     pthread_mutex_unlock(&alone.busy);
 }
 
-/* The size of equal parts of `count` rows or columns: about LEAST_CUT to MOST_CUT, and as many parts
- * as give each thread the same work. */
+/* The size of equal parts of `count` rows or columns: about LEAST_CUT to MOST_CUT, in a number of
+ * parts that gives each thread the same work. */
 static int cut_of(int count) {
     int most = (count + LEAST_CUT - 1) / LEAST_CUT, parts = (count + MOST_CUT - 1) / MOST_CUT;
     parts = (parts + blas.threads - 1) / blas.threads * blas.threads;
@@ -283,7 +283,7 @@ static int cut_of(int count) {
     return ((count + parts - 1) / parts + 15) / 16 * 16; /* a multiple of the tiles of a BLAS */
 }
 
-/* A product in row-major order that is cut into parts of its rows or of its columns. */
+/* A product in row-major order that is split by its rows or its columns. */
 typedef struct {
     int of_a, of_b, m, n, k, lda, ldb, ldc;
     float alpha, beta;
@@ -303,7 +303,7 @@ static void part_of_cut_product(void *work, int part) {
                p->c + row * p->ldc + column, p->ldc);
 }
 
-/* As `blas_sgemm`, on the threads of threads.h. */
+/* Like `blas_sgemm`, on the threads of threads.h. */
 static void shared_sgemm(int order, int of_a, int of_b, int m, int n, int k, float alpha,
                          const float *a, int lda, const float *b, int ldb, float beta, float *c,
                          int ldc) {
@@ -341,7 +341,7 @@ static float *transposed(const float *x, int rows, int inner, int64_t stride) {
 typedef struct {
     const PackedCall *call;
     int cut;
-    _Atomic int failed; /* memory is short */
+    _Atomic int failed; /* out of memory */
 } ManyRows;
 
 static pthread_key_t converted; /* of each thread: SCRATCH_NUMBERS numbers */
@@ -378,7 +378,7 @@ static void part_of_many_rows(void *work, int part) {
     if (!fits) free(room);
 }
 
-/* y = alpha x w^T + beta y for many rows. Returns 0 if memory is short. */
+/* y = alpha x w^T + beta y for many rows. Returns 0 if out of memory. */
 static int many_rows(const PackedCall *call) {
     ManyRows many = {.call = call, .cut = cut_of(call->end - call->first)};
     int fits = SCRATCH_NUMBERS / call->w->inputs / 16 * 16;

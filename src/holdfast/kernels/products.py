@@ -29,7 +29,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 class Blas:
     """Functions of a BLAS with the interface of CBLAS.
 
-    get_threads, set_threads: for the number of its threads; None: it cannot be set. takes_64_bits:
+    get_threads, set_threads: get and set its thread count; None if it cannot be set. takes_64_bits:
     whether sizes and strides are 64-bit integers.
     """
 
@@ -94,8 +94,8 @@ def use(blas: Blas, *, threads: int, most_rows: int) -> None:
 
 @contextmanager
 def blas_on_one_thread() -> Iterator[None]:
-    """Within the block, the BLAS behind the shim computes each product on the thread that asks for
-    it; blocks of several threads may overlap. Requires that `unavailable` is empty.
+    """Within the block, the BLAS behind the shim computes each product on the calling thread.
+    Blocks of several threads may overlap. Requires that `unavailable` is empty.
     """
     library().holdfast_begin_one_thread()
     try:

@@ -120,8 +120,8 @@ class BlasThreads:
 
     @property
     def is_behind_shim(self) -> bool:
-        """Whether the shim of `kernels/products.py` passes products on to it, and sets its number of
-        threads while it does (`products.blas_on_one_thread`).
+        """Whether the shim of `kernels/products.py` passes products on to it, and sets its thread
+        count meanwhile (`products.blas_on_one_thread`).
         """
         return self.file == _current.file and not _current.no_shim
 
@@ -158,7 +158,7 @@ def _threads_of(file: str) -> BlasThreads | None:
 
 
 def _thread_functions(library: _Library) -> tuple[Any, Any]:
-    """Functions that get and set the number of threads; None if there are none."""
+    """The functions that get and set the thread count; None if there are none."""
     if library.has("openblas_set_num_threads"):
         get, put = (library.function(f"openblas_{verb}_num_threads") for verb in ("get", "set"))
         return get, put

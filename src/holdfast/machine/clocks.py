@@ -1,11 +1,11 @@
 """Clocks for deadlines and for deleting by age.
 
-Deadlines count the time in which this process ran. When a laptop sleeps, a virtual machine pauses or
-a process is stopped, other clocks go on: on macOS the event loop's own clock counts sleep. At the
-next moment all deadlines would seem to be over, although no client had a chance to meet them.
+Deadlines count only the time in which this process runs. While a laptop sleeps, a virtual machine
+is paused or a process is stopped, other clocks advance; on macOS even the event loop's. On waking
+up, all deadlines would have passed, although no client had a chance to meet them.
 
-Ages are differences of wall-clock times. A wall clock may be wrong, and what was deleted because of
-that is lost. So for deleting, a clock that suddenly is far ahead is believed only after an hour.
+Ages are differences of wall-clock times. A wall clock may be wrong, and data that is deleted
+because of it is lost. So a clock that jumps far ahead is trusted only after an hour.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from collections.abc import AsyncIterator, Callable
 from weakref import WeakKeyDictionary
 
 TICK_SECONDS = 1.0
-# of the time between two ticks, so much counts; a busy process may tick late
+# at most this much of the time between two ticks counts; a busy process may tick late
 MOST_TICK_SECONDS = 5.0
-LEAST_SLEEP_SECONDS = 60.0  # a shorter sleep is not logged
+LEAST_SLEEP_SECONDS = 60.0  # shorter sleeps are not logged
 MOST_AHEAD_SECONDS = 86400.0
 SECOND_LOOK_SECONDS = 3600.0
 
@@ -28,23 +28,23 @@ logger = logging.getLogger("holdfast")
 
 
 def _time_with_sleep() -> float:
-    """Seconds since the machine has started, asleep or awake."""
-    # Linux: CLOCK_MONOTONIC stands still in sleep. macOS: it does not, but time.monotonic() does.
+    """Seconds since the machine started, including sleep."""
+    # CLOCK_MONOTONIC stops during sleep on Linux. On macOS only time.monotonic() does.
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class AwakeClock:
-    """The seconds in which this process has run, on one event loop."""
+    """Counts the seconds in which this process runs, on one event loop."""
 
     def __init__(self, *, clock: Callable[[], float] = _time_with_sleep) -> None:
-        """Begins to tick on the running event loop."""
+        """Starts ticking on the running event loop."""
         self._clock = clock
         self._ticked_at = clock()
         self._awake_seconds = 0.0
         asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     def time(self) -> float:
-        """Seconds since an unknown moment, without those in which the process did not run."""
+        """Seconds since an arbitrary moment, excluding time in which the process did not run."""
         return self._awake_seconds + min(self._clock() - self._ticked_at, MOST_TICK_SECONDS)
 
     def _tick(self) -> None:
@@ -56,7 +56,7 @@ class AwakeClock:
         asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     def call_later(self, seconds: float, act: Callable[[], None]) -> AwakeTimer:
-        """Call `act` once the process has run for so many seconds."""
+        """Call `act` after the process has run for this many seconds."""
         return AwakeTimer(self, seconds, act)
 
 
@@ -70,12 +70,12 @@ class AwakeTimer:
         self._handle = asyncio.get_running_loop().call_later(seconds, self._look)
 
     def cancel(self) -> None:
-        """Do not call it any more."""
+        """Cancel the call."""
         self._handle.cancel()
 
     def _look(self) -> None:
         left = self._due - self._clock.time()
-        if left > 0.001:  # the process has not run all the time
+        if left > 0.001:  # the process did not run the whole time
             self._handle = asyncio.get_running_loop().call_later(left, self._look)
         else:
             self._act()
@@ -112,13 +112,12 @@ async def awake_timeout(seconds: float | None) -> AsyncIterator[asyncio.Timeout]
 class RetentionClock:
     """The wall clock, for deleting by age.
 
-    A clock that is ahead of what it was last time, or of the newest record, by more than a day is
-    believed after a second look an hour later. Until then, time goes on from the last moment that
-    was believed, so that nothing grows old at once.
+    A clock that is more than a day ahead of its last reading, or of the newest record, is trusted
+    only if it still is an hour later. Until then, time continues from the last trusted reading, so
+    that nothing suddenly becomes old.
 
-    The times of uses are those of the wall clock itself: most clocks that are ahead of the newest
-    record are right, because the server was off, and what is used in that hour must not be old
-    after it.
+    Uses are stamped with the wall clock itself. Most clocks that are ahead of the newest record are
+    right, because the server was off, and what is used in that hour must not be old after it.
     """
 
     def __init__(
@@ -143,7 +142,7 @@ class RetentionClock:
             self._believed_at = self._steady()
 
     def __call__(self) -> float:
-        """Seconds since the epoch, as far as they are believed."""
+        """Seconds since the epoch, according to the trusted time."""
         wall = self._wall()
         steady = self._steady()
         expected = wall
@@ -154,8 +153,8 @@ class RetentionClock:
                 self._suspected_at = steady
                 logger.log(
                     logging.WARNING if self._was_right else logging.INFO,
-                    "the clock is %s ahead of the newest record: nothing is deleted because of its "
-                    "age before a second look in an hour",
+                    "the clock is %s ahead of the newest record; nothing is deleted by age until the "
+                    "clock is checked again in an hour",
                     _duration_text(wall - expected),
                 )
             if steady - self._suspected_at < SECOND_LOOK_SECONDS:

@@ -357,11 +357,11 @@ def pressure_of(level: int) -> Pressure:
     return max((each for each in Pressure if each <= level), default=Pressure.NORMAL)
 
 
-def give_back_large_blocks() -> None:
-    """Let this process return freed blocks of 2 MiB or more to the system at once (glibc).
+def return_large_blocks() -> None:
+    """Make this process return freed blocks of 2 MiB or more to the system at once (glibc).
 
-    By default, glibc keeps blocks of up to 32 MiB for later once it has freed one of that size, in a
-    heap for each thread. After some requests with images, a front then kept 90 MB.
+    By default, glibc keeps freed blocks of up to 32 MiB in per-thread heaps once it has freed one
+    of that size. After some requests with images, a front kept 90 MB.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if sys.platform == "linux" and mallopt is not None:

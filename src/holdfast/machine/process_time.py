@@ -1,8 +1,7 @@
-"""What a process gets done, seen from outside: the measure by which a hang is told from a busy
-machine.
+"""Measures the progress of a process from outside, to tell a hang from a busy machine.
 
-On a machine with more runnable threads than cores, everything takes longer, and nothing that is
-late is therefore broken. A process that hangs uses no processor time and reads nothing.
+On a machine with more runnable threads than cores, everything takes longer, so being late does not
+mean being broken. A process that hangs uses no processor time and reads nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ LEAST_SHARE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a process has done so far. processor_seconds: of all its threads. read_bytes: from
-    disk, including memory that was paged out.
+    """The work that a process has done so far. processor_seconds: of all its threads. read_bytes:
+    from disk, including pages read back from swap.
     """
 
     processor_seconds: float = 0.0
@@ -31,7 +30,7 @@ class Progress:
 
 
 def progress_of(pid: int) -> Progress:
-    """What a process of the same user has done so far; nothing if it is gone. Any thread."""
+    """The work that a process of the same user has done so far; zeros if it is gone. Any thread."""
     import psutil  # the import takes 10 ms, which a starting server should not spend
 
     try:
@@ -50,7 +49,7 @@ def _read_bytes(process: Any) -> int:
         return int(getattr(process.memory_info(), "pageins", 0)) * mmap.PAGESIZE
     try:
         return int(process.io_counters().read_bytes)
-    except psutil.AccessDenied:  # by a security module; processor time can still be read
+    except psutil.AccessDenied:  # denied by a security module; processor time can still be read
         return 0
 
 
@@ -63,7 +62,7 @@ class QueueTimes:
 
 
 def own_queue_times(tasks: Path = _TASKS) -> QueueTimes:
-    """The times of this process; zeros if the system does not say. Any thread.
+    """The times of this process; zeros if the system does not report them. Any thread.
 
     Source: Documentation/scheduler/sched-stats.rst, /proc/PID/task/TID/schedstat.
     """
@@ -83,11 +82,11 @@ def own_queue_times(tasks: Path = _TASKS) -> QueueTimes:
 
 
 def share_of_core(before: QueueTimes, now: QueueTimes, *, elapsed_seconds: float) -> float:
-    """The part of its time that a process could use since `before`: 1 if none of its threads had to
-    wait for a core, or if they did not want to run.
+    """The share of the time since `before` in which a process got a core when it wanted one: 1 if
+    its threads never waited for a core, or did not want to run.
     """
     ran = max(now.ran_seconds - before.ran_seconds, 0.0)
     waited = max(now.waited_seconds - before.waited_seconds, 0.0)
     if ran < LEAST_SHARE * elapsed_seconds:
-        return 1.0  # it does not run because it waits for something else than a core
+        return 1.0  # it waits for something other than a core
     return ran / (ran + waited)

@@ -1,4 +1,4 @@
-"""The chat templates of a model folder: which there are, and whether they can be parsed."""
+"""The chat templates of a model folder: lists them, and checks that they can be parsed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def template_sources(folder: Path) -> dict[str, str]:
 
 
 def check_templates(folder: Path) -> None:
-    """Raise DamagedModel if a chat template cannot be parsed. Nothing of it is executed."""
+    """Raise DamagedModel if a chat template cannot be parsed. Templates are not executed."""
     environment = ImmutableSandboxedEnvironment(extensions=EXTENSIONS)
     for name, source in template_sources(folder).items():
         if len(source) > _LARGEST_PARSED:

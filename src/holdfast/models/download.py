@@ -87,7 +87,7 @@ def model_source(model: str, *, revision: str = "") -> ModelSource:
     if is_demo(model):
         return ModelSource(kind="bundled", name=model or DEMO_ID)
     folder = Path(os.path.expanduser(model))
-    if os.path.exists(folder):  # unlike Path.exists, False for a name that is too long
+    if os.path.exists(folder):  # unlike Path.exists, returns False for a name that is too long
         return ModelSource(kind="folder", name=str(folder))
     hub = hub_source(model, revision=revision)
     if hub is not None:
@@ -112,7 +112,7 @@ def model_source(model: str, *, revision: str = "") -> ModelSource:
 
 def hub_source(model: str, *, revision: str = "") -> ModelSource | None:
     """Return the Hub model with this id (`owner/name`, `owner/name@revision`); None if the text is
-    not a Hub id. Raises ModelLoadError if `revision` cannot be one.
+    not a Hub id. Raises ModelLoadError if `revision` is not a valid revision.
     """
     hub = _HUB_ID.fullmatch(model)
     if hub is None:
@@ -160,8 +160,8 @@ def resolve_model(settings: ModelSettings, *, progress: Progress) -> Path:
     Blocks.
 
     progress: during a download, several threads call it with "download" and the fetched fraction of
-    the bytes. Raises ModelLoadError with a message of one line; UnusableModel if its files are damaged
-    or in a format that is not supported.
+    the bytes. Raises ModelLoadError with a one-line message; UnusableModel if its files are damaged
+    or in an unsupported format.
     """
     source = model_source(settings.path, revision=settings.revision)
     if source.kind == "bundled":
@@ -190,7 +190,7 @@ def resolve_model(settings: ModelSettings, *, progress: Progress) -> Path:
 
 
 def check_snapshot(source: ModelSource, folder: Path) -> Mapping[str, Any]:
-    """Like `check_loadable`, for a model of the Hub: the message says how to download it again."""
+    """Like `check_loadable`, for a model from the Hub: the message says how to download it again."""
     try:
         return check_loadable(folder)
     except DamagedModel as error:
@@ -217,7 +217,7 @@ def pull_model(source: ModelSource, *, with_code: bool = False, on_step: OnStep)
     """
     try:
         return _pull(source, with_code=with_code, on_step=on_step)
-    except DamagedModel as error:  # the damaged files are gone
+    except DamagedModel as error:  # the damaged files have been removed
         _logger.warning("%s: %s", source.name, error)
         return _pull(source, with_code=with_code, on_step=on_step)
 
@@ -251,7 +251,7 @@ def _fetch(
 ) -> tuple[Path, tuple[Path, ...]]:
     """Fetch a model into the Hub's cache.
 
-    A model that is complete there is fetched only if the Hub has a newer one and says so at once.
+    A model that is complete there is fetched only if the Hub promptly reports a newer version.
     Files that are already complete are not fetched again.
 
     Returns the folder and the fetched files, which are not checked yet. Without a network, it uses
@@ -314,14 +314,14 @@ def _complete_in_cache(source: ModelSource, wanted: Mapping[str, Any]) -> Path |
 
 
 def _name_commit(repository: Path, revision: str, commit: str) -> None:
-    """Note in the cache which commit a revision is. Only a complete model gets here."""
+    """Record in the cache which commit a revision is at. Called only for a complete model."""
     file = repository / "refs" / revision
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if not file.is_file() or file.read_text() != commit:
             with atomic_write(file) as written:
                 written.write(commit.encode())
-    except OSError as error:  # a cache that cannot be written is used as it is
+    except OSError as error:  # a read-only cache is used as it is
         _logger.warning("%s cannot be written: %s", file, error)
 
 
@@ -485,7 +485,7 @@ def hub_model_of(settings: ModelSettings, cache: Path) -> ModelSource | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterruptedDownload:
-    """What is left of a download that never was complete; can be removed like a model."""
+    """The remains of a download that was never completed; can be removed like a model."""
 
     repository: Path
 
@@ -500,7 +500,7 @@ class InterruptedDownload:
 
 
 def interrupted_downloads(cache: Path) -> dict[str, InterruptedDownload]:
-    """The models in a Hub cache of which only a part was ever fetched, by id."""
+    """The models in a Hub cache that were never downloaded completely, by id."""
     try:
         names = sorted(name for name in os.listdir(cache) if name.startswith(_CACHE_PREFIX))
     except OSError:
@@ -513,8 +513,8 @@ def interrupted_downloads(cache: Path) -> dict[str, InterruptedDownload]:
 
 
 def removal_of(hub_id: str, cache: Path) -> Any:
-    """Return what removes all revisions of a model: huggingface_hub's DeleteCacheStrategy, or an
-    InterruptedDownload.
+    """Return an object that removes all revisions of a model: huggingface_hub's
+    DeleteCacheStrategy, or an InterruptedDownload.
 
     Its `execute()` removes them. Raises NoSuchModel if the cache does not contain the model.
     """

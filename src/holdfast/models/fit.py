@@ -175,12 +175,12 @@ def size_on_hub(source: ModelSource) -> StoredSize:
 
 
 def _json_on_hub(source: ModelSource, name: str) -> dict[str, Any]:
-    """The JSON object in a file on the Hub. Raises UnusableModel, and what `hub_errors` turns into
-    ModelLoadError.
+    """The JSON object in a file on the Hub. Raises UnusableModel, and errors that `hub_errors`
+    turns into ModelLoadError.
     """
     from huggingface_hub import get_session, hf_hub_url, hf_raise_for_status
 
-    # this function is public, but has no types
+    # this function is public, but untyped
     headers = importlib.import_module("huggingface_hub.utils").build_hf_headers()
     url = hf_hub_url(source.name, name, revision=source.revision or None)
     response = get_session().get(url, headers=headers)
@@ -217,8 +217,8 @@ def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _packed_per_item(part: str) -> int | None:
-    """How many weights a number of a tensor holds in the formats of other tools; None for all other
-    tensors.
+    """The number of weights packed into each element of a tensor in another tool's format; None for
+    all other tensors.
     """
     ends = {"qweight": 8, "weight_packed": 8, "_blocks": 2, "qzeros": 0, "weight_shape": 0}
     ends |= dict.fromkeys(("_scales", "weight_scale", "weight_scale_inv"), 0)

@@ -1,7 +1,7 @@
-"""Formats in which other tools quantize weights: how they are declared, and which of them mlx-lm
-converts rightly when it loads a model.
+"""Quantization formats of other tools: how they are declared, and which of them mlx-lm converts
+correctly when it loads a model.
 
-Those are listed (`READ_FORMATS`) with the model types for which the logits were compared with those
+`READ_FORMATS` lists the latter, with the model types for which the logits were compared with those
 of the unquantized weights (`tests/worker/engine/test_load_foreign_weights.py`).
 """
 
@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-# files beside config.json in which other tools say how they have quantized a model
+# files beside config.json in which other tools describe their quantization
 SETTINGS_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 Tensors: TypeAlias = Mapping[str, Mapping[str, Any]]
 """The tensors of all weight files by name, each with its `dtype` and `shape`."""
 
 PLAIN = ("F32", "F16", "BF16")
-_GROUP_SIZES = (32, 64, 128)  # of MLX with 4 bits
+_GROUP_SIZES = (32, 64, 128)  # of MLX's 4-bit formats
 _NESTED_KEYS = ("text_config", "llm_config", "language_config")
 _NAMES = {
     "aqlm": "AQLM",
@@ -46,9 +46,9 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """How a model's files say that its weights are quantized.
+    """The quantization that a model's files declare.
 
-    method: in lower case; empty if they say nothing. is_read: whether mlx-lm reads it there.
+    method: in lower case; empty if none is declared. is_read: whether mlx-lm reads it from there.
     """
 
     method: str = ""
@@ -57,7 +57,7 @@ class Declared:
 
     @property
     def name(self) -> str:
-        """The name of the format for people; empty if nothing is said."""
+        """The display name of the format; empty if none is declared."""
         details = (self.settings.get(key) for key in ("format", "quant_algo"))
         said = [each for each in details if isinstance(each, str) and each]
         if self.method == "bitsandbytes":
@@ -67,7 +67,7 @@ class Declared:
 
 
 def declared_of(config: Mapping[str, Any], beside: Mapping[str, Mapping[str, Any]]) -> Declared:
-    """What the files of a model say about its quantization, besides MLX's own `quantization`."""
+    """The quantization that a model's files declare, besides MLX's own `quantization`."""
     places = [(config, "quantization_config", True)]
     places += [
         (inner, "quantization_config", key == "text_config")
@@ -104,7 +104,9 @@ def _method_of(settings: Mapping[str, Any], *, file: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignFormat:
-    """A format that mlx-lm converts for some model types. `takes`: whether it is exactly this one."""
+    """A format that mlx-lm converts for some model types. `takes`: whether tensors are exactly in
+    it.
+    """
 
     methods: tuple[str, ...]
     model_types: Collection[str]
@@ -113,8 +115,8 @@ class ForeignFormat:
     def reads(
         self, config: Mapping[str, Any], declared: Declared, tensors: Tensors, foreign: Tensors
     ) -> bool:
-        """Whether the tensors that are not plain weights are read rightly."""
-        if config.get("vision_config"):  # mlx-vlm loads those, and was not compared
+        """Whether the tensors that are not plain weights are read correctly."""
+        if config.get("vision_config"):  # mlx-vlm loads these, and its results were not compared
             return False
         is_meant = declared.method in self.methods and declared.is_read
         has_type = config.get("model_type") in self.model_types
@@ -202,7 +204,7 @@ def _is_of_deepseek_v41(declared: Declared, tensors: Tensors, foreign: Tensors) 
 
 
 def _is_packed_int4(declared: Declared, tensors: Tensors, foreign: Tensors) -> bool:
-    """The form `pack-quantized` of compressed-tensors with 4 bits, without zero points."""
+    """`pack-quantized` of compressed-tensors, with 4 bits and without zero points."""
     layers = _layers(foreign, "weight_packed", "weight_scale")
     if layers is None or declared.settings.get("format") != "pack-quantized":
         return False
@@ -215,14 +217,14 @@ def _is_packed_int4(declared: Declared, tensors: Tensors, foreign: Tensors) -> b
             return False
         if f"{name}.weight_shape" not in tensors or len(scales) != 2 or not scales[1]:
             return False
-        # 8 numbers of 4 bits in each integer; with 8 bits, there would be only 4
+        # eight 4-bit numbers per integer; with 8 bits, there would be only four
         if weight[1] * 8 // scales[1] not in _group_sizes(declared.settings):
             return False
     return True
 
 
 def _groups(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """How compressed-tensors says that weights are quantized, for each group of layers."""
+    """The quantization that compressed-tensors declares for each group of layers."""
     groups = settings.get("config_groups")
     for group in groups.values() if isinstance(groups, Mapping) else ():
         weights = group.get("weights") if isinstance(group, Mapping) else None
@@ -247,7 +249,7 @@ def _is_mxfp4_of_experts(declared: Declared, tensors: Tensors, foreign: Tensors)
 
 
 def _is_bitnet(declared: Declared, tensors: Tensors, foreign: Tensors) -> bool:
-    """Two bits in a byte each; mlx-lm has only a Metal kernel for them."""
+    """2-bit weights packed into bytes; mlx-lm has only a Metal kernel for them."""
     layers = _layers(foreign, "weight", "weight_scale")
     return (
         sys.platform == "darwin"

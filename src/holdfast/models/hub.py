@@ -1,5 +1,5 @@
-"""The boundary to the Hub: whether it can be reached, which commit a revision is, what its answers
-may contain, and what its errors mean.
+"""The boundary to the Hub: checks that it can be reached, resolves revisions, validates its
+answers, and explains its errors.
 
 Imports huggingface_hub only to fetch something, because that takes 0.2 to 0.3 s.
 """
@@ -21,12 +21,12 @@ from holdfast.errors import ModelLoadError, NoSuchModel
 
 _LOOKUP_SECONDS = 2.5  # for looking up the Hub's host name; nothing else limits that time
 _PATIENCE_SECONDS = 2.0  # how long to wait before the warning that the Hub is slow
-# how long to wait for any answer of the Hub; huggingface_hub itself tries for 23 s and prints each
+# how long to wait for the Hub's first answer; huggingface_hub itself tries for 23 s and prints each
 # attempt
 _REACH_SECONDS = 10.0
-# how long to ask whether a model in the cache is the newest one
+# how long to wait for the check whether a cached model is the newest version
 _ASK_SECONDS = 2.0
-# how long any answer may stay away; for some questions, the library would wait for ever
+# the longest silence of the Hub; for some requests, the library would wait forever
 _SILENCE_SECONDS = 30.0
 REVISION = re.compile(r"(?!\.)[\w.-]+(/(?!\.)[\w.-]+)*")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -35,7 +35,7 @@ _NAME = re.compile(r"[\w+=~-][\w.+=~-]{0,254}")
 _HEADERS = ("etag", "x-linked-etag", "x-repo-commit")
 _HASHES = ("sha", "oid", "blobId", "xetHash", "sha256")
 _PATHS = ("path", "rfilename")
-# what the library raises if an answer lacks something or has another form
+# what the library raises if an answer is incomplete or malformed
 _UNEXPECTED = (
     ArithmeticError,
     AssertionError,
@@ -60,7 +60,7 @@ class ModelSource:
     revision: str = ""
 
     def __post_init__(self) -> None:
-        """Raise ModelLoadError if the revision cannot be one. It names a file in the cache."""
+        """Raise ModelLoadError if the revision is not valid, because it names a file in the cache."""
         if self.revision and not REVISION.fullmatch(self.revision):
             raise ModelLoadError(f"{self.revision!r} is not a branch, tag or commit on the Hub")
 
@@ -89,7 +89,8 @@ def check_reachable() -> None:
             is_found.set()
             httpx.head(endpoint, timeout=_REACH_SECONDS)
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, ImportError) as error:
-            # includes invalid addresses and certificates, and proxies that need a missing package
+            # includes invalid addresses and certificates, and proxies that need a package that is
+            # missing
             failures.append(error)
         finally:
             is_found.set()
@@ -114,7 +115,7 @@ def check_reachable() -> None:
 
 
 def newest_commit(source: ModelSource) -> str:
-    """The commit that the revision of a model is on the Hub now.
+    """The commit at which the revision of a model is on the Hub now.
 
     Use it within `hub_errors`. Raises ModelLoadError if the Hub names none.
     """
@@ -129,8 +130,8 @@ def newest_commit(source: ModelSource) -> str:
 
 
 def newer_commit(source: ModelSource, commit: str) -> str:
-    """The newest commit of a model that is in the cache at another one; empty if there is none, or
-    if the Hub does not say so within a moment.
+    """The newest commit of a cached model; empty if the cached commit is the newest, or if the Hub
+    does not answer within a moment.
     """
     from huggingface_hub import constants
 
@@ -160,9 +161,9 @@ def newer_commit(source: ModelSource, commit: str) -> str:
 def _check_answers() -> None:
     """Make huggingface_hub refuse answers that name files outside its cache.
 
-    It uses ETags, commits and hashes as names of files, so that a mirror could have files written
-    anywhere. This is checked where answers arrive, so that no way into the library goes past it.
-    Also limits how long an answer may stay away.
+    The library uses ETags, commits and hashes as file names, so a mirror could make it write files
+    anywhere. Answers are checked as they arrive, so no call of the library can bypass the check.
+    Also limits how long the Hub may be silent.
     """
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils import _http
@@ -191,7 +192,7 @@ def _check_answer(response: Any) -> None:
             _check_name(value.removeprefix("W/").strip('"'), what=header, host=host)
     is_json = "json" in response.headers.get("content-type", "")
     path = response.url.path
-    is_description = "/api/" in path and "/resolve/" not in path  # not a file that is streamed
+    is_description = "/api/" in path and "/resolve/" not in path  # not a streamed file
     if response.is_success and is_json and is_description:
         response.read()
         try:
@@ -237,8 +238,8 @@ def _short(value: object) -> str:
 
 @contextlib.contextmanager
 def hub_errors(source: ModelSource) -> Iterator[None]:
-    """Check the Hub's answers within the block, and turn its errors into a ModelLoadError that says in
-    one line what to do.
+    """Check the Hub's answers within the block, and turn its errors into a ModelLoadError whose
+    message says in one line what to do.
     """
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, XetDownloadError
 

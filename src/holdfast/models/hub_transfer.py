@@ -1,9 +1,9 @@
-"""Fetches files of the Hub into its cache, so that an interrupted download continues where it ended.
+"""Downloads files from the Hub into its cache; an interrupted download resumes where it stopped.
 
-huggingface_hub 2 downloads each file under a new name and drops it on any failure, and it counts a
-broken connection as progress only after 10 MB. So the transfers are made here: each file is a blob
-with the name of its ETag, as in the library's cache; a partial one is `ETAG.incomplete`. The library
-itself then finds the blobs and links them into the snapshot.
+huggingface_hub 2 downloads each file under a new name, drops it on any failure, and resets its
+retry count only after 10 MB. So the transfers are made here: each file becomes a blob named by its
+ETag, as in the library's cache; a partial one is `ETAG.incomplete`. The library then finds the
+blobs and links them into the snapshot.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def fetch_blobs(
 ) -> None:
     """Fetch files of a commit as blobs. Use it within `hub_errors`.
 
-    cache: the folder of the Hub's cache. add: called by several threads with numbers of bytes, those
-    of earlier tries included; negative if bytes are fetched again. If it raises an error, everything
-    stops, and the error is raised here.
+    cache: the folder of the Hub's cache. add: called by several threads with numbers of bytes,
+    including those of earlier attempts; negative if bytes are fetched again. If it raises an error,
+    all transfers stop and the error is raised here.
     """
     is_stopped = threading.Event()
 
@@ -75,7 +75,7 @@ def repository_folder(cache: Path, hub_id: str) -> Path:
 
 
 def partial_bytes(repository: Path) -> int:
-    """The bytes that interrupted downloads of a model have left."""
+    """The size of the partial files that interrupted downloads of a model left."""
     own = (
         file for file in (repository / "blobs").glob(f"*{_PARTIAL}") if file.name.count(".") == 1
     )
@@ -83,7 +83,7 @@ def partial_bytes(repository: Path) -> int:
 
 
 def remove_partial_files(repository: Path) -> None:
-    """Remove what interrupted downloads of a model have left, except files that are being fetched."""
+    """Remove the partial files that interrupted downloads of a model left, except files in use."""
     for file in (repository / "blobs").glob(f"*{_PARTIAL}"):
         with (
             contextlib.suppress(OSError),
@@ -104,14 +104,14 @@ def _fetch_blob(
     if etag is None:
         raise ModelLoadError(f"the Hub sends no ETag for {name} of {source.name}")
     if getattr(metadata, "xet_file_data", None) is not None and _has_xet():
-        return  # the library fetches it in pieces, and keeps those
+        return  # the library fetches it in chunks, and keeps them
     repository = repository_folder(cache, source.name)
     blob = repository / "blobs" / etag
     blob.parent.mkdir(parents=True, exist_ok=True)
     with _waiting_for_lock(etag, repository, add=add):
         if blob.exists():
             return
-        for left in blob.parent.glob(f"{etag}.*{_PARTIAL}"):  # by the library; it never goes on
+        for left in blob.parent.glob(f"{etag}.*{_PARTIAL}"):  # of the library, never resumed
             left.unlink(missing_ok=True)
         partial = blob.with_name(f"{etag}{_PARTIAL}")
         with partial.open("ab") as file:
@@ -120,7 +120,7 @@ def _fetch_blob(
 
 
 def _metadata(url: str) -> Any:
-    """The ETag, place and size of a file on the Hub."""
+    """The ETag, location and size of a file on the Hub."""
     from huggingface_hub import constants, get_hf_file_metadata
 
     return get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
@@ -133,7 +133,7 @@ def _has_xet() -> bool:
 
 
 def _receive(url: str, file: IO[bytes], metadata: Any, *, add: Callable[[float], None]) -> None:
-    """Append what is missing, over as many connections as it takes."""
+    """Append the missing bytes, over as many connections as it takes."""
     from huggingface_hub.errors import HfHubHTTPError
 
     size: int | None = metadata.size
@@ -156,7 +156,7 @@ def _receive(url: str, file: IO[bytes], metadata: Any, *, add: Callable[[float],
                 raise
             time.sleep(_RETRY_SECONDS)
             add(0)
-            metadata = _metadata(url)  # the place may be valid for a short time only
+            metadata = _metadata(url)  # the location may expire
     if size is not None and file.tell() != size:
         _start_over(file)
         raise ConnectionError(f"the Hub sent more than the {size:,} bytes of {url}")
@@ -165,21 +165,21 @@ def _receive(url: str, file: IO[bytes], metadata: Any, *, add: Callable[[float],
 def _receive_once(
     url: str, location: str, file: IO[bytes], *, add: Callable[[float], None]
 ) -> None:
-    """Append what one connection sends."""
+    """Append the bytes that one connection delivers."""
     from huggingface_hub import constants, get_session, hf_raise_for_status
 
-    # this function is public, but has no types
+    # this function is public, but untyped
     headers = importlib.import_module("huggingface_hub.utils").build_hf_headers()
-    headers["accept-encoding"] = "identity"  # so that ranges count bytes of the file
+    headers["accept-encoding"] = "identity"  # so that ranges refer to bytes of the file
     if urlsplit(location).netloc != urlsplit(url).netloc:
-        headers.pop("authorization", None)  # the token is for the Hub, not for its storage
+        headers.pop("authorization", None)  # the token is meant for the Hub, not its storage
     start = file.tell()
     if start:
         headers["range"] = f"bytes={start}-"
     timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
     with get_session().stream("GET", location, headers=headers, timeout=timeout) as response:
         hf_raise_for_status(response)
-        if start and response.status_code != 206:  # the server does not know ranges
+        if start and response.status_code != 206:  # the server does not support ranges
             _start_over(file)
             add(-start)
         for chunk in response.iter_bytes():
@@ -193,13 +193,13 @@ def _start_over(file: IO[bytes]) -> None:
 
 
 def _lock_path(etag: str, repository: Path) -> Path:
-    """The library's own lock of a blob, so that both never write the same file."""
+    """The library's own lock file of a blob, so that the library never writes the file meanwhile."""
     return repository.parent / ".locks" / repository.name / f"{etag}.lock"
 
 
 @contextlib.contextmanager
 def _locked(etag: str, repository: Path) -> Iterator[bool]:
-    """Hold the lock of a blob, if nobody else holds it."""
+    """Hold the lock of a blob, if it is free."""
     path = _lock_path(etag, repository)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -213,7 +213,9 @@ def _locked(etag: str, repository: Path) -> Iterator[bool]:
 def _waiting_for_lock(
     etag: str, repository: Path, *, add: Callable[[float], None]
 ) -> Iterator[None]:
-    """Hold the lock of a blob, after another process has fetched it. `add` may stop the wait."""
+    """Hold the lock of a blob, after waiting for the process that is fetching it. `add` may stop
+    the wait.
+    """
     while True:
         with _locked(etag, repository) as is_own:
             if is_own:

@@ -1,7 +1,7 @@
-"""Image files: their names, and how they are opened.
+"""Image files: naming and decoding.
 
-The front writes the files that clients send, and only a worker's image process
-(`worker/vision/image_worker.py`) opens them, with Pillow, which belongs to the extra `vision`.
+The front writes the files that clients send. Only a worker's image process
+(`worker/vision/image_worker.py`) decodes them, with Pillow, which is part of the extra `vision`.
 Pillow reports broken files by many kinds of exceptions; `_BROKEN` lists them.
 """
 
@@ -69,7 +69,7 @@ def is_image_name(name: str) -> bool:
 
 
 def _unfit(image: Image.Image, *, max_pixels: int | None) -> str:
-    """Why an image has no usable size; empty if it has one."""
+    """Why the size of an image is not acceptable; empty if it is."""
     width, height = image.size
     shown = f"{width:,} × {height:,} pixels"
     if max_pixels is not None and width * height > max_pixels:
@@ -81,14 +81,13 @@ def _unfit(image: Image.Image, *, max_pixels: int | None) -> str:
 
 
 def open_image(path: Path, *, max_pixels: int | None = None) -> Image.Image:
-    """Decode an image: RGB, upright, with white where it is transparent.
+    """Decode an image as RGB: upright, with transparency on white.
 
-    Of an animation, this is the first frame. Takes 10 to 40 ns per pixel, and up to 12 bytes per
-    pixel while it runs.
-    Raises ImageUnusable if the contents are at fault; OSError if the file cannot be read, or if it
-    is named by a SHA-256 that is not its own.
+    Returns the first frame of an animation. Takes 10 to 40 ns and up to 12 bytes per pixel. Raises
+    ImageUnusable if the contents are at fault; OSError if the file cannot be read or does not match
+    the SHA-256 in its name.
 
-    max_pixels: None: any number that Pillow does not take for an attack.
+    max_pixels: None: only Pillow's own limit applies.
     """
     data = read_regular(path)
     name = _NAME.fullmatch(path.name)
@@ -103,7 +102,7 @@ def open_image(path: Path, *, max_pixels: int | None = None) -> Image.Image:
 
 
 def _decoded(data: bytes, *, max_pixels: int | None) -> Image.Image | str:
-    """The image, or why it cannot be used. Errors are not passed on, because their tracebacks would
+    """The image, or why it cannot be used. Errors are not raised, because their tracebacks would
     keep the decoded image alive.
     """
     from PIL import Image, UnidentifiedImageError

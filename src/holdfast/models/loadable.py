@@ -1,8 +1,8 @@
-"""Whether the model in a folder can be loaded: all files are there, undamaged, and in a format that
-is read as it is meant.
+"""Checks whether the model in a folder can be loaded: all files are present, undamaged, and in a
+format that is read correctly.
 
-The check reads headers and small JSON files. Its result is kept until a file of the folder changes,
-so that looking at hundreds of models again takes one `stat` for each of their files.
+The check reads headers and small JSON files. Its result is cached until a file of the folder
+changes, so that checking hundreds of models again takes only one `stat` per file.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from holdfast.models.model_folder import (
 )
 from holdfast.models.weight_files import checked_tensors
 
-# files of tokenizers that transformers converts
+# tokenizer files that transformers converts
 CONVERTIBLE = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 _MOST_KEPT = 1024
 _TOKENIZER = "tokenizer.json"
-# read when a model is loaded; each of them may be missing
+# read when a model is loaded; all are optional
 _MORE_JSON = (
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -64,7 +64,7 @@ def check_loadable(folder: Path) -> Mapping[str, Any]:
 
 
 def _signature(folder: Path) -> _Signature:
-    """What changes when a file of the folder is added, removed, replaced or written to."""
+    """A value that changes when a file of the folder is added, removed, replaced or written to."""
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -94,7 +94,7 @@ def _result(folder: Path) -> Mapping[str, Any] | UnusableModel:
 
 
 def _check_tokenizer(folder: Path) -> None:
-    """Check that there is a tokenizer, and that its file was not cut short."""
+    """Check that there is a tokenizer, and that its file is not truncated."""
     file = folder / _TOKENIZER
     if not os.path.lexists(file):
         if not any((folder / name).is_file() for name in CONVERTIBLE):

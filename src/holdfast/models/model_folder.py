@@ -27,7 +27,7 @@ WEIGHT_FILES = "model*.safetensors"  # the files that mlx-lm reads
 _CONFIG = "config.json"
 _WANTED = f"a model is a folder with {_CONFIG} and {WEIGHT_FILES}, or an id on the Hub (owner/name)"
 _LARGEST_JSON_BYTES = 64 << 20
-# errors that come from the file itself; others, such as EMFILE or EIO, say nothing about it
+# errors caused by the file itself; others, such as EMFILE or EIO, say nothing about it
 _ABOUT_THE_FILE = (
     *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP),
     *(errno.ENAMETOOLONG, errno.ENXIO, errno.EINVAL),
@@ -93,13 +93,13 @@ def _check_is_folder(folder: Path) -> None:
 
 
 def _refuse_special_files(folder: Path) -> None:
-    """Raise UnusableModel if a folder, or a folder in it, has a file whose opening may never end.
-    The libraries that read a model's files open whatever has the right name.
+    """Raise UnusableModel if a folder, or a folder in it, contains a file that may block when
+    opened. The libraries that read models open any file with the right name.
     """
     for path in (*folder.glob("*"), *folder.glob("*/*")):
         try:
             kind = path.stat().st_mode
-        except OSError:  # a link without a target, or no permission: reading it will say so
+        except OSError:  # a dangling link, or no permission: reading it will report that
             continue
         if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
             raise UnusableModel(f"{path} is not a regular file; remove it or download it again")
@@ -137,7 +137,7 @@ def _found_instead(folder: Path) -> str:
 def opened(file: Path) -> Iterator[IO[bytes]]:
     """Open a file of a model for reading. A pipe or a device, which could block, is not opened.
 
-    Raises UnusableModel if the file is missing or is no ordinary file, and ModelLoadError if it
+    Raises UnusableModel if the file is missing or not a regular file, and ModelLoadError if it
     cannot be read at the moment.
     """
     try:

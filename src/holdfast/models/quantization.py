@@ -1,9 +1,9 @@
-"""Tells from a model's configuration and headers whether its weights are read as they are meant.
+"""Checks from a model's configuration and headers whether its weights would be read correctly.
 
-mlx-lm looks only at names and shapes. Weights whose numbers it does not know (FP8, INT8) are loaded
-as integers from 0 to 255, and answers are noise. So a model is refused here unless each of its
-tensors is explained: plain floating-point numbers, MLX's own quantization, or one of the few formats
-of other tools that mlx-lm converts rightly (`foreign_formats`).
+mlx-lm looks only at names and shapes. It would load weights of types that it does not know (FP8,
+INT8) as integers from 0 to 255, and answers would be noise. So a model is refused unless each of
+its tensors is known: plain floating-point numbers, MLX's own quantization, or one of the few
+formats of other tools that mlx-lm converts correctly (`foreign_formats`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HOW_TO_CONVERT = (
     "mlx-community/Qwen3-4B-4bit), or convert the original one: mlx_lm.convert --hf-path owner/name"
 )
 _INTEGER_BUFFERS = ("I64", "BOOL")  # no format packs weights in them
-# parts of models that are integers, in any type
+# buffers of models that are integers, of any type
 _BUFFERS = ("position_ids", "token_type_ids", "relative_position_index", "masked_bias", "tid2eid")
 # the sizes of groups, by mode and bits
 _MLX_MODES: Mapping[str, Mapping[int, tuple[int, ...]]] = {
@@ -28,7 +28,7 @@ _MLX_MODES: Mapping[str, Mapping[int, tuple[int, ...]]] = {
     "nvfp4": {4: (16,)},
     "mxfp8": {8: (32,)},
 }
-# ends of names of tensors that belong to the weights of other tools → the format
+# suffixes of the names of other tools' tensors → the format
 _SIGNATURES = {
     "g_idx": "GPTQ",
     "qweight": "AWQ or GPTQ",
@@ -48,19 +48,19 @@ _SIGNATURES = {
     "weight_scale_inv": "FP8",
     "weight_scale": "FP8 or INT8",
 }
-# ends of names of floating-point tensors that belong to the weights of other tools
+# suffixes of the names of other tools' floating-point tensors
 _SCALES = (
     *("weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale"),
     *("weight_zero_point", "SCB", "absmax", "quant_map"),
 )
-# for these methods, mlx-lm fails although no weight is quantized
+# with these methods, mlx-lm fails even if no weight is quantized
 _NEEDS_PACKED = ("awq", "gptq", "bitnet", "modelopt")
 
 
 def check_weights(
     config: Mapping[str, Any], tensors: Tensors, beside: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Raise UnusableModel, with the name of the format, if the weights would not be read rightly.
+    """Raise UnusableModel, with the name of the format, if the weights would be read wrongly.
 
     beside: the contents of those SETTINGS_FILES that the model has, by name.
     """
@@ -93,7 +93,7 @@ def _is_foreign(name: str, entry: Mapping[str, Any]) -> bool:
     """Whether a tensor is not a plain weight."""
     dtype = entry["dtype"]
     if dtype in PLAIN:
-        # the scales of other tools; other scales are weights of a model, such as `layer_scale`
+        # scales of other tools; any others are weights, such as `layer_scale`
         return _last(name) in _SCALES
     if dtype in _INTEGER_BUFFERS:
         return _last(name) == "weight"
@@ -112,7 +112,8 @@ def _belongs_to(name: str, packed: Collection[str]) -> bool:
 def _check_own_format(config: Mapping[str, Any], tensors: Tensors, packed: Collection[str]) -> None:
     """Check that config.json describes the weights that MLX has packed.
 
-    mlx-lm finds out bits and groups of a layer by itself unless config.json has a table for it.
+    mlx-lm derives the bits and group size of a layer by itself unless config.json has a table for
+    it.
     """
     table = config.get("quantization")
     other = config.get("quantization_config")
@@ -177,7 +178,7 @@ def _check_fit(layer: str, settings: Mapping[str, Any], tensors: Tensors) -> Non
 
 
 def _check_that_plain_weights_are_read(declared: Declared, *, is_packed: bool) -> None:
-    """Some settings make mlx-lm fail, although there is nothing to convert."""
+    """Refuse settings that make mlx-lm fail although there is nothing to convert."""
     if not is_packed and declared.is_read and declared.method in _NEEDS_PACKED:
         raise UnusableModel(
             f"config.json says that the weights are quantized as {declared.name}, but they are not; "

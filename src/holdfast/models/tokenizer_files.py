@@ -1,5 +1,5 @@
-"""Reads the files of a model folder that belong to its texts, for the front and the worker: the
-tokenizer, its special tokens, and how answers are sampled.
+"""Reads the text-related files of a model folder, for the front and the worker: the tokenizer, its
+special tokens, and the recommended sampling.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ def recommended_sampling(config: Mapping[str, Any]) -> dict[str, float]:
 
 
 def default_sampling(recommended: Mapping[str, float]) -> dict[str, float]:
-    """How answers are sampled if a client says nothing of it: as recommended by the model or its
-    entry in `models.toml`, or else by `DEFAULT_SAMPLING`.
+    """The sampling parameters of requests that set none: those that the model or its entry in
+    `models.toml` recommends, or else `DEFAULT_SAMPLING`.
     """
     says_nothing = not DEFAULT_SAMPLING.keys() & recommended.keys()
     return {**(DEFAULT_SAMPLING if says_nothing else {}), **recommended}

@@ -1,7 +1,7 @@
 """Checks the weight files of a model before MLX reads them.
 
 MLX reads lazily, and evaluating a truncated file can abort the whole process. So the header of each
-file is compared with the file's size first. Nothing else of the file is read.
+file is first compared with the file's size. Nothing else is read.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _ITEM_BYTES = {
 def checked_tensors(folder: Path, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The tensors of all weight files, by name, each with its `dtype` and `shape`.
 
-    Raises UnusableModel with a message of one line if a file is missing or damaged, or if the
-    weights are in a format that would not be read rightly.
+    Raises UnusableModel with a one-line message if a file is missing or damaged, or if the weights
+    are in a format that would be read wrongly.
     """
     tensors: dict[str, dict[str, Any]] = {}
     for file in weight_files(folder):

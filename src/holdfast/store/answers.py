@@ -43,8 +43,8 @@ CREATE INDEX answers_by_use ON answers (used);
 """
 # damaged rows may hold values of any type; MemoryError is how Python reports SQLite's NOMEM
 _BROKEN = (sqlite3.Error, UnicodeDecodeError, OSError, TypeError, MemoryError)
-# Only these tell of the content. Subclasses of DatabaseError mean that the file is full, locked,
-# read-only or cannot be read now.
+# Only these indicate damaged content. Subclasses of DatabaseError mean that the disk is full, or
+# that the file is locked, read-only or unreadable at the moment.
 _DAMAGED = (sqlite3.DatabaseError, UnicodeDecodeError, TypeError)
 
 Secret: TypeAlias = bytes
@@ -66,8 +66,8 @@ class StoredAnswer(NamedTuple):
 class AnswerFile:
     """`answers/answers-2.sqlite` in a store's folder. Thread-safe; it writes on a thread of its own.
 
-    The file is opened at the first use after the store has created the folder. Files of older
-    formats are deleted then.
+    The file is opened on first use after the store has created the folder. Files in older formats
+    are deleted then.
     """
 
     def __init__(self, folder: Path, *, most_bytes: int = MOST_BYTES) -> None:
@@ -235,7 +235,7 @@ def _unlink_older(folder: Path) -> None:
 
 
 def _unlink(path: Path) -> None:
-    """Delete a database, if it exists, with the files that SQLite keeps beside it."""
+    """Delete a database, if it exists, and the files that SQLite keeps beside it."""
     for suffix in ("", "-wal", "-shm"):
         with contextlib.suppress(OSError):
             path.with_name(path.name + suffix).unlink(missing_ok=True)

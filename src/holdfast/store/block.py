@@ -80,8 +80,8 @@ class BlockMissing(ReadFailed):
 
 
 class BlockUnreadable(ReadFailed):
-    """The file of the block cannot be read now. This says nothing about its content: the file stays
-    where it is, and the next request that needs it tries again.
+    """The file of the block cannot be read at the moment. This says nothing about its content: the
+    file stays in place, and the next request that needs it tries again.
     """
 
 
@@ -151,13 +151,15 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     block: Block
     model: str  # short name of the model's fingerprint
-    file_bytes: int  # 0: the file is gone, but blocks that follow the block are stored
+    file_bytes: int  # 0: the file is gone, but blocks after this one are stored
     last_used: float  # seconds since the epoch
     pinned: bool = False
 
     @property
     def is_missing(self) -> bool:
-        """Whether the block has no file. It is useful again once it is computed and stored anew."""
+        """Whether the block has no file. The blocks after it become usable again once it is
+        recomputed and stored.
+        """
         return self.file_bytes == 0
 
 

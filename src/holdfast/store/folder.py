@@ -77,7 +77,7 @@ _LOCK_POLL_SECONDS = 0.02
 RECORD_SUFFIX = ".session"
 _RECORD_NAME = re.compile(r"[0-9a-f]{32}")
 _SUM_BYTES = 16
-# errors that soon may be over by themselves
+# transient errors, which may go away by themselves
 MAY_PASS = {
     errno.EMFILE,
     errno.ENFILE,
@@ -425,7 +425,7 @@ class ReadRecords(NamedTuple):
     """The records of one model, by name."""
 
     found: Mapping[str, bytes]
-    unread: frozenset[str]  # the names of those that cannot be read now
+    unread: frozenset[str]  # names of records that cannot be read at the moment
 
 
 class Records:

@@ -242,8 +242,8 @@ class BlockIndex:
     def lose(self, keys: Iterable[BlockKey]) -> None:
         """Record that the files of blocks are gone.
 
-        Their rows are removed, unless stored blocks follow them: those are useful again once the
-        lost block is stored anew, and only the row tells which tokens it had. Pins are kept.
+        Their rows are removed, unless stored blocks follow them: those become usable again once the
+        lost block is stored again, and only its row says which tokens it had. Pins are kept.
         """
         lost = set(keys)
         if not lost:
@@ -294,7 +294,7 @@ class BlockIndex:
         self._write("DELETE FROM pins WHERE until <= ?", [(now,)])
 
     def newest_use(self) -> float | None:
-        """When any block was used last; None if there is none."""
+        """The time of the most recent use of any block; None if there are no blocks."""
         (newest,) = self._database.execute("SELECT max(last_used) FROM blocks").fetchone()
         return float(newest) if isinstance(newest, float) else None
 
@@ -475,8 +475,9 @@ class IndexSupervisor:
 def reconcile(index: BlockIndex, folder: StoreFolder) -> Gone:
     """Make the index agree with the folder: add rows for unknown files, remove rows without a file.
 
-    Reads only the headers of unknown files. A file that cannot be read now stays as it is. Returns
-    the missing and damaged blocks; the damaged ones with their files. Raises OSError, sqlite3.Error.
+    Reads only the headers of unknown files. A file that cannot be read at the moment is left alone.
+    Returns the missing and damaged blocks; the damaged ones with their files. Raises OSError,
+    sqlite3.Error.
     """
     unseen = index.places()
     lost: list[BlockKey] = []
@@ -519,7 +520,7 @@ def reconcile(index: BlockIndex, folder: StoreFolder) -> Gone:
     index.recount()
     if unreadable:
         _LOG.warning(
-            "%d files of the store cannot be read now and are left for the next start; the first: %s",
+            "%d files of the store cannot be read and are left for the next start; the first: %s",
             len(unreadable),
             unreadable[0],
         )

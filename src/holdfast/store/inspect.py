@@ -72,7 +72,7 @@ class VerifyReport:
     files: int
     file_bytes: int
     bad: dict[Path, str]  # file -> reason
-    unreadable: dict[Path, str]  # files that could not be read, which says nothing about them
+    unreadable: dict[Path, str]  # files that could not be read, which may be intact
     seconds: float
 
 

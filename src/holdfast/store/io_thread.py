@@ -78,15 +78,15 @@ class IoThread:
         self._limits = limits
         self._clocks = clocks
         self._supervisor = IndexSupervisor(folder)
-        # for what is deleted because of its age: pins, and then blocks that were not used for long
+        # for deletions by age: of pins, then of blocks that have not been used for long
         self._retention = RetentionClock(wall=clocks.wall, steady=clocks.steady)
         self._maintenance = StoreMaintenance(folder, self._supervisor, limits, self._retention)
         self._ahead = WriteAhead(folder, fingerprint=fingerprint, figures=figures)
         self._records = Records(folder, model=self._model)
-        # blocks whose files could not be used when they were read last: a new copy is taken unless
-        # the file turns out to be sound
-        self._doubted: set[BlockKey] = set()
-        # changes that failed, and are tried again; only the last one of each kind and name counts
+        # blocks whose files could not be used when last read: a new copy is accepted unless the
+        # file turns out to be intact
+        self._suspects: set[BlockKey] = set()
+        # failed changes to retry; only the latest of each kind and name counts
         self._undone: dict[tuple[str, str], Callable[[], None]] = {}
         self._undone_at = 0.0
         self._to_remove: dict[BlockKey, None] = {}  # blocks whose files are to be deleted
@@ -138,7 +138,7 @@ class IoThread:
         if self._used and now >= self._used_since + TOUCH_SECONDS:
             self._record_use()
         if (self._undone or self._to_remove) and now >= self._undone_at + RETRY_SECONDS:
-            self._do_undone()
+            self._retry_failed()
 
     # -- opening and outages
 
@@ -207,7 +207,7 @@ class IoThread:
         self._mailbox.finish(keys, stored=False)
 
     def _write_into_group(self, block: StoredBlock) -> None:
-        self._to_remove.pop(block.key, None)  # it is wanted again
+        self._to_remove.pop(block.key, None)  # the block is wanted again
         if self._has_file(block.key):
             self._mailbox.finish([block.key], stored=True)
             self.touch([block.key])
@@ -229,15 +229,15 @@ class IoThread:
             )
 
     def _has_file(self, key: BlockKey) -> bool:
-        """Whether the folder has a file of this block that is sound, as far as is known."""
+        """Whether the folder has a file of this block that is not known to be damaged."""
         path = self._folder.block_path(key, model=self._model)
-        if key not in self._doubted:
+        if key not in self._suspects:
             return is_plain_file(path)
         try:
             read_block(path, key, model=self._model)
         except ReadFailed:
             return False
-        self._doubted.discard(key)
+        self._suspects.discard(key)
         return True
 
     def _note_room(self, has_room: bool) -> None:
@@ -314,7 +314,7 @@ class IoThread:
         except OSError as error:
             self._pause(error)
             return group
-        self._doubted.difference_update(entry.block.key for entry in group)
+        self._suspects.difference_update(entry.block.key for entry in group)
         self._mailbox.finish([entry.block.key for entry in group], stored=True)
         try:
             self._with_room(lambda: self._add_rows(group))
@@ -355,7 +355,7 @@ class IoThread:
     def _refresh_counts(self) -> None:
         damaged, gone = self._maintenance.set_aside_damaged()
         self._figures.bad_blocks += damaged
-        self._doubted.update(gone)
+        self._suspects.update(gone)
         self._mailbox.lose(gone)
         day = self._day()
         self._figures.blocks = self._supervisor.use(BlockIndex.block_count)
@@ -372,7 +372,7 @@ class IoThread:
         waiting = len(self._ahead)
         while waiting > 0 and self._ahead:
             waiting -= len(self._publish())
-        self._do_undone()
+        self._retry_failed()
         self._record_use()
         return self._retry_at is None
 
@@ -391,16 +391,16 @@ class IoThread:
         self._on_index("unpin", lambda index: index.unpin(keys, holder=holder))
 
     def put_record(self, name: str, data: bytes) -> None:
-        """Write a record. If that is impossible now, it is tried again."""
+        """Write a record, later if that is impossible now."""
         self._do("write a session's record", name, lambda: self._records.put(name, data))
 
     def remove_record(self, name: str) -> None:
-        """Delete a record. If that is impossible now, it is tried again."""
+        """Delete a record, later if that is impossible now."""
         self._do("write a session's record", name, lambda: self._records.remove(name))
 
     def _do(self, what: str, name: str, work: Callable[[], None]) -> None:
-        """Call `work`; if it fails, or if the folder cannot be written, call it again later, unless
-        there is a newer order of this kind and name by then.
+        """Call `work`. If it fails, or the folder cannot be written, retry later, unless it has
+        been superseded by newer work of the same kind and name.
         """
         self._undone.pop((what, name), None)
         if not (self._can_write() and self._attempt(what, work)):
@@ -408,7 +408,7 @@ class IoThread:
                 self._undone_at = self._clocks.steady()
             self._undone[what, name] = work
 
-    def _do_undone(self) -> None:
+    def _retry_failed(self) -> None:
         self._undone_at = self._clocks.steady()
         if self._to_remove and self._retry_at is None:
             self._attempt("remove blocks", self._remove_files)
@@ -416,7 +416,7 @@ class IoThread:
             self._do(what, name, work)
 
     def records(self) -> ReadRecords | None:
-        """All records of this model; None if they cannot be listed now."""
+        """All records of this model; None if they cannot be listed at the moment."""
         try:
             return self._records.all()
         except OSError as error:
@@ -438,17 +438,17 @@ class IoThread:
             raise OSError(errno.EBUSY, f"{len(left)} files cannot be deleted now")
 
     def look_again(self, path: Path, failure: ReadFailed) -> None:
-        """Look at a file that the other thread could not use. Only damaged content moves it to the
-        quarantine.
+        """Check again a file that the other thread could not use. It is quarantined only if its
+        content is damaged.
         """
-        self._doubted.add(failure.key)
+        self._suspects.add(failure.key)
         if isinstance(failure, BlockUnreadable):
             return
         self._figures.bad_blocks += isinstance(failure, BadBlock)
         self._mailbox.lose([failure.key])
 
         def look() -> None:
-            if self._folder.exists:  # if it is gone, the next write notices
+            if self._folder.exists:  # the next write notices if it is gone
                 self._maintenance.look_again(path, failure.key)
                 self._refresh_counts()
 

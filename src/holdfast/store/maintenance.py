@@ -198,14 +198,15 @@ class StoreMaintenance:
         return self.supervisor.use(lambda index: index.entries(self._clock()))
 
     def _unlink(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Delete blocks; returns the deleted ones. A file that cannot be deleted stays, with its
-        row, and hinders no other one. Raises OSError if none could be deleted.
+        """Delete blocks, and return the deleted ones. A file that cannot be deleted stays, with its
+        row, and does not stop the others. Raises OSError if none could be deleted.
         """
         done: list[Entry] = []
         failure: OSError | None = None
         for entry in entries:
             try:
-                # first the file: a row without a file is a miss, but a file without a row comes back
+                # the file first: a row without a file is a miss, but a file without a row would
+                # come back
                 self.folder.block_path(entry.block.key, model=entry.model).unlink(missing_ok=True)
                 done.append(entry)
             except OSError as error:
@@ -216,7 +217,7 @@ class StoreMaintenance:
         return done
 
     def remove(self, keys: Iterable[BlockKey], *, model: str) -> list[BlockKey]:
-        """Delete blocks of one model (short name); returns those whose files cannot be deleted now.
+        """Delete blocks of one model (short name). Returns those whose files could not be deleted.
 
         Raises OSError if the index cannot be changed.
         """
@@ -232,8 +233,8 @@ class StoreMaintenance:
         return left
 
     def look_again(self, path: Path, key: BlockKey) -> bool:
-        """Read a block that another thread could not use. If its content is damaged, quarantine the
-        file. Returns whether the file is damaged or gone.
+        """Read a block that another thread could not use, and quarantine its file if it is damaged.
+        Returns whether the file is damaged or gone.
         """
         try:
             read_block(path, key, model=path.parent.name)
@@ -246,7 +247,7 @@ class StoreMaintenance:
             try:
                 quarantine(path, bad, folder=self.folder.quarantine_folder)
                 self._bound_quarantine()
-            except OSError as error:  # it is replaced when the block is stored anew
+            except OSError as error:  # the file is replaced when the block is stored again
                 _LOG.warning("the quarantine cannot be changed: %s", error)
         else:
             return False

@@ -406,7 +406,7 @@ class _Database:
     def __init__(
         self, folder: Path | None, *, on_open: Callable[[sqlite3.Connection], None]
     ) -> None:
-        """on_open: called with the file when it is opened."""
+        """on_open: called with the database when it is opened."""
         self._folder = folder
         self._on_open = on_open
         self._database: sqlite3.Connection | None = None

@@ -208,14 +208,15 @@ class BlockStore:
     def read(self, key: BlockKey) -> Future[StoredBlock]:
         """Return a future of the verified block, whose parts are views of one buffer.
 
-        The future fails with BlockMissing, BlockUnreadable or BadBlock. Callbacks run on the reading thread. Release
-        a block before you ask for many more: reused buffers cause no page faults.
+        The future fails with BlockMissing, BlockUnreadable or BadBlock. Callbacks run on the
+        reading thread. Release a block before you ask for many more: reused buffers cause no page
+        faults.
         """
         return self._reader.ask(key)
 
     def entries(self) -> tuple[Entry, ...]:
         """Return all blocks of this model whose parents are known, parents first, blocks before
-        states. A block may be missing (`Entry.is_missing`) while others that follow it are stored.
+        states. A block may be missing (`Entry.is_missing`) while blocks after it are stored.
 
         Blocks until the answer.
         """
@@ -265,9 +266,7 @@ class BlockStore:
         self._mailbox.send(functools.partial(self._io.remove_record, name))
 
     def records(self) -> ReadRecords | None:
-        """Return all records of this model; None if they cannot be listed now. Blocks until the
-        answer.
-        """
+        """Return all records of this model; None if they cannot be listed at the moment. Blocks."""
         return self._ask(self._io.records, otherwise=None)
 
     def ask_records(self) -> Future[ReadRecords | None]:

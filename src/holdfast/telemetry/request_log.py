@@ -436,7 +436,7 @@ class AnswerRecord:
 
     @property
     def ended_by(self) -> Literal["repetition"] | None:
-        """What ended an answer that its client had not limited; None if nothing did."""
+        """What ended an answer without a length limit; None if nothing did."""
         return "repetition" if any(end.repeats for end, _ in self.ends) else None
 
     @property

@@ -118,8 +118,8 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return self.read_ahead is not None
 
     def without_session(self, *, forget: bool) -> SequenceRequest:
-        """This request after its session was closed. forget: whether it may leave nothing in the
-        cache.
+        """This request without its session, which was closed. forget: whether it must leave nothing
+        in the cache.
         """
         pins = () if forget else self.pins
         return msgspec.structs.replace(

@@ -423,7 +423,8 @@ class WorkerFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The worker could not start.
 
     fatal_input: the cause is the model or a setting, so a restart will not help.
-    bad_files: the cause is the model's files, so that nothing helps before they have changed.
+    bad_files: whether the model's files are the cause, so that retrying is useless until they
+    change.
     """
 
     message: str
@@ -432,7 +433,7 @@ class WorkerFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     @property
     def error(self) -> ModelLoadError:
-        """The error for those who wait for the model, if the cause is the model or a setting."""
+        """The error for requests that wait for the model, if the cause is the model or a setting."""
         return UnusableModel(self.message) if self.bad_files else ModelLoadError(self.message)
 
 

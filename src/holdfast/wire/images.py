@@ -72,7 +72,7 @@ class VisionInfo(msgspec.Struct, frozen=True, kw_only=True):
 class ImageCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Ask a worker how its model sees images. The worker answers with one `ImageAnswer`.
 
-    max_pixels: images with more are refused.
+    max_pixels: larger images are refused.
     """
 
     images: tuple[str, ...]
@@ -83,8 +83,8 @@ class ImageCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class ImageAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The answer to an `ImageCommand`: for each image a layout, or the reason why it has none.
 
-    failures: of images whose contents cannot be used. lost: of images that could not be processed
-    now.
+    failures: for images whose contents cannot be used. lost: for images that could not be processed
+    at the moment; asking again may help.
     """
 
     call_id: str

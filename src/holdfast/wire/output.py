@@ -130,9 +130,9 @@ class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
     rejected_tokens: int = 0
     calls: int = 0  # complete tool calls
     stop_string: str | None = None  # the stop string that ended the answer
-    # length of the end of the last token that the client does not see, because a stop string cut it
+    # characters at the end of the last token that a stop string hid from the client
     unseen_characters: int = 0
-    repeats: bool = False  # the answer was ended because it went on repeating itself
+    repeats: bool = False  # the answer was ended because it kept repeating itself
     resumptions: int = 0  # workers that died while they had the request
     # None: the model or the budget ended the reasoning
     thought_ended_by: ThoughtEnder | None = None

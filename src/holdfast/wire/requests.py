@@ -189,16 +189,16 @@ SAMPLING_RANGES: Final[Mapping[str, tuple[float, float]]] = {
 
 A protocol may allow a smaller range: in OpenAI's API, the temperature is at most 2.
 """
-# For models that recommend nothing. At temperature 1, small models answer a third of simple questions
-# wrongly that they know (docs/guides/models.md has the measurement).
+# For models that recommend nothing. At temperature 1, small models get simple questions wrong that
+# they can answer (measured in docs/guides/models.md).
 DEFAULT_SAMPLING: Final[Mapping[str, float]] = {
     "temperature": 0.7,
     "top_k": 40,
     "top_p": 0.95,
     "min_p": 0.05,
 }
-# The length of an answer in the library and on the command line, unless the caller says otherwise.
-# Requests over HTTP have no such limit: agents write long files.
+# The default length limit of answers in the library and on the command line. Requests over HTTP
+# have no such limit: agents write long files.
 DEFAULT_ANSWER_TOKENS: Final = 4096
 
 

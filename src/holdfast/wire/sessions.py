@@ -101,8 +101,8 @@ class SessionCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 # Whether a session's branches are protected from eviction. over_quota: the session exceeds the
-# quota for pins, so only its first part is protected. incomplete: a part is gone, for example because
-# its file was damaged; the next request of the session computes it again.
+# quota for pins, so only its first part is protected. incomplete: a part is gone, for example
+# because its file was damaged; the session's next request recomputes it.
 PinState: TypeAlias = Literal["none", "kept", "over_quota", "incomplete"]
 
 

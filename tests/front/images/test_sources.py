@@ -72,9 +72,9 @@ def test_a_url_is_not_read_as_data(part: dict[str, Any]) -> None:
         ({"image_url": "data:image/png,hello"}, "must have the form"),
         ({"image_url": "data:image/png;base64"}, "must have the form"),
         ({"image_url": "data:image/png;base64,"}, "is empty"),
-        ({"image_url": f"data:text/html;base64,{TEXT}"}, "must be that of an image"),
-        ({"image_url": f"data:application/pdf;base64,{TEXT}"}, "must be that of an image"),
-        ({"source": {"media_type": "video/mp4", "data": TEXT}}, "must be that of an image"),
+        ({"image_url": f"data:text/html;base64,{TEXT}"}, "must be an image type"),
+        ({"image_url": f"data:application/pdf;base64,{TEXT}"}, "must be an image type"),
+        ({"source": {"media_type": "video/mp4", "data": TEXT}}, "must be an image type"),
     ],
 )
 def test_what_is_no_image_is_refused_when_it_is_read(part: dict[str, Any], reason: str) -> None:

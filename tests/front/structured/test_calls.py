@@ -98,7 +98,7 @@ _CALLS: Final = (
     Call("tree", {"node": {"value": 1.5, "parts": [{"value": 0}]}, "mixed": "so"}),
 )
 _CONSTRAINED: Final = sorted(
-    name for name, family in FAMILIES.items() if family.calls.drawn_layouts
+    name for name, family in FAMILIES.items() if family.calls.grammar_layouts
 )
 _AS_TOKENS: Final = ("hermes", "qwen3_coder", "glm47")
 # text and calls in one stream

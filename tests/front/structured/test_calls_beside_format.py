@@ -53,7 +53,7 @@ def _forms(dialect: ModelDialect) -> Iterator[str]:
     call_id = {"alnum9": "abc123XYZ", "number": "0"}
     for form in dialect.read_forms:
         call = Call("find_places", _ARGUMENTS, call_id.get(form.id_form, ""))
-        for layout in (*form.drawn_layouts, *form.incomplete_layouts):
+        for layout in (*form.grammar_layouts, *form.incomplete_layouts):
             yield layout.write([call], form.id_form)
         if form.bare_keys is not None:
             yield from _bare(*form.bare_keys)

@@ -52,7 +52,7 @@ def test_after_a_complete_call_and_a_new_line_the_answer_can_end(name: str) -> N
     assert form is not None
     call_id = {"alnum9": "abc123XYZ", "number": "0"}.get(form.id_form, "")
     call = Call("find_places", {"query": "Rome"}, call_id)
-    text = form.drawn_layouts[0].write([call], form.id_form)
+    text = form.grammar_layouts[0].write([call], form.id_form)
     asked = WrittenAnswer(prompt="", text="", in_reasoning=False)
     for choice in CHOICES.values():
         grammar = grammar_of(found.dialect, asked, choice)

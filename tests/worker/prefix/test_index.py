@@ -325,7 +325,7 @@ def test_a_copy_on_disk_that_could_not_be_read_is_planned_again_and_offered_anew
     memory = library(budget=0, disk=disk)
     first, second = read_chain(memory, CHAIN, disk=disk)
     memory.disk_changed(stored=disk.write().stored)
-    memory.doubt(first.key)
+    memory.mark_suspect(first.key)
     assert plan_of(memory, CHAIN).to_read == (first.key, second.key)
     assert fill_gaps(memory, CHAIN, disk=disk) == [first.key]
     memory.disk_changed(stored=disk.write().stored)

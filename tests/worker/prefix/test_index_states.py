@@ -334,7 +334,7 @@ class IndexStates(RuleBasedStateMachine):
         assert self.disk is not None
         key = list(self.disk.kept)[pick % len(self.disk.kept)]
         was = self.index.residence(key)
-        self.index.doubt(key)
+        self.index.mark_suspect(key)
         assert self.index.residence(key) is was
         assert key in self.disk.kept
 

@@ -240,7 +240,8 @@ def _status(models: Sequence[ModelStatus], unread: Collection[str]) -> str:
     """The status of the server.
 
     It is `ok` as soon as requests are accepted, even if no model is loaded, but not while a model
-    that is required from the start still loads. unread: models whose tokenizer is not read yet.
+    that is required from the start still loads. unread: models whose tokenizer has not been read
+    yet.
     """
     if not models or any(
         (model.is_awaited and model.state == "loading")

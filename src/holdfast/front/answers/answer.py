@@ -58,7 +58,7 @@ class AnswerReader:
 
         in_reasoning: whether the prompt has already opened a thought.
         """
-        self.is_complete = False  # the answer has ended, although the model may go on
+        self.is_complete = False  # the answer has ended, even if the model keeps generating
         self._source = Incoming(dialect.markers.restore)
         self._parts = CallParts(tools or DeclaredTools(), reads_calls=reads_calls)
         self._marks = dialect.encoded
@@ -449,7 +449,7 @@ class PlainReader:
     """Reads an answer that is always visible text, and holds nothing back."""
 
     thoughts: Sequence[Thought] = ()
-    is_complete = False  # only the model knows when it has ended
+    is_complete = False  # only the model's end token ends it
 
     def __init__(self) -> None:
         self.certain = 0

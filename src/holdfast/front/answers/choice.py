@@ -126,7 +126,7 @@ class ChoiceText:
         )
         self._joints = TextJoints()
         self._guard = RepetitionGuard(rules.repeated_tokens)
-        self._repeats = False  # the answer was ended because it repeats itself
+        self._repeats = False  # the answer was ended because it repeated itself
         self._calls = 0  # number of complete calls
         self._begun = 0
         self._reasoning_tokens = 0
@@ -359,8 +359,8 @@ class ChoiceText:
         )
 
     def _ending(self, reported: FinishReason) -> ChoiceFinished:
-        """Return the end of the choice. The reason is the worker's, unless a stop string the
-        only allowed call or the end of a message ended the choice earlier.
+        """Return the end of the choice. The reason is the worker's, unless a stop string, the only
+        allowed call or the end of a message ended the choice earlier.
         """
         ended_here = (
             self._stops.cut is not None

@@ -42,7 +42,7 @@ _LEFT_OUT = frozenset(
         "server_tool_use",
         "mcp_tool_use",
         "mcp_tool_listing",
-        "compaction",  # without a summary: one that has failed
+        "compaction",  # without a summary: a failed compaction
         "fallback",
     }
 )
@@ -152,7 +152,7 @@ SystemPrompt = TextOrMany[TextBlock]
 
 @with_config(STRICT)
 class TurnConfig(TypedDict):
-    """How much to think in one turn."""
+    """The thinking effort of one turn."""
 
     effort: NotRequired[Literal["low", "medium", "high", "xhigh", "max"] | None]
 
@@ -176,7 +176,7 @@ class Turn(TypedDict):
     clear_at: NotRequired[
         Annotated[
             Literal["next_user_message", "never"] | None,
-            Field(description="For a system message: until when the model reads it."),
+            Field(description="For a system message: how long it stays in the prompt."),
         ]
     ]
 
@@ -335,8 +335,8 @@ def _failed(content: str | list[Message]) -> str | list[Message]:
 
 
 def _read(block: Mapping[str, Any]) -> Message | None:
-    """Return the message part for a text, for a document or search result that consists of text, or
-    for the summary of an earlier part of the conversation. Returns None for other blocks.
+    """Return the message part for a text, a document or search result that consists of text, or a
+    compaction summary. Returns None for other blocks.
     """
     if block["type"] == "text":
         return _part(block)

@@ -77,7 +77,7 @@ _NOT_ANSWERED = UnsupportedFields(  # in requests that only count tokens, they h
     neutral={"compaction": ()},
     reasons={
         "compaction": (
-            "this API has no compaction here; ask for a summary in a message, or use "
+            "this server does not support compaction here; ask for a summary in a message, or use "
             "/v1/responses/compact"
         )
     },
@@ -99,7 +99,7 @@ class ThinkingField(BaseModel):
         "Maximum number of tokens for thinking."
     )
     block_binding: dict[str, Any] | None = optional(
-        "Accepted, but has no effect: thoughts of other conversations are left out."
+        "Accepted, but has no effect: thoughts from other conversations are left out."
     )
     display: str | None = optional(
         "omitted: thinking blocks have no text, only a signature that contains the text."
@@ -198,9 +198,9 @@ class PromptFields(SharedFields):
         return talk
 
     def _shown_turns(self) -> Iterator[tuple[int, Turn]]:
-        """Iterate over the turns that the model reads, with their places. Raises RequestRefused.
+        """Iterate over the turns that the model reads, each with its index. Raises RequestRefused.
 
-        A system message may be only for one user turn, or only have a configuration.
+        A system message may apply to a single user turn, or contain only a configuration.
         """
         last_user = max(
             (place for place, turn in enumerate(self.messages) if turn["role"] == "user"),
@@ -211,7 +211,9 @@ class PromptFields(SharedFields):
             config = turn.get("output_config") or {}
             if config.get("format") is not None or (config and not is_system):
                 field = f"messages.{place}.output_config" + (".format" if is_system else "")
-                raise invalid_field(field, "only the request itself has it")
+                raise invalid_field(
+                    field, "this field is allowed only at the top level of the request"
+                )
             if is_system and turn.get("clear_at") == "next_user_message" and place < last_user:
                 continue
             if "content" in turn:
@@ -256,7 +258,7 @@ class PromptFields(SharedFields):
         return thinking_of(said={"reasoning": said})
 
     def _effort_of_turn(self) -> EffortWord | None:
-        """The effort that a system message of the newest turn asks for."""
+        """The effort that a system message in the newest turn asks for."""
         for turn in reversed(self.messages):
             if turn["role"] == "assistant":
                 break

@@ -176,9 +176,7 @@ class Catalog:
         return UnknownModel(model=name, available=(*ids, *aliases), why=why)
 
     def why_left_out(self, name: str) -> str:
-        """Why the model with that name, or the one of that adapter, is not served; empty if it is
-        not here at all.
-        """
+        """Why the model or adapter with this name is not served; empty if it is unknown."""
         base = name.partition(SEPARATOR)[0]
         return next((each.reason for each in self.left_out if each.name in (name, base)), "")
 
@@ -228,7 +226,7 @@ def catalog_of(settings: Settings, environ: Mapping[str, str]) -> Catalog:
 
     A table of models.toml whose `speculation` names no model is left out.
 
-    Raises ConfigError if the file of models cannot be read or is not TOML. Raises ModelLoadError if
+    Raises ConfigError if `models.toml` cannot be read or is not TOML. Raises ModelLoadError if
     `model.path` is not a model, `model.adapters` lists a folder that is not an adapter, or
     `model.speculation` names no model.
     """
@@ -568,11 +566,11 @@ class _FoundModel:
     name: str  # owner/name if that is known
     folder: Path
     origin: str
-    is_of_hub: bool = False
+    is_from_hub: bool = False
 
     def checked_config(self) -> Mapping[str, Any]:
         """The configuration. Raises ModelLoadError if the model cannot be loaded."""
-        if self.is_of_hub:
+        if self.is_from_hub:
             return check_snapshot(ModelSource(kind="hub", name=self.name), self.folder)
         return check_loadable(self.folder)
 
@@ -617,7 +615,7 @@ def _with_found(
 def _interrupted(
     settings: Settings, environ: Mapping[str, str], *, but: Container[str]
 ) -> list[LeftOut]:
-    """The models in the Hub's cache of which only a part was fetched, except those with these names."""
+    """Partially downloaded models in the Hub's cache, except those with the names in `but`."""
     if not settings.catalog.hub_cache:
         return []
     cache = hub_cache_folder(environ)
@@ -642,7 +640,7 @@ def _found_models(settings: Settings, environ: Mapping[str, str]) -> Iterator[_F
     if settings.catalog.hub_cache:
         hub_cache = hub_cache_folder(environ)
         for hub_id, folder in cached_models(hub_cache).items():
-            yield _FoundModel(name=hub_id, folder=folder, origin=str(hub_cache), is_of_hub=True)
+            yield _FoundModel(name=hub_id, folder=folder, origin=str(hub_cache), is_from_hub=True)
     for watched in settings.catalog.folders:
         # unlike Path.expanduser, this does not raise for a user without a home
         parent = Path(os.path.expanduser(watched))

@@ -24,8 +24,8 @@ from holdfast.wire.events import Event, Heartbeat, LoadProgress, WorkerFailed, W
 # A step counts as hanging after this many times the longest time of similar steps. If none was
 # measured, the loading time is multiplied instead.
 PATIENCE = 20.0
-# shortest limit for a kind of step that was not measured yet, and the longest time without any
-# progress while a model is loaded, in multiples of `hang_seconds`
+# the shortest limit for a kind of step that has not been measured yet, and the longest time without
+# progress while a model loads, in multiples of `hang_seconds`
 LEAST_UNMEASURED = 8.0
 GRACE_SECONDS = 10.0  # time between the request to exit and SIGKILL
 LOG_SECONDS = 2.0  # how long to wait for the rest of the log after the process has exited
@@ -242,10 +242,10 @@ class Watchdog:
     """Detects from a worker's heartbeats and its progress that the worker hangs; polled every
     `heartbeat_seconds`.
 
-    A worker that sends no heartbeats is judged by what it gets done. A native call may hold the
-    interpreter lock for long, and on a busy machine that takes many times as long. If the process
-    uses no processor time and reads nothing, it hangs. If it does, it has the processor time that
-    unmeasured work may take.
+    A worker that sends no heartbeats is judged by its progress, because a native call may hold the
+    interpreter lock for a long time, and on a busy machine many times longer. A process that uses
+    no processor time and reads nothing hangs. One that does may use as much processor time as a
+    step that has not been measured.
 
     The time since the last poll counts as at most one interval. So the worker never seems to hang
     only because the front was suspended or too busy to poll.
@@ -262,10 +262,10 @@ class Watchdog:
         self._heartbeat_seconds = heartbeat_seconds
         self._hang_seconds = hang_seconds
         self._unmeasured_seconds = max(unmeasured_seconds, hang_seconds)
-        # True from the first heartbeat, or from when the worker serves
+        # True from the first heartbeat, or once the worker serves
         self.expects_heartbeats = False
         self._is_serving = False
-        # since the last heartbeat, for each poll: its time, and how much of that the process ran
+        # for each poll since the last heartbeat: its duration, and the processor time used in it
         self._silence: list[tuple[float, float]] = []
         self._ran_silently_seconds = 0.0
 

@@ -85,7 +85,7 @@ class ModelStatus:
     context_tokens: int | None = None
     own_context_tokens: int | None = None  # the context that the model was trained for
     can_see: bool = False  # whether it can be given images; before the load, whether that is likely
-    # how answers are sampled if a client says nothing of it; None: unknown before the load
+    # sampling parameters of requests that set none; None: unknown until the load
     sampling: Mapping[str, float] | None = None
     is_pinned: bool = False
     # whether the server is ready only once this model is: it is pinned, was named at the start, or
@@ -94,7 +94,7 @@ class ModelStatus:
     # time until it is unloaded if nobody uses it; None: it stays loaded
     idle_seconds_left: float | None = None
     failure: str = ""  # why it could not be loaded
-    weights_read: float | None = None  # share of its weights; None unless it is being loaded
+    weights_read: float | None = None  # share of its weights read; None unless it is being loaded
     figures: ResidencyFigures = ResidencyFigures()
     draft_model: str = ""  # the model that drafts for this one; empty: none, or it has failed
 
@@ -430,7 +430,7 @@ class Residency:
         except TimeoutError:
             raise WorkerUnavailable(
                 f"model {slot.entry.name!r} is still loading after {seconds:.0f} s: its files are "
-                "being read, or downloaded first; please try again"
+                "being downloaded or read; please try again"
             ) from None
         except HoldfastError:
             raise slot.cannot_be_served() from None

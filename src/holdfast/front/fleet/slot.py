@@ -133,7 +133,7 @@ class ModelFiles:
 
     folder: Path
     weight_bytes: int = 0
-    sampling: Mapping[str, float] = field(default_factory=dict)  # as its makers recommend
+    sampling: Mapping[str, float] = field(default_factory=dict)  # as the model recommends
     draft: DraftFolder | None = None  # a draft model; its weights are part of `weight_bytes`
 
 
@@ -210,7 +210,7 @@ class ModelSlot:
         self._process: WorkerProcess | None = None
         # the error for requests with a lease after the load has ended
         self._refusal: HoldfastError | None = None
-        self._cause: HoldfastError | None = None  # why the load has failed
+        self._cause: HoldfastError | None = None  # why the load failed
 
     # -- state
 
@@ -416,8 +416,8 @@ class ModelSlot:
     async def wait_client(self, *, sequences: int, seconds: float) -> ModelClient:
         """Return the link to the model for the holder of a lease. Waits while a worker starts.
 
-        Raises WorkerUnavailable if the start fails or takes too long, UnusableModel if the model's
-        files are the cause, and QueueFull if too many sequences wait.
+        Raises WorkerUnavailable if the start fails or takes too long, UnusableModel if it fails
+        because of the model's files, and QueueFull if too many sequences wait.
         """
         if (client := self.client) is not None:
             return client
@@ -782,7 +782,9 @@ class ModelSlot:
 
     @property
     def sampling(self) -> Mapping[str, float] | None:
-        """How answers are sampled if a client says nothing of it; None before its files are there."""
+        """The sampling parameters of requests that set none; None until the model's files are
+        there.
+        """
         files = self._files
         if files is None or not files.done() or files.exception() is not None:
             return None

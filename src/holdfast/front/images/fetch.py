@@ -3,7 +3,7 @@
 A client must not be able to make the server reach machines that only the server can reach. So the
 name in a URL is resolved once, all of its addresses are checked, and the connection is made to a
 checked address, not to the name. Then the address of the other end is checked again. A redirect is
-a new URL and is checked in the same way. Proxies of the environment are not used.
+a new URL and is checked in the same way. Proxies from the environment are not used.
 
 A fetch ends at its deadline, whatever the host does, because its socket is shut down then. Looking
 up a name cannot be interrupted: it runs on other threads, and the fetch stops waiting for it.
@@ -39,13 +39,13 @@ _LOOKUPS_AT_ONCE: Final = 16
 _LONGEST_URL: Final = 8192
 _READ_BYTES: Final = 1 << 16
 _PORTS: Final = {"http": 80, "https": 443}
-# Networks that `ipaddress` takes for public in some versions of Python: protocol assignments with
-# Teredo, relays, documentation (RFC 9637), and 6to4, which stands for IPv4 addresses.
+# Networks that `ipaddress` considers public in some versions of Python: protocol assignments with
+# Teredo, relays, documentation (RFC 9637), and 6to4, which embeds IPv4 addresses.
 _SPECIAL: Final = [
     ipaddress.ip_network(network)
     for network in "192.0.0.0/24 192.88.99.0/24 2001::/23 2001:db8::/32 3fff::/20 2002::/16".split()
 ]
-# All of IPv6 that is public so far. Outside are, besides private networks, spellings of IPv4
+# The only public IPv6 block so far. Outside it, besides private networks, are forms of IPv4
 # addresses: ::a.b.c.d, ::ffff:0:a.b.c.d, and 64:ff9b:1::/48 (NAT64 of a local network).
 _PUBLIC_IPV6: Final = ipaddress.ip_network("2000::/3")
 _IN_PATHS: Final = "/?%:=&~#+!$,;'@()*[]"  # characters of URLs that are sent as they are
@@ -107,10 +107,10 @@ _LOOKUPS: Final = DaemonThreads(_LOOKUPS_AT_ONCE, name="look up")
 
 
 def is_public(address: _Address) -> bool:
-    """Whether an address is reachable from the whole internet, and not one of this machine.
+    """Whether an address is public: reachable from the whole internet, and not this machine's own.
 
-    An IPv4 address in the form of an IPv6 address (mapped, or NAT64) is judged as IPv4 address. All
-    other IPv6 addresses that contain one are refused, because nothing public needs them.
+    An IPv4-mapped or NAT64 address is judged by its IPv4 address. All other IPv6 addresses that
+    embed an IPv4 address are refused, because no public service needs them.
     """
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:

@@ -61,8 +61,8 @@ class ImageFolder:
         return name
 
     def hold_again(self, name: str) -> bool:
-        """Hold an image that this folder has held before, without its bytes. Returns False if its
-        file is gone, or must be compared with its hash.
+        """Hold an image that is already in this folder, without its bytes. Returns False if its
+        file is gone, or must be checked against its hash.
         """
         with self._lock:
             if not self._is_there(name):
@@ -104,8 +104,8 @@ class ImageFolder:
         return self._is_there(name)
 
     def _is_there(self, name: str) -> bool:
-        """Whether the file of an image whose contents are known to be right exists. If so, this is a
-        use of the image.
+        """Whether the file of an image exists and its contents have been verified. If so, also
+        marks it as used.
         """
         if name not in self._sizes:
             return False

@@ -1,12 +1,12 @@
-"""Takes the images of a request, and puts them into the folder from which workers read them.
+"""Stores the images of a request in the folder from which workers read them.
 
-Here, an image is bytes that nobody has looked at: a worker decodes it in another process, and tells
-whether it can be used. What was taken once is recognized by the text or URL that the client sent,
-so that a later turn neither decodes its base64 nor fetches it again.
+Here, an image is opaque bytes: a worker's image process decodes it and reports whether it can be
+used. An image that was sent before is recognized by its text or URL, so that a later turn neither
+decodes its base64 nor fetches it again.
 
-An image that cannot be used is an error only where it is new: in the user's latest message, if no
-answer follows it. Anywhere else, the model reads a note in its place, because otherwise every
-further turn of the conversation would fail.
+An unusable image is an error only if it is new: in the user's latest message, with no answer after
+it. Anywhere else, a note takes its place in the prompt, because otherwise every later turn of the
+conversation would fail.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from holdfast.wire.requests import ChatPrompt
 _FETCHED_AT_ONCE: Final = 4
 _READ_AT_ONCE: Final = 2  # each holds the bytes of one image
 _MOST_REMEMBERED: Final = 20_000  # sources
-_EARLIER_SHARE: Final = 0.3  # of the remaining time, for an image of an earlier turn
+_EARLIER_SHARE: Final = 0.3  # of the remaining time, for fetching an image of an earlier turn
 _TEXT_ONLY: Final = "this model reads text only"
 
 
@@ -79,7 +79,7 @@ class TakenPrompt:
 
 
 class ImageIntake:
-    """Takes images and keeps them. Any thread may call any method, `entered` on an event loop."""
+    """Stores the images of requests. Thread-safe; `entered` needs an event loop."""
 
     def __init__(
         self,
@@ -93,14 +93,14 @@ class ImageIntake:
         self.max_pixels = settings.max_pixels
         self._settings = settings
         self._is_allowed = is_allowed
-        # by tenant and source, oldest first; None: it could not be fetched
+        # names by tenant and source, oldest first; None: could not be fetched
         self._names: dict[tuple[str, SourceKey], str | None] = {}
         self._names_lock = threading.Lock()
         self._readers = ThreadPoolExecutor(_READ_AT_ONCE, thread_name_prefix="read images")
         self._fetchers = DaemonThreads(_FETCHED_AT_ONCE, name="fetch images")
 
     def close(self) -> None:
-        """Take and fetch no further images. Does not wait for those that have begun."""
+        """Accept no more images. Does not wait for images that are being stored."""
         for threads in (self._readers, self._fetchers):
             threads.shutdown(wait=False, cancel_futures=True)
 
@@ -108,12 +108,12 @@ class ImageIntake:
     async def entered(
         self, prompt: ChatPrompt, vision: VisionInfo | None, *, tenant: str = ""
     ) -> AsyncIterator[TakenPrompt]:
-        """Take the images of a prompt, and hold their files until the context ends.
+        """Store the images of a prompt, and hold their files until the context ends.
 
         If the model reads text only, images that are not new become notes.
 
         Raises InvalidRequest, which names the field; ImagesRefused if the model takes no images;
-        WorkerUnavailable if that takes too long or the images cannot be written.
+        WorkerUnavailable if fetching takes too long or the images cannot be written.
         """
         if vision is None or vision.refused:
             yield text_only(prompt, vision)
@@ -162,10 +162,10 @@ class ImageIntake:
         return known or self._take_new(source, hold, is_new)
 
     def _take_known(self, source: ImageSource, hold: _Hold, is_new: bool) -> str:
-        """Hold an image that the same tenant has sent before. Returns its name; empty if it has
-        not, or if the image is to be fetched because its URL is in a new message.
+        """Hold an image that the same tenant has sent before. Returns its name; empty if it is
+        unknown, or if it must be fetched because its URL is in a new message.
 
-        Raises InvalidRequest if the image could not be fetched before.
+        Raises InvalidRequest if an earlier fetch of the image failed.
         """
         if source.problem or (source.url and is_new):
             return ""
@@ -201,7 +201,7 @@ class ImageIntake:
                 source.url,
                 field=source.field,
                 max_bytes=self._settings.max_bytes,
-                # so that the request can go on without an image of an earlier turn
+                # leaves time to continue without this image of an earlier turn
                 seconds=seconds if is_new else seconds * _EARLIER_SHARE,
                 is_allowed=self._is_allowed,
             )
@@ -210,7 +210,9 @@ class ImageIntake:
             raise
 
     def _accepted(self, prompt: ChatPrompt) -> dict[ImageSource, bool]:
-        """The images to take, and whether each is new. Raises InvalidRequest if there are too many."""
+        """The images to store, and whether each is new. Raises InvalidRequest if there are too
+        many.
+        """
         sources = _sources(prompt.messages)
         if len(sources) > (most := self._settings.max_count):
             raise InvalidRequest(
@@ -239,7 +241,7 @@ def _sources(messages: Sequence[Mapping[str, Any]]) -> dict[ImageSource, bool]:
 
 
 def _newest(messages: Sequence[Mapping[str, Any]]) -> int | None:
-    """The place of the user's latest message; None if an answer follows it."""
+    """The index of the user's latest message; None if an answer follows it."""
     for place in reversed(range(len(messages))):
         if messages[place]["role"] == "user":
             return place
@@ -253,9 +255,9 @@ def _new(sources: Mapping[ImageSource, bool]) -> frozenset[ImageSource]:
 
 
 def text_only(prompt: ChatPrompt, vision: VisionInfo | None = None) -> TakenPrompt:
-    """The prompt for a model that takes no images: those that are not new become notes.
+    """The prompt for a model that takes no images, with notes in place of images that are not new.
 
-    Raises ImagesRefused for a new one.
+    Raises ImagesRefused for a new image.
     """
     for source, is_new in _sources(prompt.messages).items():
         if is_new:
@@ -320,9 +322,10 @@ def _with_names(
     *,
     new: Container[ImageSource],
 ) -> TakenPrompt:
-    """The prompt with the names of images, and with notes in place of those that have none.
+    """The prompt with the names of its images, and notes in place of images without a name.
 
-    Raises what was found instead of a name, unless that is an InvalidRequest and the image not new.
+    Raises the exception found instead of a name, except an InvalidRequest for an image that is not
+    new.
     """
     names: dict[ImageSource, str] = {}
     for source, name in found.items():
@@ -343,7 +346,7 @@ def _with_names(
 
 
 def _with_parts(prompt: ChatPrompt, part_of: Callable[[Any], dict[str, Any]]) -> ChatPrompt:
-    """The prompt with other parts in place of its images. part_of: the part for an image."""
+    """The prompt with each image replaced by the result of `part_of`."""
     messages = tuple(
         {
             **message,

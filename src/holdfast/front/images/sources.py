@@ -29,8 +29,8 @@ _NAMES: Final = ("image_url", "source", "image", "data", "url")  # of the image,
 
 
 SourceKey: TypeAlias = tuple[int, int, int]
-"""What identifies the bytes of an image: their number, Python's hash, and XXH3. Nobody can make two
-images with the same key, because Python's hash depends on a secret of the process.
+"""Identifies the bytes of an image: their number, Python's hash, and XXH3. Nobody can construct two
+images with the same key, because Python's hash is seeded with a per-process secret.
 """
 
 
@@ -39,9 +39,9 @@ class ImageSource:
     """An image as a client sent it. At most one of `text`, `url` and `data` is set.
 
     field: the request field with the image, for error messages. media_type: as the client says;
-    empty if it does not, or if what it says is not a media type. text: base64, from the character
-    `begins_at` on. problem: why the client sent no image; empty if it did. Such a source is no
-    error yet, because it may belong to an earlier turn.
+    empty if it does not, or if what it says is not a media type. text: base64, from index
+    `begins_at` on. problem: why this is not an image; empty if it is one. This is not an error yet,
+    because the source may belong to an earlier turn.
     """
 
     field: str
@@ -76,8 +76,8 @@ class ImageSource:
             raise self.refused("the image is not valid base64") from error
 
     def key(self) -> SourceKey:
-        """Equal for equal images that were sent in the same way. Takes 0.5 ns per byte, where
-        decoding base64 takes 6 ns and SHA-256 of the result 1 ns.
+        """Equal for equal images that were sent in the same way. Takes 0.5 ns per byte; decoding
+        base64 takes 6 ns, and SHA-256 of the result 1 ns.
         """
         sent = self.data or (self.text or self.url).encode("utf-8", "surrogatepass")
         return len(sent), hash(sent), xxhash.xxh3_128_intdigest(sent)
@@ -119,7 +119,7 @@ def image_source(part: Mapping[str, Any], field: str) -> ImageSource:
 
 
 def text_source(given: Any, field: str, *, media_type: Any = None) -> ImageSource:
-    """The image that a text stands for: a data URL, an http(s) URL, or base64."""
+    """The image that a text contains or refers to: a data URL, an http(s) URL, or base64."""
     kind = media_type if isinstance(media_type, str) else ""
     if not isinstance(given, str) or not given:
         return ImageSource(field=field, problem="an image must be a URL or base64 text")
@@ -144,7 +144,7 @@ def text_source(given: Any, field: str, *, media_type: Any = None) -> ImageSourc
         return ImageSource(
             field=field,
             media_type=named,
-            problem="the media type must be that of an image",
+            problem="the media type must be an image type",
             shown=f", not {kind[:40]!r}",
         )
     if begins_at == len(given):
@@ -163,7 +163,7 @@ def is_image_kind(kind: str) -> bool:
 
 
 def with_image(part: Mapping[str, Any], field: str) -> dict[str, Any]:
-    """A message part as a client sent it, as the part of a prompt if it is an image."""
+    """The prompt's part for a message part as a client sent it; unchanged if it is not an image."""
     return image_part(image_source(part, field)) if is_image_kind(part["type"]) else dict(part)
 
 
@@ -201,11 +201,11 @@ def _for_log(part: Any) -> Any:
 
 
 def left_out_note(what: str) -> str:
-    """What a model reads in place of something that no model here reads, or that it does not."""
+    """What a model reads in place of content that it, or every model here, cannot read."""
     return f"[{what} left out: this model takes text only]"
 
 
 UNREADABLE_NOTE: Final = "[image left out: it cannot be read]"
-"""What a model reads in place of an image of an earlier turn that cannot be used. It is the same for
-all reasons, so that the prompts of later turns begin with that of this one.
+"""What a model reads in place of an unusable image of an earlier turn. The same for all reasons, so
+that the prompts of later turns begin with the prompt of this one.
 """

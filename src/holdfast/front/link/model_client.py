@@ -5,8 +5,8 @@ generated so far. The token at a position depends only on seed and position, so 
 with the same tokens as without the death. A session command without an answer is sent once more. If
 it then fails, the error says so if the first worker may already have carried it out.
 
-A request that was refused because it killed workers is remembered: the same request is refused at
-once when it comes again.
+A request that killed workers is remembered: the same request is refused at once when it is sent
+again.
 
 A dying worker does not say which request killed it. `Isolation` finds that request: requests that
 ran during too many deaths are tried one at a time.
@@ -61,7 +61,7 @@ DEATHS_TOGETHER = 2
 DEATHS_OF_ONE = 3  # deaths during one request, after fewer than FEW_TOKENS new tokens each
 DEATHS_OF_A_LIFE = 12  # deaths during one request, however many tokens it generated
 FEW_TOKENS = 8
-REMEMBERED_SECONDS = 3600.0  # for how long a request that killed workers is refused at once
+REMEMBERED_SECONDS = 3600.0  # how long a request that killed workers stays refused
 MOST_REMEMBERED = 256
 DEATHS_ALONE = 2  # deaths in a row of a request that runs alone, until it is refused
 
@@ -154,9 +154,9 @@ class ModelClient:
         )
         if self._is_deadly(request):
             stream.fail(
-                "this request has killed the worker process of the model, and is refused for an "
-                "hour after that, or until the model is loaded again. The server's log and "
-                "`holdfast doctor` say how the worker died",
+                "this request killed the worker process of the model, and is refused for an hour, or "
+                "until the model is loaded again. The server's log and `holdfast doctor` say how "
+                "the worker died",
                 is_deadly=True,
             )
             return stream
@@ -193,8 +193,8 @@ class ModelClient:
             self._asked.pop(command.call_id, None)
 
     def _detach_running(self, command: SessionCommand) -> None:
-        """Let the open requests of a session that is being closed go on without it, even if they
-        are sent to another worker.
+        """Detach the open requests of a session that is being closed, so that they continue without
+        it, even on another worker.
         """
         wanted = (command.session_id, command.tenant, command.adapter)
         for opened in self._open.values():
@@ -344,9 +344,9 @@ class ModelClient:
             del self._deadly[next(iter(self._deadly))]
         self._deadly[_digest(opened.request)] = self._clock()
         for other in [each for each in self._open.values() if self._is_deadly(each.request)]:
-            del self._open[other.request.request_id]  # the same request, sent again meanwhile
+            del self._open[other.request.request_id]  # the same request, sent concurrently
             other.stream.fail(
-                "another request with the same prompt has killed the worker process of the model",
+                "another request with the same prompt killed the worker process of the model",
                 is_deadly=True,
             )
 
@@ -487,8 +487,8 @@ class _OpenRequest:
 
 
 def _digest(request: SequenceRequest) -> bytes:
-    """What two requests have in common if they make the device do the same until the first token:
-    not the seed, the length of the answer, nor what is only bookkeeping.
+    """A digest that two requests share if the device does the same work for both up to the first
+    token. It leaves out the seed, the length of the answer, and bookkeeping.
     """
     computed = msgspec.structs.replace(
         request,

@@ -39,7 +39,7 @@ class OllamaError(Struct, frozen=True, kw_only=True):
 
 
 def ollama_error(problem: Problem) -> OllamaError:
-    """The body of an error response, and the last line of a stream that fails."""
+    """The body of an error response, and the last line of a failed stream."""
     return OllamaError(error=problem.message_with_field, advice=problem.advice)
 
 

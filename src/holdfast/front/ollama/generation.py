@@ -159,13 +159,13 @@ def conversation(messages: Sequence[OllamaMessage]) -> tuple[dict[str, Any], ...
 
     Raises InvalidRequest for images in other messages than the user's and tool results.
 
-    A result is assigned to the call with its id. A result without an id, or of calls that were sent
-    without ids, is assigned to the first unanswered call of the tool it names, or else to the first
+    A result is assigned to the call with its id. Without an id, or if the calls were sent without
+    ids, it is assigned to the first unanswered call of the tool that it names, or else to the first
     unanswered call.
     """
     ready: list[dict[str, Any]] = []
     open_calls: dict[str, str] = {}  # id → name, for the latest calls that have no result yet
-    has_ids = False  # the latest calls were sent with ids
+    has_ids = False  # whether the latest calls were sent with ids
     for place, message in enumerate(messages):
         turn: dict[str, Any] = {"role": message["role"], "content": message.get("content") or ""}
         if images := message.get("images"):
@@ -221,7 +221,7 @@ def _calls(calls: Sequence[PastCall], place: int) -> list[dict[str, Any]]:
 
 
 def _answered(name: str, open_calls: dict[str, str]) -> str:
-    """Return the id of the call that a result answers which has no id of a call."""
+    """Return the id of the call that a result without a call id answers."""
     of_that_name = (call for call, called in open_calls.items() if called == name)
     return next(of_that_name, next(iter(open_calls), f"call_{name}"))
 

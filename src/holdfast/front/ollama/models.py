@@ -121,7 +121,7 @@ def not_found(name: str, *, instead: Sequence[str] = (), why: str = "") -> Reque
     """Return the error for an unknown model. Clients search the message for Ollama's words, or for
     "does not exist".
 
-    instead: names of models to suggest. why: why a model that is here is not served.
+    instead: names of models to suggest. why: the reason why a local model is not served.
     """
     shown = json.dumps(name[:_LONGEST_SHOWN], ensure_ascii=False)
     message = f"model {shown} not found, try pulling it first: it does not exist on this server"

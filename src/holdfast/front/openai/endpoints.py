@@ -495,13 +495,13 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     max_context_length: the context that the model was trained for, as LM Studio calls it; null if
         unknown.
     max_output_tokens: the answer length that agents should plan for; not a limit.
-    default_sampling: how answers are sampled if the request says nothing of it: as the model or
-        its entry in `models.toml` recommends, or else Holdfast's defaults; null before its files are
+    default_sampling: the sampling parameters of requests that set none: the recommendations of the
+        model or of its entry in `models.toml`, else Holdfast's defaults; null until its files are
         there.
     architecture: whether the model takes images. Before it is loaded: whether that is likely.
     state: as in /health.
-    weights_read: the share of the weights, from 0 to 1, that a model which is being loaded has read;
-        otherwise null.
+    weights_read: while the model is being loaded, the share of its weights read so far, from 0 to
+        1; otherwise null.
     aliases: further names that requests may use for the model.
     parent: for a LoRA adapter, the id of its model; otherwise null.
     kv_quality: what `holdfast quality` measured for the model; null if it was not measured, or if

@@ -120,7 +120,7 @@ _REASONS = {
     "repeat_last_n": "`repetition_penalty` here covers the whole prompt and answer",
     "n_predict": "the field is called `max_tokens` here",
     "num_predict": "the field is called `max_tokens` here",
-    "num_ctx": "the size of the context is a setting of the server",
+    "num_ctx": "the context size is a setting of the server",
     "truncate_prompt_tokens": "use `truncation` to have the middle of a long prompt left out",
     "chat_template": "the model's own template is used",
     "moderation": "this field is part of OpenAI's own service",

@@ -234,10 +234,10 @@ def _canonical_call(call: Any, forms: FirstForms, tenant: str) -> Any:
 def guarded(
     prompt: ChatPrompt, guard: ControlGuard, *, thought: tuple[str, str] = ("", "")
 ) -> ChatPrompt:
-    """The conversation with control texts broken up wherever a client can write.
+    """The conversation with control texts broken up in every text that a client can write.
 
-    Otherwise a tool result that contains `<|im_end|>` would end its message. The template then
-    writes the only control texts, with one exception: a message to be continued may begin with a
+    Otherwise a tool result that contains `<|im_end|>` would end its message. Afterwards, only the
+    template writes control texts, with one exception: a message to be continued may begin with a
     thought.
 
     thought: the markers around a thought.
@@ -282,10 +282,10 @@ def _guarded_call(call: Any, guard: ControlGuard) -> Any:
 
 
 def _guarded_arguments(arguments: Any, guard: ControlGuard) -> Any:
-    """Arguments of a call, as JSON text if they were sent so.
+    """The arguments of a call, as JSON text if they were sent as such.
 
-    A template may write keys into tags, and may parse the text, in which case an escaped control
-    text would appear.
+    A template may write keys into tags. It may also parse the text, which would turn an escaped
+    control text into a real one.
     """
     if not isinstance(arguments, str):
         return _guarded_keys(arguments, guard)
@@ -300,7 +300,7 @@ def _guarded_arguments(arguments: Any, guard: ControlGuard) -> Any:
 
 
 def _guarded_keys(value: Any, guard: ControlGuard) -> Any:
-    """A JSON value with its texts guarded, and its keys guarded as names."""
+    """A JSON value with its strings guarded, and its keys guarded as names."""
     if isinstance(value, Mapping):
         return {
             guarded_value(key, guard.name): _guarded_keys(each, guard)
@@ -312,7 +312,7 @@ def _guarded_keys(value: Any, guard: ControlGuard) -> Any:
 
 
 def _with_open_thought(ready: Any, message: Any, guard: ControlGuard, start: str, end: str) -> Any:
-    """The guarded message to be continued, with the markers of the thought that it begins with."""
+    """The guarded message to be continued, with the markers of its leading thought restored."""
     content = message.get("content") if isinstance(message, dict) else None
     before, found, rest = content.partition(start) if isinstance(content, str) else ("", "", "")
     if not found or before.strip():
@@ -328,8 +328,8 @@ def _guarded_tool(tool: Any, guard: ControlGuard) -> Any:
 
 
 def with_thoughts_apart(prompt: ChatPrompt, *, thought: tuple[str, str]) -> ChatPrompt:
-    """The conversation with thoughts that clients send within the text of answers moved into the
-    field for thoughts.
+    """The conversation, with thoughts that clients send in the text of answers moved to the
+    reasoning field.
 
     thought: the markers around a thought.
     """

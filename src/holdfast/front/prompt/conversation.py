@@ -333,9 +333,9 @@ def _write_calls(message: Message, form: CallFormat) -> None:
 def _turns(messages: Sequence[Message]) -> Iterator[Message | _CallingTurn]:
     """The messages, with the results of calls moved to their answers.
 
-    A result is moved only up to the answer before it: what was a prompt once must stay the
-    beginning of later prompts. A call without a result gets an empty one, because many templates
-    tell results apart by their order alone. Other results become messages of the user.
+    A result is moved no further than to the answer before it, because an earlier prompt must stay a
+    prefix of later ones. A call without a result gets an empty one, because many templates tell
+    results apart only by their order. Other results become user messages.
     """
     names: dict[str, str] = {}  # of the calls so far, by id
     place = 0
@@ -358,12 +358,12 @@ def _turns(messages: Sequence[Message]) -> Iterator[Message | _CallingTurn]:
             if turn.calls and not is_last:
                 _answer_every_call(turn)
             yield turn if turn.calls else turn.answer
-        yield from (_as_said(each, names) for each in others)
+        yield from (_as_user_message(each, names) for each in others)
         yield from (each for each in following if each["role"] != "tool")
 
 
 def _assign(results: Sequence[Message], turns: Sequence[_CallingTurn]) -> list[Message]:
-    """Assign results to the calls of some answers. Returns those that answer none of the calls.
+    """Assign results to the calls of answers. Returns the results that answer none of them.
 
     A result with an id answers the call with this id. A result without an id answers the first call
     of its name that has no result yet. A second result of a call is appended to the first.
@@ -422,8 +422,8 @@ def _answer_every_call(turn: _CallingTurn) -> None:
     turn.results = [dict(empty) if each is None else each for each in turn.results]
 
 
-def _as_said(result: Message, names: Mapping[str, str]) -> Message:
-    """A result that answers no call of the latest answer, as a message of the user."""
+def _as_user_message(result: Message, names: Mapping[str, str]) -> Message:
+    """A user message for a result that answers no call of the latest answer."""
     name = names.get(str(result.get("tool_call_id"))) or result.get("name")
     note = f"[The result of an earlier call of {name}:]" if name else _UNKNOWN_CALL
     content = result["content"]

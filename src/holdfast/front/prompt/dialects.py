@@ -75,7 +75,7 @@ _FRAMES: Final = (("<answer>", "</answer>"),)
 _IN_TEXT: Final = "hermes"
 _BRIDGES: Final = ("", "OK.")  # answers to try between a result and a user message
 _MAX_OPENING = 2000  # characters of a generation prompt
-# a token of this form is more than its text to a grammar, even if it is not called special
+# grammars treat a token of this form as special, even if it is not declared so
 _TAG = re.compile(r"<.+>")
 _MIN_MARKER = 3  # characters: shorter added tokens are runs of white space and single letters
 _QUESTION = {"role": "user", "content": "Hello!"}
@@ -321,14 +321,14 @@ def _dialect(
 
 
 def _stripped_last(added: Mapping[int, AddedToken]) -> Sequence[tuple[int, AddedToken]]:
-    """The tokens, those with white space around them first. Some models have such tokens in place
-    of a marker and the white space after it.
+    """The tokens, those with surrounding white space first. In some models, such a token stands for
+    a marker with the white space after it.
     """
     return sorted(added.items(), key=lambda item: item[1].content == item[1].content.strip())
 
 
 def _with_ends(dialect: ModelDialect, template: ChatTemplate, tokenizer: Tokenizer) -> ModelDialect:
-    """Add what ends the answers, according to the model's files, the template and the family."""
+    """Add the end markers of answers, from the model's files, the template and the family."""
     token_ids = {
         token.content: token_id
         for token_id, token in tokenizer.backend.get_added_tokens_decoder().items()
@@ -347,10 +347,10 @@ def _with_ends(dialect: ModelDialect, template: ChatTemplate, tokenizer: Tokeniz
 
 
 def _markup(calls: CallFormat | None) -> Iterator[str]:
-    """All texts of which the calls of a grammar are made."""
+    """All markup that a grammar writes in calls."""
     if calls is None:
         return
-    for layout in (*calls.drawn_layouts, *calls.incomplete_layouts):
+    for layout in (*calls.grammar_layouts, *calls.incomplete_layouts):
         yield from layout.markup
     if calls.channels is not None:
         yield from (*calls.channels.text, *calls.channels.thought, calls.channels.end)
@@ -424,9 +424,7 @@ def _reasoning_for(source: str, tokens: Collection[str], *, shown: str) -> Reaso
 
 
 def _is_named(reasoning: ReasoningFormat, source: str) -> bool:
-    """Whether a template contains both markers. An end may consist of several markers, which
-    templates write one after the other.
-    """
+    """Whether a template contains both markers. The end may consist of several markers in a row."""
     marks = marks_in(reasoning.end)
     ends = marks if len(marks) > 1 else (reasoning.end,)
     return reasoning.start.strip() in source and all(end in source for end in ends)

@@ -87,8 +87,9 @@ def sessions_of(answer: SessionAnswer) -> tuple[SessionInfo, ...]:
 class _RunningAnswer:
     """A running answer of a session.
 
-    is_submitted: whether the model's client knows it. is_closed: whether the session was closed since
-    the answer was begun; is_forgotten: and forgotten, so that its end is of no use for the next turn.
+    is_submitted: whether it was passed to the model's client. is_closed: whether the session was
+    closed after the answer began. is_forgotten: whether it was also forgotten, so that no next turn
+    can use this answer.
     """
 
     is_submitted: bool = False
@@ -97,8 +98,8 @@ class _RunningAnswer:
 
 
 def _unless_forgotten(answer: _RunningAnswer, observe: Observe) -> Observe:
-    """Like `observe`, but the end of a forgotten answer is not observed, so that nothing is
-    remembered or prefilled because of it.
+    """Like `observe`, but ignores the end of a forgotten answer, so that nothing is remembered or
+    prefilled because of it.
     """
 
     def see(event: OutputEvent) -> None:
@@ -259,11 +260,11 @@ class Gateway:
         async with self._lease_of(model, 1) as client:
             told = await client.ask(command)
         if waiting and told.failure is SessionFailure.NOT_FOUND:
-            return ()  # the session's first request is not submitted yet, and will not open it
+            return ()  # its first request has not been submitted, and will not open it
         return sessions_of(told)
 
     def _begun(self, request: GenerationRequest, held: AsyncExitStack) -> _RunningAnswer:
-        """Note that an answer is begun, until `held` is closed."""
+        """Record a running answer until `held` is closed."""
         answer = _RunningAnswer()
         if request.session_id:
             key = (request.model, request.tenant, request.session_id)

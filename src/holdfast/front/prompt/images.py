@@ -47,7 +47,7 @@ def _text_of(part: Any) -> str | None:
 
 
 def image_mark(image: str) -> str:
-    """The mark of an image. This and `_MARK` are the only places that know what marks look like."""
+    """The mark of an image. Only this function and `_MARK` know the form of marks."""
     mark = f"{_OPENING}{image}{_CLOSING}"
     assert _MARK.fullmatch(mark), "an image has a name that marks cannot contain"
     return mark
@@ -59,7 +59,7 @@ def has_images(text: str) -> bool:
 
 
 def require_no_images(text: str) -> None:
-    """Make sure that no mark is left in a text that a model or a client gets to see.
+    """Check that no mark is left in a text for a model or a client.
 
     Raises ImageUnresolved, which does not quote the mark: its opening is a secret.
     """
@@ -136,20 +136,20 @@ def visible_tokens(
 class ImageLayouts:
     """Remembers how models see images. Forgets the least recently used. Thread-safe.
 
-    To get the layouts of a prompt's images: ask the worker the `question` if there is one, `learn`
-    its answer, and take what is `known`.
+    To get the layouts of a prompt's images: send the `question` to the worker if there is one,
+    `learn` its answer, then call `known`.
     """
 
     def __init__(self, folder: ImageFolder | None = None, *, max_bytes: int = 16_000_000) -> None:
         """folder: of the images; None: there are no images."""
         self._folder = folder
-        # a text is the reason why a model cannot use an image
+        # a string is the reason why a model cannot use an image
         self._known: LruCache[tuple[str, str], ImageLayout | str] = LruCache(max_bytes)
 
     def question(
         self, taken: TakenPrompt, *, model: str, max_pixels: int | None
     ) -> ImageCommand | None:
-        """The question about the images whose layouts are missing; None if there are none.
+        """The command that asks for missing layouts; None if none are missing.
 
         model: the fingerprint of the model.
         """
@@ -159,8 +159,8 @@ class ImageLayouts:
     def learn(self, answer: ImageAnswer, *, model: str) -> None:
         """Remember a worker's answer.
 
-        Raises WorkerUnavailable if an image could not be processed now. The file of an image without
-        a layout is compared with its hash before its next use.
+        Raises WorkerUnavailable if an image could not be processed at the moment. The file of an
+        image without a layout is checked against its hash before its next use.
         """
         for layout in answer.layouts:
             size = len(layout.token_ids.packed) + _ENTRY_BYTES
@@ -177,11 +177,13 @@ class ImageLayouts:
         its images.
 
         Raises InvalidRequest if the model cannot use a new image; WorkerUnavailable if layouts were
-        forgotten meanwhile.
+        evicted meanwhile.
         """
         found = {image: self._known.get((model, image)) for image in taken.fields}
         if None in found.values():
-            raise WorkerUnavailable("the images of the request were forgotten; please try again")
+            raise WorkerUnavailable(
+                "the images of the request are no longer cached; please try again"
+            )
         unusable = {image: each for image, each in found.items() if isinstance(each, str)}
         layouts = {image: each for image, each in found.items() if isinstance(each, ImageLayout)}
         return taken.without(unusable), layouts

@@ -153,7 +153,7 @@ class KnownAnswers:
     ) -> None:
         """Remember the tokens of an answer.
 
-        An answer with the same meaning, white space and call ids is replaced.
+        Replaces an answer with the same meaning, white space and call ids.
 
         content: the text with its white space.
         """
@@ -230,7 +230,7 @@ class KnownAnswers:
     def _find(
         self, said: AnswerMeaning, message: Mapping[str, Any], tenant: str
     ) -> tuple[_Key, KnownAnswer] | None:
-        """The answer with the meaning of a message; None if there is none.
+        """The known answer that means the same as a message; None if there is none.
 
         If there are several, prefers those with the same call ids, then those with the same
         thought, then those with the same white space, then the latest.
@@ -256,7 +256,7 @@ class KnownAnswers:
                     answer.spaces == spaces,
                 )
 
-            found = max(reversed(known), key=likeness)  # the first of several, so the latest
+            found = max(reversed(known), key=likeness)  # of several, the latest
             self._answers.move_to_end(found[0])
             return found
 

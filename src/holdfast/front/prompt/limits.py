@@ -125,8 +125,8 @@ def with_model_defaults(
 ) -> SamplingParams:
     """The parameters, with the model's recommendations for the fields in `unset`.
 
-    A model that recommends nothing gets `DEFAULT_SAMPLING`, unless the client sets part of it: then
-    it means the rest to be neutral.
+    If the model recommends nothing, `DEFAULT_SAMPLING` applies, unless the client sets any of its
+    fields: then the others are neutral.
     """
     is_open = DEFAULT_SAMPLING.keys() <= set(unset)
     filled = default_sampling(defaults) if is_open else defaults

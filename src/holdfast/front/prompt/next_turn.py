@@ -56,9 +56,9 @@ logger = logging.getLogger("holdfast.front.prompt")
 MIN_TOKENS = 64  # fewer tokens are prefilled fast enough when the turn arrives
 # two possible beginnings of a message: a word, or white space that merges with the line before
 _PROBES = ("Next", "\n\n1. next")
-# how an answer ends of which the client has everything
+# finish reasons of answers that the client received completely
 _WHOLE = frozenset({FinishReason.STOP, FinishReason.LENGTH})
-_CHARACTER_TOKENS = 4  # a character has at most so many tokens, one for each of its bytes
+_CHARACTER_TOKENS = 4  # most tokens of a character: one for each of its bytes
 
 
 def observer(request: GenerationRequest, bundle: TokenizerBundle, prepared: Prepared) -> Observe:
@@ -145,9 +145,9 @@ class _Recorder:
         )
 
     def _tokens_up_to(self, text: str, token_ids: list[int]) -> list[int]:
-        """The tokens of the beginning of an answer, which may end within the last token.
+        """The tokens of a prefix of an answer's text, which may end inside a token.
 
-        The tokenizer encodes what is left of that token, and of a character that it completes.
+        The tokenizer re-encodes the rest of that token, and of a character that it completes.
         """
         tokenizer = self.bundle.tokenizer
         for kept in range(len(token_ids) - 1, max(-1, len(token_ids) - 1 - _CHARACTER_TOKENS), -1):

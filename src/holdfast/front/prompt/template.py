@@ -110,7 +110,7 @@ class ChatTemplate:
     def seeing(self, vision: VisionInfo) -> ChatTemplate:
         """Return a copy of this template for conversations with images.
 
-        In these conversations, texts that would be taken for an image must be broken up.
+        In these conversations, texts that would be read as an image must be broken up.
         """
         adapted = copy.copy(self)
         adapted._vision = _Seeing(
@@ -135,7 +135,7 @@ class ChatTemplate:
         return self.sources.get("tool_use", self.sources["default"])
 
     def reads_thoughts(self, end: str) -> bool:
-        """Whether the template knows thoughts of past answers, or cuts them out of their texts.
+        """Whether the template handles thoughts of past answers: renders them, or cuts them out.
 
         end: the marker that ends a thought.
         """
@@ -388,7 +388,7 @@ class _Seeing:
     image_text: str
 
     def shown(self, message: Message) -> Message:
-        """A message with parts or texts in place of marks."""
+        """A message with its marks replaced by parts or text."""
         content = message["content"]
         text = _text_of(message)
         if not has_images(text):

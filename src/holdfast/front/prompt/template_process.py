@@ -146,7 +146,7 @@ class RenderProcesses:
             with self._changed:
                 process = self._idle.pop() if self._idle else None
             if process is not None:
-                with contextlib.suppress(_ProcessGone):  # it may have been killed or stopped
+                with contextlib.suppress(_ProcessGone):  # it may be dead or stopped
                     return self._run_in(process, task)
             try:
                 return self._run_in(_RenderProcess(), task)
@@ -317,7 +317,7 @@ class _Watched:
             is_stopped = process.status() == psutil.STATUS_STOPPED
         except psutil.Error:
             return  # the process has ended; reading from its pipe will show that
-        if is_stopped:  # by a signal, and nobody may ever let it continue
+        if is_stopped:  # by a signal; it may never be continued
             raise _ProcessGone
         used_seconds = used.user + used.system
         if self._seconds_before is None:

@@ -55,13 +55,13 @@ SAMPLES = {
     "joined emoji": "👩‍👩‍👧‍👦 🏳️‍🌈 👨🏿‍💻",
     "rare characters": "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 ∀x∈ℝ: ⌈x⌉ ≥ x 𓀀 ‰ ½",
 }
-# Unicode noncharacters, which no text contains. The tokenizer drops `_BREAK` when it normalizes a
-# text, and `_SPLIT` after that.
+# Unicode noncharacters, which no text contains. The tokenizer drops `_BREAK` during normalization,
+# and `_SPLIT` after it.
 _BREAK: Final = "\ufdd5"
 _SPLIT: Final = "\ufdd4"
 _BREAKS: Final = re.compile(f"[{_BREAK}{_SPLIT}]")
 _ESCAPED_BREAKS: Final = {"\\ufdd5": _BREAK, "\\ufdd4": _SPLIT}
-# the usual form of markers, which also distinguishes them from names of HTML elements
+# the usual form of markers, which distinguishes them from HTML elements
 _MARKER = re.compile(r"<[|｜].*|.*[|｜]>", re.DOTALL)
 _MARKUP = re.compile(r"[A-Za-z].*[^\w\s]|[^\w\s].*[A-Za-z]", re.DOTALL)
 _AROUND_WORD = re.compile(r"^[\W_]+|[\W_]+$")
@@ -111,7 +111,7 @@ class Tokenizer:
         self.eos_token_ids = end_token_ids(backend, self.special_tokens, named=eos_token_ids)
 
     def guarding(self, texts: Iterable[str]) -> Tokenizer:
-        """This tokenizer, with these control texts as well, whether they are tokens or not."""
+        """This tokenizer with additional control texts, which need not be tokens."""
         control_texts = self.control_texts.union(texts)
         if control_texts == self.control_texts:
             return self
@@ -135,7 +135,7 @@ class Tokenizer:
         return list(encoding.ids)
 
     def encode_text(self, text: str) -> list[int]:
-        """The token ids of a text without control tokens: control texts are ordinary text."""
+        """The token ids of a text, with control texts tokenized as ordinary text."""
         return self.encode(self.guard(text), add_special_tokens=False)
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
@@ -190,9 +190,9 @@ def well_formed(text: str) -> str:
 def _drop_breaks(backend: Backend, *, with_splits: bool) -> None:
     """Make the tokenizer drop break characters after it has matched its added tokens.
 
-    Added tokens are matched before normalization, so one that is broken up by `_BREAK` is tokenized
-    as ordinary text. Some are matched after normalization instead; only those need `_SPLIT`, at
-    which the text is split as well.
+    Added tokens are matched before normalization, so a token that is broken up by `_BREAK` is
+    tokenized as ordinary text. Some are matched after normalization instead; only they need
+    `_SPLIT`, which also splits the text.
     """
     drop = normalizers.Replace(_BREAK, "")
     if backend.normalizer is None:
@@ -231,9 +231,9 @@ class ControlGuard:
 
     def __call__(self, text: str) -> str:
         """The text with its control texts broken up."""
-        text = without_breaks(text)  # a client's own would be dropped after this
+        text = without_breaks(text)  # a client's own breaks would be dropped later
         for pattern, character in self._steps:
-            if pattern.search(text):  # substituting nothing takes five times as long
+            if pattern.search(text):  # a substitution without a match takes five times as long
                 text = pattern.sub(rf"\g<0>{character}", text)
         return text
 
@@ -263,7 +263,7 @@ def without_breaks(text: str) -> str:
 
 
 def with_unescaped_breaks(text: str) -> str:
-    """The rendered text, in which a template may have escaped these characters, as in JSON."""
+    """The rendered text, with break characters that a template escaped, as in JSON, restored."""
     for escaped, character in _ESCAPED_BREAKS.items():
         text = text.replace(escaped, character)
     return text
@@ -288,9 +288,9 @@ def any_of(texts: Iterable[str]) -> re.Pattern[str]:
 
 
 def _any_of(texts: Collection[str]) -> str:
-    """A pattern in which texts with a common beginning share it.
+    """A pattern for any of the texts, in which common prefixes are shared.
 
-    With thousands of alternatives, trying them one by one would take milliseconds per match.
+    Trying thousands of alternatives one by one would take milliseconds per match.
     """
     groups: dict[str, list[str]] = {}
     for text in sorted(texts):

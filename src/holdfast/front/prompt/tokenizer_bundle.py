@@ -85,7 +85,7 @@ class TokenizerBundle:
     answer_tokens: AnswerTokens | None = None  # set if the model was trained to judge documents
 
     def __post_init__(self) -> None:
-        # what the template writes and what the parser reads as markup is not for texts of clients
+        # clients must not write the markup that the template writes or the parser reads
         written = "" if self.template is None else "\n".join(self.template.sources.values())
         guarding = self.tokenizer.guarding(
             {*self.dialect.marker_ids, *self.tokenizer.markup_in(written)}
@@ -208,7 +208,7 @@ def load_tokenizer_bundle(
 
 
 def turn_end_token_ids(dialect: ModelDialect, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The tokens that end an answer, but are not declared as end tokens by the model's files."""
+    """The tokens that end an answer, although the model's files do not declare them as end tokens."""
     found = (tokenizer.backend.token_to_id(end) for end in dialect.turn_ends)
     return tuple(end for end in found if end is not None and end not in tokenizer.eos_token_ids)
 
@@ -260,7 +260,7 @@ class Bundles:
     ) -> None:
         """model_of: returns the model whose bundle a name uses; an adapter uses its model's."""
         self.dialects: dict[str, DialectReport] = {}  # dialects of all models read so far
-        # models that the server is not ready without, until their bundles have been read
+        # models whose bundles must be read before the server is ready
         self.awaited: set[str] = set()
         self._model_of = model_of
         self._reader = read

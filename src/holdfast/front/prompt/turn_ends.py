@@ -1,8 +1,8 @@
-"""Finds the tokens that end an answer, by rendering answers and looking at what follows them.
+"""Finds the tokens that end an answer, by rendering answers and checking what follows them.
 
-Many converted models declare only an end-of-text token, and would otherwise continue with the next
-turns themselves. Some tokens end an answer only sometimes: what ends a message may also stand
-between a thought and the text, or between the text and a call, of one answer.
+Many converted models declare only an end-of-text token, and would otherwise write the next turns
+themselves. Some tokens end an answer only sometimes: a token that ends a message may also stand
+between the thought and the text of one answer, or between its text and a call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.front.toolcalls.families import FAMILIES
 from holdfast.front.toolcalls.incoming import marks_in
 from holdfast.wire.requests import ChatPrompt
 
-_MIN_LENGTH: Final = 3  # characters: shorter added tokens are runs of white space and letters
+_MIN_LENGTH: Final = 3  # in characters; shorter added tokens are runs of white space and letters
 _QUESTION: Final[Message] = {"role": "user", "content": "question5107"}
 _NEXT: Final = "next6218"
 _THOUGHT: Final = "thought7329"
@@ -48,8 +48,8 @@ _TOOLS: Final[tuple[dict[str, Any], ...]] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnEnds:
-    """Texts of tokens. turn: they end every answer. message: they end an answer unless more of it
-    follows, because they also end a thought, or stand before calls.
+    """End tokens, as text. turn: they end every answer. message: they also end a thought or stand
+    before calls, so they end an answer only if no more of it follows.
     """
 
     turn: tuple[str, ...] = ()
@@ -87,17 +87,17 @@ def find_turn_ends(
 
 
 def _markup(dialect: ModelDialect) -> Iterator[str]:
-    """The texts of which calls and the text of an answer are made."""
+    """The markup around calls and around the text of an answer."""
     yield from dialect.dropped_marks
     for form in dialect.read_forms:
-        for layout in (form.layout, *form.drawn_layouts):
+        for layout in (form.layout, *form.grammar_layouts):
             yield from layout.markup
         if form.channels is not None:
             yield from form.channels.text
 
 
 def _thought(dialect: ModelDialect) -> Iterator[str]:
-    """The texts around a thought."""
+    """The markup around a thought."""
     if dialect.reasoning is not None:
         yield from (dialect.reasoning.start, dialect.reasoning.end)
     if dialect.calls is not None and dialect.calls.channels is not None:
@@ -118,8 +118,8 @@ def _turns() -> Iterator[tuple[Message, Message, tuple[dict[str, Any], ...]]]:
 def _tails(
     template: ChatTemplate, answer: Message, following: Message, tools: tuple[dict[str, Any], ...]
 ) -> Iterator[str]:
-    """What the template writes after an answer that is the last message, and between the answer
-    and the next message.
+    """What the template writes after an answer: at the end of the conversation, and before the next
+    message.
     """
     last = _CALLED if "tool_calls" in answer else _TEXT
     for messages in ((_QUESTION, answer), (_QUESTION, answer, following)):

@@ -25,8 +25,8 @@ from holdfast.front.openai.fields import KNOWN, JsonSchemaFormat, SamplingFields
 from holdfast.front.responses.hosted_items import (
     TOOL_ITEMS,
     UPDATE,
+    is_client_item,
     is_left_out,
-    is_of_clients,
 )
 from holdfast.front.responses.items import (
     InputItem,
@@ -242,7 +242,7 @@ ResponseToolChoice = Annotated[
 
 @with_config(STRICT)
 class ToolsItem(TypedDict):
-    """An item with further tools, which the model may call from then on."""
+    """An item that adds tools for the rest of the conversation."""
 
     type: Literal["additional_tools", "tool_search_output"]
     id: NotRequired[str | None]
@@ -251,7 +251,7 @@ class ToolsItem(TypedDict):
 
 @with_config(STRICT)
 class EffortUpdate(TypedDict):
-    """How much to think from now on."""
+    """The reasoning effort from now on."""
 
     effort: NotRequired[EffortWord | None]
 
@@ -265,7 +265,7 @@ class FormatUpdate(TypedDict):
 
 @with_config(STRICT)
 class ConfigurationUpdate(TypedDict):
-    """An item that replaces `reasoning.effort` or `text.format`, until another one does."""
+    """An item that replaces `reasoning.effort` or `text.format` until the next such item."""
 
     type: Literal["configuration_update"]
     id: NotRequired[str | None]
@@ -275,7 +275,7 @@ class ConfigurationUpdate(TypedDict):
 
 @with_config(STRICT)
 class HostedItem(TypedDict):
-    """A call of one of OpenAI's own tools, or its output, from another server."""
+    """A call of one of OpenAI's own tools, or its output, made on another server."""
 
     type: str
     id: NotRequired[str | None]
@@ -289,7 +289,7 @@ def _kind_of_item(value: Any) -> str:
         return _TOOLS
     if kind == UPDATE:
         return _UPDATE
-    return _HOSTED_ITEM if is_of_clients(kind) or is_left_out(kind) else _ITEM
+    return _HOSTED_ITEM if is_client_item(kind) or is_left_out(kind) else _ITEM
 
 
 AnyItem = Annotated[
@@ -397,8 +397,8 @@ class ResponseRequest(SamplingFields):
     def _configuration(
         self, items: Sequence[Mapping[str, Any]], *, earlier: int
     ) -> tuple[ReasoningOptions | None, OutputFormat | None]:
-        """Return how much to think and the format of the answer, as the last `configuration_update`
-        with each of them says, or else the request. earlier: see `conversation`.
+        """Return the reasoning effort and the format of the answer: each from the last
+        `configuration_update` that sets it, or else from the request. earlier: see `conversation`.
         """
         reasoning: ReasoningOptions | None = self.reasoning
         form = self.text.output_format() if self.text is not None else None
@@ -416,8 +416,8 @@ class ResponseRequest(SamplingFields):
     def offered(
         self, before: Sequence[Mapping[str, Any]], *, limits: LimitsSettings
     ) -> OfferedTools:
-        """Return the tools that the model can be offered: those of the request, and those that
-        items of the conversation contain. Raises RequestRefused. before: as in `request`.
+        """Return the tools to offer to the model, from the request and from items of the
+        conversation. Raises RequestRefused. before: as in `request`.
         """
         items = [*before, *items_of(self.input)]
         later = [
@@ -493,10 +493,10 @@ def offered_tools(
     limits: LimitsSettings,
     later: Sequence[tuple[str, ResponseTool]] = (),
 ) -> OfferedTools:
-    """Return the tools that the model can be offered. Raises RequestRefused.
+    """Return the tools to offer to the model. Raises RequestRefused.
 
-    later: tools from the conversation, with their places in the request. Tools with a name that was
-    offered before are skipped.
+    later: tools from the conversation, with their paths in the request. A tool whose name is
+    already taken is skipped.
     """
     refuse_too_many(tools, limits.max_tools, field="tools")
     offered = list(_offered((f"tools.{number}", tool) for number, tool in enumerate(tools)))
@@ -569,9 +569,9 @@ def _chosen(tool: ToolNamed, place: str) -> str:
 def _offered(
     tools: Iterable[tuple[str, ResponseTool]],
 ) -> Iterator[tuple[str, ClientTool, dict[str, Any]]]:
-    """Iterate over supported tools: place in the request, client's tool, and model's function.
+    """Iterate over supported tools: path in the request, client's tool, and model's function.
 
-    tools: with their places in the request.
+    tools: with their paths in the request.
     """
     for place, tool in tools:
         if tool["type"] != "namespace":

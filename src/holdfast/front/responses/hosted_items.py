@@ -1,8 +1,8 @@
-"""Items of tools that OpenAI defines, in conversations that began with another server.
+"""Items of OpenAI's own tools, in conversations that began on another server.
 
-This server offers none of these tools, but the conversation can go on here. What the client itself
-ran (a shell, a patch, a computer) is shown to the model as calls with results, as it would be with
-a function. What OpenAI's servers ran is left out: their answers repeat what mattered of it.
+This server offers none of these tools, but the conversation can continue here. Calls that the
+client ran (shell, patch, computer) are shown to the model as function calls with results. Calls
+that OpenAI's servers ran are left out, because the answers repeat what matters of them.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ _CALLS: Final[Mapping[str, tuple[str, str]]] = {
     "apply_patch_call": ("apply_patch", "operation"),
     "computer_call": ("computer", "action"),
 }
-"""Calls that clients run: type of the item → name of the tool, and the field with its arguments."""
+"""Calls that clients run: type of the item → name of the tool, and field with its arguments."""
 _OUTPUT: Final = "_output"
-_OF_CLIENTS: Final = frozenset(each for kind in _CALLS for each in (kind, kind + _OUTPUT))
+_CLIENT_ITEMS: Final = frozenset(each for kind in _CALLS for each in (kind, kind + _OUTPUT))
 _LEFT_OUT: Final = frozenset(
     "mcp_list_tools mcp_approval_request mcp_approval_response tool_search_output "
     "additional_tools program program_output".split()
 )
 _LEFT_OUT_ENDINGS: Final = ("_call", "_call_output")  # such as web_search_call
 TOOL_ITEMS: Final = ("additional_tools", "tool_search_output")
-"""Items that contain further tools, which the model may call from then on."""
+"""Items that add tools for the rest of the conversation."""
 UPDATE: Final = "configuration_update"
 _OUR_OWN: Final = frozenset(
     ("function_call", "custom_tool_call", "function_call_output", "custom_tool_call_output")
 )
 
 
-def is_of_clients(kind: str) -> bool:
+def is_client_item(kind: str) -> bool:
     """Whether an item of this type is a call that clients run, or its output."""
-    return kind in _OF_CLIENTS
+    return kind in _CLIENT_ITEMS
 
 
 def is_left_out(kind: str) -> bool:
-    """Whether items of this type say nothing to a model here."""
-    if kind in _OF_CLIENTS or kind in _OUR_OWN:
+    """Whether items of this type are left out of the prompt."""
+    if kind in _CLIENT_ITEMS or kind in _OUR_OWN:
         return False
     return kind in _LEFT_OUT or kind == UPDATE or kind.endswith(_LEFT_OUT_ENDINGS)
 
 
 def answered_calls(items: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """The calls of clients that have an output: each id by which outputs name a call → its id.
+    """The client's calls that have an output: each id that an output may refer to → the call's id.
 
-    The others were interrupted, and are left out.
+    Calls without an output were interrupted, and are left out.
     """
     items = list(items)
     outputs = {
@@ -83,7 +83,7 @@ def call_of(item: Mapping[str, Any], answered: Mapping[str, str]) -> dict[str, A
 def output_of(
     item: Mapping[str, Any], answered: Mapping[str, str]
 ) -> tuple[str, str | list[dict[str, Any]]] | None:
-    """The id of the call, and its output as text or parts; None if the call is not in the input."""
+    """The id of the call and its output, as text or parts; None if the call is not in the input."""
     call_id = _answered_id(item, answered)
     if call_id is None:
         return None
@@ -101,7 +101,7 @@ def _answered_id(item: Mapping[str, Any], answered: Mapping[str, str]) -> str | 
 
 
 def _said(part: Any) -> str:
-    """What one command of a shell wrote, and how it ended."""
+    """The output of a shell command, and how the command ended."""
     if not isinstance(part, Mapping):
         return _text(part)
     texts = [_text(part.get(key)) for key in ("text", "stdout", "stderr")]

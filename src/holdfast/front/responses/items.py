@@ -20,8 +20,8 @@ from holdfast.front.images.sources import IMAGE, ImageSource, with_image
 from holdfast.front.responses.hosted_items import (
     answered_calls,
     call_of,
+    is_client_item,
     is_left_out,
-    is_of_clients,
     output_of,
 )
 from holdfast.front.server.access import Seal
@@ -205,7 +205,7 @@ class _Messages:
                 self._call_output(item, place)
             case "compaction":
                 self._compaction(item, place)
-            case kind if is_of_clients(kind):
+            case kind if is_client_item(kind):
                 self._of_client(item, place)
             case kind if is_left_out(kind):
                 log_once("items of type %r are left out, because no model here reads them", kind)
@@ -299,8 +299,7 @@ def _refused(item: Mapping[str, Any], place: str) -> RequestRefused:
     if kind == TRIGGER:
         return invalid_field(field, f"a {TRIGGER} must be the last item of an input")
     reason = (
-        "this server accepts messages, reasoning, calls of tools, their outputs, and compaction "
-        "items"
+        "this server accepts messages, reasoning, tool calls, their outputs, and compaction items"
     )
     shown = f", not {kind[:_LONGEST_SHOWN]!r}"
     return invalid_field(field, reason, code="unsupported_parameter", shown=shown)

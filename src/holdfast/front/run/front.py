@@ -43,7 +43,7 @@ from holdfast.front.run.running_servers import (
     write_server,
 )
 from holdfast.front.server.access import KeyRing, key_file_of, read_keys
-from holdfast.machine.device_memory import MemoryShare, give_back_large_blocks
+from holdfast.machine.device_memory import MemoryShare, return_large_blocks
 from holdfast.models.adapter_folder import SEPARATOR, checked_adapters
 from holdfast.models.chat_templates import template_sources
 from holdfast.models.download import resolve_model
@@ -99,7 +99,7 @@ def run(
     configure_logging(settings.log, file=log_file, ring=log_ring)
     signal.signal(signal.SIGTERM, _exit_at_once)
     _allow_open_files(WANTED_OPEN_FILES)
-    give_back_large_blocks()
+    return_large_blocks()
     certificate = _certificate(settings)
     if (keys_file := key_file_of(settings.server.keys_file, os.environ)) is not None:
         read_keys(keys_file)  # raises an error before the worker starts
@@ -191,8 +191,8 @@ class Front:
         sampling = recommended_sampling(read_json(folder / "generation_config.json"))
         if not template_sources(folder):
             logger.warning(
-                "model %s has no chat template: it is a base model, which completes texts "
-                "(/v1/completions), and conversations are refused",
+                "model %s has no chat template: it is a base model, which completes text "
+                "(/v1/completions); chat requests are refused",
                 entry.name,
             )
         if len(entries) == 1:  # the size matters only if there are several models

@@ -142,7 +142,7 @@ def build_application(
     for name in residency.catalog.at_start:
         bundles.begin(name)
     first = residency.catalog.entries[0].name
-    if first in residency.catalog.at_start:  # the server ends if its tokenizer is broken
+    if first in residency.catalog.at_start:  # the server exits if this tokenizer is broken
         bundles.awaited.add(first)
     reloaded = ReloadedCatalog(partial(catalog_of, settings, os.environ), residency)
     images = ImageIntake(images_folder(settings.store.folder), settings.images)

@@ -37,7 +37,7 @@ Handler: TypeAlias = Callable[[Request, Services], Awaitable[Response]]
 Shape: TypeAlias = Mapping[str, Any]  # part of an operation's description in /openapi.json
 # marks an operation whose response does not end, for programs that call all operations
 ENDLESS_MARK = "x-endless"
-# of every response: browsers must not take an answer, which repeats foreign text, for a page
+# for every response: an answer repeats untrusted text, so a browser must not render it as a page
 NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 _VERSION = "v1"
 _LONGEST_PATH = 100
@@ -299,8 +299,8 @@ def query_of(parameters: Mapping[str, tuple[Any, str]]) -> Shape:
 
 
 def response_of(schemas: Shape, *, statuses: Sequence[str] = ("200",)) -> Shape:
-    """Describe the answers of an operation. schemas: the schema for each media type; for a stream,
-    that of its events.
+    """Describe the responses of an operation. schemas: the schema for each media type; for a
+    stream, the schema of its events.
     """
     content = {
         media_type: {"schema": _stream_of(schema, media_type) if media_type in _STREAMS else schema}
@@ -311,7 +311,7 @@ def response_of(schemas: Shape, *, statuses: Sequence[str] = ("200",)) -> Shape:
 
 
 def _stream_of(event: Any, media_type: str) -> Shape:
-    """The schema of a stream: a text that is no JSON as a whole."""
+    """The schema of a stream, which is text and not JSON as a whole."""
     return {
         "type": "string",
         "description": _STREAMS[media_type],

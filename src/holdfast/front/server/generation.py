@@ -98,7 +98,7 @@ async def generate(
     identity = None
     if outlives_client and len(body) <= _LARGE_BODY_BYTES:
         identity = identity_of(request, body, services.server)
-    elif outlives_client:  # hashing does not hold the interpreter's lock
+    elif outlives_client:  # hashing releases the interpreter lock
         identity = await asyncio.to_thread(identity_of, request, body, services.server)
     if (taken := rejoined(identity, request, services)) is not None:
         return taken

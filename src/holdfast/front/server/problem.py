@@ -42,8 +42,8 @@ _log = logging.getLogger(__name__)
 Advice: TypeAlias = Literal["compact", "shrink_image", "wait", "fix_request", "pull_model", "none"]
 _NO_RETRY = {"x-should-retry": "false"}  # otherwise the SDKs of OpenAI and Anthropic retry
 _OVERFLOW = "context_length_exceeded"
-# Words by which agents such as Goose and Hermes recognize an overflow in the text of a 400, upon
-# which they compact the conversation. tests/fakes/agent_rules.py has their rules.
+# Words in a 400 that agents such as Goose and Hermes take for a context overflow; they then compact
+# the conversation. tests/fakes/agent_rules.py has their rules.
 _OVERFLOW_WORDS = re.compile(
     r"too long|exceeds|max_tokens|max_model_len|too many tokens|reduce the length"
     r"|context (length|size|window|limit)|maximum context|token (limit|count)"
@@ -86,10 +86,10 @@ _SESSION_FAILURES = {
     SessionFailure.OTHER_MODEL: (400, "session_of_another_model"),
     SessionFailure.FAILED: (500, "session_failed"),
 }
-# What a client can do about a problem, where that does not follow from the status.
+# What a client can do about a problem, if that does not follow from the status.
 _ADVICE: Mapping[str, Advice] = {
     _OVERFLOW: "compact",
-    "body_too_large": "compact",  # what makes bodies large is the history, with its images
+    "body_too_large": "compact",  # large bodies are long histories with images
     "image_too_large": "shrink_image",
     "model_not_found": "pull_model",
     "model_unusable": "pull_model",  # again, or in another format
@@ -153,8 +153,8 @@ class Problem:
 
     @property
     def advice(self) -> Advice:
-        """What the client can do, for programs: compact the conversation, send smaller images, wait
-        and send the same again, change the request, have the model pulled, or nothing by itself.
+        """What a client program can do about the problem. docs/reference/errors.md explains the
+        values.
         """
         if self.headers.get("x-should-retry") == "false":
             return "none"
@@ -189,8 +189,8 @@ def problem_of(error: BaseException) -> Problem:
     invalid = error if isinstance(error, InvalidRequest) else None
     field = invalid.field if invalid else ""
     if invalid is not None and code != _OVERFLOW and _OVERFLOW_WORDS.search(f"{message} {field}"):
-        # The words are the request's own: a quoted value is left out, and where the name of a field
-        # has them, a status tells the truth in which agents do not look for words.
+        # The words come from the request itself. A quoted value is left out. If the name of a field
+        # has them, the status is 422, because agents search only a 400 for these words.
         message = invalid.loggable
         if status == 400 and _OVERFLOW_WORDS.search(f"{message} {field}"):
             status = 422

@@ -11,10 +11,10 @@ from holdfast.errors import InvalidRequest
 from holdfast.front.structured.calls import (
     bare_calls,
     call_blocks,
-    call_blocks_too,
     callable_tools,
     in_channel,
     is_strict,
+    lenient_call_blocks,
     only_calls,
     text_or_calls,
     text_without_calls,
@@ -135,7 +135,7 @@ def thought_state(prompt: PromptText, dialect: ModelDialect) -> ThoughtState:
     before = prompt.text.rstrip().removesuffix(end)
     if len(before) == len(prompt.text.rstrip()):
         return "possible"
-    # an end that contains the header of an answer ends every prompt, not only those with a thought
+    # an end marker that contains the header of an answer ends every prompt, even without a thought
     is_header = len(marks_in(end)) > 1
     return "possible" if is_header and not before.rstrip().endswith(start) else "none"
 
@@ -152,7 +152,7 @@ def _thought(rules: Rules, dialect: ModelDialect, state: ThoughtState) -> str:
     inner = f"{rules.text_before(end)} {gap}"
     if state == "open":
         return inner
-    # a model that decides for itself may write the end alone, as some templates do
+    # a model that chooses whether to think may write the end alone, as some templates do
     return f"({gap} ({rules.literal(start)} {inner} | {rules.literal(end)} {gap}))?"
 
 
@@ -192,7 +192,7 @@ class _Body:
             return said
         if choice.mode == "none":
             return said or self._no_calls()
-        if calls is None or not calls.drawn_layouts:
+        if calls is None or not calls.grammar_layouts:
             if choice.mode == "required":
                 reason = (
                     "the form in which this model calls tools is not known, so calls cannot be "
@@ -223,18 +223,18 @@ class _Body:
         return self._format_or_calls(said, tools)
 
     def _format_or_calls(self, said: str, tools: Sequence[CallableTool]) -> str:
-        """Allow the output format, or calls in every form that the reader reads and that cannot be
-        mistaken for the format.
+        """Allow the output format, or calls in every form that the reader accepts and that cannot
+        be mistaken for the format.
         """
         form, parallel = self._request.output_format, self._request.tool_choice.parallel
         assert form is not None
         is_json = form.kind in ("json_object", "json_schema")
         calls = []
         for read in self._dialect.read_forms:
-            # next to JSON, a call without markers is written by the rules for JSON, see below
+            # beside JSON, `bare_calls` below covers calls without markers
             blocks = [
                 block
-                for block in call_blocks_too(
+                for block in lenient_call_blocks(
                     self.rules, read, tools, is_own=read is self._dialect.calls
                 )
                 if not (is_json and block.is_bare_json)
@@ -248,7 +248,7 @@ class _Body:
     def _no_calls(self) -> str:
         """Forbid calls. The tools stay in the prompt, so that its cached prefix can be used."""
         calls = self._dialect.calls
-        if calls is None or not calls.drawn_layouts:
+        if calls is None or not calls.grammar_layouts:
             return ""
         self.banned, words = tokens_of_openers(self.rules, calls)
         return "" if self.banned else text_without_calls(self.rules, calls) if words else ""

@@ -42,9 +42,9 @@ _ID_OR_NUMBER: Final = re.compile(r"(\{id\}|\{number\})")
 _FIELD: Final = re.compile(r"(\{name\}|\{quoted\}|\{id\}|\{number\})")
 
 
-class DrawnCall(NamedTuple):
-    """The grammar of one call: the text up to its head's first field, that text as an expression,
-    and the rest of the call as an expression.
+class CallGrammar(NamedTuple):
+    """The grammar of one call. lead: the text up to the head's first field. head: that text as an
+    expression. rest: the rest of the call as an expression.
     """
 
     lead: str
@@ -57,17 +57,17 @@ class CallBlock:
     """The grammar of all calls of an answer, in one layout of a family.
 
     calls: one for each tool and each head that may precede its arguments (`CallLayout`). left_out:
-    keywords that the layout cannot enforce, by tool name.
+    schema keywords that the layout cannot enforce, by tool name.
     """
 
     layout: CallLayout
     channels: ChannelMarkup | None
-    calls: Sequence[DrawnCall]
+    calls: Sequence[CallGrammar]
     left_out: Mapping[str, Sequence[str]]
 
     @property
     def is_bare_json(self) -> bool:
-        """Whether the calls begin as JSON does."""
+        """Whether the calls begin like a JSON document."""
         begins = self.layout.opening + self.layout.heads[0]
         return begins.startswith(('{"', '[{"', "{{quoted}"))
 
@@ -130,11 +130,11 @@ def call_blocks(
     rules: Rules, form: CallFormat, tools: Sequence[CallableTool]
 ) -> tuple[CallBlock, ...]:
     """Build the grammars of all calls of an answer, one for each layout of a form. The form must
-    have `drawn_layouts`.
+    have `grammar_layouts`.
 
     Raises InvalidRequest for a strict tool whose schema the layout cannot enforce.
     """
-    blocks = _blocks(rules, form, form.drawn_layouts, tools)
+    blocks = _blocks(rules, form, form.grammar_layouts, tools)
     for tool in tools:
         if tool.strict and blocks[0].left_out[tool.name]:
             reason = "the model's syntax for calls cannot enforce a keyword of this schema"
@@ -143,17 +143,17 @@ def call_blocks(
     return blocks
 
 
-def call_blocks_too(
+def lenient_call_blocks(
     rules: Rules, form: CallFormat, tools: Sequence[CallableTool], *, is_own: bool
 ) -> tuple[CallBlock, ...]:
-    """The same for all layouts in which a form is read, even if a repair is needed.
+    """Build the same grammars for all layouts that the reader accepts, even those that it repairs.
 
-    Leaves out the tools whose schemas the form cannot enforce.
+    Leaves out tools whose schemas the form cannot enforce.
 
-    is_own: whether it is the form in which the model's calls are supposed to be written.
+    is_own: whether this is the form that the model is trained on.
     """
-    others = (*form.incomplete_layouts, *(() if is_own else form.drawn_layouts))
-    own = form.drawn_layouts if is_own else ()
+    others = (*form.incomplete_layouts, *(() if is_own else form.grammar_layouts))
+    own = form.grammar_layouts if is_own else ()
     layouts = (*own, *(replace(each, values=_lenient(each.values)) for each in others))
     blocks = _blocks(rules, form, layouts, tools)
     kept = [
@@ -180,7 +180,7 @@ def _block(
     rules: Rules, form: CallFormat, layout: CallLayout, tools: Sequence[CallableTool]
 ) -> CallBlock:
     id_form = form.id_form
-    calls: list[DrawnCall] = []
+    calls: list[CallGrammar] = []
     left_out: dict[str, Sequence[str]] = {}
     for tool in tools:
         arguments, left_out[tool.name] = arguments_of(rules, tool, layout.values)
@@ -195,7 +195,7 @@ def _block(
                 rest += f" {_end_of_call(rules, layout.tail)}"
             lead, *fields = _ID_OR_NUMBER.split(head, maxsplit=1)
             calls.append(
-                DrawnCall(
+                CallGrammar(
                     lead=named(lead, tool.name),
                     head=_filled(rules, lead, id_form, tool.name),
                     rest=f"{_filled(rules, ''.join(fields), id_form, tool.name)} {rest}".strip(),
@@ -258,7 +258,7 @@ def bare_calls(
 ) -> str:
     """An expression for calls that are bare JSON objects, or for one array of them.
 
-    It has the same lexemes as JSON, so that calls and a document may begin in the same way.
+    Uses the same lexemes as JSON, so that calls and a document may begin alike.
     """
     space = rules.terminal(f"/{white_space()}/")
     gap = rules.markup(" ")
@@ -323,7 +323,7 @@ def text_or_calls(
 
 
 def with_end(rules: Rules, text: str, channels: ChannelMarkup | None = None) -> str:
-    """The same, optionally followed by the end of a message."""
+    """The expression, optionally followed by the end of a message."""
     end = rules.message_end()
     if channels is not None and channels.end:
         end = rules.literal(channels.end)
@@ -333,8 +333,8 @@ def with_end(rules: Rules, text: str, channels: ChannelMarkup | None = None) -> 
 def _text_or_unmarked_calls(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
     """An expression for text or for calls that begin with no marker.
 
-    The beginning of a call and its tool's name are one lexeme, to distinguish a call from text that
-    begins in the same way.
+    The beginning of a call and its tool's name are one lexeme, to tell a call from text that begins
+    alike.
     """
     opening = block.layout.opening.lstrip()
     begins = [(_spaced(opening + call.lead), call.rest) for call in block.calls]
@@ -398,9 +398,9 @@ def _calls(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
 def _more_calls(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
     """An expression for what follows a call: further calls, the layout's closing, and the end.
 
-    Any white space may surround the markup, because templates of one family differ in it. What a
-    template writes between two calls, a model also writes after the last one, where only the end
-    of the answer should follow.
+    Any white space may surround the markup, because templates of one family differ in it. Models
+    also write the separator between two calls after the last call, where only the end of the answer
+    should follow.
     """
     layout = block.layout
     gap = rules.markup(" ")

@@ -68,7 +68,7 @@ _RAW_FORMATS: Final = {
 }
 """Patterns of formats for strings outside of JSON. They are simpler and allow only valid values."""
 
-# Indentation of JSON, at most four spaces or one tab a level. A value may stand inside of another
+# Indentation of JSON: at most four spaces or one tab per level. A value may be nested in another
 # one that is not part of its schema, such as the arguments of a call.
 _SPACES_A_LEVEL: Final = 4
 _LEVELS_AROUND: Final = 1
@@ -76,9 +76,9 @@ _MOST_LEVELS: Final = 6  # for values that may be nested without limit
 # Regular expressions. In a grammar, a marker that is a token has no text, so they never match it.
 ANY: Final = r"(.|\n)*"
 GAP: Final = r"/[ \t\n]{0,4}/"
-# White space next to the markup of calls: a space, or new lines and an indentation
+# White space next to the markup of calls: a space, or line breaks with indentation
 MARKUP_GAP: Final = r"( |\n{1,2}[ \t]{0,12})?"
-# In markup: white space that does not separate two words, and places where templates put some
+# In markup: white space that does not separate two words, and positions where templates add some
 _PLACES_OF_GAPS: Final = re.compile(
     r"(?<=[>\]}\[{,:])\s+|\s+(?=[<\[{}\]])|\s*\n\s*|^\s+|\s+$|(?<=\[)$"
     r"|(?<=[\[{])(?=[\[{\"])|(?<=[}\]])(?=[}\]])"
@@ -174,25 +174,25 @@ class Rules:
         )
 
     def markup(self, text: str) -> str:
-        """Like `literal`, with any white space where the text has some next to its markers.
+        """Like `literal`, but allows any white space where the text has some next to its markers.
 
-        Templates of one family differ in it, and so do the models.
+        Templates of one family, and their models, differ in it.
         """
         gap = self.terminal(f"/{MARKUP_GAP}/")
         pieces = (self.literal(piece) if piece else "" for piece in _PLACES_OF_GAPS.split(text))
         return f" {gap} ".join(pieces).strip()
 
     def before_end(self, closing: str) -> str:
-        """The closing markup of an answer up to the marker that ends it anyway, if there is one.
+        """The closing markup of an answer, up to its end marker if it contains one.
 
-        A matcher takes such a marker for the end of the answer, and never for a part of it.
+        A matcher treats an end marker as the end of the answer, never as a part of it.
         """
         for end in self._turn_ends:
             closing = closing.partition(end)[0]
         return closing.rstrip()
 
     def message_end(self) -> str:
-        """An expression for the end of a message; empty if it is always the end of the answer."""
+        """An expression for the end of a message; empty if it always ends the answer."""
         return one_of(map(self.token, self._message_ends)) if self._message_ends else ""
 
     def token(self, marker: str) -> str:
@@ -279,8 +279,8 @@ def white_space(levels: int = _MOST_LEVELS) -> str:
     """A regular expression for the white space between two tokens of JSON: one space, or a new line
     and its indentation, as models write it.
 
-    Without a limit, a small model would write white space forever. levels: the most that values are
-    nested.
+    Without a limit, a small model would write white space forever. levels: the deepest nesting of
+    values.
     """
     levels = min(levels, _MOST_LEVELS)
     return rf"( |\n( {{0,{levels * _SPACES_A_LEVEL}}}|\t{{0,{levels}}}))?"
@@ -289,10 +289,11 @@ def white_space(levels: int = _MOST_LEVELS) -> str:
 def _levels_of(
     node: Any, most: int, *, definitions: Mapping[str, Any], known: dict[tuple[int, int], int]
 ) -> int:
-    """How many levels of objects and lists a value of a schema has, up to `most`. Undeclared members
-    do not count: they may have more levels, but are then indented less.
+    """The nesting depth of objects and lists in a value of a schema, up to `most`. Undeclared
+    members do not count: they may be deeper, but are then indented less.
 
-    definitions: the schema's `$defs`. known: results so far, because definitions are used often.
+    definitions: the schema's `$defs`. known: a cache of results, because definitions are referenced
+    often.
     """
     if not isinstance(node, Mapping) or most <= 0:
         return 0

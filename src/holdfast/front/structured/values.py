@@ -422,7 +422,7 @@ class _Literals:
         quote = self._syntax.quote
         if not quote:
             found = json_value({"type": "string", **node})
-            # escapes make the length and the pattern of such a string uncertain
+            # escapes would break length and pattern constraints of such a string
             allows_single_quotes = self._syntax.single_quotes and not node
             return f"({found} | {_SINGLE_QUOTED})" if allows_single_quotes else found
         content, left_out = content_of(node)

@@ -72,7 +72,8 @@ class TaggedValues:
     text: what precedes a string value. json: what precedes any other value, which is written as
         JSON; the field {type} is replaced by the value's type.
     cdata: whether a string may be wrapped in a CDATA section. is_loose: whether any white space may
-    surround values. A model that is not used to the tags would otherwise go on within a string.
+    surround values; otherwise a model that was not trained on the tags would continue inside a
+    string.
     """
 
     before: str
@@ -135,8 +136,8 @@ class LiteralValues:
     words: the spellings of true, false and null. quote: the mark on both sides of a string, which
     has no escapes; if empty, strings are written as in JSON. quoted_keys: whether the keys of
     objects are quoted. assign: the text after an argument's name; if empty, arguments are written
-    like the members of an object. single_quotes: whether strings may also be written between single
-    quotes, as in Python. sorted_keys: whether templates sort the members of objects.
+    like the members of an object. single_quotes: whether strings may also use single quotes, as in
+    Python. sorted_keys: whether templates sort the members of objects.
     """
 
     words: tuple[str, str, str] = ("true", "false", "null")
@@ -211,7 +212,7 @@ class CallLayout:
 
     @property
     def markup(self) -> Iterator[str]:
-        """All texts of which the calls are made, except for names, ids and values."""
+        """All markup of the calls: everything except names, ids and values."""
         yield from (self.opening, *self.heads, self.optional_id, self.tail, self.again)
         yield self.closing
         for each in fields(self.values):
@@ -245,8 +246,8 @@ def named(head: str, name: str) -> str:
 
 
 class BareKeys(NamedTuple):
-    """The keys of a call's name and of its arguments. Without keys for names, the name itself is
-    the key of the arguments. closings: markers that may follow a call nevertheless.
+    """The JSON keys of a call's name and arguments. Without keys for names, the name itself is the
+    key of the arguments. closings: markers that may follow such a call.
     """
 
     names: tuple[str, ...]
@@ -266,7 +267,7 @@ class ChannelMarkup(NamedTuple):
 
     @property
     def empty_text(self) -> str:
-        """The channel for text with nothing in it, which some templates write before calls."""
+        """An empty text channel, which some templates write before calls."""
         return "".join(self.text) if self.text[1] else ""
 
 
@@ -301,21 +302,21 @@ class CallFormat(ABC):
         """How the family writes calls."""
 
     @property
-    def drawn_layouts(self) -> Sequence[CallLayout]:
-        """The layouts that a grammar lets the model write, the family's own first; empty if no
-        grammar can enforce calls.
+    def grammar_layouts(self) -> Sequence[CallLayout]:
+        """The layouts that a grammar allows, the family's own first; empty if no grammar can
+        enforce calls.
         """
         return (self.layout,)
 
     @property
     def incomplete_layouts(self) -> Sequence[CallLayout]:
-        """Further layouts, which lack some markup. They are read, but only as a repair."""
+        """More layouts, with some markup missing. The reader accepts them, but as a repair."""
         return ()
 
     @property
     def bare_keys(self) -> BareKeys | None:
-        """The keys of calls that are read although they are bare JSON objects without markers;
-        None if there are none.
+        """The keys of calls that are read even as bare JSON objects, without markers; None if there
+        are none.
         """
         return None
 

@@ -101,7 +101,7 @@ class Channels(CallFormat):
         )
 
     @property
-    def drawn_layouts(self) -> Sequence[CallLayout]:
+    def grammar_layouts(self) -> Sequence[CallLayout]:
         """The layout that a grammar lets the model write: one call, which ends the answer."""
         if self.calls is not None:
             return ()

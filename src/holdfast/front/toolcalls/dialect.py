@@ -46,8 +46,8 @@ class ModelDialect:
 
     family: a key of FAMILIES; empty if unknown. read_too: further forms in which the model may
     write calls. marker_ids: token ids of the markers that are single tokens of the model, by their
-    text; more_markup_ids: those of the other tokens in the markup of calls, which readers treat as
-    text. dropped_marks: meaningless markers next to visible text, such as <response>. frame:
+    text; more_markup_ids: the ids of the other tokens in the markup of calls, which readers treat
+    as text. dropped_marks: meaningless markers next to visible text, such as <response>. frame:
     ordinary text around the whole visible answer, such as <answer> and </answer>. message_ends:
     markers that end an answer, unless a call or another part of the answer follows. turn_ends:
     markers that end every answer.
@@ -84,7 +84,7 @@ class ModelDialect:
 
     @property
     def read_forms(self) -> tuple[CallFormat, ...]:
-        """All forms in which calls are read, the family's own form first."""
+        """All forms of calls that the reader accepts, the family's own first."""
         if self.calls is None:
             return ()
         names = FAMILIES[self.family].read_too if self.family in FAMILIES else ()

@@ -71,8 +71,8 @@ class JsonCalls(CallFormat):
         return self._layout(self.section, self.wrapper)
 
     @property
-    def drawn_layouts(self) -> Sequence[CallLayout]:
-        """The family's own layout, and the same calls between the other pairs of markers."""
+    def grammar_layouts(self) -> Sequence[CallLayout]:
+        """The family's own layout, and the same layout with the other pairs of markers."""
         others = (
             self._layout(pair, ("", "")) if self.array else self._layout(("", ""), pair)
             for pair in self.pairs_too
@@ -81,7 +81,7 @@ class JsonCalls(CallFormat):
 
     @property
     def bare_keys(self) -> BareKeys:
-        """The keys of calls that are read although no marker precedes them."""
+        """The keys of calls that are read without a marker before them."""
         names = () if self.name_is_key else tuple(dict.fromkeys((self.name_key, *_NAMES)))
         keys = tuple(dict.fromkeys((self.arguments_key, *_ARGUMENTS)))
         return BareKeys(names, keys, closings=distinct(*(pair[1] for pair in self._pairs)))
@@ -336,7 +336,7 @@ class NamedJson(CallFormat):
         return self._layout(self.head, close=self.close)
 
     @property
-    def drawn_layouts(self) -> Sequence[CallLayout]:
+    def grammar_layouts(self) -> Sequence[CallLayout]:
         """The family's own layout, and one for each of the other heads."""
         last = "".join(marks_in(self.close)[-1:])
         return (self.layout, *(self._layout(head, close=last) for head in self.heads_too))

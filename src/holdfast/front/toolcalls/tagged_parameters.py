@@ -274,8 +274,8 @@ class TaggedParameters(CallFormat):
         return self._layout(self.section, self.wrapper)
 
     @property
-    def drawn_layouts(self) -> Sequence[CallLayout]:
-        """The family's own layout, and the other spellings of it."""
+    def grammar_layouts(self) -> Sequence[CallLayout]:
+        """The family's own layout, and its variants."""
         sections = (self.section, *self.sections_too)
         return tuple(self._layout(section, self.wrapper) for section in sections)
 

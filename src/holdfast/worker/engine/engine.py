@@ -272,7 +272,9 @@ class Engine:
     def has_unprepared_images(
         self, request: SequenceRequest, *, start: int, prepared: Container[str]
     ) -> bool:
-        """Whether images of a prompt from a position on have neither features nor been prepared."""
+        """Whether a prompt has images, from a position on, that are not prepared and have no
+        features.
+        """
         if self.images is None or not request.images:
             return False
         return bool(self.images.unprepared(request, start=start, prepared=prepared))
@@ -282,13 +284,13 @@ class Engine:
         """Whether images are being processed in another process."""
         return self.images is not None and self.images.is_busy
 
-    def tend_images(self) -> None:
-        """Take what was processed, and end the process that reads images when it is idle."""
+    def poll_images(self) -> None:
+        """Take processed images, and end the image process when it is idle."""
         if self.images is not None:
             self.images.tend()
 
     def close_images(self) -> None:
-        """End the process that reads images."""
+        """End the image process."""
         if self.images is not None:
             self.images.close()
 

@@ -323,7 +323,7 @@ def attach(model: Any, dtype: mx.Dtype) -> None:
         return
     try:
         is_right = _agrees(model, _decoder(model, rope, layers=1))
-    except (RuntimeError, ValueError, TypeError):  # of an operation that MLX or the kernel refuses
+    except (RuntimeError, ValueError, TypeError):  # MLX or the kernel refuses an operation
         logger.exception("the decoder in C could not be tried")
         return
     if is_right:

@@ -38,7 +38,7 @@ class KVForms:
     try_out: Callable[[KVBits], str] = lambda kv_bits: ""
     warnings: tuple[str, ...] = ()
     _tried: set[KVBits] = field(default_factory=set)
-    _saves: bool = False  # whether "auto" has chosen 8 bits before
+    _saves: bool = False  # whether "auto" has ever chosen 8 bits
 
     def refusal(self, kv_bits: KVBits) -> str:
         """Why the model does not support a quantized form; empty if it does. May test the form."""
@@ -92,17 +92,17 @@ class KVForms:
         the form that the request asks for.
 
         asked: the `kv_bits` of the request; empty: not set. is_short: whether memory runs short, or
-        the sequence would have to wait for memory in its native form. cached_tokens: returns how many
-        tokens of the prompt need no prefill in a form. fits: returns whether the sequence fits the KV budget
-        in a form if it runs alone.
+        the sequence would have to wait for memory in its native form. cached_tokens: returns how
+        many tokens of the prompt need no prefill in a form. fits: returns whether the sequence fits
+        the KV budget in a form if it runs alone.
 
-        "auto" is native unless memory is short: what other requests asked for does not matter. While
+        "auto" is native unless memory is short, regardless of what other requests asked for. While
         memory is short, a native prefix counts only if it is more than half of the prompt;
-        otherwise, prefilling it again takes less time than waiting for memory mostly would.
+        otherwise, prefilling again usually takes less time than waiting for memory.
 
-        Where "auto" has chosen 8 bits, conversations in 8 bits continue so, or each turn after the
-        shortage would prefill its prompt again: if most of a prompt, and more than in native form,
-        can be reused.
+        Once "auto" has chosen 8 bits, a conversation in 8 bits stays so if most of its prompt, and
+        more than in native form, can be reused. Otherwise each turn after the shortage would
+        prefill its whole prompt again.
         """
         wanted = asked or self.default
         if wanted != "auto":

@@ -187,10 +187,10 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
 
 
 def _refuse_integers(folder: Path, model: Module) -> None:
-    """Raise UnusableModel if a weight is an integer that no layer unpacks.
+    """Raise UnusableModel if a weight has an integer type that no layer unpacks.
 
-    The checks of files should have refused such a model. But MLX would compute with these integers,
-    whatever they stand for, so nothing that those checks do not know gets past this one.
+    The file checks should have refused such a model. This is a second check, because MLX would
+    compute with the integers, whatever they stand for.
     """
     modules: list[tuple[str, Any]] = cast("Any", model).named_modules()
     for path, module in modules:

@@ -689,7 +689,7 @@ def _faults(shape: AttentionShape, keys: int, queries: int) -> list[str]:
     what = f"attention of {count} over {keys:,} keys ({dimensions})"
     try:
         error = attention_error(shape, keys=keys, queries=queries)
-    except (RuntimeError, ValueError, TypeError) as refusal:  # of an unsupported operation
+    except (RuntimeError, ValueError, TypeError) as refusal:  # an unsupported operation
         first_line = str(refusal).partition("\n")[0]
         return [f"{what} fails ({first_line})"]
     if error <= ALLOWED_ERROR[shape.dtype_bytes]:

@@ -102,8 +102,8 @@ def fit_for(function: str, arrays: Sequence[mx.array]) -> Sequence[mx.array]:
 
 @cache
 def wrong_over_slices() -> frozenset[str]:
-    """The functions of MLX that give wrong results on this device if quantized arrays are slices, or
-    that refuse slices.
+    """The MLX functions that refuse slices of quantized arrays on this device, or return wrong
+    results for them.
 
     Examples are `mx.dequantize` on Metal in some versions (mlx#4370), and `mx.quantized_matmul` on
     CUDA, which has no kernel for slices. The test takes some milliseconds, once per process.
@@ -132,7 +132,7 @@ def _agree(
 ) -> bool:
     try:
         return bool(mx.allclose(compute(*slices), compute(*copies), rtol=1e-3, atol=1e-3).item())
-    except (RuntimeError, ValueError, TypeError):  # of an unsupported operation
+    except (RuntimeError, ValueError, TypeError):  # an unsupported operation
         return False
 
 

@@ -119,7 +119,7 @@ class CacheClient:
         self._twins: dict[RequestId, LiveSequence] = {}
         self._fetching: list[LiveSequence] = []  # waiting for blocks from disk
         self._to_repeat: list[LiveSequence] = []  # to be looked up again
-        # waiting for the features of images; the numbers of tokens are those of `make_ready`
+        # sequences waiting for image features, with the token counts for `make_ready`
         self._unseen: dict[LiveSequence, tuple[int, int]] = {}
         # waiting sequences whose prefix is pinned, and in memory or being read; oldest lookup first
         self._looked_up: dict[LiveSequence, None] = {}
@@ -147,8 +147,8 @@ class CacheClient:
         return request.is_kept and self._cache_for(request) is not None
 
     def cached_tokens(self, request: SequenceRequest, kv_bits: KVBits) -> int:
-        """How many tokens of a request's prompt need no prefill in a form (`kv_bits`). An estimate,
-        because the prefix is not reserved for the request and may be evicted.
+        """The number of tokens of a request's prompt that need no prefill in a form (`kv_bits`). An
+        estimate: the prefix is not pinned and may be evicted.
         """
         cache = self._cache_for(request)
         if cache is None:
@@ -267,8 +267,8 @@ class CacheClient:
     def _make_ready(
         self, sequence: LiveSequence, cached_tokens: int, *, held_tokens: int = 0
     ) -> None:
-        """Tell the scheduler that a sequence is ready, as soon as the images behind its cached
-        prefix have features.
+        """Tell the scheduler that a sequence is ready, once the images after its cached prefix have
+        features.
         """
         if not self._engine.has_unprepared_images(
             sequence.request, start=cached_tokens, prepared=sequence.prepared_images
@@ -282,9 +282,7 @@ class CacheClient:
             sequence.wait(WaitReason.IMAGES, now=self._clock())
 
     def _prepare_images(self) -> None:
-        """Compute the features of at most one image, so that running sequences do not wait for
-        several.
-        """
+        """Compute the features of at most one image, to limit the delay of running sequences."""
         for sequence, (cached_tokens, held_tokens) in tuple(self._unseen.items()):
             has_computed = True
             with costing_no_answer("an image of request %s is not prepared", sequence.id):
@@ -549,8 +547,8 @@ class CacheClient:
             self._repeat_without(self._cache.gone(wanted), live)
 
     @_guarded("requests that waited for %s wait for its end")
-    def keep_nothing_more(self, sequence: LiveSequence) -> None:
-        """Record that a running sequence caches nothing any more: no other may wait for that."""
+    def stop_caching(self, sequence: LiveSequence) -> None:
+        """Record that a running sequence caches nothing from now on, so that no other waits for it."""
         self._free_twins(self._in_flight.withdraw(sequence.id))
 
     def quantize(self, sequence: LiveSequence, kv_bits: KVBits) -> tuple[int, int]:
@@ -631,7 +629,7 @@ class CacheClient:
         """
         by_id = {sequence.id: sequence for sequence in sequences}
         for kept in take_kept():
-            # a request of a forgotten session still copies, but leaves nothing
+            # a request of a forgotten session still copies blocks, but stores none
             if kept.request_id in by_id and self.keeps(by_id[kept.request_id].request):
                 self._commit(by_id[kept.request_id], kept)
         self._commit_computed()

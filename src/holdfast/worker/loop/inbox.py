@@ -116,9 +116,9 @@ class Pulse:
 
     The device thread writes the activity and the heartbeat thread reads it: a single reference,
     replaced as a whole. The identity of the object tells whether the device thread is still in the
-    same activity. At most one heartbeat interval is counted between two heartbeats, and of that
-    only the share in which the process did not wait for a core: if the process is stopped, or the
-    machine sleeps or is too busy, work seems shorter than it is, never longer.
+    same activity. At most one heartbeat interval is counted between two heartbeats, and only the
+    share of it in which the process did not wait for a core. So if the process is stopped, or the
+    machine sleeps or is busy, work seems shorter than it is, never longer.
     """
 
     def __init__(self, *, interval_seconds: float = math.inf) -> None:

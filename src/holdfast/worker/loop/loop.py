@@ -142,7 +142,7 @@ class WorkerLoop:
         self._lifetimes = Lifetimes(
             engine=engine, scheduler=scheduler, ledger=self._ledger, cache=self._cache, clock=clock
         )
-        self._asked: list[ImageCommand] = []  # questions about images
+        self._image_commands: list[ImageCommand] = []  # not answered yet
         self._idle = self._new_idle_work()
 
     def _new_drafts(self, model: DraftModel | None) -> Drafts:
@@ -177,7 +177,7 @@ class WorkerLoop:
                     self._on_rest()
                     self._has_rested = True
                 self._obey(commands)
-                self._answer_about_images()
+                self._answer_image_commands()
                 if self._memory is not None:
                     self._memory.tend(now=self._clock())
                     self._quantize_running(self._memory)
@@ -283,7 +283,7 @@ class WorkerLoop:
                 case SessionCommand():
                     self._carry_out(command)
                 case ImageCommand():
-                    self._asked.append(command)
+                    self._image_commands.append(command)
                 case CacheMapQuestion():
                     self._show_cache(command)
 
@@ -341,7 +341,7 @@ class WorkerLoop:
             self._cache.look_up(self._ledger.accept(request, kv_bits))
 
     def _drop_idle_work_of_closed(self, request: SequenceRequest) -> None:
-        """Do not prefill ahead for a session that was closed while its last answer was computed."""
+        """Do not prefill ahead for a session that was closed during its last answer."""
         if self._sessions is None or not request.session_id:
             return
         self._complete_uncommitted()
@@ -458,10 +458,10 @@ class WorkerLoop:
             self._cache.repeat_without_forgotten(live=self._ledger.live())
 
     def _detach_running(self, command: SessionCommand, sessions: SessionService) -> None:
-        """Let the running requests of a session that is about to be closed go on without it.
+        """Detach the running requests of a session that is about to be closed.
 
-        What they have computed so far is closed or forgotten with the session, even if this is its
-        first request. If it is forgotten, what they compute from now on is not cached.
+        What they have computed so far is closed or forgotten with the session, even if they are its
+        first requests. If it is forgotten, nothing that they compute from now on is cached.
         """
         for sequence in self._ledger.live():
             request = sequence.request
@@ -474,7 +474,7 @@ class WorkerLoop:
                 )
                 sequence.request = request.without_session(forget=command.forget)
                 if command.forget:
-                    self._cache.keep_nothing_more(sequence)
+                    self._cache.stop_caching(sequence)
 
     def _refuse(self, command: SessionCommand, failure: SessionFailure, message: str) -> None:
         answer = SessionAnswer(call_id=command.call_id, failure=failure, message=message)
@@ -652,14 +652,14 @@ class WorkerLoop:
             expected_seconds=decision.expected_seconds,
         )
 
-    def _answer_about_images(self) -> None:
-        """Answer the questions about images whose images have been processed."""
-        self._engine.tend_images()
-        for question in tuple(self._asked):
+    def _answer_image_commands(self) -> None:
+        """Answer the image commands whose images have been processed."""
+        self._engine.poll_images()
+        for question in tuple(self._image_commands):
             self._pulse.work()
             answer = self._engine.measure_images(question)
             if answer is not None:
-                self._asked.remove(question)
+                self._image_commands.remove(question)
                 self._ledger.emit(answer)
 
     def _has_images(self, span: Span, sequence: LiveSequence) -> bool:

@@ -146,9 +146,9 @@ class PrefixCache:
     def cached_tokens(
         self, chain: bytes, *, tenant: str, kv_bits: KVBits, may_move: bool = True
     ) -> int:
-        """How many tokens of a chain a sequence in this form would not prefill: what `lookup` would
-        find, in blocks or in a live state. What is stored, but cannot be resumed from, does not
-        count.
+        """The number of tokens of a chain that a sequence in this form would not prefill: what
+        `lookup` would find, in blocks or in a live state. Stored tokens that cannot be resumed from
+        do not count.
         """
         in_blocks = self._plan(chain, tenant, kv_bits, limit=_limit(chain)).tokens
         in_live = self.live.resumable(
@@ -184,7 +184,7 @@ class PrefixCache:
                 "a stored block cannot be used; its tokens are prefilled again: %s", failure
             )
             if isinstance(failure, BlockUnreadable):
-                self.index.doubt(key)
+                self.index.mark_suspect(key)
                 lookup.end_before(key)
                 return False
             self.index.unreadable((key,))
@@ -342,8 +342,8 @@ class PrefixCache:
         return self._save(self.index.insert(cursor, tokens, packed, holder=holder), packed)
 
     def _fill_gaps(self, cursor: Cursor, live: LiveChain) -> None:
-        """Store again the blocks before a cursor that are missing or could not be read, from a live
-        chain that has computed their tokens.
+        """Store missing or unreadable blocks before a cursor again, from a live chain that has
+        computed their tokens.
         """
         for key in self.index.to_fill(cursor):
             payload = self.live.copy_of(live, key)

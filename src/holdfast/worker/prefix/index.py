@@ -7,10 +7,10 @@ The index combines the tree (tokens), the RAM tier (payloads), and the disk (key
 leaves RAM stays in the tree if the disk has it or a live chain holds its tokens; otherwise it is
 lost. A block that a live chain holds has a payload in RAM only while that payload is being saved.
 
-A lost block stays in the tree, marked as missing, while the disk has blocks that follow it: reuse
-ends before it, but a sequence that computes its tokens again fills the gap (`fill`), and all that
-follows is useful again. A block whose file could not be read is not lost; it is doubted: it is
-planned again, but a sequence that computes its tokens meanwhile offers it to the store anew.
+A lost block stays in the tree, marked as missing, while the disk has blocks after it: reuse ends
+before it, but a sequence that recomputes its tokens fills the gap (`fill`), and the blocks after it
+become usable again. A block whose file could not be read is not lost but suspect: later plans use
+it again, and a sequence that recomputes its tokens meanwhile offers it to the store again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PrefixIndex:
         # for each block, the live chains that hold all of its tokens
         self._holders: dict[BlockKey, set[LiveChain]] = {}
         self._missing: set[BlockKey] = set()
-        self._doubted: set[BlockKey] = set()
+        self._suspects: set[BlockKey] = set()
         self._planner = Planner(
             self._tree, self._history, is_in_memory=self._is_in_memory, missing=self._missing
         )
@@ -159,13 +159,13 @@ class PrefixIndex:
         """Put a payload that was read from disk into RAM, if there is room; returns whether it is
         in RAM now.
         """
-        self._doubted.discard(key)
+        self._suspects.discard(key)
         if not self._tree.has_node(key) or key in self._ram or key in self._holders:
             return key in self._ram
         return self._keep(key, payload)
 
     def is_missing(self, key: BlockKey) -> bool:
-        """Whether a key is lost, but known because the disk has keys after it."""
+        """Whether a key is lost, but still in the tree because the disk has keys after it."""
         return key in self._missing
 
     def _is_in_memory(self, key: BlockKey) -> bool:
@@ -257,23 +257,23 @@ class PrefixIndex:
         return block
 
     def to_fill(self, cursor: Cursor) -> list[BlockKey]:
-        """The blocks before a valid cursor that are missing or doubted, parents first."""
+        """The blocks before a valid cursor that are missing or suspect, parents first."""
         found: list[BlockKey] = []
-        if self._missing or self._doubted:
+        if self._missing or self._suspects:
             node = cursor.node
             while node is not None and node.parent is not None:
                 is_before = node.start + node.tokens <= cursor.position
-                if is_before and (node.key in self._missing or node.key in self._doubted):
+                if is_before and (node.key in self._missing or node.key in self._suspects):
                     found.append(node.key)
                 node = node.parent
         return found[::-1]
 
     def fill(self, key: BlockKey, payload: Payload, *, holder: LiveChain | None) -> Block:
-        """Add a payload for a missing or doubted block. The result is that of `insert`: with a
-        disk, the caller gives the block to the store.
+        """Add a payload for a missing or suspect block. Returns the same as `insert`: with a disk,
+        the caller gives the block to the store.
         """
         block = self._tree.block_of(key)
-        self._doubted.discard(key)
+        self._suspects.discard(key)
         self._sizes[key] = payload.nbytes
         if key not in self._ram:
             self._keep(key, payload)
@@ -285,10 +285,10 @@ class PrefixIndex:
             self._missing.discard(key)
         return block
 
-    def doubt(self, key: BlockKey) -> None:
+    def mark_suspect(self, key: BlockKey) -> None:
         """Record that the file of a block could not be read. It may be readable later."""
         if key in self._disk and self._tree.has_node(key):
-            self._doubted.add(key)
+            self._suspects.add(key)
 
     def _keep(self, key: BlockKey, payload: Payload) -> bool:
         """Put a payload into RAM if there is room."""
@@ -378,8 +378,8 @@ class PrefixIndex:
     def branch(
         self, packed: bytes | bytearray, *, tenant: str = "", kv_bits: KVBits = "native"
     ) -> Branch:
-        """The part of a chain of packed tokens that the tree has, with its last states. Some of its
-        blocks may be missing.
+        """The part of a chain of packed tokens that is in the tree, with its last states. Some of
+        its blocks may be missing.
         """
         match = self._tree.match(bytes(packed), root=root_key(self.fingerprint, tenant, kv_bits))
         return Branch(blocks=match.blocks, states=match.states[-MOST_STATES:], kv_bits=kv_bits)
@@ -431,7 +431,7 @@ class PrefixIndex:
                 break
             last = block.key
         if self._store is not None:
-            # the files of blocks whose parents are unknown, which are in no tree
+            # files of blocks whose parents are unknown; no tree contains them
             self._store.remove(
                 [key for key in branch.keys if key not in self._tree and key not in needed]
             )
@@ -477,7 +477,7 @@ class PrefixIndex:
         lost = tuple(lost)
         for key in stored:
             if self._disk.saved(key):
-                self._doubted.discard(key)
+                self._suspects.discard(key)
                 self._ram.release((key,))
                 if key in self._holders and key in self._ram:
                     self._ram.drop(key)
@@ -486,7 +486,7 @@ class PrefixIndex:
             was_saving = self._disk.is_saving(key)
             is_lost = self._disk.lost(key)
             if key not in self._disk:
-                self._doubted.discard(key)
+                self._suspects.discard(key)
             if was_saving:
                 self._ram.release((key,))
             if is_lost and key not in self._ram and key not in self._holders:
@@ -496,15 +496,15 @@ class PrefixIndex:
         return tuple(gone)
 
     def unreadable(self, keys: Iterable[BlockKey]) -> tuple[BlockKey, ...]:
-        """Record that the files of these keys are damaged or gone, which the store reports as one
-        loss of each. Copies in memory stay, and are saved again; keys without any other copy are
-        lost, and returned.
+        """Record that the files of these keys are damaged or gone; the store reports each loss
+        once. Copies in memory stay and are saved again. Keys without another copy are lost, and
+        returned.
         """
         gone: list[BlockKey] = []
         for key in keys:
             if self._store is None or key not in self._disk:
                 continue
-            self._doubted.discard(key)
+            self._suspects.discard(key)
             if key not in self._ram and key not in self._holders:
                 if self._disk.is_saving(key):
                     self._ram.release((key,))
@@ -555,19 +555,19 @@ class PrefixIndex:
             self._vanish(key, CacheOutcome.EVICTED)
 
     def _vanish(self, key: BlockKey, cause: CacheOutcome) -> tuple[BlockKey, ...]:
-        """Record that no tier has a key any more. While the disk has keys after it, the key is
-        missing; otherwise it is removed, with all keys after it. Returns the lost keys.
+        """Record that no tier has a key any longer. The key is marked as missing if the disk has
+        keys after it; otherwise it is removed, with all keys after it. Returns the lost keys.
         """
         if not any(each in self._disk for each in self._tree.subtree(key) if each != key):
             return self._lose(key, cause)
         self._record_loss(key, cause)
         self._disk.forget(key)
-        self._doubted.discard(key)
+        self._suspects.discard(key)
         self._missing.add(key)
         return (key,)
 
     def _drop_needless(self, key: BlockKey | None) -> None:
-        """Remove a missing key that nothing follows any more, and then the same before it."""
+        """Remove a missing key that no key follows, then any such key before it."""
         while key is not None and key in self._missing:
             node, _ = self._tree.place_of(key)
             if node.branches or node.states:
@@ -589,7 +589,7 @@ class PrefixIndex:
             self._tree.remove(each)
             self._sizes.pop(each, None)
             self._missing.discard(each)
-            self._doubted.discard(each)
+            self._suspects.discard(each)
             if each in self._ram:
                 self._ram.drop(each)
             for chain in self._holders.pop(each, ()):
@@ -635,10 +635,10 @@ class PrefixIndex:
         somewhere = self._disk.keys() | self._ram.keys() | self._holders.keys()
         assert self._sizes.keys() == in_tree, "sizes of other keys"
         assert somewhere | self._missing == in_tree, (
-            "the tree has other keys than RAM, disk and live chains"
+            "the tree and the tiers (RAM, disk, live chains) have different keys"
         )
-        assert not somewhere & self._missing, "a missing key is somewhere"
-        assert self._doubted <= self._disk.keys(), "a doubted key is not on disk"
+        assert not somewhere & self._missing, "a tier has a missing key"
+        assert self._suspects <= self._disk.keys(), "a suspect key is not on disk"
         for key in self._missing:
             node, _ = self._tree.place_of(key)
             assert node.branches or node.states, "a missing key that nothing follows"

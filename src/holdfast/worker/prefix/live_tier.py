@@ -171,8 +171,8 @@ class LiveTier:
     def resumable(
         self, chain: bytes, *, tenant: str, kv_bits: KVBits, in_blocks: int, may_move: bool
     ) -> int:
-        """How many tokens of a chain a sequence could take from a live state. in_blocks: how many
-        it could take from blocks.
+        """The number of tokens of a chain that a sequence could take from a live state. in_blocks:
+        the number that it could take from blocks.
         """
         claim = self._possible_claim(
             chain, tenant=tenant, kv_bits=kv_bits, in_blocks=in_blocks, may_move=may_move

@@ -376,7 +376,7 @@ class Lookup:
     awaited: dict[BlockKey, Future[StoredBlock]] = field(default_factory=dict)
     fetched: dict[BlockKey, Payload] = field(default_factory=dict)
     fetched_at: float | None = None  # None until all payloads are in memory
-    # no more tokens are reused: a block or state after them could not be read
+    # limits reuse, because the block or state after these tokens could not be read
     limit_tokens: int | None = None
     in_blocks_only: bool = False  # whether live chains are excluded
     may_move: bool = True  # whether the sequence may take over a parked state
@@ -422,7 +422,7 @@ class Lookup:
         return keys if state is None else [*keys, state.key]
 
     def end_before(self, key: BlockKey) -> None:
-        """Reuse nothing from a block or state of the plan on, which cannot be read now."""
+        """End the plan before a block or state that cannot be read at the moment."""
         state = self.plan.state
         if state is not None and state.key == key:
             self.limit_tokens = state.position - 1

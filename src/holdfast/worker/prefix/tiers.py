@@ -305,7 +305,7 @@ class DiskIndex:
         return was_there
 
     def forget_copy(self, block: Block) -> None:
-        """Drop all knowledge of a block whose file is of no use, but which is in memory."""
+        """Forget the file of a block that is in memory, because the file is unusable."""
         self.forget(block.key)
         self._unsaved[block.key] = block
 

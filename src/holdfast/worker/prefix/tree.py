@@ -312,7 +312,7 @@ class PrefixTree:
         return entry.start, entry.tokens
 
     def block_of(self, key: BlockKey) -> Block:
-        """The block or state of a key that has a node, as the store knows it.
+        """The block or state of a key in the tree, in the store's form.
 
         Raises KeyError for an unknown key.
         """

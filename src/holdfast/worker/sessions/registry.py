@@ -77,7 +77,7 @@ class Session:
         self.branches = (longer or branch, *others)[:MOST_BRANCHES]
 
     def resume(self, begun: Session) -> None:
-        """Take over what requests have done under the same name before this record could be read."""
+        """Merge what requests did under the same name before this record could be read."""
         self.requests += begun.requests
         self.last_used_at = max(self.last_used_at, begun.last_used_at)
         self.pinned |= begun.pinned
@@ -278,7 +278,7 @@ class SessionPins:
         for branch in session.branches:
             blocks = [block.key for block in branch.blocks if block.key in pinned]
             ends.update(blocks[-1:])
-            # the store does not know what precedes a missing block
+            # the store does not know the blocks before a missing one
             ends.update(
                 before
                 for before, after in itertools.pairwise(blocks)
@@ -296,7 +296,7 @@ class SessionPins:
         self._over.discard(name)
 
     def state_of(self, session: Session) -> PinState:
-        """Whether the session is pinned, whether it exceeds the quota, and whether it is all there."""
+        """Whether the session is pinned, within the quota, and complete."""
         if not session.pinned:
             return "none"
         if session.record_name in self._over:

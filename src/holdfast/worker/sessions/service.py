@@ -45,7 +45,7 @@ from holdfast.worker.sessions.transfer import Transfer, Transfers
 
 RECORD_SECONDS = 0.5  # between writes of the records of sessions in use
 EXPIRY_SECONDS = 1.0  # between checks for expired sessions
-REREAD_SECONDS = 30.0  # between attempts to read the records that could not be read
+REREAD_SECONDS = 30.0  # between attempts to read records that could not be read
 
 logger = logging.getLogger("holdfast.worker.sessions")
 
@@ -91,8 +91,8 @@ class SessionService:
         self._dirty: dict[str, Session] = {}
         self._unreadable: set[str] = set()
         self._asked_records: Future[ReadRecords | None] | None = None
-        # The names of the records of earlier workers that could not be read yet; None: all of them.
-        # They are not replaced before they are read.
+        # Names of earlier workers' records that could not be read yet; None: all of them. They are
+        # not overwritten before they have been read.
         self._unread: frozenset[str] | None = None
         self._read_at = 0.0
         self._recorded_at = self._looked_at = 0.0
@@ -146,8 +146,8 @@ class SessionService:
     def include(
         self, session_id: str, *, tenant: str, chain: bytes | bytearray, kv_bits: KVBits
     ) -> None:
-        """Count what a running request has stored so far to a session that is closed right after
-        this. Opens the session if necessary, without closing another one for it.
+        """Add what a running request has stored so far to a session that is about to be closed.
+        Opens the session if necessary, without evicting another one.
         """
         now = self._now()
         session = self._registry.find(session_id, tenant=tenant)
@@ -197,7 +197,7 @@ class SessionService:
         yet.
         """
         if writes_records:
-            self._read_at = 0.0  # try once more to read what could not be read
+            self._read_at = 0.0  # retry the records that could not be read
             self._write_records()
         self._transfers.close()
 
@@ -421,7 +421,7 @@ class SessionService:
         return self._unread is None or not self._unread.isdisjoint(names)
 
     def _take_over(self) -> None:
-        """Load the sessions of earlier workers on this store, if they can be read now."""
+        """Load the sessions of earlier workers on this store, as far as they can be read."""
         if self._cache.store is None:
             self._unread = frozenset()
             return
@@ -437,7 +437,7 @@ class SessionService:
         self._read_at = self._retention()
         for session in recorded:
             begun = self._registry.find(session.session_id, tenant=session.tenant)
-            if begun is not None:  # used before the record could be read
+            if begun is not None:  # used before its record could be read
                 session.resume(begun)
                 self._dirty[session.record_name] = session
             self._registry.put(session)
@@ -480,7 +480,7 @@ class SessionService:
             self._asked_records = None
             if not answered.cancelled() and answered.exception() is None:
                 records = answered.result()
-                # not without knowing what others have recorded
+                # not before the other records are known
                 if records is None:
                     return
                 over = [each for each in over if each.record_name not in records.unread]

@@ -236,7 +236,7 @@ class Transfers:
                     try:
                         block = self._stored(block)
                     except BlockUnreadable:
-                        raise  # nothing is lost: the next export may read it
+                        raise  # the block is not lost: the next export may read it
                     except ReadFailed as error:
                         # the export has failed, but goes on, to find all other lost blocks
                         failure = error

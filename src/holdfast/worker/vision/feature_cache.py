@@ -55,7 +55,7 @@ class FeatureCache:
         self._held_bytes = 0
 
     def has(self, image: str) -> bool:
-        """Whether the features of an image are kept; they may be damaged."""
+        """Whether the features of an image are cached; they may be damaged."""
         if image in self._held:
             return True
         return self._folder is not None and self._path(self._folder, image).is_file()
@@ -103,7 +103,7 @@ class FeatureCache:
         except FileNotFoundError:
             return None
         except OSError as error:  # this says nothing about the content
-            logger.warning("the features of an image cannot be read now: %s", error)
+            logger.warning("the features of an image cannot be read: %s", error)
             return None
         try:
             loaded: Any = mx.load(io.BytesIO(content), format="safetensors", return_metadata=True)

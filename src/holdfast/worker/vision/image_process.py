@@ -1,9 +1,9 @@
-"""Lets another process (`image_worker.py`) decode and process images, one at a time.
+"""Decodes and processes images in another process (`image_worker.py`), one at a time.
 
-The device thread asks and looks from time to time; it never waits, unless it says so. A process is
-started when the first image comes, and ends after a while without images. One that dies, hangs or
-is stopped is killed, and costs only the image that it was processing. An image that has ended
-several processes is refused.
+The device thread submits images and polls for results; only `wait` blocks. The process starts with
+the first image and ends after a while without images. One that dies, hangs or is stopped is killed
+and replaced, which affects only the image that it was processing. An image that has ended several
+processes is refused.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from holdfast.worker.vision.image_worker import (
 )
 
 IDLE_SECONDS: Final = 300.0  # an idle process is ended after this time
-STALL_SECONDS: Final = 20.0  # without any processor time; then the process is stopped or blocked
+STALL_SECONDS: Final = 20.0  # without any processor time: the process is stopped or blocked
 _START_SECONDS: Final = 120.0  # of processor time
-_LOOK_SECONDS: Final = 0.5  # time between two looks at what the process uses
+_LOOK_SECONDS: Final = 0.5  # time between checks of the process's resource use
 _KILL_SECONDS: Final = 2.0
-_MOST_DEATHS: Final = 4  # of processes, by one image
+_MOST_DEATHS: Final = 4  # of image processes, caused by one image
 _ATTEMPTS: Final = 2  # for one request
 _READ_BYTES: Final = 1 << 16
 _ENVIRONMENT: Final = dict.fromkeys(
@@ -57,7 +57,7 @@ logger = logging.getLogger("holdfast.worker")
 
 
 class ImageFile:
-    """What a model's processor made of an image, in a file without a name."""
+    """The output of a model's processor for an image, in an anonymous file."""
 
     def __init__(self, done: ImageDone, file: BinaryIO) -> None:
         self.layout: ImageLayout = done.layout
@@ -88,13 +88,13 @@ class ImageReader(Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether an image is being processed, or waits for that."""
+        """Whether an image is queued or being processed."""
 
     def begin(self, image: str, *, max_pixels: int | None) -> None:
-        """Process an image, unless it is already being processed or waits for that."""
+        """Queue an image, unless it is queued or being processed already."""
 
     def results(self) -> Sequence[tuple[str, ImageResult]]:
-        """The images processed since the last call. Does not wait."""
+        """The results since the last call. Does not wait."""
 
     def wait(self) -> None:
         """Wait until there may be results."""
@@ -105,7 +105,7 @@ class ImageReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """An image that is to be processed."""
+    """A queued image."""
 
     image: str
     max_pixels: int | None
@@ -113,7 +113,7 @@ class _Asked:
 
 
 class ImageProcess:
-    """Starts the process, and starts another one when it fails. See `ImageReader`."""
+    """Starts the process, and replaces it when it fails. See `ImageReader`."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class ImageProcess:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """model: the model's folder. info: how its prompts are written. images: the folder with the
-        files of images; what is made of them is written there, too.
+        image files; results are written there, too.
         """
         self._model = model
         self._info = info
@@ -196,67 +196,67 @@ class ImageProcess:
         )
         try:
             self._images.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # closed by `ImageFile`, or when the image is given up
+            # closed by `ImageFile`, or when the image fails
             self._file = tempfile.TemporaryFile(dir=self._images)  # noqa: SIM115
             if self._process is None:
                 self._process = _Process(self._model, clock=self._clock)
         except OSError as error:
-            self._finish(ImageLost(reason=f"an image cannot be processed now: {error.strerror}"))
+            self._finish(ImageLost(reason=f"an image cannot be processed: {error.strerror}"))
             return
         try:
             self._process.give(task, self._file)
-        except OSError:  # it has ended while it had nothing to do: no image is to blame
+        except OSError:  # the process ended while idle: no image is to blame
             self._replace(self._process, "it has ended")
             self._try_again(asked, "it has ended")
 
     def _take_answer(self, asked: _Asked) -> None:
         process = self._process
-        assert process is not None, "an image is processed by nobody"
+        assert process is not None, "an image is in progress without a process"
         try:
             outcome = process.answer()
         except _ProcessFailed as failure:
             self._give_up(process, str(failure))
             return
         if isinstance(outcome, ImageDone):
-            assert self._file is not None, "there is no file for the arrays"
+            assert self._file is not None, "the image has no file for its arrays"
             file, self._file = self._file, None
             self._finish(ImageFile(outcome, file))
         elif outcome is not None:
             self._finish(outcome)
 
     def _give_up(self, process: _Process, why: str) -> None:
-        """Kill the process. The image that it was processing is tried once more in another one."""
+        """Kill the process, and retry its image once in another one."""
         asked = self._current
         assert asked is not None, "no image was being processed"
         self._replace(process, why)
         if not process.has_started:
-            lost = ImageLost(reason="the process that reads images did not start; the log says why")
+            lost = ImageLost(reason="the image process did not start; the log says why")
             self._done += [(each.image, lost) for each in self._waiting]
             self._waiting.clear()
             self._finish(lost)
             return
         self._deaths[asked.image] += 1
         if self._deaths[asked.image] >= _MOST_DEATHS:
-            self._finish(ImageRefused(reason="the image cannot be processed: it ends the process"))
+            self._finish(
+                ImageRefused(reason="the image cannot be processed: it crashes the decoder")
+            )
         else:
             self._try_again(asked, why)
 
     def _replace(self, process: _Process, why: str) -> None:
-        logger.warning("the process that reads images is replaced: %s", why)
+        logger.warning("the image process is replaced: %s", why)
         process.kill()
         self._process = None
 
     def _try_again(self, asked: _Asked, why: str) -> None:
-        """Process the current image once more, in another process."""
+        """Retry the current image in another process."""
         if asked.attempt < _ATTEMPTS:
             self._close_file()
             self._current = None
             again = _Asked(asked.image, asked.max_pixels, attempt=asked.attempt + 1)
             self._waiting.appendleft(again)
         else:
-            self._finish(
-                ImageLost(reason=f"the process that reads images failed: {why}; please try again")
-            )
+            self._finish(ImageLost(reason=f"the image process failed: {why}; please try again"))
 
     def _finish(self, result: ImageResult) -> None:
         assert self._current is not None, "no image was being processed"
@@ -275,7 +275,7 @@ class _ProcessFailed(Exception):
 
 
 class _Process:
-    """A process that reads images."""
+    """A running image process."""
 
     def __init__(self, model: Path, *, clock: Callable[[], float]) -> None:
         """Raises OSError if the process cannot be started."""
@@ -317,7 +317,7 @@ class _Process:
             self._watched = _Usage(self.pid, seconds=MAX_SECONDS, clock=self._clock)
 
     def answer(self) -> ImageOutcome | None:
-        """The answer to the task; None if it is not there yet. Raises _ProcessFailed."""
+        """The answer to the task; None if there is none yet. Raises _ProcessFailed."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 try:
@@ -341,7 +341,7 @@ class _Process:
         return outcome
 
     def wait(self, seconds: float) -> None:
-        """Wait for an answer, at most so long."""
+        """Wait for an answer, at most this long."""
         self._readable.poll(seconds * 1000)
 
     def kill(self) -> None:
@@ -349,16 +349,16 @@ class _Process:
         self._process.kill()
         with contextlib.suppress(
             subprocess.TimeoutExpired
-        ):  # blocked in the kernel, by a dead disk
+        ):  # blocked in the kernel, for example by a dead disk
             self._process.wait(_KILL_SECONDS)
         self._link.close()
 
 
 class _Usage:
-    """Looks from time to time at what a process uses from now on."""
+    """Checks the resources that a process uses from now on against the limits."""
 
     def __init__(self, pid: int, *, seconds: float, clock: Callable[[], float]) -> None:
-        """seconds: of processor time that the process may use."""
+        """seconds: the limit of processor time."""
         self._pid = pid
         self._seconds = seconds
         self._clock = clock
@@ -385,7 +385,7 @@ class _Usage:
         if used > self._used_seconds:
             self._used_seconds = used
             self._grew_at = now
-        # needed where the system cannot limit the address space of a process
+        # for systems that cannot limit the address space of a process
         if resident_bytes > MAX_MEMORY_BYTES:
             raise _ProcessFailed(f"it took more than {MAX_MEMORY_BYTES >> 30} GiB of memory")
         if used - self._first_seconds > self._seconds:

@@ -1,8 +1,8 @@
 """The program that decodes and processes images for one worker, in a process of its own.
 
 Decoding and resizing a large image takes seconds and gigabytes, and the decoders are native code
-that is fed with files of strangers. So they run neither on the device thread nor in the front. The
-worker (`image_process.py`) may kill this process at any time. It also limits its own memory and
+that reads untrusted files. So they run neither on the device thread nor in the front. The worker
+(`image_process.py`) may kill this process at any time. The process also limits its own memory and
 processor time, and ends when the worker ends.
 
 Tasks arrive over a socket, each with an open file into which the arrays are written.
@@ -34,11 +34,11 @@ from holdfast.worker.vision.processor import ProcessedImage, Processor
 
 HEAD_BYTES: Final = 8  # size of the length before a task or an answer
 STARTED: Final = b"+"  # the first byte that the process writes
-MAX_MEMORY_BYTES: Final = 6 << 30  # besides what the process takes when it has started
+MAX_MEMORY_BYTES: Final = 6 << 30  # beyond what the process uses after its start
 MAX_SECONDS: Final = 60  # of processor time, for one image
 _LONGEST_REASON: Final = 200
-_NICENESS: Final = 5  # text is more urgent than images
-_BFLOAT16: Final = "bfloat16"  # which numpy does not know
+_NICENESS: Final = 5  # text generation is more urgent than images
+_BFLOAT16: Final = "bfloat16"  # numpy does not have it
 
 
 class ImageTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +75,9 @@ Packed: TypeAlias = PackedArray | PackedList | PackedPlain
 
 
 class ImageDone(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """An image was processed. inputs: for the vision tower; nbytes: of the file with their arrays."""
+    """An image was processed. inputs: for the vision tower; nbytes: the size of the file with their
+    arrays.
+    """
 
     layout: ImageLayout
     inputs: dict[str, Packed]
@@ -89,7 +91,7 @@ class ImageRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
 
 
 class ImageLost(msgspec.Struct, frozen=True, kw_only=True, tag="lost"):
-    """An image could not be processed now; its contents are not to blame."""
+    """An image could not be processed, but not because of its contents; a retry may work."""
 
     reason: str
 
@@ -134,13 +136,13 @@ def carry_out(task: ImageTask, processor: Any, file: BinaryIO) -> ImageOutcome:
         )
     except MemoryError:
         return ImageRefused(reason="the image takes too much memory to be processed")
-    except Exception as error:  # foreign code, fed with a stranger's image
+    except Exception as error:  # third-party code that reads an untrusted image
         reason = " ".join(str(error).split())[:_LONGEST_REASON]
         return ImageRefused(reason=f"the model cannot use this image: {reason}")
     try:
         return _written(processed, file)
     except OSError as error:
-        return ImageLost(reason=f"a processed image cannot be kept: {error.strerror or error}")
+        return ImageLost(reason=f"a processed image cannot be written: {error.strerror or error}")
 
 
 def _written(processed: ProcessedImage, file: BinaryIO) -> ImageDone:
@@ -207,7 +209,7 @@ def _exactly(link: socket.socket, size: int) -> bytes:
 
 
 def _end_with(link: socket.socket) -> None:
-    """End this process when the other end of the socket is closed, whatever it is doing."""
+    """End this process when the other end of the socket is closed, even while it is busy."""
     ended = select.poll()
     ended.register(link, select.POLLHUP)
     while not any(event & (select.POLLHUP | select.POLLERR) for _, event in ended.poll()):
@@ -216,7 +218,7 @@ def _end_with(link: socket.socket) -> None:
 
 
 def _be_killed_first() -> None:
-    """On Linux: if memory is exhausted, the kernel ends this process instead of the worker."""
+    """On Linux: if memory runs out, the kernel kills this process instead of the worker."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
@@ -229,7 +231,7 @@ def _limit_memory() -> None:
 
 
 def _limit_time() -> None:
-    """Limit the processor time of a task, in case the worker does not."""
+    """Limit the processor time of a task, in case the worker cannot."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit = int(used.ru_utime + used.ru_stime) + MAX_SECONDS + 5
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))

@@ -1,7 +1,7 @@
 """The images of prompts in a worker: how many tokens they take, and their features.
 
-Images are decoded and processed in another process (`image_process.py`); here, only the vision
-tower runs. Device thread only.
+Images are decoded and processed in another process (`image_process.py`); only the vision tower runs
+here. Device thread only.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from holdfast.worker.vision.processor import ProcessedImage, Processor
 if TYPE_CHECKING:
     from PIL import Image
 
-MOST_INPUT_BYTES = 256 << 20  # what the vision tower gets of one image, in memory
+MOST_INPUT_BYTES = 256 << 20  # inputs of the vision tower, in memory
 _MOST_FILE_BYTES = 1 << 30  # of processed images, on disk
 _MOST_FILES = 64
 _MOST_KNOWN = 10_000  # layouts
-_PREPARED_AHEAD = 4  # images of one prompt that are processed before the features of the first
+_PREPARED_AHEAD = 4  # images of a prompt that are processed before the first one has features
 
 
 class WorkerImages:
@@ -54,8 +54,8 @@ class WorkerImages:
         self._pictures: dict[str, ProcessedImage] = {}  # of tests
         self._files: OrderedDict[str, ImageFile] = OrderedDict()
         self._known: OrderedDict[str, ImageLayout | ImageRefused] = OrderedDict()
-        self._lost: dict[str, str] = {}  # images that could not be processed lately, and why
-        self._asked: dict[str, dict[str, str]] = {}  # what was lost of each command, by its call id
+        self._lost: dict[str, str] = {}  # images that could not be processed recently, and why
+        self._asked: dict[str, dict[str, str]] = {}  # images lost for each command, by its call id
         self.figures = ImageFigures()
 
     @property
@@ -93,8 +93,8 @@ class WorkerImages:
         return self._model.reference(token_ids, self._processor.process_together(pictures))
 
     def answer(self, command: ImageCommand) -> ImageAnswer | None:
-        """How the model sees the images of a command; None until all are processed. Does not wait:
-        ask again.
+        """The layouts of the images of a command; None until all are processed. Does not wait: call
+        it again.
         """
         self._take_results()
         if command.call_id not in self._asked:
@@ -123,18 +123,18 @@ class WorkerImages:
         )
 
     def tend(self) -> None:
-        """Take what was processed, and end the process when it is idle. Call it now and then."""
+        """Take processed images, and end the process when it is idle. Call it regularly."""
         self._take_results()
 
     def drop_kept(self) -> None:
-        """Free what is kept for later use, because memory is short."""
+        """Free cached data, because memory is short."""
         for file in self._files.values():
             file.close()
         self._files.clear()
         self._features.drop_held()
 
     def close(self) -> None:
-        """End the process that reads images."""
+        """End the image process."""
         self.drop_kept()
         self._reader.close()
 
@@ -157,13 +157,13 @@ class WorkerImages:
         ]
 
     def prepare(self, request: SequenceRequest, *, start: int, prepared: set[str]) -> bool:
-        """Begin to process the images of a prompt from a position on, or compute the features of
-        one that has been processed. Waits for the vision tower, but not for an image.
+        """Start processing the images of a prompt from a position on, or compute the features of
+        one that has been processed. Waits for the vision tower, but not for image processing.
 
         Returns whether features were computed.
 
-        prepared: the images for which there is nothing left to do before `provide`, which says why
-            an image cannot be used; those that become so are added.
+        prepared: the images that need nothing more before `provide`, including unusable ones, for
+        which `provide` raises an error. Images are added to it.
         """
         self._take_results()
         missing = self.unprepared(request, start=start, prepared=prepared)
@@ -174,7 +174,7 @@ class WorkerImages:
             elif image not in self._files:
                 self._reader.begin(image, max_pixels=None)
             else:
-                prepared.add(image)  # once: features that do not fit the memory are computed later
+                prepared.add(image)  # only once; features that do not fit are computed later
                 self._features_of(layout)
                 return True
         return False
@@ -182,8 +182,8 @@ class WorkerImages:
     def provide(self, images: SequenceImages, *, start: int, tokens: int) -> None:
         """Add the features of the images in a span, unless they are there.
 
-        Waits for the vision tower if the features of an image are not kept. Raises ImageUnusable,
-        and WorkerUnavailable if an image cannot be processed now.
+        Waits for the vision tower if the features of an image are not cached. Raises ImageUnusable,
+        and WorkerUnavailable if an image cannot be processed at the moment.
         """
         for index, span in images.overlapping(start, tokens):
             if index not in images.features:
@@ -213,9 +213,7 @@ class WorkerImages:
         return features
 
     def _processed(self, image: str) -> ProcessedImage:
-        """A processed image. `prepare` has processed it, unless its file was dropped since then;
-        then this waits.
-        """
+        """A processed image. Waits only if its file was dropped after `prepare` processed it."""
         if image in self._pictures:
             return self._pictures[image]
         self._take_results()

@@ -1,4 +1,4 @@
-"""What a model's own image processor makes of an image."""
+"""Runs a model's own image processor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GRIDS = ("image_grid_thw",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessedImage:
-    """What a model's processor makes of an image. inputs: for the vision tower."""
+    """The output of a model's processor for an image. inputs: for the vision tower."""
 
     layout: ImageLayout
     inputs: Mapping[str, Any]
@@ -61,13 +61,13 @@ class Processor:
         from mlx_vlm.models.base import to_mlx
 
         text = self.info.template_placeholder * len(pictures)
-        # Without further arguments: LlavaProcessor passes the tokenizer's to the image processor
+        # No further arguments: LlavaProcessor passes those of the tokenizer to the image processor
         # (mlx-vlm 0.7.10).
         found: Mapping[str, Any] = to_mlx(dict(self._processor(text=[text], images=list(pictures))))
         return found
 
     def _own_tokens(self, ids: list[int]) -> list[int]:
-        """The tokens without those that belong to the text around the image."""
+        """The tokens of the image, without those of the text around it."""
         special = set(self._processor.tokenizer.all_special_ids)
         special |= set(self._processor.tokenizer.added_tokens_decoder)
         around = {self._processor.tokenizer.bos_token_id, self._processor.tokenizer.eos_token_id}

@@ -5,8 +5,8 @@
 // or a lost connection it continues with the next event, and none is missing or taken twice. If the
 // server was restarted meanwhile and has lost the answer, it is asked for again, from its beginning.
 //
-// A request that the server cannot take yet, since its model is being loaded, say, waits and is sent
-// again by itself. So the user never types a message twice.
+// A request that the server cannot accept yet, for example because its model is loading, waits and
+// is resent automatically, so that the user never types a message twice.
 
 import { ApiError, access, eventsOf, get, post, remove } from './api.js';
 
@@ -14,31 +14,31 @@ import { ApiError, access, eventsOf, get, post, remove } from './api.js';
  * @typedef {object} Answer
  * @property {string} model
  * @property {'running' | 'completed' | 'incomplete' | 'cancelled' | 'failed'} status
- * @property {number} attempt  counts how often the request was sent anew
+ * @property {number} attempt  how often the request was sent anew
  * @property {string} responseId  empty until the server has accepted the request
  * @property {number} seen  number of the last event that was taken in; -1: none
  * @property {object[]} items  reasoning, messages and tool calls
  * @property {string} error
- * @property {{code: string, param: string} | null} failure  what the server says beside the error
+ * @property {{code: string, param: string} | null} failure  the error's code and field
  * @property {{for: 'key' | 'server' | 'model' | 'turn', message: string} | null} waits  why the
  *   request was not accepted yet
  * @property {number} began  milliseconds, as are the next two
  * @property {number | null} firstAt  when the first text came
  * @property {number | null} lastAt
- * @property {number} restarts  how often the server has lost it, so that it was asked for again
+ * @property {number} restarts  how often the server lost the answer and it was requested again
  * @property {boolean} isRejoined  whether a part came after a lost connection, so that it has no speed
  * @property {object | null} usage
  * @property {object | null} cache  how much of the prompt was cached, and why not more
  */
 
-const FIRST_PAUSE = 250; // milliseconds between two attempts to reconnect, as are the next ones
+const FIRST_PAUSE = 250; // milliseconds between attempts to reconnect; the next ones too
 const LONGEST_PAUSE = 5000;
-const LOAD_PAUSE = 1000; // between two looks at a model that is being loaded
-const LONGEST_WAIT = 30_000; // of what the server says in Retry-After
+const LOAD_PAUSE = 1000; // between polls of a model that is being loaded
+const LONGEST_WAIT = 30_000; // the longest Retry-After that is obeyed
 const MOST_RESTARTS = 3; // of the server, after which an answer is asked for again
 const STOPPED = /^the server stopped before the (answer|response) was complete/;
-/** Codes of failed responses for which waiting helps. */
-const NOT_NOW = ['server_is_overloaded', 'rate_limit_exceeded'];
+/** Codes of failed responses that are worth retrying later. */
+const RETRYABLE_CODES = ['server_is_overloaded', 'rate_limit_exceeded'];
 
 /** @returns {Answer} */
 export function newAnswer(model, attempt = 0) {
@@ -92,7 +92,7 @@ export function isOlder(one, other) {
 /** The server was stopped before the answer was complete. */
 class ServerStopped extends Error {}
 
-/** The server has accepted the request, but could not begin with it. */
+/** The server accepted the request, but could not start it. */
 class NotBegun extends Error {
   /** @param {{code: string, message: string, advice?: string}} failure */
   constructor(failure) {
@@ -116,9 +116,9 @@ export class Follower {
     this.isLost = false; // the connection is lost
     this.leaves = new AbortController();
     this.wantsStop = false;
-    this.hasLookedAgain = false; // for the field at fault
-    /** Whether an answer that the server has lost may be asked for again. */
-    this.mayAskAgain = () => true;
+    this.hasResentOnce = false; // resent once to learn the field at fault
+    /** Whether an answer that the server lost may be requested again. */
+    this.mayRestart = () => true;
   }
 
   /** Send the request and take in its answer. */
@@ -170,8 +170,8 @@ export class Follower {
   }
 
   /**
-   * The id of the answer, if the server had accepted the request before the page was closed, but the
-   * page had not heard of it yet. Empty if not, or if the caller may not see requests.
+   * The id of the answer if the server accepted the request, but the page was closed before it
+   * received the id. Empty otherwise, or if the caller may not see requests.
    */
   async #acceptedId() {
     if (!access.seesRequests) return '';
@@ -182,7 +182,7 @@ export class Follower {
       const isOwn = (each) => each.session_id === session && each.answer_id.startsWith('resp_');
       return requests.find(isOwn)?.answer_id ?? '';
     } catch {
-      return ''; // what is wrong shows itself when the request is sent
+      return ''; // sending the request will report the problem
     }
   }
 
@@ -206,9 +206,9 @@ export class Follower {
         return;
       }
       if (this.#isForgotten(error)) {
-        if (!this.mayAskAgain()) return;
+        if (!this.mayRestart()) return;
         this.#beginAgain(this.answer.restarts + 1);
-      } else if (error instanceof NotBegun && !NOT_NOW.includes(error.code)) {
+      } else if (error instanceof NotBegun && !RETRYABLE_CODES.includes(error.code)) {
         this.#beginAgain(this.answer.restarts);
         continue;
       } else if (await this.#canWait(error)) {
@@ -224,7 +224,7 @@ export class Follower {
       this.onChange(false);
       await this.#pause(pause);
       pause = Math.min(LONGEST_PAUSE, 2 * pause);
-      if (this.wantsStop) await this.stop().catch(() => {}); // it could not be sent before
+      if (this.wantsStop) await this.stop().catch(() => {}); // an earlier attempt may have failed
     }
   }
 
@@ -247,9 +247,9 @@ export class Follower {
     if (this.answer.responseId || error === null) return false;
     if (!(error instanceof ApiError)) return !(error instanceof ServerStopped);
     if (error.advice) return error.advice === 'wait' && !(await this.#hasModelFailed());
-    const isOfProxy = error.status > 500 && !error.code;
+    const isFromProxy = error.status > 500 && !error.code;
     const isLater = error.status === 429 || error.status === 503;
-    return (isOfProxy || isLater) && !(await this.#hasModelFailed());
+    return (isFromProxy || isLater) && !(await this.#hasModelFailed());
   }
 
   async #hasModelFailed() {
@@ -276,7 +276,7 @@ export class Follower {
     this.answer.waits = { for: reason, message: error.message };
     this.onChange(true);
     if (reason === 'key') {
-      await access.letIn(this.leaves.signal);
+      await access.unlocked(this.leaves.signal);
     } else if (reason === 'model') {
       do await this.#pause(LOAD_PAUSE);
       while (!this.leaves.signal.aborted && (await this.#modelState()) === 'loading');
@@ -309,7 +309,7 @@ export class Follower {
   #fail(error) {
     let message = error.message;
     if (error instanceof ApiError && error.status === 404 && this.answer.responseId) {
-      message = 'The server was restarted and does not have this answer any more.';
+      message = 'The server was restarted and no longer has this answer.';
     }
     this.#end('failed', message, { code: error.code ?? '', param: error.param ?? '' });
   }
@@ -325,7 +325,7 @@ export class Follower {
     if (event.sequence_number <= answer.seen) return;
     const failure = event.type === 'response.failed' ? event.response.error : null;
     if (failure && STOPPED.test(failure.message)) throw new ServerStopped(failure.message);
-    if (failure && this.#isToBeSentAgain(failure)) throw new NotBegun(failure);
+    if (failure && this.#shouldResend(failure)) throw new NotBegun(failure);
     answer.seen = event.sequence_number;
     answer.waits = null;
     const isFirst = !answer.responseId;
@@ -336,16 +336,16 @@ export class Follower {
   }
 
   /**
-   * Whether a response that failed before its first item is sent again: later, or once more at once.
-   * The server had accepted it before the model was loaded; then the failure does not name the field
-   * at fault, while the same request is now refused with its name.
+   * Whether a response that failed before its first item is sent again, later or at once. A request
+   * that was accepted before its model was loaded fails without the name of the field at fault; the
+   * same request sent now is refused with that name.
    */
-  #isToBeSentAgain({ code }) {
+  #shouldResend({ code }) {
     if (this.answer.items.length || this.wantsStop) return false;
-    if (NOT_NOW.includes(code)) return true;
-    const isFirstLook = code === 'invalid_prompt' && !this.hasLookedAgain;
-    this.hasLookedAgain ||= isFirstLook;
-    return isFirstLook;
+    if (RETRYABLE_CODES.includes(code)) return true;
+    const isFirstResend = code === 'invalid_prompt' && !this.hasResentOnce;
+    this.hasResentOnce ||= isFirstResend;
+    return isFirstResend;
   }
 
   #end(status, error, failure = null) {

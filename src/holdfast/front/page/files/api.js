@@ -16,19 +16,19 @@ export class ApiError extends Error {
     this.status = status;
     this.code = error.code ?? '';
     this.param = error.param ?? ''; // the field at fault
-    this.advice = error.advice ?? ''; // what would help, if the server says it
+    this.advice = error.advice ?? ''; // what the client can do; see docs/reference/errors.md
     this.retryAfter = retryAfter;
   }
 }
 
 /**
- * The key of this browser tab, and what the server allows with it. Events: `change`; `locked` when the
- * server wants a key.
+ * The key of this browser tab, and what the server allows with it. Events: `change`; `locked` when
+ * the server needs a key.
  */
 class Access extends EventTarget {
   /** @type {{key: string, is_admin: boolean, needs_key: boolean, version: string} | null} */
   caller = null;
-  isLocked = false; // the server wants another key than it got
+  isLocked = false; // the server needs a key, or refused ours
   key = sessionStorage.getItem(KEY_ITEM) ?? '';
 
   get isAdmin() {
@@ -51,7 +51,7 @@ class Access extends EventTarget {
     if (key && this.caller) sessionStorage.setItem(KEY_ITEM, key);
   }
 
-  /** Ask the server who we are. If it wants another key, `locked` is dispatched. */
+  /** Ask the server who we are. Dispatches `locked` if it needs another key. */
   async refresh() {
     this.caller = null;
     try {
@@ -64,7 +64,7 @@ class Access extends EventTarget {
     }
   }
 
-  /** The server has refused the key, or wants one. */
+  /** The server needs a key, or refused ours. */
   lock() {
     const isKept = sessionStorage.getItem(KEY_ITEM) !== null;
     this.key = '';
@@ -73,8 +73,11 @@ class Access extends EventTarget {
     this.dispatchEvent(new CustomEvent('locked', { detail: { wasAccepted: isKept } }));
   }
 
-  /** Resolves when the server lets us in, or when the signal aborts. @param {AbortSignal} signal */
-  async letIn(signal) {
+  /**
+   * Resolves when the server accepts our key, or when the signal aborts.
+   * @param {AbortSignal} signal
+   */
+  async unlocked(signal) {
     while (this.isLocked && !signal.aborted) {
       await new Promise((resolve) => {
         this.addEventListener('change', resolve, { once: true });
@@ -106,7 +109,7 @@ async function send(method, path, { body, headers = {}, signal } = {}) {
   });
   if (response.ok) return response;
   const failure = await failureOf(response);
-  // a request that was sent with an earlier key says nothing about the one that is used now
+  // a request sent with an earlier key says nothing about the current one
   if (failure.status === 401 && sent.authorization === bearer()) access.lock();
   throw failure;
 }

@@ -19,10 +19,10 @@ const RETRY_MILLISECONDS = 1000;
 const main = /** @type {HTMLElement} */ (document.getElementById('view'));
 const place = /** @type {HTMLElement} */ (document.getElementById('place'));
 const notice = /** @type {HTMLElement} */ (document.getElementById('notice'));
-let wanted = ''; // the view of the address
-let shown = ''; // the view that can be seen
+let wanted = ''; // the view that the address names
+let shown = ''; // the visible view
 
-/** Show the view of the address, as soon as the server can send it. */
+/** Show the view that the address names, as soon as the server can send it. */
 async function show() {
   const [title, tag, module] = VIEWS[location.pathname] ?? VIEWS['/'];
   for (const link of document.querySelectorAll('header nav a')) {
@@ -51,25 +51,25 @@ async function loaded(title, tag, module) {
       await import(module);
       return;
     } catch (error) {
-      if (customElements.get(tag)) throw error; // the view itself is wrong
+      if (customElements.get(tag)) throw error; // a bug in the view itself
       shown = '';
       const text = `${title} appears as soon as the server answers.`;
       const line = Object.assign(document.createElement('p'), { className: 'empty', textContent: text });
       place.replaceChildren(line);
       await serverAnswers(address, () => wanted === tag);
-      // some browsers never load a module again that could not be loaded once
+      // some browsers never retry a module that failed to load
       if (wanted === tag && !(await import(module).catch(() => null))) location.reload();
     }
   }
 }
 
-/** Resolves when a file of the page can be read again, or when nobody waits for it any more. */
+/** Resolves when a file of the page can be fetched again, or when nobody waits for it. */
 async function serverAnswers(address, isAwaited) {
   while (isAwaited()) {
     try {
       if ((await fetch(address, { cache: 'no-store' })).ok) return;
     } catch {
-      // it is not back yet
+      // the server is not back yet
     }
     await new Promise((resolve) => setTimeout(resolve, RETRY_MILLISECONDS));
   }
@@ -106,9 +106,9 @@ dialog.addEventListener('close', () => render(nothing, dialog));
 document.body.append(dialog);
 
 const REFUSED = 'The server does not know this key.';
-const WITHDRAWN = 'The server does not accept the key of this tab any more.';
+const WITHDRAWN = 'The server no longer accepts the key of this tab.';
 
-/** @param {string} failure  why the earlier key is of no use; empty if there was none */
+/** @param {string} failure  why the earlier key was refused; empty if there was none */
 function askForKey(failure) {
   const useKey = async (event) => {
     event.preventDefault();
@@ -145,13 +145,13 @@ function askForKey(failure) {
   dialog.showModal();
 }
 
-/** What stands above the view: that the server needs a key, or that it does not answer. */
+/** The notice above the view: the server needs a key, or does not answer. */
 function drawNotice(outage = '') {
   const isLocked = access.isLocked && !access.caller;
   place.hidden = isLocked;
   const lock = html`<div class="panel">
     <h1>This server needs a key</h1>
-    <p>Without one, there is nothing to see here. What you have written is kept in this browser.</p>
+    <p>Enter a key to continue. Your drafts are kept in this browser.</p>
     <button type="button" class="primary" @click=${() => askForKey('')}>Enter a key</button>
   </div>`;
   const down = outage

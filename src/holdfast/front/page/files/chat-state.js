@@ -1,7 +1,7 @@
 // The open conversation and the answers that are being generated. They live as long as the page,
 // whichever view is shown. Event: `change`.
 //
-// Tabs of the same browser tell each other what they have changed, and read it from the browser's base.
+// Tabs of the same browser notify each other of changes, and read them from the browser's database.
 
 import { Follower, forgetOnServer, newAnswer } from './answers.js';
 import { get } from './api.js';
@@ -22,7 +22,7 @@ import { tabs } from './tabs.js';
 
 const SAVE_MILLISECONDS = 400;
 const CHANGE_MILLISECONDS = 30;
-const ASK_AGAIN_MILLISECONDS = 3000; // after another tab has said that it sends a message
+const ASK_AGAIN_MILLISECONDS = 3000; // after another tab claimed the sending of a message
 const DEFAULTS = {
   model: '',
   instructions: '',
@@ -32,8 +32,8 @@ const DEFAULTS = {
 };
 const SETTINGS_ITEM = 'holdfast.settings'; // the last ones, for new conversations
 const NEW_ITEM = 'holdfast.new-conversation'; // id that the next new conversation of this tab gets
-const NOT_SENT = 'It is not sent any more, since the conversation became too large.';
-const BUSY = 'An answer is being generated in this conversation. Send the message when it has ended.';
+const NOT_SENT = 'It is no longer sent, because the conversation became too large.';
+const BUSY = 'This conversation is still being answered. Send the message when the answer has ended.';
 
 function lastSettings() {
   const { model, temperature, maxTokens } = JSON.parse(localStorage.getItem(SETTINGS_ITEM) ?? '{}');
@@ -45,7 +45,7 @@ class ChatState extends EventTarget {
   models = [];
   /** @type {stored.Conversation[]} */
   conversations = [];
-  /** @type {{id: string, title: string}[]} of messages that are not sent */
+  /** @type {{id: string, title: string}[]} of messages that have not been sent */
   drafts = [];
   /** @type {stored.Conversation | null} */
   conversation = null;
@@ -74,7 +74,7 @@ class ChatState extends EventTarget {
     tabs.addEventListener('draft', () => this.refreshList());
   }
 
-  /** The id of the open conversation, also of one that has no turn yet. */
+  /** The id of the open conversation, even if it has no turns yet. */
   get id() {
     return this.conversation?.id ?? this.#newId;
   }
@@ -88,12 +88,12 @@ class ChatState extends EventTarget {
     return this.path.find((turn) => turn.answer?.status === 'running') ?? null;
   }
 
-  /** The model of a name, as /v1/models describes it. */
+  /** The model with this name, as /v1/models describes it. */
   modelOf(name) {
     return this.models.find((model) => model.id === name);
   }
 
-  /** The turns of a conversation whose answers this page takes in. @returns {string[]} ids */
+  /** The turns of a conversation whose answers this page is receiving. @returns {string[]} ids */
   answersOf(conversation) {
     return [...this.#followed].filter(([, owner]) => owner === conversation).map(([id]) => id);
   }
@@ -118,8 +118,8 @@ class ChatState extends EventTarget {
   }
 
   /**
-   * Take in the answers of all conversations that were not complete when the page was closed. Nothing
-   * is sent for a conversation that is not open, since another key may be in use now.
+   * Resume receiving the answers that were incomplete when the page was closed. Sends nothing for
+   * conversations that are not open, because the key may have changed.
    */
   async resume() {
     for (const turn of await stored.runningTurns()) {
@@ -144,8 +144,8 @@ class ChatState extends EventTarget {
   }
 
   /**
-   * Let the next new conversation be another one than that of an earlier draft.
-   * @param {{text: string, images?: string[]} | null} message  with which it begins, not sent yet
+   * Start a new conversation that is separate from an earlier draft.
+   * @param {{text: string, images?: string[]} | null} message  its first message, not sent yet
    */
   async startNew(message = null) {
     if (this.drafts.some((draft) => draft.id === this.#newId)) this.#takeNewId(newId());
@@ -156,8 +156,8 @@ class ChatState extends EventTarget {
   }
 
   /**
-   * Add a message to the end of the shown path, and have it answered. Raises an error if that is
-   * impossible; then nothing is changed.
+   * Add a message to the end of the shown path, and request an answer. Raises an error, and changes
+   * nothing, if that is impossible.
    * @param {string} text
    * @param {string[]} images  as data URLs
    */
@@ -188,10 +188,10 @@ class ChatState extends EventTarget {
   }
 
   /**
-   * Ask for an answer that has failed again, in its place.
+   * Request a failed answer again, in its place.
    * @param {Turn} turn
-   * @param {Partial<stored.Settings>} settings  that change for the whole conversation
-   * @param {(turns: Map<string, Turn>, turn: Turn) => Turn[]} further  further turns that change
+   * @param {Partial<stored.Settings>} settings  changes for the whole conversation
+   * @param {(turns: Map<string, Turn>, turn: Turn) => Turn[]} further  the other turns that change
    */
   async retry({ id, conversation }, settings = {}, further = () => []) {
     await this.#generate(conversation, (whole, turns) => {
@@ -204,7 +204,7 @@ class ChatState extends EventTarget {
     this.settings = this.conversation?.settings ?? this.settings;
   }
 
-  /** Ask for a failed answer again, without the images of the messages before it. */
+  /** Request a failed answer again, without the images of the messages before it. */
   async retryWithoutImages(turn) {
     await this.retry(turn, {}, (turns, { parent }) => {
       const earlier = turnsWithImages(turns, turns.get(parent));
@@ -286,7 +286,7 @@ class ChatState extends EventTarget {
     this.#take(id, await stored.change(id, work));
   }
 
-  /** Change a conversation so that it has a place for another answer, and generate that. */
+  /** Add a turn for another answer to a conversation, and generate the answer. */
   async #generate(id, work) {
     const made = await stored.change(id, (...given) => {
       const change = work(...given);
@@ -305,7 +305,10 @@ class ChatState extends EventTarget {
     this.#changed();
   }
 
-  /** Show these turns; answers that this page takes in are newer in memory than in the base. */
+  /**
+   * Show these turns. Answers that this page is receiving are newer in memory than in the
+   * database.
+   */
   #show(conversation, turns) {
     this.conversation = conversation;
     this.turns = turns;
@@ -318,8 +321,8 @@ class ChatState extends EventTarget {
   }
 
   /**
-   * Go on with an answer of which the page has the beginning. A message that was not accepted yet is
-   * sent by one tab only; if that is closed, by the next one that shows it.
+   * Resume an answer that was begun earlier. A message that the server has not accepted yet is sent
+   * by a single tab; if that tab is closed, by the next one that shows it.
    */
   async #resume({ id, answer }) {
     if (this.followers.has(id) || this.#resuming.has(id)) return;
@@ -335,7 +338,7 @@ class ChatState extends EventTarget {
     }
   }
 
-  /** Stop taking in the answers of the open conversation, which is deleted. */
+  /** Stop receiving the answers of the open conversation, which is being deleted. */
   #leave() {
     for (const id of this.turns.keys()) {
       this.followers.get(id)?.leave();
@@ -348,7 +351,7 @@ class ChatState extends EventTarget {
     this.#followed.delete(id);
   }
 
-  /** Forget the follower of a turn when it has left. */
+  /** Forget the follower of a turn when it is done. */
   async #until(id, following) {
     const follower = this.followers.get(id);
     await following;
@@ -367,7 +370,7 @@ class ChatState extends EventTarget {
       if (isDurable) this.#changed();
       else this.#changedSoon();
     });
-    follower.mayAskAgain = () => this.id === turn.conversation;
+    follower.mayRestart = () => this.id === turn.conversation;
     this.followers.set(turn.id, follower);
     this.#followed.set(turn.id, turn.conversation);
     const shown = this.turns.get(turn.id);
@@ -383,13 +386,13 @@ class ChatState extends EventTarget {
     return requestFor(conversation, turns, turn, this.modelOf(turn.answer.model));
   }
 
-  /** What follows from the end of an answer. */
+  /** Update what depends on an answer that has ended. */
   async #ended(turn) {
     if (turn.answer.status === 'failed') await this.#leaveOutRefused(turn);
     await Promise.allSettled([this.refreshList(), this.refreshModels()]);
   }
 
-  /** If an answer has failed because of an image, do not send that image any more. */
+  /** If an answer failed because of an image, stop sending that image. */
   async #leaveOutRefused({ id, conversation, answer }) {
     if (!answer.failure?.param) return;
     await this.#change(conversation, (whole, turns) => {
@@ -432,7 +435,7 @@ class ChatState extends EventTarget {
   async #close(id) {
     if (this.conversation?.id === id) {
       this.#leave();
-      this.#takeNewId(id); // so that the message that is being written stays
+      this.#takeNewId(id); // so that the message being typed stays
       this.#show(null, new Map());
       this.dispatchEvent(new Event('deleted'));
     }

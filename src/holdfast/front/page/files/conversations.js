@@ -3,9 +3,9 @@
 // A conversation is a tree of turns, since a question can be asked anew in other words and an answer
 // generated again. What is shown is one path through it: in each turn, the child that was chosen last.
 //
-// Several tabs may have the same conversation open. So each change is made to what is stored, within
-// one transaction, and not to what a tab has read before; an answer that several tabs take in is only
-// replaced by a later state of itself.
+// Several tabs may have the same conversation open. So each change reads and writes the stored
+// state in one transaction, instead of using what a tab read earlier; an answer that several tabs
+// receive is replaced only by a later state of it.
 
 import { isOlder } from './answers.js';
 
@@ -19,7 +19,7 @@ import { isOlder } from './answers.js';
  * @property {number} created  milliseconds
  * @property {string} [text]  of the user
  * @property {string[]} [images]  of the user, as data URLs
- * @property {Record<number, string>} [leftOut]  images that are not sent any more, and why
+ * @property {Record<number, string>} [leftOut]  indices of images that are no longer sent, and why
  * @property {import('./answers.js').Answer} [answer]  of the model
  *
  * @typedef {object} Conversation
@@ -34,10 +34,10 @@ import { isOlder } from './answers.js';
  * @property {string} instructions
  * @property {number | null} temperature
  * @property {number | null} maxTokens
- * @property {boolean} shortens  whether the middle of a conversation that is too long is left out
+ * @property {boolean} shortens  whether the middle of an overlong conversation is left out
  *
  * @typedef {object} Draft
- * @property {string} id  of the conversation whose next message it is, or of the message that is edited
+ * @property {string} id  of the conversation, for a new message; of the edited message otherwise
  * @property {string} text
  * @property {string[]} images  as data URLs
  * @property {string} [title]  its first words; an edited message has none
@@ -46,7 +46,7 @@ import { isOlder } from './answers.js';
 const NAME = 'holdfast';
 const VERSION = 2;
 const BLOCKED =
-  'This page was updated while it is open in another tab. Reload or close the other tab.';
+  'This page was updated while another tab was open. Reload or close the other tab.';
 
 /** @type {Promise<IDBDatabase> | null} */
 let opened = null;
@@ -64,7 +64,7 @@ function database() {
       base.createObjectStore('drafts', { keyPath: 'id' }).createIndex('title', 'title');
     };
     request.onsuccess = () => {
-      // a later version of this page, in another tab, is not held up
+      // do not block a later version of this page in another tab
       request.result.onversionchange = () => request.result.close();
       resolve(request.result);
     };
@@ -72,7 +72,7 @@ function database() {
     request.onerror = () => reject(request.error);
   });
   opened.catch(() => {
-    opened = null; // so that the next attempt opens it again
+    opened = null; // the next attempt opens it again
   });
   return opened;
 }
@@ -114,28 +114,28 @@ export async function readTurns(conversation) {
 }
 
 /**
- * Change a conversation as it is stored now, which another tab may have changed meanwhile.
+ * Change the stored state of a conversation, which another tab may have changed meanwhile.
  * @template {{conversation: Conversation, changed?: Turn[]}} Change
  * @param {string} id
- * @param {(conversation: Conversation | undefined, turns: Map<string, Turn>) => Change} work  may throw,
- *   then nothing is changed
+ * @param {(conversation: Conversation | undefined, turns: Map<string, Turn>) => Change} work  may
+ * throw; then nothing changes
  * @returns {Promise<Change & {turns: Map<string, Turn>}>}
  */
 export async function change(id, work) {
   const base = await database();
   return new Promise((resolve, reject) => {
     const run = base.transaction(['conversations', 'turns'], 'readwrite');
-    const [ofConversations, ofTurns] = ['conversations', 'turns'].map((name) => run.objectStore(name));
-    const conversation = ofConversations.get(id);
-    const stored = ofTurns.index('conversation').getAll(id);
+    const [conversationStore, turnStore] = ['conversations', 'turns'].map((name) => run.objectStore(name));
+    const conversation = conversationStore.get(id);
+    const stored = turnStore.index('conversation').getAll(id);
     let made = null;
     let failure = null;
     stored.onsuccess = () => {
       const turns = new Map(stored.result.map((turn) => [turn.id, turn]));
       try {
         made = { ...work(conversation.result, turns), turns };
-        ofConversations.put(made.conversation);
-        for (const turn of made.changed ?? []) ofTurns.put(turn);
+        conversationStore.put(made.conversation);
+        for (const turn of made.changed ?? []) turnStore.put(turn);
       } catch (error) {
         failure = error;
         run.abort();
@@ -147,7 +147,7 @@ export async function change(id, work) {
 }
 
 /**
- * Save the state of an answer, unless another tab has saved a later one, or has deleted its turn.
+ * Save the state of an answer, unless another tab has saved a later state or deleted its turn.
  * @param {string} id  of the turn @param {import('./answers.js').Answer} answer
  */
 export function saveAnswer(id, answer) {
@@ -160,21 +160,21 @@ export function saveAnswer(id, answer) {
   });
 }
 
-/** The turns whose answers are not complete, of all conversations. @returns {Promise<Turn[]>} */
+/** The turns with incomplete answers, in all conversations. @returns {Promise<Turn[]>} */
 export function runningTurns() {
   return transaction(['turns'], 'readonly', (store) => store.index('status').getAll('running'));
 }
 
 export function deleteConversation(id) {
   const stores = ['conversations', 'turns', 'drafts'];
-  return transaction(stores, 'readwrite', (ofConversations, ofTurns, ofDrafts) => {
-    ofConversations.delete(id);
-    ofDrafts.delete(id);
-    const request = ofTurns.index('conversation').getAllKeys(id);
+  return transaction(stores, 'readwrite', (conversationStore, turnStore, draftStore) => {
+    conversationStore.delete(id);
+    draftStore.delete(id);
+    const request = turnStore.index('conversation').getAllKeys(id);
     request.onsuccess = () =>
       request.result.forEach((key) => {
-        ofTurns.delete(key);
-        ofDrafts.delete(key);
+        turnStore.delete(key);
+        draftStore.delete(key);
       });
   });
 }
@@ -200,7 +200,7 @@ export async function listDrafts() {
   });
 }
 
-/** Keep a draft. An empty one of a new message is removed. @param {Draft} draft */
+/** Save a draft. An empty draft of a new message is removed. @param {Draft} draft */
 export async function saveDraft(draft) {
   const base = await database();
   return new Promise((resolve, reject) => {
@@ -210,7 +210,7 @@ export async function saveDraft(draft) {
     else run.objectStore('drafts').put(draft);
     run.oncomplete = () => resolve();
     run.onabort = () => reject(run.error);
-    run.commit(); // at once: the page may be closed in this moment
+    run.commit(); // at once, because the page may be closing
   });
 }
 

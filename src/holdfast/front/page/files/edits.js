@@ -1,5 +1,5 @@
-// What is added to a conversation: messages, places for answers, and which of them are shown. Each
-// function changes what it is given, and returns what has to be saved.
+// Edits of a conversation: new messages, turns for answers, and which turns are shown. Each
+// function changes its arguments and returns what must be saved.
 
 import { newAnswer } from './answers.js';
 
@@ -11,7 +11,7 @@ import { newAnswer } from './answers.js';
 
 const LONGEST_TITLE = 60;
 
-/** A random UUID. `crypto.randomUUID` exists only on HTTPS and on the server's own machine. */
+/** A random UUID. `crypto.randomUUID` exists only over HTTPS and on localhost. */
 export function newId() {
   const bytes = crypto.getRandomValues(new Uint8Array(16));
   bytes[6] = (bytes[6] & 0x0f) | 0x40; // version 4
@@ -31,10 +31,10 @@ export function newConversation(id, text, settings) {
 }
 
 /**
- * A message, and the place of its answer.
+ * Add a message, and a turn for its answer.
  * @param {Conversation} conversation @param {Map<string, Turn>} turns
- * @param {Turn | null} parent  after which it comes
- * @param {{text: string, images: string[]}} message @param {string} model  that answers
+ * @param {Turn | null} parent  the turn before it
+ * @param {{text: string, images: string[]}} message @param {string} model  the model that answers
  * @returns {Addition}
  */
 export function withMessage(conversation, turns, parent, { text, images }, model) {
@@ -47,7 +47,7 @@ export function withMessage(conversation, turns, parent, { text, images }, model
   return { ...made, changed: [...linked.changed, ...made.changed] };
 }
 
-/** The place of another answer to a question. @returns {Addition} */
+/** Add a turn for another answer to a question. @returns {Addition} */
 export function withAnswer(conversation, turns, question, model) {
   const turn = newTurn(conversation, 'assistant', question);
   turn.answer = newAnswer(model);

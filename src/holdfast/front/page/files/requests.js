@@ -1,16 +1,16 @@
-// Makes the request for an answer from the turns before it.
+// Builds the request for an answer from the turns before it.
 
 import { itemsToSend } from './answers.js';
 import { takesImages } from './images.js';
 
 /** @typedef {import('./conversations.js').Turn} Turn */
 
-/** The most tokens that an answer gets if the user sets no limit: no answer is endless. */
+/** The token limit of an answer if the user sets none, so that no answer is endless. */
 export const LONGEST_ANSWER = 16_384;
 const OF_TEXT_MODEL = '[image left out: this model reads text only]';
 const OF_LEFT_OUT = '[image left out here]';
 
-/** The turns before an answer, the first one first. @param {Map<string, Turn>} turns @param {Turn} turn */
+/** The turns before an answer, in order. @param {Map<string, Turn>} turns @param {Turn} turn */
 function turnsBefore(turns, turn) {
   const path = [];
   for (let each = turns.get(turn.parent); each; each = turns.get(each.parent)) path.unshift(each);
@@ -18,8 +18,8 @@ function turnsBefore(turns, turn) {
 }
 
 /**
- * The content of a user's message. Part n is image n, and the text is the last part. What a model
- * cannot be given is left out, with a note in its place, so that it does not spoil later messages.
+ * The content of a user's message. Part n is image n, and the text is the last part. An image that
+ * the model cannot take is replaced by a note, so that later messages still work.
  */
 function contentOf({ text, images, leftOut = {} }, seesImages) {
   if (!images) return text;
@@ -71,7 +71,7 @@ export function sessionOf(conversationId) {
 }
 
 /**
- * The image that a failed request is refused for, if it is one.
+ * The image because of which a request was refused, if there is one.
  * @param {Map<string, Turn>} turns @param {Turn} answered
  * @returns {{turn: Turn, place: number} | null}
  */
@@ -83,7 +83,7 @@ export function refusedImage(turns, answered) {
   return turn?.images?.[place] ? { turn, place } : null;
 }
 
-/** The turns before an answer that have images which are sent. @returns {Turn[]} */
+/** The turns before an answer with images that are still sent. @returns {Turn[]} */
 export function turnsWithImages(turns, answered) {
   return turnsBefore(turns, answered).filter(({ images = [], leftOut = {} }) =>
     images.some((_, place) => !(place in leftOut)),

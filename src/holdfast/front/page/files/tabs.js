@@ -1,15 +1,18 @@
-// What the tabs of one browser tell each other. All of them read the same conversations from the
-// browser's base, so a tab only says which one it has changed.
+// Messages between the tabs of one browser. All tabs read the same conversations from the browser's
+// database, so a tab only announces which one it changed.
 
-const ANSWER_MILLISECONDS = 300; // in which another tab says that it sends a message
+const ANSWER_MILLISECONDS = 300; // how long to wait for another tab to claim a message
 
-/** Events: `changed`, `deleted`, `draft`, each with the id of a conversation; `stop` with that of a turn. */
+/**
+ * Events: `changed`, `deleted`, `draft`, each with the id of a conversation; `stop` with the id of
+ * a turn.
+ */
 class Tabs extends EventTarget {
   #channel = new BroadcastChannel('holdfast');
-  #name = Math.random(); // two tabs that are opened at once ask at once: the smaller name goes first
+  #name = Math.random(); // of two tabs that ask at the same time, the smaller name wins
   #asking = new Set(); // turns
-  #elsewhere = new Set(); // turns whose messages another tab says it sends
-  /** Whether this tab sends the message of a turn. @type {(turn: string) => boolean} */
+  #elsewhere = new Set(); // turns whose messages another tab claims to send
+  /** Whether this tab is sending the message of a turn. @type {(turn: string) => boolean} */
   sends = () => false;
 
   constructor() {
@@ -26,7 +29,7 @@ class Tabs extends EventTarget {
     this.#channel.postMessage({ what, id });
   }
 
-  /** Whether another tab sends the message of a turn. @param {string} turn */
+  /** Whether another tab is sending the message of a turn. @param {string} turn */
   async isSentElsewhere(turn) {
     this.#asking.add(turn);
     this.#elsewhere.delete(turn);

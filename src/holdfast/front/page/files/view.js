@@ -28,7 +28,7 @@ export class View extends Component {
   constructor() {
     super();
     this.failure = '';
-    this.isRefused = false; // whether it is of no use to try again
+    this.isRefused = false; // whether retrying is pointless
     this.isLoaded = false;
     this.onAccess = () => this.reload();
   }
@@ -55,7 +55,7 @@ export class View extends Component {
     this.requestUpdate();
   }
 
-  /** Load once more after a while, for example when the server is back. */
+  /** Load again after a while, for example when the server is back. */
   tryAgain() {
     clearTimeout(this.nextTry);
     this.nextTry = setTimeout(() => {
@@ -178,7 +178,7 @@ export async function copyText(text) {
     await navigator.clipboard.writeText(text);
     return;
   } catch {
-    // `navigator.clipboard` exists only on HTTPS and on the server's own machine, and may be refused
+    // `navigator.clipboard` exists only over HTTPS and on localhost, and may be refused
   }
   const area = document.createElement('textarea');
   area.value = text;

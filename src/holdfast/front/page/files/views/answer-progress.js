@@ -1,4 +1,4 @@
-// What an answer waits for, until its first text.
+// Shows what an answer is waiting for until its first text arrives.
 
 import { html, nothing } from '../vendor/lit.js';
 import { access, get } from '../api.js';
@@ -18,7 +18,7 @@ class AnswerProgress extends Component {
   constructor() {
     super();
     this.waits = null;
-    this.request = null; // as the server describes it; null: it does not tell, or has not begun
+    this.request = null; // as the server describes it; null: not started, or not visible to us
   }
 
   connectedCallback() {
@@ -44,7 +44,7 @@ class AnswerProgress extends Component {
       const { responseId } = this.answer;
       this.request = requests.find((each) => responseId && each.answer_id === responseId) ?? null;
     } catch {
-      this.request = null; // that the server does not answer shows itself elsewhere
+      this.request = null; // another part of the page reports that the server does not answer
     } finally {
       this.isLooking = false;
     }
@@ -65,15 +65,15 @@ class AnswerProgress extends Component {
   text() {
     const { model } = this.answer;
     const byItself = this.answer.responseId
-      ? 'The answer begins as soon as'
-      : 'Your message is kept and sent as soon as';
-    if (this.waits?.for === 'key') return `${byItself} the server gets its key.`;
-    if (this.waits?.for === 'server') return `The server does not answer. ${byItself} it does.`;
+      ? 'The answer will start as soon as'
+      : 'Your message is saved and will be sent as soon as';
+    if (this.waits?.for === 'key') return `${byItself} you enter a key.`;
+    if (this.waits?.for === 'server') return `The server does not answer. ${byItself} it is back.`;
     const state = chat.modelOf(model)?.state ?? 'ready';
     if (state === 'loading') return `${model} is being loaded. ${byItself} it is ready.`;
     if (state !== 'ready') {
       const needsRoom = this.waits?.for === 'model' || this.request?.waits_for === 'place';
-      const why = needsRoom ? ', since other models are in use' : '';
+      const why = needsRoom ? ', because other models are in use' : '';
       return `${model} is not loaded yet${why}. ${byItself} it is ready.`;
     }
     if (this.waits) return `The server cannot answer yet: ${this.waits.message}. Trying again …`;

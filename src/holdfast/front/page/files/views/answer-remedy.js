@@ -1,4 +1,4 @@
-// What has failed about an answer, and what helps.
+// Shows why an answer failed, and offers what helps.
 
 import { html, nothing } from '../vendor/lit.js';
 import { chat } from '../chat-state.js';
@@ -15,7 +15,7 @@ class AnswerRemedy extends Component {
 
   constructor() {
     super();
-    this.trouble = ''; // why what was tried did not help
+    this.trouble = ''; // why the chosen remedy failed
   }
 
   render() {
@@ -55,14 +55,14 @@ class AnswerRemedy extends Component {
     const refused = refusedImage(chat.turns, turn);
     const again = ['Try again', () => chat.retry(turn)];
     if (code === 'context_length_exceeded') return this.tooLong(answer);
-    // unless the image was removed from its message meanwhile
+    // the image may have been removed from its message meanwhile
     if (refused?.turn.leftOut?.[refused.place] === answer.error) {
       const whose = refused.turn.id === turn.parent ? 'your message' : 'an earlier message';
       return {
         text: html`<p class="failure">
             Image ${refused.place + 1} of ${whose} cannot be used: ${answer.error}.
           </p>
-          <p>It is left out from now on, so that the conversation can go on.</p>`,
+          <p>It is left out from now on, so you can continue the conversation.</p>`,
         actions: [['Try again without this image', again[1]]],
       };
     }
@@ -70,7 +70,7 @@ class AnswerRemedy extends Component {
     if (code === 'body_too_large' && hasImages) {
       return {
         text: html`<p class="failure">
-          The images of this conversation have become too many for one request.
+          The images of this conversation are too large for one request.
         </p>`,
         actions: [['Try again without the earlier images', () => chat.retryWithoutImages(turn)]],
       };
@@ -97,7 +97,7 @@ class AnswerRemedy extends Component {
         text: html`<p class="failure">
             Even without its middle, this conversation is longer than ${model} can read at once${most}.
           </p>
-          <p>Edit the message to make it shorter, or go on in a new conversation.</p>`,
+          <p>Shorten the message with Edit, or continue in a new conversation.</p>`,
         actions: [startNew, ['Try again', () => chat.retry(turn)]],
       };
     }
@@ -106,8 +106,8 @@ class AnswerRemedy extends Component {
           This conversation has become longer than ${model} can read at once${most}.
         </p>
         <p>
-          Without the middle, the model reads the beginning and the latest messages. Nothing is deleted
-          here. A new conversation begins with your last message alone.
+          If you leave out the middle, the model reads the beginning and the latest messages; nothing
+          is deleted. A new conversation starts with your last message alone.
         </p>`,
       actions: [
         ['Leave out the middle', () => chat.retry(turn, { shortens: true })],

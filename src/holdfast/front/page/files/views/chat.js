@@ -16,7 +16,7 @@ class ChatView extends View {
 
   constructor() {
     super();
-    this.news = ''; // what has happened in another tab
+    this.news = ''; // a change made in another tab
     this.onChat = () => this.requestUpdate();
     this.onDeleted = () => {
       this.news = 'This conversation was deleted in another tab.';
@@ -24,7 +24,7 @@ class ChatView extends View {
       history.replaceState(null, '', '/');
     };
     this.onAddress = () => {
-      if (location.pathname === '/') this.openAddress(); // otherwise another view is about to appear
+      if (location.pathname === '/') this.openAddress(); // otherwise another view is opening
     };
     // beside the composer, too: otherwise the browser would open a dropped file in place of the page
     this.onDrag = (event) => {
@@ -53,7 +53,7 @@ class ChatView extends View {
   }
 
   async load() {
-    // back from another view: to the conversation that was open
+    // back from another view: reopen the conversation
     const isBack = !this.isLoaded && chat.conversation && !location.search;
     if (isBack) history.replaceState(null, '', `/?conversation=${chat.conversation.id}`);
     await chat.refreshModels();
@@ -75,7 +75,7 @@ class ChatView extends View {
 
   updated() {
     const isRunning = Boolean(chat.running);
-    // also once after an answer has ended, since what is below it appears then
+    // once more after an answer has ended, because its footer appears then
     if (this.isAtEnd && (isRunning || this.wasRunning)) {
       scrollTo(0, document.documentElement.scrollHeight);
     }
@@ -138,7 +138,10 @@ class ChatView extends View {
     </details>`;
   }
 
-  /** A conversation in the list; if it is not the open one, its running answer can be stopped here. */
+  /**
+   * An entry of the list. The running answer of a conversation that is not open can be stopped
+   * here.
+   */
   listed({ id, title }) {
     const isOpen = id === chat.conversation?.id;
     const answers = chat.answersOf(id);
@@ -244,7 +247,7 @@ class ChatView extends View {
         This server has no model yet. <a href="/page/models">Pull one</a> to begin.
       </p>`;
     }
-    if (!chat.id) return nothing; // what is typed belongs to the conversation that is opened first
+    if (!chat.id) return nothing; // no form before a conversation is open: a draft needs its id
     return html`<div class="composer">
       <message-form
         .draftId=${chat.id}

@@ -1,5 +1,5 @@
-// The form of a message: its text and images. What is in it is kept as a draft until it is sent, so
-// that neither another view nor a reload loses it.
+// The form for a message: text and images. Its content is kept as a draft until it is sent, so that
+// switching views or reloading does not lose it.
 
 import { html, live, nothing } from '../vendor/lit.js';
 import { chat } from '../chat-state.js';
@@ -10,9 +10,9 @@ import { counted } from '../format.js';
 import { tabs } from '../tabs.js';
 import { Component, announce } from '../view.js';
 
-const SAVE_MILLISECONDS = 300; // with images, which take long to store
+const SAVE_MILLISECONDS = 300; // with images, which are slow to store
 
-/** Events: `cancel`. What it does when it is sent is the property `send`, which may throw. */
+/** Events: `cancel`. The property `send` sends the message; it may throw. */
 class MessageForm extends Component {
   static properties = {
     draftId: { attribute: false },
@@ -82,7 +82,7 @@ class MessageForm extends Component {
     }
   }
 
-  /** Change the text or the images, and keep them. */
+  /** Change the text or the images, and save the draft soon. */
   set(change) {
     Object.assign(this, change);
     clearTimeout(this.timer);
@@ -90,7 +90,7 @@ class MessageForm extends Component {
     this.timer = setTimeout(() => this.flush(), pause);
   }
 
-  /** Keep the draft now, if it has changed. */
+  /** Save the draft now, if it has changed. */
   flush(id = this.draftId) {
     if (!this.timer) return;
     clearTimeout(this.timer);
@@ -99,11 +99,11 @@ class MessageForm extends Component {
     const draft = { id, text, images, ...(this.edited === null && { title: titleOf(text) }) };
     const save = saveDraft(draft).then(() => chat.noteDraft(id));
     this.saving = save.catch((error) => {
-      this.notice = `This draft is not kept: ${error.message}`;
+      this.notice = `This draft could not be saved: ${error.message}`;
     });
   }
 
-  /** Forget the draft and what is in the form. */
+  /** Clear the form and delete its draft. */
   async clear() {
     const { draftId } = this;
     clearTimeout(this.timer);
@@ -205,8 +205,8 @@ class MessageForm extends Component {
   }
 
   /**
-   * Attach the images that are pasted or dropped; texts are left to the browser, also those that
-   * office programs copy together with a picture of them.
+   * Attach pasted or dropped images. Pasted text is left to the browser, even if an office program
+   * copied a picture of it along with it.
    */
   async take(event, transfer) {
     const files = [...(transfer?.files ?? [])];
@@ -265,7 +265,7 @@ class MessageForm extends Component {
     try {
       await chat.stop(this.answer.id);
     } catch (error) {
-      this.notice = `The answer is not stopped yet: ${error.message}`;
+      this.notice = `The answer could not be stopped: ${error.message}`;
     }
   }
 }

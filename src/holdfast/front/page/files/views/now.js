@@ -291,7 +291,7 @@ function secondsTable(model, entries) {
   </details>`;
 }
 
-/** Whether everybody may cancel the request who sees it: it is an answer of the chat. */
+/** Whether anyone who sees the request may cancel it: it is an answer of the chat. */
 function isStored(request) {
   return request.answer_id.startsWith('resp_');
 }

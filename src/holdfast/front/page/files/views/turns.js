@@ -11,7 +11,7 @@ import './answer-progress.js';
 import './answer-remedy.js';
 import './message-form.js';
 
-/** Changes whenever an answer has to be drawn again. */
+/** A key that changes whenever an answer must be redrawn. */
 export function versionOf(turn) {
   const { status, seen, waits } = turn.answer;
   const versions = chat.alternatives(turn).length;
@@ -46,7 +46,7 @@ function branches(turn) {
   </span>`;
 }
 
-/** The images of a message; those that are not sent any more can be removed. */
+/** The images of a message. Those that are no longer sent can be removed. */
 function sentImages(turn, isBusy) {
   const { images, leftOut = {} } = turn;
   if (!images) return nothing;
@@ -85,7 +85,7 @@ class ChatQuestion extends Component {
 
   async connectedCallback() {
     super.connectedCallback();
-    // what was being edited when the page was left
+    // resume an edit that was in progress when the page was closed
     if (await readDraft(this.turn.id).catch(() => undefined)) this.isEditing = true;
   }
 
@@ -254,12 +254,12 @@ function indented(text) {
   }
 }
 
-/** What a request took, in the order of time: key in the answer → words */
+/** The phases of a request, in order: key in the answer → label */
 const TIMES = {
   accept: 'Preparing the prompt',
   queue: 'In the queue',
   lookup: 'Cache lookup',
-  waited_for_another: 'Waiting for another request with the same beginning',
+  waited_for_another: 'Waiting for another request with the same prefix',
   restore: 'Restoring cached blocks',
   prefill: 'Prefill',
   first_text: 'Until the first text',
