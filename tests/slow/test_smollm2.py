@@ -57,6 +57,7 @@ def test_a_feature_works_with_a_key_and_a_salt_and_on_a_busy_machine(
 
 
 def test_a_forced_call_ends_by_itself_in_every_protocol(caller: Caller) -> None:
+    """One call is allowed: of several, so small a model repeats the first until it is cut off."""
     function = {"name": "get_weather", "description": "Get the weather", "parameters": WEATHER}
     given: dict[str, Any] = {"model": "demo", "temperature": 0}
     chat = caller.post(
@@ -64,6 +65,7 @@ def test_a_forced_call_ends_by_itself_in_every_protocol(caller: Caller) -> None:
         messages=ASKED,
         tools=[{"type": "function", "function": function}],
         tool_choice="required",
+        parallel_tool_calls=False,
         max_tokens=300,
         **given,
     )["choices"][0]
@@ -72,6 +74,7 @@ def test_a_forced_call_ends_by_itself_in_every_protocol(caller: Caller) -> None:
         input=ASKED,
         tools=[{"type": "function", **function}],
         tool_choice="required",
+        parallel_tool_calls=False,
         max_output_tokens=300,
         **given,
     )
@@ -80,7 +83,7 @@ def test_a_forced_call_ends_by_itself_in_every_protocol(caller: Caller) -> None:
         MESSAGES,
         messages=ASKED,
         tools=[tool],
-        tool_choice={"type": "any"},
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},
         max_tokens=300,
         **given,
     )
