@@ -1,4 +1,4 @@
-"""Files that are none: opening a FIFO waits for a writer, for ever if there is none."""
+"""Special files are refused: opening a FIFO waits for a writer, forever if there is none."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_no_file_of_a_model_may_be_a_fifo(name: str, tmp_path: Path) -> None:
             check(tmp_path)
 
 
-def test_a_link_to_a_fifo_or_a_device_is_none_either(tmp_path: Path) -> None:
+def test_a_link_to_a_fifo_or_a_device_is_refused(tmp_path: Path) -> None:
     target = fifo(tmp_path / "outside")
     folder = tmp_path / "model"
     folder.mkdir()
@@ -103,7 +103,7 @@ def test_files_folders_and_links_are_fine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS.keys())
-def test_what_reads_a_file_refuses_a_fifo_at_once(
+def test_every_reader_refuses_a_fifo_at_once(
     reader: Callable[[Path], object], tmp_path: Path
 ) -> None:
     with pytest.raises((HoldfastError, OSError), match="regular file"):
@@ -111,19 +111,19 @@ def test_what_reads_a_file_refuses_a_fifo_at_once(
 
 
 @pytest.mark.parametrize("path", ["/dev/zero", "/dev/random"])
-def test_what_never_ends_is_refused(path: str) -> None:
+def test_an_endless_device_is_refused(path: str) -> None:
     with pytest.raises(OSError, match="it is not a regular file"):
         read_regular(path)
 
 
-def test_the_null_device_is_an_empty_file_and_a_folder_is_none(tmp_path: Path) -> None:
+def test_the_null_device_is_an_empty_file_and_a_folder_is_refused(tmp_path: Path) -> None:
     assert read_regular(os.devnull) == b""
     assert given_by_file(all_specs(), Path(os.devnull)) == {}
     with pytest.raises(IsADirectoryError):
         read_regular(tmp_path)
 
 
-def test_a_fifo_that_appears_after_the_check_does_not_hang_either(tmp_path: Path) -> None:
+def test_a_fifo_that_appears_after_the_check_does_not_block(tmp_path: Path) -> None:
     folder = model_folder(tmp_path)
     fifo(folder / "model.safetensors")
     with pytest.raises(ModelLoadError, match="regular file"):

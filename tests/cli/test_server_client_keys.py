@@ -1,4 +1,4 @@
-"""Every command that talks to a server says in one line how to give it the key."""
+"""Every command that talks to a server says in one line how to pass the key."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ COMMANDS: Sequence[Sequence[str]] = (
     ("models", "ls"),
     ("models", "rm", "coast/kelp", "--yes"),
 )
-GO_ON = {("models", "ls")}  # it shows what it knows without the server
+GO_ON = {("models", "ls")}  # it shows what is known without the server
 # commands with --api-key that start a server instead of talking to one
 OF_NEW_SERVERS = {"serve", "quality", "doctor", "config", "service install", "bench run"}
-WITHOUT_URL = {"logs", "ps"}  # they name one of the user's own servers otherwise
+WITHOUT_URL = {"logs", "ps"}  # they select one of the user's own servers in another way
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def commands_of(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, s
 
 @pytest.mark.parametrize("key", ["", "wrong"])
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_a_key_that_is_missing_or_wrong_is_one_line_that_says_how_to_give_it(
+def test_a_missing_or_wrong_key_is_one_line_that_says_how_to_pass_it(
     command: Sequence[str], key: str, home: Path, url: str
 ) -> None:
     result = called(*(with_key(command, key) if key else command))

@@ -1,8 +1,8 @@
-"""Every feature that a user sees, as one function each: it asks a server for it, checks the answer and
-returns what has to be the same in every condition.
+"""Every user-visible feature, as one function each: it uses the feature, checks the answer, and
+returns what must be the same in every condition.
 
-The functions use only what a client has: a URL, headers and fields. A new feature is one function and
-one line in FEATURES.
+The functions use only what a client has: a URL, headers and fields. To add a feature, write a
+function and add a line to FEATURES.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MODELS = ("demo", "seeing")  # and the adapter `demo:sql`
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """Where a server is, and what a client adds to each of its requests."""
+    """A client of a server: the URL, and what it adds to each request."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Caller:
         return response.json()
 
     def lines(self, path: str, **body: Any) -> list[Any]:
-        """The objects of a stream: of server-sent events, or of lines of JSON."""
+        """The objects of a stream, of server-sent events or JSON lines."""
         response = self.request("POST", path, {**body, "stream": True})
         assert response.status_code == 200, response.text
         lines = [line.removeprefix("data: ") for line in response.text.splitlines()]
@@ -81,7 +81,7 @@ class Caller:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """How one protocol asks for a text, and where the text is in its answer and in its stream."""
+    """How a protocol requests text, and where the text is in its answers and streams."""
 
     path: str
     body: Callable[[str], dict[str, Any]]
@@ -272,7 +272,7 @@ def stored_responses(caller: Caller) -> list[str]:
 
 
 def known_answers(caller: Caller) -> list[str]:
-    """The next turn finds the whole of the last one cached, its answer too."""
+    """In the next turn, the whole last turn is cached, including its answer."""
     asked = _user(NOTES + QUESTION)
     first = caller.chat(asked)
     said = first["choices"][0]["message"]["content"]
@@ -331,7 +331,7 @@ def quantized_kv(caller: Caller) -> list[str]:
 
 
 def token_counts(caller: Caller) -> list[Any]:
-    """What is counted beforehand is what is read."""
+    """Token counts in advance equal those of the request."""
     messages = _user(NOTES + QUESTION)
     counted = caller.post("/v1/messages/count_tokens", model="demo", messages=messages)
     usage = caller.post(MESSAGES, model="demo", messages=messages, max_tokens=1)["usage"]
@@ -343,7 +343,7 @@ def token_counts(caller: Caller) -> list[Any]:
 
 
 def cancelled(caller: Caller) -> None:
-    """A stream whose client goes away leaves nothing running, and the next one is served."""
+    """After a client leaves its stream, nothing keeps running and the next request is served."""
     body = {"model": "demo", "messages": _user("Tell a story."), "max_tokens": 2000, "stream": True}
     given = {**body, "ignore_eos": True, **({"cache_salt": caller.salt} if caller.salt else {})}
     with httpx.stream(
@@ -376,7 +376,7 @@ FEATURES: Mapping[str, Callable[[Caller], Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """What a client has before a restart, to be found again after it."""
+    """What a client has before a restart and must find again afterwards."""
 
     chat: Any
     picture: Any
@@ -384,7 +384,7 @@ class Kept:
 
     @classmethod
     def by(cls, caller: Caller) -> Kept:
-        """Ask for it."""
+        """Create it through a caller."""
         session = {"X-Session-ID": "kept"}
         caller.post("/v1/completions", headers=session, model="demo", prompt=NOTES, max_tokens=2)
         response = caller.post(RESPONSES, model="demo", input=NOTES, max_output_tokens=4)
@@ -395,7 +395,7 @@ class Kept:
         )
 
     def check(self, caller: Caller) -> None:
-        """Every answer is as before, and no token is read again."""
+        """Check that every answer is the same, and that no token is prefilled again."""
         again: Sequence[tuple[Any, Any]] = (
             (self.chat, caller.chat("Kept. " + NOTES + QUESTION)),
             (self.picture, caller.chat(_user(_picture(CAT)), model="seeing", max_tokens=8)),

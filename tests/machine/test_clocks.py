@@ -1,4 +1,4 @@
-"""Deadlines count the time in which the process runs; ages, a clock that is believed."""
+"""Deadlines count only the time in which the process runs; ages use a clock that must be trusted."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_a_timer_that_is_due_after_a_sleep_waits_for_the_rest_of_its_time(
     late.cancel()
 
 
-async def test_a_timeout_is_one_of_asyncio_but_for_the_clock(
+async def test_the_awake_timeout_behaves_like_asyncios(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(TimeoutError):
@@ -81,7 +81,7 @@ async def test_a_timeout_is_one_of_asyncio_but_for_the_clock(
     assert clocks.awake_clock() is clocks.awake_clock()
 
 
-def test_a_clock_that_jumps_ahead_is_believed_after_a_second_look_an_hour_later(
+def test_a_clock_that_jumps_ahead_is_trusted_only_after_an_hour(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     wall, steady = Hand(50 * DAY), Hand(0.0)
@@ -99,7 +99,7 @@ def test_a_clock_that_jumps_ahead_is_believed_after_a_second_look_an_hour_later(
     assert "400 days ahead" in caplog.records[0].getMessage()
 
 
-def test_a_clock_that_is_set_right_again_costs_nothing() -> None:
+def test_a_clock_that_is_corrected_in_time_has_no_effect() -> None:
     wall, steady = Hand(50 * DAY), Hand(0.0)
     clock = RetentionClock(wall=wall, steady=steady)
     clock()
@@ -112,7 +112,7 @@ def test_a_clock_that_is_set_right_again_costs_nothing() -> None:
         assert clock() == wall.now
 
 
-def test_records_of_an_earlier_process_tell_how_late_it_was() -> None:
+def test_the_clock_is_checked_against_records_of_an_earlier_process() -> None:
     wall, steady = Hand(50 * DAY), Hand(0.0)
     clock = RetentionClock(wall=wall, steady=steady)
     clock.start_from(49.5 * DAY)
@@ -127,7 +127,7 @@ def test_records_of_an_earlier_process_tell_how_late_it_was() -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"), [(61, "1 min"), (7000, "117 min"), (7200, "2 h"), (3 * DAY, "3 days")]
 )
-def test_durations_are_told_in_words(seconds: float, text: str) -> None:
+def test_durations_are_shown_in_words(seconds: float, text: str) -> None:
     assert clocks._duration_text(seconds) == text
     assert logging.getLogger("holdfast") is clocks.logger
 

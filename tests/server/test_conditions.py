@@ -1,7 +1,7 @@
-"""Every feature in every condition in which people run a server: the answers are those of a server
-that is alone on an idle machine, without a key.
+"""Every feature under every condition: the answers must equal those of a server without keys on an
+idle machine.
 
-A row of FEATURES or of CONDITIONS is one line; each pair is a test.
+Each pair of a feature in FEATURES and a condition in CONDITIONS is a test.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HOST = "box.example"
 
 
 class Place:
-    """A server of the models of the matrix, which can be restarted."""
+    """A server with the models of the matrix; it can be restarted."""
 
     def __init__(
         self, root: Path, name: str, models: Path, *arguments: str, **environ: str
@@ -47,7 +47,7 @@ class Place:
         return server
 
     def restart(self) -> None:
-        """End the server in order, and start it anew on its port."""
+        """Stop the server cleanly, and start it again on its port."""
         self.stop()
         self.server = self._started(int(self.server.url.rpartition(":")[2]))
 
@@ -70,7 +70,7 @@ def written_models(folder: Path) -> Path:
 
 
 class Places:
-    """The servers of the matrix, each started when the first test asks for it."""
+    """The servers of the matrix, each started on first use."""
 
     def __init__(self, root: Path, stack: contextlib.ExitStack) -> None:
         self._root = root
@@ -93,7 +93,7 @@ class Places:
 
     @cached_property
     def keyed(self) -> Place:
-        """With named keys, for other hosts."""
+        """With named keys, reachable from other hosts."""
         keys = self._root / "keys.json"
         alice = named_key("alice", KEY, is_admin=False, priority="interactive", max_requests=None)
         write_keys(keys, [alice])
@@ -120,7 +120,7 @@ class Places:
 
     @cached_property
     def proxy(self) -> str:
-        """The URL of a proxy before the server without keys."""
+        """The URL of a proxy in front of the server without keys."""
         return self._stack.enter_context(proxy_before(self.open.server.url))
 
     def expected(self, feature: str) -> Any:
@@ -131,7 +131,7 @@ class Places:
 
 
 def _other_host(places: Places) -> Caller:
-    """By another name than the machine's own, from an address that is not loopback if there is one."""
+    """By a name other than the machine's own, from a non-loopback address if there is one."""
     port = places.keyed.server.url.rpartition(":")[2]
     try:
         address = socket.gethostbyname(socket.gethostname())
@@ -143,7 +143,7 @@ def _other_host(places: Places) -> Caller:
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """Which server is asked, how, and what else happens meanwhile."""
+    """Which server to use, how, and what else happens meanwhile."""
 
     caller: Callable[[Places], Caller]
     meanwhile: Callable[[], AbstractContextManager[None]] = field(default=contextlib.nullcontext)
@@ -187,9 +187,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Places]:
 
 @pytest.mark.parametrize("feature", FEATURES)
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_a_feature_works_as_if_there_were_nothing_else(
-    places: Places, condition: str, feature: str
-) -> None:
+def test_a_feature_works_in_every_condition(places: Places, condition: str, feature: str) -> None:
     expected = places.expected(feature)
     asked = CONDITIONS[condition]
     caller = asked.caller(places)
@@ -197,7 +195,7 @@ def test_a_feature_works_as_if_there_were_nothing_else(
         assert FEATURES[feature](caller) == expected
 
 
-def test_streams_are_what_whole_answers_are(places: Places) -> None:
+def test_streams_equal_whole_answers(places: Places) -> None:
     assert places.expected("streams") == places.expected("chat")
 
 
