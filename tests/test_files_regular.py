@@ -16,14 +16,10 @@ from holdfast.front.fleet.catalog import read_catalog_file
 from holdfast.front.prompt.template import load_template
 from holdfast.front.server.access import read_keys
 from holdfast.models.images import open_image
-from holdfast.models.model_folder import (
-    check_is_folder,
-    check_loadable,
-    checked_tensor_bytes,
-    read_header,
-    read_json,
-)
+from holdfast.models.loadable import check_loadable
+from holdfast.models.model_folder import check_is_folder, read_json
 from holdfast.models.sentence_modules import own_pooling
+from holdfast.models.weight_files import checked_tensor_bytes, read_header
 from holdfast.worker.sessions.session_file import SessionFile
 
 MODEL_FILES = (
@@ -129,6 +125,7 @@ def test_a_fifo_that_appears_after_the_check_does_not_block(tmp_path: Path) -> N
     with pytest.raises(ModelLoadError, match="regular file"):
         checked_tensor_bytes(folder)
     fifo(folder / "chat_template.jinja")
-    assert load_template(folder) is None
+    with pytest.raises(ModelLoadError, match="regular file"):
+        load_template(folder)
     fifo(folder / "modules.json")
     own_pooling(folder)

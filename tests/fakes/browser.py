@@ -33,8 +33,8 @@ HARMLESS = (
     # over plain HTTP from another host; the header matters behind a TLS proxy
     "The Cross-Origin-Opener-Policy header has been ignored",
 )
-# creates files from base64 and pastes or drops them; returns whether the browser would handle it,
-# too
+# creates files from base64, pastes or drops them, and returns whether the browser would also
+# handle the event
 _BRING = """
 ([kind, images, place]) => {
   const transfer = new DataTransfer();

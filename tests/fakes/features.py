@@ -80,7 +80,7 @@ class Caller:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
+class TextProtocol:
     """How a protocol requests text, and where the text is in its answers and streams."""
 
     path: str
@@ -93,32 +93,32 @@ def _user(text: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": text}]
 
 
-WRITTEN = {
-    "chat completions": Written(
+TEXT_PROTOCOLS = {
+    "chat completions": TextProtocol(
         path=CHAT,
         body=lambda text: {"messages": _user(text), "max_tokens": 24, "temperature": 0},
         whole=lambda answer: answer["choices"][0]["message"]["content"],
         piece=lambda event: event["choices"][0]["delta"].get("content") or "",
     ),
-    "completions": Written(
+    "completions": TextProtocol(
         path="/v1/completions",
         body=lambda text: {"prompt": text, "max_tokens": 24, "temperature": 0},
         whole=lambda answer: answer["choices"][0]["text"],
         piece=lambda event: event["choices"][0]["text"],
     ),
-    "responses": Written(
+    "responses": TextProtocol(
         path=RESPONSES,
         body=lambda text: {"input": text, "max_output_tokens": 24, "temperature": 0},
         whole=lambda answer: answer["output"][0]["content"][0]["text"],
         piece=lambda event: event["delta"] if event["type"] == "response.output_text.delta" else "",
     ),
-    "messages": Written(
+    "messages": TextProtocol(
         path=MESSAGES,
         body=lambda text: {"messages": _user(text), "max_tokens": 24, "temperature": 0},
         whole=lambda answer: answer["content"][0]["text"],
         piece=lambda event: event.get("delta", {}).get("text", ""),
     ),
-    "ollama chat": Written(
+    "ollama chat": TextProtocol(
         path="/api/chat",
         body=lambda text: {
             "messages": _user(text),
@@ -127,7 +127,7 @@ WRITTEN = {
         whole=lambda answer: answer["message"]["content"],
         piece=lambda event: event["message"]["content"],
     ),
-    "ollama generate": Written(
+    "ollama generate": TextProtocol(
         path="/api/generate",
         body=lambda text: {"prompt": text, "options": {"num_predict": 24, "temperature": 0}},
         whole=lambda answer: answer["response"],
@@ -141,7 +141,7 @@ def chat(caller: Caller) -> dict[str, str]:
         name: each.whole(
             caller.post(each.path, model="demo", stream=False, **each.body(NOTES + QUESTION))
         )
-        for name, each in WRITTEN.items()
+        for name, each in TEXT_PROTOCOLS.items()
     }
     assert texts["chat completions"] == texts["responses"] == texts["messages"]
     assert texts["chat completions"] == texts["ollama chat"]
@@ -154,7 +154,7 @@ def streams(caller: Caller) -> dict[str, str]:
             each.piece(event)
             for event in caller.lines(each.path, model="demo", **each.body(NOTES + QUESTION))
         )
-        for name, each in WRITTEN.items()
+        for name, each in TEXT_PROTOCOLS.items()
     }
 
 

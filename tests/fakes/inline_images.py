@@ -19,7 +19,7 @@ class InlineImages:
         self._images = images
         self._waiting: dict[str, int | None] = {}
         self.begun: list[str] = []  # each image that was processed
-        self.delay = 0  # so many calls of `results` return none
+        self.delay = 0  # this many calls of `results` return none first
 
     @property
     def is_busy(self) -> bool:

@@ -26,7 +26,7 @@ ETAG = hashlib.sha256(WEIGHTS).hexdigest()
 FILE = "model.safetensors"
 
 
-class Enough(Exception):
+class PullStopped(Exception):
     """Raised to stop a pull."""
 
 
@@ -76,9 +76,9 @@ def interrupted(hub: HubState, *, after: int) -> None:
 
     def stop(stage: str, done: int, total: int) -> None:
         if done > after:
-            raise Enough
+            raise PullStopped
 
-    with pytest.raises(Enough):
+    with pytest.raises(PullStopped):
         pull_model(SOURCE, on_step=stop)
     hub.requests.clear()
 
@@ -192,7 +192,7 @@ def test_an_interrupted_update_keeps_the_old_model(hub: HubState, repository: Pa
     newer = hashlib.sha1(b"newer").hexdigest()
     hub.commits[MODEL] = newer
     hub.repositories[MODEL][FILE] = WEIGHTS[:-4] + b"more"
-    with pytest.raises(Enough):
+    with pytest.raises(PullStopped):
         pull_model(SOURCE, on_step=_stop_late)
     assert (repository / "refs" / "main").read_text() == before
     pull_model(SOURCE, on_step=lambda *_: None)
@@ -202,7 +202,7 @@ def test_an_interrupted_update_keeps_the_old_model(hub: HubState, repository: Pa
 
 def _stop_late(stage: str, done: int, total: int) -> None:
     if done > 300_000:
-        raise Enough
+        raise PullStopped
 
 
 def test_a_file_that_was_cut_in_the_cache_is_fetched_again(hub: HubState) -> None:

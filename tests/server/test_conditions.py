@@ -30,7 +30,7 @@ KEY = "the key of alice"
 HOST = "box.example"
 
 
-class Place:
+class MatrixServer:
     """A server with the models of the matrix; it can be restarted."""
 
     def __init__(
@@ -69,7 +69,7 @@ def written_models(folder: Path) -> Path:
     return file
 
 
-class Places:
+class MatrixServers:
     """The servers of the matrix, each started on first use."""
 
     def __init__(self, root: Path, stack: contextlib.ExitStack) -> None:
@@ -81,18 +81,18 @@ class Places:
     def models(self) -> Path:
         return written_models(self._root / "models")
 
-    def _place(self, name: str, *arguments: str, **environ: str) -> Place:
-        place = Place(self._root, name, self.models, *arguments, **environ)
+    def _place(self, name: str, *arguments: str, **environ: str) -> MatrixServer:
+        place = MatrixServer(self._root, name, self.models, *arguments, **environ)
         self._stack.callback(place.stop)
         return place
 
     @cached_property
-    def open(self) -> Place:
+    def open(self) -> MatrixServer:
         """Without keys."""
         return self._place("open")
 
     @cached_property
-    def keyed(self) -> Place:
+    def keyed(self) -> MatrixServer:
         """With named keys, reachable from other hosts."""
         keys = self._root / "keys.json"
         alice = named_key("alice", KEY, is_admin=False, priority="interactive", max_requests=None)
@@ -108,12 +108,12 @@ class Places:
         )
 
     @cached_property
-    def slow(self) -> Place:
+    def slow(self) -> MatrixServer:
         """With a store on a slow disk."""
         return self._place("slow", **slow_disk(self._root / "slow"))
 
     @cached_property
-    def homeless(self) -> Place:
+    def homeless(self) -> MatrixServer:
         """In a home folder that cannot be written."""
         environ = self._stack.enter_context(read_only_home(self._root / "home"))
         return self._place("homeless", **environ)
@@ -130,7 +130,7 @@ class Places:
         return self._expected[feature]
 
 
-def _other_host(places: Places) -> Caller:
+def _other_host(places: MatrixServers) -> Caller:
     """By a name other than the machine's own, from a non-loopback address if there is one."""
     port = places.keyed.server.url.rpartition(":")[2]
     try:
@@ -145,12 +145,12 @@ def _other_host(places: Places) -> Caller:
 class Condition:
     """Which server to use, how, and what else happens meanwhile."""
 
-    caller: Callable[[Places], Caller]
+    caller: Callable[[MatrixServers], Caller]
     meanwhile: Callable[[], AbstractContextManager[None]] = field(default=contextlib.nullcontext)
-    place: str = "open"  # of Places
+    place: str = "open"  # of MatrixServers
 
 
-def _plain(places: Places) -> Caller:
+def _plain(places: MatrixServers) -> Caller:
     return Caller(url=places.open.server.url)
 
 
@@ -180,14 +180,16 @@ CONDITIONS = {
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Places]:
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MatrixServers]:
     with contextlib.ExitStack() as stack:
-        yield Places(tmp_path_factory.mktemp("conditions"), stack)
+        yield MatrixServers(tmp_path_factory.mktemp("conditions"), stack)
 
 
 @pytest.mark.parametrize("feature", FEATURES)
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_a_feature_works_in_every_condition(places: Places, condition: str, feature: str) -> None:
+def test_a_feature_works_in_every_condition(
+    places: MatrixServers, condition: str, feature: str
+) -> None:
     expected = places.expected(feature)
     asked = CONDITIONS[condition]
     caller = asked.caller(places)
@@ -195,13 +197,13 @@ def test_a_feature_works_in_every_condition(places: Places, condition: str, feat
         assert FEATURES[feature](caller) == expected
 
 
-def test_streams_equal_whole_answers(places: Places) -> None:
+def test_streams_equal_whole_answers(places: MatrixServers) -> None:
     assert places.expected("streams") == places.expected("chat")
 
 
 @pytest.mark.parametrize("name", ["open", "keyed", "slow", "homeless"])
-def test_a_restart_loses_nothing_in_any_condition(places: Places, name: str) -> None:
-    place: Place = getattr(places, name)
+def test_a_restart_loses_nothing_in_any_condition(places: MatrixServers, name: str) -> None:
+    place: MatrixServer = getattr(places, name)
     callers = [
         condition.caller(places) for condition in CONDITIONS.values() if condition.place == name
     ]
