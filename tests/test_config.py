@@ -343,8 +343,8 @@ def test_any_value_is_accepted_or_refused_by_name(key: str, value: object) -> No
 
 
 @pytest.mark.parametrize("key", sorted(SPECS))
-def test_zero_is_what_the_documentation_says_or_refused(key: str) -> None:
-    """Who writes 0 wants none, and must never get what Holdfast chooses instead."""
+def test_zero_means_what_the_documentation_says_or_is_refused(key: str) -> None:
+    """A user who writes 0 wants none, and must never get an automatic value instead."""
     spec = SPECS[key]
     if spec.kind not in ("number", "size", "duration"):
         return
@@ -362,7 +362,7 @@ def test_zero_is_what_the_documentation_says_or_refused(key: str) -> None:
                 assert spec.limits.in_words() in str(error)
                 continue
             assert value_of(settings, key) == 0
-            assert re.search(r"\b0\b", spec.doc), "say in the text what 0 means"
+            assert re.search(r"\b0\b", spec.doc), "the description must say what 0 means"
 
 
 @pytest.mark.parametrize("key", sorted(SPECS))

@@ -1,4 +1,4 @@
-"""Files that are none: opening a FIFO waits for a writer, for ever if there is none."""
+"""Special files are refused: opening a FIFO waits for a writer, forever if there is none."""
 
 from __future__ import annotations
 
@@ -16,14 +16,10 @@ from holdfast.front.fleet.catalog import read_catalog_file
 from holdfast.front.prompt.template import load_template
 from holdfast.front.server.access import read_keys
 from holdfast.models.images import open_image
-from holdfast.models.model_folder import (
-    check_is_folder,
-    check_loadable,
-    checked_tensor_bytes,
-    read_header,
-    read_json,
-)
+from holdfast.models.loadable import check_loadable
+from holdfast.models.model_folder import check_is_folder, read_json
 from holdfast.models.sentence_modules import own_pooling
+from holdfast.models.weight_files import checked_tensor_bytes, read_header
 from holdfast.worker.sessions.session_file import SessionFile
 
 MODEL_FILES = (
@@ -82,7 +78,7 @@ def test_no_file_of_a_model_may_be_a_fifo(name: str, tmp_path: Path) -> None:
             check(tmp_path)
 
 
-def test_a_link_to_a_fifo_or_a_device_is_none_either(tmp_path: Path) -> None:
+def test_a_link_to_a_fifo_or_a_device_is_refused(tmp_path: Path) -> None:
     target = fifo(tmp_path / "outside")
     folder = tmp_path / "model"
     folder.mkdir()
@@ -103,7 +99,7 @@ def test_files_folders_and_links_are_fine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS.keys())
-def test_what_reads_a_file_refuses_a_fifo_at_once(
+def test_every_reader_refuses_a_fifo_at_once(
     reader: Callable[[Path], object], tmp_path: Path
 ) -> None:
     with pytest.raises((HoldfastError, OSError), match="regular file"):
@@ -111,24 +107,25 @@ def test_what_reads_a_file_refuses_a_fifo_at_once(
 
 
 @pytest.mark.parametrize("path", ["/dev/zero", "/dev/random"])
-def test_what_never_ends_is_refused(path: str) -> None:
+def test_an_endless_device_is_refused(path: str) -> None:
     with pytest.raises(OSError, match="it is not a regular file"):
         read_regular(path)
 
 
-def test_the_null_device_is_an_empty_file_and_a_folder_is_none(tmp_path: Path) -> None:
+def test_the_null_device_is_an_empty_file_and_a_folder_is_refused(tmp_path: Path) -> None:
     assert read_regular(os.devnull) == b""
     assert given_by_file(all_specs(), Path(os.devnull)) == {}
     with pytest.raises(IsADirectoryError):
         read_regular(tmp_path)
 
 
-def test_a_fifo_that_appears_after_the_check_does_not_hang_either(tmp_path: Path) -> None:
+def test_a_fifo_that_appears_after_the_check_does_not_block(tmp_path: Path) -> None:
     folder = model_folder(tmp_path)
     fifo(folder / "model.safetensors")
     with pytest.raises(ModelLoadError, match="regular file"):
         checked_tensor_bytes(folder)
     fifo(folder / "chat_template.jinja")
-    assert load_template(folder) is None
+    with pytest.raises(ModelLoadError, match="regular file"):
+        load_template(folder)
     fifo(folder / "modules.json")
     own_pooling(folder)

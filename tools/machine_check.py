@@ -96,17 +96,17 @@ def findings(sizes: Sizes) -> Iterator[Finding]:
         _wiring,
         _killed_process,
     ):
-        yield from _whatever_happens(measure, sizes)
+        yield from _reporting_errors(measure, sizes)
         mx.clear_cache()
 
 
-def _whatever_happens(
+def _reporting_errors(
     measure: Callable[[Sizes], Iterator[Finding]], sizes: Sizes
 ) -> Iterator[Finding]:
     """The findings of one part; a failure is a finding, too, and the other parts still run."""
     try:
         yield from measure(sizes)
-    except Exception as error:  # also of a mistake in the part: the others took minutes
+    except Exception as error:  # even a bug in the check: the other results took minutes
         first_line = str(error).split("\n", 1)[0]
         yield (
             f"{measure.__name__.strip('_').replace('_', ' ')}",

@@ -362,7 +362,7 @@ class ResidencySettings:
     hang_seconds: float = _setting(
         7.0,
         "A worker is replaced if it is silent for this long and makes no progress, or if a step "
-        "takes this long and also 20 times longer than usual.",
+        "takes this long and 20 times as long as usual.",
         limits=POSITIVE,
     )
 
@@ -374,7 +374,7 @@ class SchedulerSettings:
     max_running: int = _setting(32, "Maximum number of running sequences.", limits=AT_LEAST_ONE)
     max_queued: int = _setting(
         256,
-        "Maximum number of waiting sequences; further requests get a 503. 0: none waits.",
+        "Maximum number of waiting sequences; further requests get a 503. 0: no request may wait.",
         limits=NOT_NEGATIVE,
     )
     step_tokens: int | None = _setting(
@@ -400,7 +400,7 @@ class SchedulerSettings:
     aging_seconds: float = _setting(
         60.0,
         "How long a request of priority `batch` waits, while others run, before it counts as "
-        "interactive; 0: it counts as interactive at once.",
+        "interactive; 0: at once.",
         limits=NOT_NEGATIVE,
     )
 
@@ -506,7 +506,7 @@ class ImagesSettings:
     )
     check_seconds: float = _setting(
         30.0,
-        "How long it may take to fetch the images of a request and to write them to disk.",
+        "How long fetching the images of a request and writing them to disk may take.",
         limits=POSITIVE,
     )
     disk_bytes: int = _setting(

@@ -12,8 +12,8 @@ from tests.fakes.page_script import ANSWERS
 from tests.fakes.scripted_model import write_scripted
 from tests.fakes.server_process import ServerProcess, running_server
 
-# names that lead to this machine, but are not its own: for browsers, pages of these hosts come from
-# elsewhere, and without HTTPS they are no secure contexts
+# host names that resolve to this machine, but that browsers treat as remote: without HTTPS, their
+# pages are not secure contexts
 OTHER_HOSTS = "*.example"
 
 

@@ -90,7 +90,7 @@ def test_a_guest_without_a_key_chats_over_plain_http(
     browser: Browser, scripted_server: ServerProcess
 ) -> None:
     with visiting(browser, scripted_server.url.replace("127.0.0.1", "harbour.example")) as visitor:
-        # behind a proxy, nobody counts as local
+        # behind a proxy, no client counts as local
         visitor.context.set_extra_http_headers({"x-forwarded-for": "192.0.2.7"})
         page = visitor.open()
         expect(page.get_by_text("user", exact=True)).to_be_visible()

@@ -84,7 +84,7 @@ def test_an_image_alone_is_a_message_and_stays_when_the_text_is_edited(viewer: V
     expect(question.get_by_role("img")).to_have_count(1)
 
 
-def test_a_broken_image_is_said_and_left_out_of_later_messages(viewer: Visitor) -> None:
+def test_a_broken_image_is_reported_and_left_out_of_later_messages(viewer: Visitor) -> None:
     viewer.bring("paste", png(6)[:80])
     page = viewer.page
     viewer.ask("What is this?")

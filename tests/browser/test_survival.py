@@ -46,7 +46,7 @@ class Servers:
 @pytest.fixture(scope="module")
 def servers(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     with pytest.MonkeyPatch.context() as patch:
-        # with kernels, long answers would end before anything can happen to them
+        # with kernels, long answers would end before the test can act
         patch.setenv("HOLDFAST_KERNELS", "0")
         servers = Servers(model, tmp_path_factory.mktemp("store"))
         yield servers

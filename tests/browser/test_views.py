@@ -16,7 +16,7 @@ from tests.fakes.server_process import ServerProcess
 
 VIEWS = ("Chat", "Now", "Memory", "Models", "Connect")
 NARROW = 360
-# width, and whether it is dark: each width and each scheme once
+# width, and whether the color scheme is dark: each of them once
 WINDOWS = ((NARROW, True), (1200, False))
 TEXT = "Count the boats twice before the storm, and write the number on the wall.\n" * 20
 

@@ -36,7 +36,9 @@ def test_a_model_without_chat_template_is_refused_at_once(
         ("additional_chat_templates/tool_use.jinja", "x"),
     ],
 )
-def test_a_model_with_one_is_not(name: str, content: str, tmp_path: Path) -> None:
+def test_a_model_with_a_chat_template_is_not_refused(
+    name: str, content: str, tmp_path: Path
+) -> None:
     path = model_folder(tmp_path) / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(content)
@@ -44,5 +46,5 @@ def test_a_model_with_one_is_not(name: str, content: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("path", ["", "no/such-model", "/missing/folder"])
-def test_what_is_not_here_is_left_to_the_load(path: str) -> None:
+def test_a_model_that_is_not_local_is_not_checked(path: str) -> None:
     _check_can_chat(ModelSettings(path=path))

@@ -293,7 +293,7 @@ PROXIES = dict.fromkeys(("HTTP_PROXY", "https_proxy"), PROXY)
 def test_agents_do_not_ask_a_proxy_for_this_machine(
     name: str, machine: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Qwen Code does not read NO_PROXY: it sends everything to the proxy, if it knows one."""
+    """Qwen Code ignores NO_PROXY and sends everything to the proxy, if one is set."""
     for variable, value in {**PROXIES, "NO_PROXY": "example.org"}.items():
         monkeypatch.setenv(variable, value)
     agent = agent_of(machine, name)
@@ -306,7 +306,7 @@ def test_agents_do_not_ask_a_proxy_for_this_machine(
         assert told["NO_PROXY"] == told["no_proxy"] == "example.org,127.0.0.1"
 
 
-def test_without_a_proxy_qwen_code_is_told_nothing_of_proxies(
+def test_without_a_proxy_qwen_code_gets_no_proxy_variables(
     machine: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
@@ -316,7 +316,7 @@ def test_without_a_proxy_qwen_code_is_told_nothing_of_proxies(
     assert "HTTP_PROXY" not in agent.record["environment"]
 
 
-def test_a_server_elsewhere_is_asked_through_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remote_server_is_reached_through_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", PROXY)
     for ignores_it in (True, False):
         assert _no_proxy("https://studio.example", ignores_it=ignores_it) == {}

@@ -1,4 +1,4 @@
-"""Every command that talks to a server says in one line how to give it the key."""
+"""Every command that talks to a server says in one line how to pass the key."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ COMMANDS: Sequence[Sequence[str]] = (
     ("models", "ls"),
     ("models", "rm", "coast/kelp", "--yes"),
 )
-GO_ON = {("models", "ls")}  # it shows what it knows without the server
+WORKS_WITHOUT_SERVER = {("models", "ls")}  # it shows what is known without the server
 # commands with --api-key that start a server instead of talking to one
-OF_NEW_SERVERS = {"serve", "quality", "doctor", "config", "service install", "bench run"}
-WITHOUT_URL = {"logs", "ps"}  # they name one of the user's own servers otherwise
+STARTS_A_SERVER = {"serve", "quality", "doctor", "config", "service install", "bench run"}
+WITHOUT_URL = {"logs", "ps"}  # they select one of the user's own servers in another way
 
 
 @pytest.fixture(scope="module")
@@ -109,15 +109,15 @@ def commands_of(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, s
 
 @pytest.mark.parametrize("key", ["", "wrong"])
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_a_key_that_is_missing_or_wrong_is_one_line_that_says_how_to_give_it(
+def test_a_missing_or_wrong_key_is_one_line_that_says_how_to_pass_it(
     command: Sequence[str], key: str, home: Path, url: str
 ) -> None:
     result = called(*(with_key(command, key) if key else command))
-    assert (result.exit_code == 0) == (tuple(command) in GO_ON), result.output
+    assert (result.exit_code == 0) == (tuple(command) in WORKS_WITHOUT_SERVER), result.output
     (line,) = [line for line in result.stderr.splitlines() if url in line]
     assert all(name in line for name in NAMED), line
     assert ("does not accept this API key" in line) == bool(key)
-    if tuple(command) not in GO_ON:
+    if tuple(command) not in WORKS_WITHOUT_SERVER:
         assert result.output.splitlines() == [line]
 
 
@@ -130,7 +130,7 @@ def test_the_table_has_every_command_that_talks_to_a_server() -> None:
     talking = {name for name, options in found.items() if "--url" in options} | WITHOUT_URL
     assert tested == talking
     with_a_key = {name for name, options in found.items() if "--api-key" in options}
-    assert with_a_key == talking | OF_NEW_SERVERS
+    assert with_a_key == talking | STARTS_A_SERVER
 
 
 @pytest.mark.parametrize("command", [("chat", "-p", "hello"), ("run", MODEL, "hello")])

@@ -303,7 +303,7 @@ def test_a_request_whose_image_is_gone_ends_alone(
     assert not wrong(inbox, ["an image", "text"], expected)
 
 
-def test_texts_go_on_while_an_image_is_processed(
+def test_text_generation_continues_while_an_image_is_processed(
     beside: VisionBeside, expected: Callable[[str], OracleAnswer]
 ) -> None:
     image, text = requests(beside, "an image", "text")

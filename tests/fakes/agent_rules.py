@@ -1,4 +1,4 @@
-"""What agents do with a failed request, as their sources decide it (read in November 2026).
+"""How agents react to a failed request, according to their source code (read in November 2026).
 
 Each rule is a fact about an agent: which statuses, codes and words lead to which reaction. Sources:
 opencode packages/opencode/src/provider/error.ts; Goose crates/goose/src/providers/
@@ -98,7 +98,7 @@ class Refusal:
 
     @property
     def detail(self) -> Mapping[str, Any]:
-        """The error object; Ollama has only a text."""
+        """The error object; Ollama's errors are plain text."""
         error = self.body["error"]
         return error if isinstance(error, dict) else {"message": error}
 
@@ -172,7 +172,9 @@ def _hermes_of_400(refusal: Refusal, text: str, *, is_overflow: bool) -> Reactio
 
 
 def codex(refusal: Refusal) -> Reaction:
-    """Of the end of a stream (`response.failed`) only the code counts; of others the status."""
+    """Only the code counts at the end of a stream (`response.failed`), and only the status
+    otherwise.
+    """
     if refusal.status == 200:
         if refusal.code == "context_length_exceeded":
             return "compact"

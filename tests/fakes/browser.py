@@ -27,13 +27,14 @@ FLAGS = (
 )
 MISSING = "no Chromium is installed: `sudo apt install chromium`"
 WAIT_MILLISECONDS = 30_000
-# what Chromium writes to the console in order, and not because of a mistake of the page
+# messages that Chromium writes to the console although the page is correct
 HARMLESS = (
     "Failed to load resource",
-    # over plain HTTP from another host; behind a proxy with TLS the header counts
+    # over plain HTTP from another host; the header matters behind a TLS proxy
     "The Cross-Origin-Opener-Policy header has been ignored",
 )
-# makes files of base64 texts and lets an event bring them; whether the browser would handle it, too
+# creates files from base64, pastes or drops them, and returns whether the browser would also
+# handle the event
 _BRING = """
 ([kind, images, place]) => {
   const transfer = new DataTransfer();

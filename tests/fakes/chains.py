@@ -111,7 +111,9 @@ def read_chain(
 def fill_gaps(
     index: PrefixIndex, chain: Sequence[int], *, disk: FakeDisk | None = None
 ) -> list[BlockKey]:
-    """What a sequence does that has computed a chain: the keys that it stores again."""
+    """Fill the gaps of a chain, as a sequence that has computed it. Returns the keys that it stores
+    again.
+    """
     keys = index.to_fill(stored(index, chain))
     for key in keys:
         block = index.fill(key, Weight(index.run_of(key)[1]), holder=None)

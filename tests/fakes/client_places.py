@@ -1,4 +1,4 @@
-"""Every place of a conversation in which a client can write, and what a model reads of texts there."""
+"""Every place in a conversation where a client can write, and how a model reads text there."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def property_called(said: str) -> dict[str, Any]:
     return {"type": "object", "properties": {said: {"type": "string", "description": "d"}}}
 
 
-# every place of a conversation that a client writes, as the field and the prompt with a text there
+# every place in a conversation that a client writes → makes a prompt with a text there
 PLACES: dict[str, Callable[[str], dict[str, Any]]] = {
     "system": lambda said: {"messages": [{"role": "system", "content": said}, USER]},
     "developer": lambda said: {"messages": [{"role": "developer", "content": said}, USER]},
@@ -125,14 +125,16 @@ def control_tokens(bundle: TokenizerBundle, token_ids: tuple[int, ...]) -> Count
 
 
 def wrong_places(bundle: TokenizerBundle, texts: Sequence[str]) -> list[str]:
-    """The places and texts that add a control token, or that the model does not read as sent."""
+    """The places and texts that add a control token, or that the model reads differently from what
+    was sent.
+    """
     wrong: list[str] = []
     thought = bundle.dialect.reasoning
     for place, prompt in PLACES.items():
         try:
             neutral = tokens_of(bundle, prompt(NEUTRAL))
         except InvalidRequest:
-            continue  # the template refuses any such text
+            continue  # the template refuses any text here
         shown = without_breaks(bundle.tokenizer.decode(neutral, skip_special_tokens=False))
         for said in texts:
             if place == "continued" and thought and said.startswith(thought.start.strip()):

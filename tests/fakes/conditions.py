@@ -1,5 +1,5 @@
-"""The conditions in which people run a server, as fixtures that any test can ask for: a busy machine,
-a slow disk, a home folder that cannot be written, a proxy in front.
+"""Conditions in which people run a server, as fixtures for any test: a busy machine, a slow disk, a
+read-only home folder, a proxy in front.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from tests.fakes.volumes import read_only
 
 BUSY_PROCESSES = 12
 _BUSY = "while True: pass"
-# They belong to one connection, not to the message (RFC 9110, section 7.6.1).
+# These headers belong to one connection, not to the message (RFC 9110, section 7.6.1).
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade"}
 
 
 @contextlib.contextmanager
 def busy(processes: int = BUSY_PROCESSES) -> Iterator[None]:
-    """So many other processes want a core all the time."""
+    """Keep this many other processes busy meanwhile."""
     started = [subprocess.Popen([sys.executable, "-S", "-c", _BUSY]) for _ in range(processes)]
     try:
         yield
@@ -49,7 +49,7 @@ def busy(processes: int = BUSY_PROCESSES) -> Iterator[None]:
 
 @pytest.fixture
 def busy_machine() -> Iterator[None]:
-    """12 other processes want a core as long as the test runs."""
+    """12 other processes keep the cores busy during the test."""
     with busy():
         yield
 
@@ -135,10 +135,10 @@ int rename(const char *from, const char *to) {
 
 @cache
 def _slow_calls() -> str:
-    """The compiled library, kept as long as this process."""
+    """The compiled library, built once per process."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if sys.platform != "linux" or compiler is None:
-        pytest.skip("a slow disk takes Linux and a C compiler")
+        pytest.skip("a slow disk needs Linux and a C compiler")
     folder = Path(tempfile.mkdtemp(prefix="holdfast-slow-disk-"))
     (folder / "slow.c").write_text(_SLOW_CALLS)
     library = folder / "slow.so"
@@ -150,15 +150,15 @@ def _slow_calls() -> str:
 
 
 def slow_disk(folder: Path) -> dict[str, str]:
-    """The environment of processes for which the disk beneath `folder` is slow: 10 ms to read or
-    write, 100 ms to sync, as an old hard disk.
+    """Environment variables that make the disk beneath `folder` as slow as an old hard disk: 10 ms
+    to read or write, 100 ms to sync.
     """
     return {"LD_PRELOAD": _slow_calls(), "SLOW_FOLDER": str(folder)}
 
 
 @contextlib.contextmanager
 def read_only_home(folder: Path) -> Iterator[dict[str, str]]:
-    """The environment of processes whose home folder cannot be written; compiled kernels are in it."""
+    """Environment variables for a read-only home folder that contains compiled kernels."""
     kernels = folder / ".cache" / "holdfast" / "kernels"
     kernels.parent.mkdir(parents=True)
     if (compiled := kernels_folder(os.environ)).is_dir():
@@ -169,7 +169,7 @@ def read_only_home(folder: Path) -> Iterator[dict[str, str]]:
 
 
 class _Proxy:
-    """A reverse proxy that passes streams on as they come, as nginx does without buffering."""
+    """A reverse proxy that forwards streams unbuffered, like nginx with buffering off."""
 
     def __init__(self, target: str) -> None:
         self._client = httpx.AsyncClient(base_url=target, timeout=180)

@@ -1,6 +1,6 @@
-"""A disk whose operations fail: errors at the calls of `os`, for the paths beneath one folder.
+"""A disk whose operations fail: calls of `os` raise errors for paths beneath one folder.
 
-SQLite calls the system itself; there the error is the one that it reports for that error number.
+SQLite makes its own system calls; for it, the matching sqlite3 error is raised.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-# what a caller asks of the disk, and the calls of `os` that do it
+# operations, and the calls of `os` that perform them
 OPERATIONS: dict[str, tuple[str, ...]] = {
     "open": ("open",),
     "read": ("pread", "readv", "read"),
@@ -52,7 +52,7 @@ _SQLITE = {
 
 @dataclass
 class FailingDisk:
-    """times: how many calls fail; they are counted in `failed`."""
+    """times: how many calls fail. `failed` counts the failed calls."""
 
     folder: Path
     operation: str = ""

@@ -20,12 +20,12 @@ FAILS_ALONE = 668  # its drawing spans come back with a failure
 RAISES_AT_OPEN = 669
 # the step that draws for it never comes to an end, as with a device that does not answer
 HANGS = 671
-HOLDS_THE_LOCK = 672  # its step runs for a while without letting any other thread run
+HOLDS_THE_LOCK = 672  # its step runs for a while without releasing the interpreter lock
 RAISES_ONCE = 670  # at the first collect only: an innocent victim
 
 
 def hold_the_lock(*, processor_seconds: float) -> None:
-    """Run without letting any other thread run, as a long native call does."""
+    """Run without releasing the interpreter lock, as a long native call does."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1000.0)
     end = time.process_time() + processor_seconds

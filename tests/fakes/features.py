@@ -1,8 +1,8 @@
-"""Every feature that a user sees, as one function each: it asks a server for it, checks the answer and
-returns what has to be the same in every condition.
+"""Every user-visible feature, as one function each: it uses the feature, checks the answer, and
+returns what must be the same in every condition.
 
-The functions use only what a client has: a URL, headers and fields. A new feature is one function and
-one line in FEATURES.
+The functions use only what a client has: a URL, headers and fields. To add a feature, write a
+function and add a line to FEATURES.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MODELS = ("demo", "seeing")  # and the adapter `demo:sql`
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """Where a server is, and what a client adds to each of its requests."""
+    """A client of a server: the URL, and what it adds to each request."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Caller:
         return response.json()
 
     def lines(self, path: str, **body: Any) -> list[Any]:
-        """The objects of a stream: of server-sent events, or of lines of JSON."""
+        """The objects of a stream, of server-sent events or JSON lines."""
         response = self.request("POST", path, {**body, "stream": True})
         assert response.status_code == 200, response.text
         lines = [line.removeprefix("data: ") for line in response.text.splitlines()]
@@ -80,8 +80,8 @@ class Caller:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
-    """How one protocol asks for a text, and where the text is in its answer and in its stream."""
+class TextProtocol:
+    """How a protocol requests text, and where the text is in its answers and streams."""
 
     path: str
     body: Callable[[str], dict[str, Any]]
@@ -93,32 +93,32 @@ def _user(text: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": text}]
 
 
-WRITTEN = {
-    "chat completions": Written(
+TEXT_PROTOCOLS = {
+    "chat completions": TextProtocol(
         path=CHAT,
         body=lambda text: {"messages": _user(text), "max_tokens": 24, "temperature": 0},
         whole=lambda answer: answer["choices"][0]["message"]["content"],
         piece=lambda event: event["choices"][0]["delta"].get("content") or "",
     ),
-    "completions": Written(
+    "completions": TextProtocol(
         path="/v1/completions",
         body=lambda text: {"prompt": text, "max_tokens": 24, "temperature": 0},
         whole=lambda answer: answer["choices"][0]["text"],
         piece=lambda event: event["choices"][0]["text"],
     ),
-    "responses": Written(
+    "responses": TextProtocol(
         path=RESPONSES,
         body=lambda text: {"input": text, "max_output_tokens": 24, "temperature": 0},
         whole=lambda answer: answer["output"][0]["content"][0]["text"],
         piece=lambda event: event["delta"] if event["type"] == "response.output_text.delta" else "",
     ),
-    "messages": Written(
+    "messages": TextProtocol(
         path=MESSAGES,
         body=lambda text: {"messages": _user(text), "max_tokens": 24, "temperature": 0},
         whole=lambda answer: answer["content"][0]["text"],
         piece=lambda event: event.get("delta", {}).get("text", ""),
     ),
-    "ollama chat": Written(
+    "ollama chat": TextProtocol(
         path="/api/chat",
         body=lambda text: {
             "messages": _user(text),
@@ -127,7 +127,7 @@ WRITTEN = {
         whole=lambda answer: answer["message"]["content"],
         piece=lambda event: event["message"]["content"],
     ),
-    "ollama generate": Written(
+    "ollama generate": TextProtocol(
         path="/api/generate",
         body=lambda text: {"prompt": text, "options": {"num_predict": 24, "temperature": 0}},
         whole=lambda answer: answer["response"],
@@ -141,7 +141,7 @@ def chat(caller: Caller) -> dict[str, str]:
         name: each.whole(
             caller.post(each.path, model="demo", stream=False, **each.body(NOTES + QUESTION))
         )
-        for name, each in WRITTEN.items()
+        for name, each in TEXT_PROTOCOLS.items()
     }
     assert texts["chat completions"] == texts["responses"] == texts["messages"]
     assert texts["chat completions"] == texts["ollama chat"]
@@ -154,7 +154,7 @@ def streams(caller: Caller) -> dict[str, str]:
             each.piece(event)
             for event in caller.lines(each.path, model="demo", **each.body(NOTES + QUESTION))
         )
-        for name, each in WRITTEN.items()
+        for name, each in TEXT_PROTOCOLS.items()
     }
 
 
@@ -272,7 +272,7 @@ def stored_responses(caller: Caller) -> list[str]:
 
 
 def known_answers(caller: Caller) -> list[str]:
-    """The next turn finds the whole of the last one cached, its answer too."""
+    """In the next turn, the whole last turn is cached, including its answer."""
     asked = _user(NOTES + QUESTION)
     first = caller.chat(asked)
     said = first["choices"][0]["message"]["content"]
@@ -331,7 +331,7 @@ def quantized_kv(caller: Caller) -> list[str]:
 
 
 def token_counts(caller: Caller) -> list[Any]:
-    """What is counted beforehand is what is read."""
+    """Token counts in advance equal those of the request."""
     messages = _user(NOTES + QUESTION)
     counted = caller.post("/v1/messages/count_tokens", model="demo", messages=messages)
     usage = caller.post(MESSAGES, model="demo", messages=messages, max_tokens=1)["usage"]
@@ -343,7 +343,7 @@ def token_counts(caller: Caller) -> list[Any]:
 
 
 def cancelled(caller: Caller) -> None:
-    """A stream whose client goes away leaves nothing running, and the next one is served."""
+    """After a client leaves its stream, nothing keeps running and the next request is served."""
     body = {"model": "demo", "messages": _user("Tell a story."), "max_tokens": 2000, "stream": True}
     given = {**body, "ignore_eos": True, **({"cache_salt": caller.salt} if caller.salt else {})}
     with httpx.stream(
@@ -376,7 +376,7 @@ FEATURES: Mapping[str, Callable[[Caller], Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """What a client has before a restart, to be found again after it."""
+    """What a client has before a restart and must find again afterwards."""
 
     chat: Any
     picture: Any
@@ -384,7 +384,7 @@ class Kept:
 
     @classmethod
     def by(cls, caller: Caller) -> Kept:
-        """Ask for it."""
+        """Create it through a caller."""
         session = {"X-Session-ID": "kept"}
         caller.post("/v1/completions", headers=session, model="demo", prompt=NOTES, max_tokens=2)
         response = caller.post(RESPONSES, model="demo", input=NOTES, max_output_tokens=4)
@@ -395,7 +395,7 @@ class Kept:
         )
 
     def check(self, caller: Caller) -> None:
-        """Every answer is as before, and no token is read again."""
+        """Check that every answer is the same, and that no token is prefilled again."""
         again: Sequence[tuple[Any, Any]] = (
             (self.chat, caller.chat("Kept. " + NOTES + QUESTION)),
             (self.picture, caller.chat(_user(_picture(CAT)), model="seeing", max_tokens=8)),

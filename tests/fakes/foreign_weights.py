@@ -1,5 +1,5 @@
-"""Weights as other tools quantize them, written with numpy: each form beside the plain weights that
-it stands for.
+"""Weights in the formats of other tools, written with numpy, each with the plain weights that it
+represents.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Array: TypeAlias = npt.NDArray[Any]
 Stored: TypeAlias = tuple[str, Array]
 """The dtype of a safetensors file, and an array of the same bytes."""
 Quantize: TypeAlias = Callable[[Array], tuple[dict[str, Stored], Array]]
-"""Returns the tensors that replace a weight, by the end of their names, and the plain weight that
-they stand for.
+"""Returns the tensors that replace a weight, by the suffix of their names, and the plain weight
+that they represent.
 """
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-# float32 holds more digits than the scales of every format here, so plain weights are exact
+# float32 is more precise than the scales of all formats here, so plain weights are exact
 _NUMPY = {"F32": np.float32, "F16": np.float16, "U8": np.uint8, "I8": np.int8}
-# those of E2M1, by code
+# values of E2M1, by code
 _FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
 
@@ -51,17 +51,17 @@ def _nearest(values: Array, levels: Array) -> Array:
 
 
 def to_e4m3(values: Array) -> Array:
-    """The codes of FP8 (E4M3) numbers."""
+    """Convert to FP8 (E4M3) codes."""
     return _nearest(values, E4M3).astype(np.uint8)
 
 
 def to_bf16(values: Array) -> Array:
-    """The upper halves of float32 numbers."""
+    """Convert to bfloat16: the upper halves of float32 numbers."""
     return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 
 def stored(values: Array, dtype: str = "F32") -> Stored:
-    """An array as a safetensors file has it."""
+    """An array in the form of a safetensors file."""
     if dtype == "BF16":
         return dtype, to_bf16(values)
     return dtype, values.astype(_NUMPY[dtype]) if dtype in _NUMPY else values
@@ -173,7 +173,7 @@ def _groups(weight: Array, group_size: int, bits: int) -> tuple[Array, Array, Ar
 
 
 def _packed(codes: Array, bits: int, order: tuple[int, ...]) -> Array:
-    """Pack the last axis into integers of 32 bits; place i gets the code of column order[i]."""
+    """Pack the last axis into 32-bit integers; position i gets the code of column order[i]."""
     count = 32 // bits
     parts = codes.reshape(*codes.shape[:-1], -1, count).astype(np.uint32)
     words = np.zeros(parts.shape[:-1], np.uint32)
@@ -201,7 +201,7 @@ def awq(group_size: int = 32, bits: int = 4) -> Quantize:
 
 
 def gptq(group_size: int = 32, bits: int = 4, has_index: bool = True) -> Quantize:
-    """AutoGPTQ's layout: the rows of [in, out] are packed, and zero points are one too small."""
+    """AutoGPTQ's layout: the rows of [in, out] are packed, and zero points are stored minus one."""
 
     def quantize(weight: Array) -> tuple[dict[str, Stored], Array]:
         codes, scales, zeros = _groups(weight, group_size, bits)
@@ -293,9 +293,9 @@ def nvfp4(packed: str, scale: str, whole: str, inverted: bool) -> Quantize:
 def replaced(
     tensors: Mapping[str, Array], quantize: Quantize, *, is_quantized: Callable[[str], bool]
 ) -> tuple[dict[str, Stored], dict[str, Stored]]:
-    """Quantize the weights that `is_quantized` chooses by name.
+    """Quantize the weights whose names `is_quantized` accepts.
 
-    Returns the tensors of the quantized model, and those of the plain model that it stands for.
+    Returns the tensors of the quantized model, and those of the equivalent plain model.
     """
     foreign: dict[str, Stored] = {}
     plain: dict[str, Stored] = {}

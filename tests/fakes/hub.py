@@ -37,7 +37,7 @@ class HubState:
     failing_status: int = 0  # answered to everything if set
     # file → bytes after which its next transfer breaks off
     cut_after_bytes: dict[str, int] = field(default_factory=dict)
-    cuts_each_after: int = 0  # if set, every transfer breaks off after this many bytes
+    cuts_each_after: int = 0  # if not 0, every transfer breaks off after this many bytes
     sends_nothing: bool = False  # transfers break off before the first byte
     resets: bool = False  # whether a transfer that breaks off ends with a reset
     ignores_ranges: bool = False
@@ -48,7 +48,7 @@ class HubState:
     )  # file → what is sent as its commit
     info: dict[str, object] = field(
         default_factory=dict
-    )  # changes of the description; None: left out
+    )  # changes to the model's description; None: left out
     tree: object = None  # sent instead of the list of files
     lfs_files: set[str] = field(default_factory=set)  # are told with their SHA-256, as weights are
     damaged_files: set[str] = field(default_factory=set)  # arrive with one other byte

@@ -1,4 +1,4 @@
-"""Processes images in the process of the test, with the code that runs in the image process."""
+"""Processes images in the test's own process, with the code of the image process."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from holdfast.worker.vision.processor import Processor
 
 
 class InlineImages:
-    """An ImageReader without a process. An image is processed when results are asked for."""
+    """An ImageReader without a process. Each call of `results` processes one image."""
 
     def __init__(self, processor: Processor, images: Path) -> None:
         self._processor = processor
         self._images = images
         self._waiting: dict[str, int | None] = {}
         self.begun: list[str] = []  # each image that was processed
-        self.delay = 0  # so many looks at the results find none
+        self.delay = 0  # this many calls of `results` return none first
 
     @property
     def is_busy(self) -> bool:

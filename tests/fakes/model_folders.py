@@ -1,6 +1,4 @@
-"""Folders that pass for models as long as nothing is loaded, and the kinds of damage that they can
-have.
-"""
+"""Folders that pass for models until they are loaded, and ways to damage their files."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ WEIGHTS = "model.safetensors"
 def write_bare_model(
     folder: Path, *weights: str, model_type: object = "llama", **config: object
 ) -> Path:
-    """Write a folder with a configuration, a tokenizer and weight files (one, if none are named)."""
+    """Write a folder with a configuration, a tokenizer and weight files (one if none are named)."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"model_type": model_type, **config}))
     (folder / "tokenizer.json").write_text("{}")

@@ -15,7 +15,7 @@ import json, os, pathlib, signal, sys
 variables = ("NODE_EXTRA_CA_CERTS", "QWEN_CODE_SYSTEM_DEFAULTS_PATH", "CLINE_PROVIDER_SETTINGS_PATH")
 named = [*sys.argv[1:], *(os.environ.get(name, "") for name in variables)]
 files = [pathlib.Path(part) for part in named if os.path.isabs(part) and os.path.isfile(part)]
-# Cline looks for a second file beside the one that it is told
+# Cline also reads a second file beside the one that is named
 files += [path.with_name("models.json") for path in files if path.name == "providers.json"]
 record = {{
     "arguments": sys.argv[1:],

@@ -46,7 +46,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """That of the server's process. changes: an empty value takes a variable away."""
+    """The environment of the server's process. changes: an empty value removes a variable."""
     source = str(Path(__file__).parents[2] / "src")
     own = {"PYTHONPATH": source, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     changed = {**os.environ, **own, **(changes or {})}
@@ -63,7 +63,7 @@ class ServerProcess:
         start_new_session: bool = False,
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        """environ: changes of the environment; an empty value takes a variable away."""
+        """environ: changes to the environment; an empty value removes a variable."""
         self._lines: list[str] = []
         self.url = ""
         self.process = subprocess.Popen(

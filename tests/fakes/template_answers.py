@@ -1,4 +1,4 @@
-"""Answers with calls as a chat template writes them, and whether a grammar lets a model write them."""
+"""Answers with calls as a chat template writes them, and checks that a grammar allows them."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ ANSWERS: Final = {
     "a thought and a call": ("", _THOUGHT, _ONE),
     "a thought, a text and a call": (_TEXT, _THOUGHT, _ONE),
 }
-# Under a choice that requires a call no text may precede it, as in the APIs of the large providers:
-# nothing else would keep a small model from talking on.
+# If a call is required, no text may precede it, as in the APIs of the large providers; otherwise a
+# small model would keep writing text.
 CHOICES: Final = {
     "auto": ToolChoice(),
     "auto, one call": ToolChoice(parallel=False),
@@ -94,7 +94,7 @@ def pairs() -> Iterator[tuple[str, str]]:
 
 
 def written(found: FoundDialect, answer: str) -> WrittenAnswer | None:
-    """An answer as the template writes it; None if it does not write all of it."""
+    """An answer as the template writes it; None if the template leaves out a part of it."""
     text, thought, names = ANSWERS[answer]
     template, dialect = found.template, found.dialect
     assert template is not None
@@ -127,7 +127,7 @@ def _call(place: int, name: str) -> dict[str, Any]:
 
 
 def _start(template: ChatTemplate, dialect: ModelDialect, asked: str, whole: str) -> int:
-    """Where the answer begins: behind the prompt, or where the two texts part."""
+    """Where the answer begins: after the prompt, or where the two texts differ."""
     start = len(common_prefix(asked, whole))
     opening = template.opening(ChatPrompt(messages=(QUESTION,), tools=TOOLS), asked)
     header = asked[: len(asked) - len(opening)]
@@ -138,7 +138,7 @@ def _start(template: ChatTemplate, dialect: ModelDialect, asked: str, whole: str
     # the prompt may open a thought that the template leaves out of a past answer
     if start < len(asked) and whole.startswith(header):
         start = len(header)
-    if whole[:start].endswith("<|"):  # another message follows in the prompt only
+    if whole[:start].endswith("<|"):  # only the prompt has another message here
         start = whole.index(">", start) + 1
     return start
 
@@ -148,7 +148,7 @@ def _from_prompt(dialect: ModelDialect, asked: str, prompt: str, said: str) -> W
     if thought is None:
         return WrittenAnswer(prompt=prompt, text=said, in_reasoning=False)
     start, end = thought.start.strip(), thought.end.strip()
-    if said.startswith(end) and asked.rstrip().endswith(end):  # the prompt has ended it already
+    if said.startswith(end) and asked.rstrip().endswith(end):  # the prompt contains the end already
         return WrittenAnswer(prompt=asked, text=said.removeprefix(end), in_reasoning=False)
     opened = said.startswith(end) and opens_thought(asked[len(prompt) - 1 :], dialect)
     return WrittenAnswer(
@@ -181,11 +181,11 @@ def grammar_of(
 
 
 def refusal(tokenizer: Tokenizer, dialect: ModelDialect, grammar: str, text: str) -> str:
-    """Why a model that writes this text, token by token, is stopped before the end of its turn;
-    empty if it is not.
+    """Why the grammar refuses a token of this text before the end of the turn; empty if it does
+    not.
 
-    The matcher is the worker's, over the model's own tokens. A turn ends with the first token that
-    ends one, or, if the template writes none, with the text.
+    Uses the worker's matcher with the model's own tokens. A turn ends at the first end token, or at
+    the end of the text if the template writes none.
     """
     vocab_size = tokenizer.backend.get_vocab_size(with_added_tokens=True)
     own_ends = turn_end_token_ids(dialect, tokenizer)

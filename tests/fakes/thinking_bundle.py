@@ -37,7 +37,7 @@ TEMPLATE = """
 
 
 def bundle_of(template: str = TEMPLATE, *, backend: Backend | None = None) -> TokenizerBundle:
-    """backend: a tokenizer with the tokens of the template; by default a toy."""
+    """backend: a tokenizer with the template's tokens; by default a toy tokenizer."""
     tokenizer = Tokenizer(
         backend or toy_tokenizers.byte_level(), config={"eos_token": "<|im_end|>"}
     )

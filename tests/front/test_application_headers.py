@@ -1,4 +1,4 @@
-"""Headers that every response has, whoever answers."""
+"""Headers that every response has, whichever component sends it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_browsers_are_told_not_to_guess_the_type(
     assert response.headers.get_list("x-content-type-options") == ["nosniff"]
 
 
-async def test_so_are_those_without_a_key() -> None:
+async def test_browsers_are_told_so_without_a_key() -> None:
     async with client_of(ScriptedGateway(), server=ServerSettings(api_key="k")) as client:
         response = await client.post(CHAT, json=BODY)
     assert (response.status_code, response.headers["x-content-type-options"]) == (401, "nosniff")
@@ -65,7 +65,7 @@ async def test_so_are_those_without_a_key() -> None:
 @pytest.mark.parametrize(
     "sent", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nx: " + b"y" * (1 << 17) + b"\r\n\r\n"]
 )
-async def test_so_are_those_whose_request_is_no_http(sent: bytes) -> None:
+async def test_browsers_are_told_so_if_the_request_is_not_http(sent: bytes) -> None:
     async with served(ScriptedGateway()) as url:
         host, port = url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))

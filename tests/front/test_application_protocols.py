@@ -314,7 +314,7 @@ def in_protocols(steps: tuple[str, ...], seal: Any) -> dict[str, dict[str, Any]]
 
 
 @pytest.mark.parametrize("case", DISORDER)
-async def test_results_stand_under_their_calls_whatever_the_protocol(case: str) -> None:
+async def test_results_follow_their_calls_in_every_protocol(case: str) -> None:
     gateway = ScriptedGateway()
     services = scripted_services(gateway, directory=directory_of())
     expected: dict[str, GenerationRequest] = {}
@@ -360,7 +360,7 @@ SAID_BY_CLIENTS = (
 
 
 def with_text(value: Any, text: str) -> Any:
-    """The body of a request with a text behind all that a client says in it."""
+    """The body of a request, with a text appended to every string that the client writes."""
     if isinstance(value, str):
         for said in SAID_BY_CLIENTS:
             value = value.replace(said, f"{said} {text}")

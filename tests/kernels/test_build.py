@@ -83,7 +83,7 @@ def temporary(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return tmp_path / f"holdfast-kernels-{os.getuid()}"
 
 
-def test_without_a_writable_home_it_is_kept_in_the_folder_for_temporary_files(
+def test_without_a_writable_home_a_kernel_is_kept_in_the_temporary_folder(
     temporary: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert NAME in build.uncompiled()
@@ -99,7 +99,7 @@ def test_without_a_writable_home_it_is_kept_in_the_folder_for_temporary_files(
 
 
 @pytest.mark.parametrize("how", ["writable by others", "a link"])
-def test_a_folder_for_temporary_files_that_others_may_have_made_is_not_trusted(
+def test_a_temporary_folder_that_others_may_have_created_is_not_trusted(
     how: str, temporary: Path, tmp_path: Path
 ) -> None:
     if how == "a link":
@@ -113,7 +113,7 @@ def test_a_folder_for_temporary_files_that_others_may_have_made_is_not_trusted(
     assert str(temporary) in kernel.reason
 
 
-def test_a_line_says_that_a_kernel_is_compiled(
+def test_the_log_says_that_a_kernel_is_being_compiled(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO"):

@@ -161,8 +161,8 @@ products.use(products.Blas(gemm, gemm, gemm, get, put, False), threads=3, most_r
 
 
 @pytest.mark.parametrize(("rows", "outputs"), [(80, 3000), (3000, 80), (700, 600), (40, 40)])
-def test_each_product_of_a_blas_is_on_one_thread(rows: int, outputs: int) -> None:
-    """Threads of a BLAS wait for each other by yielding, which takes the processor from them."""
+def test_a_blas_computes_each_product_on_one_thread(rows: int, outputs: int) -> None:
+    """BLAS threads wait for each other by yielding, which wastes processor time."""
     code = (
         f"{RECORDING_BLAS}\nothers_work.set(); finished.set()\n"
         f"products.linear(np.zeros(({rows}, 96), np.float32), np.zeros(({outputs}, 96), np.float32))\n"
@@ -185,7 +185,7 @@ def test_a_thread_that_waits_for_others_sleeps() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_products_that_are_cut_are_right(threads: int) -> None:
+def test_split_products_are_correct(threads: int) -> None:
     code = (
         "import numpy as np\n"
         "from holdfast.machine.blas import prepare_blas\n"

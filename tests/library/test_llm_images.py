@@ -75,7 +75,7 @@ def test_what_cannot_be_used_is_said(
 
 
 @pytest.mark.parametrize("part", [{"path": "no.png"}, {"data": CAT[:90]}, {}])
-def test_an_earlier_image_that_cannot_be_used_is_a_note(llm: LLM, part: dict[str, Any]) -> None:
+def test_an_unusable_earlier_image_becomes_a_note(llm: LLM, part: dict[str, Any]) -> None:
     answer = {"role": "assistant", "content": "hm"}
     noted = llm.chat([user({"type": "image", **part}), answer, user()], **OPTIONS)
     note = {"type": "text", "text": "[image left out: it cannot be read]"}

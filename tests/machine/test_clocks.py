@@ -1,4 +1,4 @@
-"""Deadlines count the time in which the process runs; ages, a clock that is believed."""
+"""Deadlines count only the time in which the process runs; ages use a clock that must be trusted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from holdfast.machine import clocks
 from holdfast.machine.clocks import (
     MOST_TICK_SECONDS,
-    SECOND_LOOK_SECONDS,
+    RECHECK_SECONDS,
     AwakeClock,
     RetentionClock,
     awake_timeout,
@@ -19,7 +19,7 @@ from holdfast.machine.clocks import (
 DAY = 86400.0
 
 
-class Hand:
+class ManualClock:
     """A clock that is moved by hand."""
 
     def __init__(self, now: float = 1000.0) -> None:
@@ -30,7 +30,7 @@ class Hand:
 
 
 async def test_time_asleep_counts_as_a_few_seconds(caplog: pytest.LogCaptureFixture) -> None:
-    hand = Hand()
+    hand = ManualClock()
     clock = AwakeClock(clock=hand)
     began = clock.time()
     hand.now += 3
@@ -46,7 +46,7 @@ async def test_time_asleep_counts_as_a_few_seconds(caplog: pytest.LogCaptureFixt
 
 async def test_a_timer_that_is_due_after_a_sleep_waits_for_the_rest_of_its_time() -> None:
     """The event loop's clock counts the sleep, as it does on macOS."""
-    hand = Hand()
+    hand = ManualClock()
     clock = AwakeClock(clock=hand)
     called: list[float] = []
     timer = clock.call_later(0.02, lambda: called.append(clock.time()))
@@ -63,7 +63,7 @@ async def test_a_timer_that_is_due_after_a_sleep_waits_for_the_rest_of_its_time(
     late.cancel()
 
 
-async def test_a_timeout_is_one_of_asyncio_but_for_the_clock(
+async def test_the_awake_timeout_behaves_like_asyncios(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(TimeoutError):
@@ -81,48 +81,48 @@ async def test_a_timeout_is_one_of_asyncio_but_for_the_clock(
     assert clocks.awake_clock() is clocks.awake_clock()
 
 
-def test_a_clock_that_jumps_ahead_is_believed_after_a_second_look_an_hour_later(
+def test_a_clock_that_jumps_ahead_is_trusted_only_after_an_hour(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    wall, steady = Hand(50 * DAY), Hand(0.0)
+    wall, steady = ManualClock(50 * DAY), ManualClock(0.0)
     clock = RetentionClock(wall=wall, steady=steady)
     assert clock() == 50 * DAY
     wall.now += 400 * DAY
     steady.now += 10
     assert clock() == 50 * DAY + 10
-    steady.now += SECOND_LOOK_SECONDS - 1
-    wall.now += SECOND_LOOK_SECONDS - 1
-    assert clock() == pytest.approx(50 * DAY + SECOND_LOOK_SECONDS + 9)
+    steady.now += RECHECK_SECONDS - 1
+    wall.now += RECHECK_SECONDS - 1
+    assert clock() == pytest.approx(50 * DAY + RECHECK_SECONDS + 9)
     steady.now += 2
     assert clock() == wall.now
     assert len(caplog.records) == 1
     assert "400 days ahead" in caplog.records[0].getMessage()
 
 
-def test_a_clock_that_is_set_right_again_costs_nothing() -> None:
-    wall, steady = Hand(50 * DAY), Hand(0.0)
+def test_a_clock_that_is_corrected_in_time_has_no_effect() -> None:
+    wall, steady = ManualClock(50 * DAY), ManualClock(0.0)
     clock = RetentionClock(wall=wall, steady=steady)
     clock()
     for _ in range(5):
         wall.now += 400 * DAY
         assert clock() < 51 * DAY
         wall.now -= 400 * DAY
-        steady.now += SECOND_LOOK_SECONDS
-        wall.now += SECOND_LOOK_SECONDS
+        steady.now += RECHECK_SECONDS
+        wall.now += RECHECK_SECONDS
         assert clock() == wall.now
 
 
-def test_records_of_an_earlier_process_tell_how_late_it_was(
+def test_the_clock_is_checked_against_records_of_an_earlier_process(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    wall, steady = Hand(50 * DAY), Hand(0.0)
+    wall, steady = ManualClock(50 * DAY), ManualClock(0.0)
     clock = RetentionClock(wall=wall, steady=steady)
     clock.start_from(49.5 * DAY)
     assert clock() == 50 * DAY
     clock = RetentionClock(wall=wall, steady=steady)
     clock.start_from(40 * DAY)
     assert clock() == 40 * DAY
-    steady.now += SECOND_LOOK_SECONDS
+    steady.now += RECHECK_SECONDS
     assert clock() == 50 * DAY
     assert not caplog.records, "a server that was off for days is nothing to warn of"
 
@@ -130,13 +130,13 @@ def test_records_of_an_earlier_process_tell_how_late_it_was(
 @pytest.mark.parametrize(
     ("seconds", "text"), [(61, "1 min"), (7000, "117 min"), (7200, "2 h"), (3 * DAY, "3 days")]
 )
-def test_durations_are_told_in_words(seconds: float, text: str) -> None:
+def test_durations_are_shown_in_words(seconds: float, text: str) -> None:
     assert clocks._duration_text(seconds) == text
     assert logging.getLogger("holdfast") is clocks.logger
 
 
 def test_records_that_are_found_later_count_as_well() -> None:
-    wall, steady = Hand(50 * DAY), Hand(0.0)
+    wall, steady = ManualClock(50 * DAY), ManualClock(0.0)
     clock = RetentionClock(wall=wall, steady=steady)
     assert clock() == 50 * DAY
     clock.start_from(40 * DAY)

@@ -288,8 +288,8 @@ def test_weights_may_use_the_available_memory_or_the_working_set() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
-def test_large_blocks_that_are_freed_are_given_back() -> None:
-    """A small block above them keeps glibc from doing that by itself."""
+def test_freed_large_blocks_are_returned_to_the_system() -> None:
+    """A small block above each of them keeps glibc from doing so by itself."""
     program = """
 import psutil
 from holdfast.machine.device_memory import return_large_blocks

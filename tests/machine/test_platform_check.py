@@ -15,7 +15,7 @@ from tools.machine_check import Sizes
 def test_a_part_that_fails_is_a_finding_and_the_next_part_runs() -> None:
     sizes = Sizes(quick=True)
     sizes.stream_tokens = -1
-    ((what, figures),) = machine_check._whatever_happens(machine_check._streams, sizes)
+    ((what, figures),) = machine_check._reporting_errors(machine_check._streams, sizes)
     assert what == "streams"
     assert figures.startswith("failed: ValueError: ")
 
@@ -41,12 +41,12 @@ def test_no_part_takes_more_memory_than_a_third_of_what_there_is() -> None:
 
 
 @pytest.mark.parametrize("error", [TypeError("no such field"), KeyError("x"), MemoryError()])
-def test_whatever_a_part_raises_is_a_finding(error: Exception) -> None:
+def test_any_error_of_a_check_is_reported(error: Exception) -> None:
     def _part(sizes: Sizes) -> Iterator[tuple[str, str]]:
         yield "before", "1 ms"
         raise error
 
-    found = list(machine_check._whatever_happens(_part, Sizes(quick=True)))
+    found = list(machine_check._reporting_errors(_part, Sizes(quick=True)))
     assert found[0] == ("before", "1 ms")
     assert found[1][0] == "part"
     assert found[1][1].startswith(f"failed: {type(error).__name__}: ")

@@ -36,7 +36,7 @@ def test_a_process_that_runs_makes_progress_and_a_stopped_one_makes_none() -> No
         process.wait()
 
 
-def test_a_process_that_is_gone_has_done_nothing() -> None:
+def test_a_process_that_is_gone_has_no_progress() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     assert progress_of(process.pid).processor_seconds == 0.0
@@ -52,7 +52,7 @@ def test_this_process_has_run() -> None:
     assert own_queue_times().ran_seconds >= before.ran_seconds + 0.04
 
 
-def test_a_system_without_these_times_says_nothing(tmp_path: Path) -> None:
+def test_a_system_without_queue_times_reports_zeros(tmp_path: Path) -> None:
     assert own_queue_times(tmp_path / "missing") == QueueTimes()
     (tmp_path / "12").mkdir()
     assert own_queue_times(tmp_path) == QueueTimes()
@@ -68,7 +68,7 @@ def test_a_system_without_these_times_says_nothing(tmp_path: Path) -> None:
         (0.001, 0.5, 1.0),  # a trace of other threads; the one that matters does not want to run
     ],
 )
-def test_the_share_of_a_core_is_what_a_process_got_of_what_it_wanted(
+def test_the_share_of_a_core_is_time_run_over_time_wanted(
     ran: float, waited: float, share: float
 ) -> None:
     before = QueueTimes(10.0, 20.0)
@@ -76,5 +76,5 @@ def test_the_share_of_a_core_is_what_a_process_got_of_what_it_wanted(
     assert share_of_core(before, now, elapsed_seconds=1.0) == pytest.approx(share)
 
 
-def test_threads_that_have_ended_make_no_negative_time() -> None:
+def test_ended_threads_do_not_cause_negative_times() -> None:
     assert share_of_core(QueueTimes(9.0, 9.0), QueueTimes(1.0, 1.0), elapsed_seconds=1.0) == 1.0

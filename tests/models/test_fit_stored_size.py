@@ -91,7 +91,7 @@ def test_a_missing_model_is_explained(hub: HubState) -> None:
         size_on_hub(SOURCE)
 
 
-def test_weights_in_the_format_of_another_tool_count_one_by_one(tmp_path: Path) -> None:
+def test_weights_in_another_tools_format_are_counted_unpacked(tmp_path: Path) -> None:
     plain = write_tiny(tmp_path / "plain", "llama")
     parameters_of_plain = size_of_folder(plain).parameters
     folder = write_tiny(tmp_path / "awq", "llama")
@@ -119,7 +119,7 @@ def quantized_with_awq(folder: Path) -> None:
         (fp8_tensor(), "hf_quant_config.json", r"quantized as ModelOpt \(FP8\)"),
     ],
 )
-def test_weights_that_cannot_be_read_are_told_before_a_download(
+def test_unreadable_weights_are_reported_before_a_download(
     hub: HubState, quantize: Quantize, file: str, said: str
 ) -> None:
     weights = {"model.layers.0.self_attn.q_proj.weight": np.ones((32, 32), np.float32)}

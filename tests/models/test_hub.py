@@ -1,5 +1,5 @@
-"""What a mirror of the Hub answers cannot write files outside the cache, or end in a traceback; and
-a Hub that is silent does not delay a model that is in the cache.
+"""Answers of a Hub mirror can neither write files outside the cache nor cause a traceback, and a
+silent Hub does not delay a cached model.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def fetch() -> Path:
 
 
 def refusal(tmp_path: Path) -> str:
-    """What is said about the answers; nothing is written beside the cache."""
+    """The error message for the answers. Checks that nothing is written outside the cache."""
     with pytest.raises(ModelLoadError) as caught:
         fetch()
     assert os.listdir(tmp_path) in ([], ["home"])
@@ -83,7 +83,7 @@ def test_a_header_that_names_a_file_outside_the_cache_is_refused(
 
 
 @pytest.mark.parametrize("name", [*OUTSIDE, "", None, 7, [], "main", "a" * 39, "\0" * 40])
-def test_a_commit_that_is_none_is_refused(hub: HubState, tmp_path: Path, name: object) -> None:
+def test_an_invalid_commit_is_refused(hub: HubState, tmp_path: Path, name: object) -> None:
     hub.info = {"sha": name}
     said = refusal(tmp_path)
     assert "is refused" in said or "names no commit" in said
@@ -131,7 +131,9 @@ def test_a_file_outside_the_model_is_refused(hub: HubState, tmp_path: Path, path
         "config.json",
     ],
 )
-def test_an_entry_that_is_none_is_one_line(hub: HubState, tmp_path: Path, entry: Any) -> None:
+def test_an_invalid_entry_is_reported_in_one_line(
+    hub: HubState, tmp_path: Path, entry: Any
+) -> None:
     hub.tree = [entry]
     refusal(tmp_path)
 
@@ -140,7 +142,7 @@ def test_an_entry_that_is_none_is_one_line(hub: HubState, tmp_path: Path, entry:
     "info",
     [{"id": None}, {"id": 7}, {"siblings": 7}, {"siblings": [7]}, {"siblings": [{}]}, {"tags": 7}],
 )
-def test_a_description_that_lacks_something_is_one_line_or_enough(
+def test_an_incomplete_description_suffices_or_is_reported_in_one_line(
     hub: HubState, tmp_path: Path, info: dict[str, object]
 ) -> None:
     hub.info = info
@@ -152,7 +154,7 @@ def test_a_description_that_lacks_something_is_one_line_or_enough(
 
 
 @pytest.mark.parametrize("content", [[[]], {"a": 1}, "text", 7])
-def test_a_list_of_files_that_is_none_is_one_line(
+def test_an_invalid_list_of_files_is_reported_in_one_line(
     hub: HubState, tmp_path: Path, content: object
 ) -> None:
     hub.tree = content
@@ -198,7 +200,7 @@ def test_info_checks_answers_too(hub: HubState, name: str) -> None:
 @pytest.mark.parametrize(
     "revision", ["..", "../x", "a/../../x", "/x", "a//b", "refs/../../x", "a/"]
 )
-def test_a_revision_outside_the_cache_is_none(revision: str) -> None:
+def test_a_revision_that_leads_outside_the_cache_is_refused(revision: str) -> None:
     assert hub_source(f"coast/kelp@{revision}") is None
     with pytest.raises(ModelLoadError, match="is not a branch, tag or commit"):
         hub_source("coast/kelp", revision=revision)
@@ -210,7 +212,7 @@ def test_a_revision_outside_the_cache_is_none(revision: str) -> None:
 
 @contextlib.contextmanager
 def silent_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    """Takes connections, and never answers."""
+    """Accepts connections, and never answers."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -241,14 +243,14 @@ def test_a_silent_hub_is_asked_once_about_a_model_in_the_cache(
     assert "is used as it is in the cache: no answer within" in caplog.text
 
 
-def test_no_question_waits_for_ever(hub: HubState) -> None:
+def test_no_request_waits_forever(hub: HubState) -> None:
     fetch()
     timeout = get_session().timeout
     assert None not in (timeout.connect, timeout.read, timeout.write, timeout.pool)
 
 
 def _never() -> None:
-    raise AssertionError("the Hub was waited for")
+    raise AssertionError("the Hub was asked")
 
 
 def test_a_commit_in_the_cache_needs_no_hub(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +261,7 @@ def test_a_commit_in_the_cache_needs_no_hub(hub: HubState, monkeypatch: pytest.M
     assert hub.requests == []
 
 
-def test_a_model_that_is_the_newest_costs_one_question(hub: HubState) -> None:
+def test_an_up_to_date_model_costs_one_request(hub: HubState) -> None:
     fetch()
     hub.requests.clear()
     fetch()
@@ -289,7 +291,7 @@ def test_a_newer_model_that_cannot_be_fetched_does_not_hinder_the_one_in_the_cac
     assert (fetch() / "generation_config.json").exists()
 
 
-def test_a_damaged_model_in_the_cache_is_not_the_cached_one(hub: HubState) -> None:
+def test_a_damaged_model_in_the_cache_is_not_used(hub: HubState) -> None:
     there = fetch()
     (there / FILE).resolve().unlink()  # its link dangles
     assert (fetch() / FILE).read_bytes() == WEIGHTS

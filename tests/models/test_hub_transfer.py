@@ -1,4 +1,4 @@
-"""An interrupted download continues where it ended, and leaves nothing behind."""
+"""An interrupted download resumes where it stopped, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ETAG = hashlib.sha256(WEIGHTS).hexdigest()
 FILE = "model.safetensors"
 
 
-class Enough(Exception):
+class PullStopped(Exception):
     """Raised to stop a pull."""
 
 
@@ -76,9 +76,9 @@ def interrupted(hub: HubState, *, after: int) -> None:
 
     def stop(stage: str, done: int, total: int) -> None:
         if done > after:
-            raise Enough
+            raise PullStopped
 
-    with pytest.raises(Enough):
+    with pytest.raises(PullStopped):
         pull_model(SOURCE, on_step=stop)
     hub.requests.clear()
 
@@ -90,19 +90,19 @@ def test_a_broken_connection_loses_no_byte_that_has_arrived(hub: HubState, reset
     steps = pulled()
     first, second = ranges(hub)
     assert first == 0
-    # of a connection that is reset, the system may drop what was not read yet
+    # when a connection is reset, the system may drop unread data
     assert 0 < second <= 350_000 if resets else second == 350_000
     assert steps == sorted(steps)
 
 
-def test_connections_that_break_off_again_and_again_are_enough(hub: HubState) -> None:
+def test_a_download_survives_repeatedly_broken_connections(hub: HubState) -> None:
     hub.cuts_each_after = 100_000
     steps = pulled()
     assert ranges(hub) == [*range(0, len(WEIGHTS), 100_000)]
     assert steps == sorted(steps)
 
 
-def test_a_hub_that_sends_nothing_more_is_given_up(hub: HubState, repository: Path) -> None:
+def test_a_download_fails_if_the_hub_stops_sending(hub: HubState, repository: Path) -> None:
     hub.cut_after_bytes[FILE] = 350_000
     interrupted(hub, after=349_000)
     hub.repositories[MODEL][FILE] = WEIGHTS
@@ -117,7 +117,7 @@ def test_a_hub_that_sends_nothing_more_is_given_up(hub: HubState, repository: Pa
     assert partial_files(repository) == []
 
 
-def test_a_stopped_pull_continues_where_it_ended(hub: HubState, repository: Path) -> None:
+def test_a_stopped_pull_resumes_where_it_stopped(hub: HubState, repository: Path) -> None:
     interrupted(hub, after=300_000)
     size = (repository / "blobs" / f"{ETAG}.incomplete").stat().st_size
     assert size > 250_000
@@ -157,7 +157,7 @@ def test_a_partial_file_may_be_complete_or_too_long(
     pulled()
 
 
-def test_what_a_killed_process_left_is_removed_unless_somebody_writes_it(
+def test_partial_files_of_a_killed_process_are_removed_unless_in_use(
     hub: HubState, repository: Path
 ) -> None:
     blobs = repository / "blobs"
@@ -186,15 +186,13 @@ def test_two_pulls_at_once_fetch_each_file_once(hub: HubState, repository: Path)
     assert partial_files(repository) == []
 
 
-def test_an_interrupted_update_leaves_the_model_that_is_there(
-    hub: HubState, repository: Path
-) -> None:
+def test_an_interrupted_update_keeps_the_old_model(hub: HubState, repository: Path) -> None:
     pulled()
     before = (repository / "refs" / "main").read_text()
     newer = hashlib.sha1(b"newer").hexdigest()
     hub.commits[MODEL] = newer
     hub.repositories[MODEL][FILE] = WEIGHTS[:-4] + b"more"
-    with pytest.raises(Enough):
+    with pytest.raises(PullStopped):
         pull_model(SOURCE, on_step=_stop_late)
     assert (repository / "refs" / "main").read_text() == before
     pull_model(SOURCE, on_step=lambda *_: None)
@@ -204,7 +202,7 @@ def test_an_interrupted_update_leaves_the_model_that_is_there(
 
 def _stop_late(stage: str, done: int, total: int) -> None:
     if done > 300_000:
-        raise Enough
+        raise PullStopped
 
 
 def test_a_file_that_was_cut_in_the_cache_is_fetched_again(hub: HubState) -> None:
@@ -216,7 +214,7 @@ def test_a_file_that_was_cut_in_the_cache_is_fetched_again(hub: HubState) -> Non
     assert ranges(hub) == [0]
 
 
-def test_what_is_left_of_a_download_can_be_removed(hub: HubState, repository: Path) -> None:
+def test_the_remains_of_a_download_can_be_removed(hub: HubState, repository: Path) -> None:
     interrupted(hub, after=300_000)
     assert list(interrupted_downloads(repository.parent)) == [MODEL]
     removal = removal_of(MODEL, repository.parent)

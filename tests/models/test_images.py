@@ -34,7 +34,7 @@ def test_a_broken_image_is_refused_with_a_reason(kind: str, tmp_path: Path) -> N
         open_image(path, max_pixels=1_000_000)
 
 
-def test_an_image_that_a_smaller_one_could_replace_is_refused_as_too_large(tmp_path: Path) -> None:
+def test_an_image_that_shrinking_would_fix_is_refused_as_too_large(tmp_path: Path) -> None:
     too_large = {"wide bomb", "PNG bomb", "slightly too large", "BMP that claims to be huge"}
     too_large |= {"negative size"}  # read as a huge positive one
     for kind, (data, _) in BROKEN.items():

@@ -1,7 +1,7 @@
-"""Weights in forms that would not be read rightly are refused by the name of their form.
+"""Weights in formats that would be read wrongly are refused, with the name of the format.
 
-`REFUSED` has what tools write, and what is left when a part is lost. The forms that are accepted are
-compared with plain weights in tests/worker/engine/test_load_foreign_weights.py.
+`REFUSED` contains what tools write, also with parts missing. The accepted formats are compared with
+plain weights in tests/worker/engine/test_load_foreign_weights.py.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def compressed(form: str, bits: int = 4, group_size: int = 32, **weights: Any) -
 
 
 def as_it_is(**parts: Stored) -> Quantize:
-    """Weights that are replaced by other tensors, whatever they stand for."""
+    """Replaces each weight by these tensors."""
     return lambda weight: (dict(parts), weight)
 
 
 def with_zero_points(quantize: Quantize) -> Quantize:
-    """The same with a tensor of zero points."""
+    """The same quantization, with an additional tensor of zero points."""
 
     def changed(weight: Array) -> tuple[dict[str, Stored], Array]:
         parts, plain = quantize(weight)
@@ -54,7 +54,7 @@ def with_zero_points(quantize: Quantize) -> Quantize:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A form of weights, where it is named, and the name with which it is refused."""
+    """A format of weights, where it is declared, and the name in its refusal."""
 
     name: str
     quantize: Quantize
@@ -212,9 +212,7 @@ def refusal(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("each", REFUSED, ids=lambda each: each.name)
-def test_a_form_that_is_not_read_is_refused_by_name_with_a_way_out(
-    tmp_path: Path, each: Case
-) -> None:
+def test_an_unsupported_format_is_refused_by_name_with_a_remedy(tmp_path: Path, each: Case) -> None:
     foreign, _ = replaced(plain_tensors(), each.quantize, is_quantized=is_linear)
     folder = write(tmp_path, foreign, **each.config)
     for name, content in each.files.items():
@@ -228,7 +226,7 @@ def test_a_form_that_is_not_read_is_refused_by_name_with_a_way_out(
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["all", "one of two"])
 @pytest.mark.parametrize("quantize", [forms.bare_fp8, forms.bare("I8", np.int8)])
-def test_one_such_weight_is_enough(tmp_path: Path, quantize: Quantize, mixed: bool) -> None:
+def test_one_unsupported_weight_is_enough(tmp_path: Path, quantize: Quantize, mixed: bool) -> None:
     def chosen(name: str) -> bool:
         return is_linear(name) and (not mixed or name.startswith(LAYER))
 
@@ -240,7 +238,7 @@ def test_one_such_weight_is_enough(tmp_path: Path, quantize: Quantize, mixed: bo
 @pytest.mark.parametrize(
     "method", [None, {"quant_method": "bitsandbytes", "load_in_4bit": True}, FP8_BLOCKS]
 )
-def test_plain_weights_are_accepted_whatever_is_meant_to_happen_at_load(
+def test_plain_weights_are_accepted_even_if_quantization_at_load_is_declared(
     tmp_path: Path, dtype: str, method: dict[str, Any] | None
 ) -> None:
     tensors = {name: stored(array, dtype) for name, array in plain_tensors().items()}
@@ -249,7 +247,7 @@ def test_plain_weights_are_accepted_whatever_is_meant_to_happen_at_load(
 
 
 @pytest.mark.parametrize("method", [AWQ, GPTQ, NVFP4])
-def test_plain_weights_that_are_said_to_be_packed_are_refused(
+def test_plain_weights_that_are_declared_as_packed_are_refused(
     tmp_path: Path, method: dict[str, Any]
 ) -> None:
     tensors = {name: stored(array) for name, array in plain_tensors().items()}
@@ -257,7 +255,7 @@ def test_plain_weights_that_are_said_to_be_packed_are_refused(
     assert "but they are not; remove `quantization_config`" in said
 
 
-def test_buffers_of_integers_are_not_taken_for_weights(tmp_path: Path) -> None:
+def test_integer_buffers_are_not_taken_for_weights(tmp_path: Path) -> None:
     tensors = {name: stored(array) for name, array in plain_tensors().items()}
     tensors |= {
         "model.position_ids": ("I64", np.zeros((1, 8), np.int64)),
@@ -351,7 +349,7 @@ def test_mlxs_format_beside_another_one_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SETTINGS_FILES)
-def test_a_damaged_file_of_settings_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_damaged_settings_file_is_refused(tmp_path: Path, name: str) -> None:
     write_bare_model(tmp_path)
     (tmp_path / name).write_text("[" * 100_000)
     assert f"{name} is not valid JSON" in refusal(tmp_path)

@@ -1,7 +1,7 @@
-"""Every feature in every condition in which people run a server: the answers are those of a server
-that is alone on an idle machine, without a key.
+"""Every feature under every condition: the answers must equal those of a server without keys on an
+idle machine.
 
-A row of FEATURES or of CONDITIONS is one line; each pair is a test.
+Each pair of a feature in FEATURES and a condition in CONDITIONS is a test.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ KEY = "the key of alice"
 HOST = "box.example"
 
 
-class Place:
-    """A server of the models of the matrix, which can be restarted."""
+class MatrixServer:
+    """A server with the models of the matrix; it can be restarted."""
 
     def __init__(
         self, root: Path, name: str, models: Path, *arguments: str, **environ: str
@@ -47,7 +47,7 @@ class Place:
         return server
 
     def restart(self) -> None:
-        """End the server in order, and start it anew on its port."""
+        """Stop the server cleanly, and start it again on its port."""
         self.stop()
         self.server = self._started(int(self.server.url.rpartition(":")[2]))
 
@@ -69,8 +69,8 @@ def written_models(folder: Path) -> Path:
     return file
 
 
-class Places:
-    """The servers of the matrix, each started when the first test asks for it."""
+class MatrixServers:
+    """The servers of the matrix, each started on first use."""
 
     def __init__(self, root: Path, stack: contextlib.ExitStack) -> None:
         self._root = root
@@ -81,19 +81,19 @@ class Places:
     def models(self) -> Path:
         return written_models(self._root / "models")
 
-    def _place(self, name: str, *arguments: str, **environ: str) -> Place:
-        place = Place(self._root, name, self.models, *arguments, **environ)
+    def _place(self, name: str, *arguments: str, **environ: str) -> MatrixServer:
+        place = MatrixServer(self._root, name, self.models, *arguments, **environ)
         self._stack.callback(place.stop)
         return place
 
     @cached_property
-    def open(self) -> Place:
+    def open(self) -> MatrixServer:
         """Without keys."""
         return self._place("open")
 
     @cached_property
-    def keyed(self) -> Place:
-        """With named keys, for other hosts."""
+    def keyed(self) -> MatrixServer:
+        """With named keys, reachable from other hosts."""
         keys = self._root / "keys.json"
         alice = named_key("alice", KEY, is_admin=False, priority="interactive", max_requests=None)
         write_keys(keys, [alice])
@@ -108,19 +108,19 @@ class Places:
         )
 
     @cached_property
-    def slow(self) -> Place:
+    def slow(self) -> MatrixServer:
         """With a store on a slow disk."""
         return self._place("slow", **slow_disk(self._root / "slow"))
 
     @cached_property
-    def homeless(self) -> Place:
+    def homeless(self) -> MatrixServer:
         """In a home folder that cannot be written."""
         environ = self._stack.enter_context(read_only_home(self._root / "home"))
         return self._place("homeless", **environ)
 
     @cached_property
     def proxy(self) -> str:
-        """The URL of a proxy before the server without keys."""
+        """The URL of a proxy in front of the server without keys."""
         return self._stack.enter_context(proxy_before(self.open.server.url))
 
     def expected(self, feature: str) -> Any:
@@ -130,8 +130,8 @@ class Places:
         return self._expected[feature]
 
 
-def _other_host(places: Places) -> Caller:
-    """By another name than the machine's own, from an address that is not loopback if there is one."""
+def _other_host(places: MatrixServers) -> Caller:
+    """By a name other than the machine's own, from a non-loopback address if there is one."""
     port = places.keyed.server.url.rpartition(":")[2]
     try:
         address = socket.gethostbyname(socket.gethostname())
@@ -143,14 +143,14 @@ def _other_host(places: Places) -> Caller:
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """Which server is asked, how, and what else happens meanwhile."""
+    """Which server to use, how, and what else happens meanwhile."""
 
-    caller: Callable[[Places], Caller]
+    caller: Callable[[MatrixServers], Caller]
     meanwhile: Callable[[], AbstractContextManager[None]] = field(default=contextlib.nullcontext)
-    place: str = "open"  # of Places
+    place: str = "open"  # of MatrixServers
 
 
-def _plain(places: Places) -> Caller:
+def _plain(places: MatrixServers) -> Caller:
     return Caller(url=places.open.server.url)
 
 
@@ -180,15 +180,15 @@ CONDITIONS = {
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Places]:
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MatrixServers]:
     with contextlib.ExitStack() as stack:
-        yield Places(tmp_path_factory.mktemp("conditions"), stack)
+        yield MatrixServers(tmp_path_factory.mktemp("conditions"), stack)
 
 
 @pytest.mark.parametrize("feature", FEATURES)
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_a_feature_works_as_if_there_were_nothing_else(
-    places: Places, condition: str, feature: str
+def test_a_feature_works_in_every_condition(
+    places: MatrixServers, condition: str, feature: str
 ) -> None:
     expected = places.expected(feature)
     asked = CONDITIONS[condition]
@@ -197,13 +197,13 @@ def test_a_feature_works_as_if_there_were_nothing_else(
         assert FEATURES[feature](caller) == expected
 
 
-def test_streams_are_what_whole_answers_are(places: Places) -> None:
+def test_streams_equal_whole_answers(places: MatrixServers) -> None:
     assert places.expected("streams") == places.expected("chat")
 
 
 @pytest.mark.parametrize("name", ["open", "keyed", "slow", "homeless"])
-def test_a_restart_loses_nothing_in_any_condition(places: Places, name: str) -> None:
-    place: Place = getattr(places, name)
+def test_a_restart_loses_nothing_in_any_condition(places: MatrixServers, name: str) -> None:
+    place: MatrixServer = getattr(places, name)
     callers = [
         condition.caller(places) for condition in CONDITIONS.values() if condition.place == name
     ]

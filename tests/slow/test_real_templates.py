@@ -27,7 +27,7 @@ from holdfast.wire.requests import CacheBreakpoint, ChatPrompt
 from tests.fakes.agent_turns import QUESTION, spoken, turn
 from tests.fakes.client_places import controls_of, wrong_places
 from tests.fakes.family_templates import tokenizer_for
-from tests.fakes.results_in_disorder import SAME, text_of
+from tests.fakes.mismatched_results import SAME, text_of
 from tests.fakes.template_answers import CHOICES, grammar_of, pairs, refusal, written
 
 PACKAGE = "llama-cpp-python==0.3.36"
@@ -45,7 +45,7 @@ WITHOUT_TOOLS = {
     "llama-cpp-rwkv-world",
     "microsoft-Phi-3.5-mini-instruct",
 }
-# What they write of the past is not what they had asked for.
+# What they render for past answers differs from what they ask for.
 READ_AGAIN = {
     # an answer has a header of its own when it is asked for, and none in the past
     "Apertus-8B-Instruct",
@@ -62,7 +62,7 @@ ONE_CALL_AT_A_TIME = {
     "meta-llama-Llama-3.3-70B-Instruct",
 }
 
-# What ends an answer and a call, where it is not <|im_end|>.
+# The end tokens of an answer and of a call, unless it is <|im_end|>.
 TURN_ENDS = {
     "Apertus-8B-Instruct": {"<|assistant_end|>", "<|tools_suffix|>"},
     "Apriel-1.6-15b-Thinker-fixed": {"<|end|>"},
@@ -107,7 +107,7 @@ TURN_ENDS = {
     "unsloth-Apriel-1.5": {"<|end|>"},
     "upstage-Solar-Open-100B": {"<|calls|>"},
 }
-# They end an answer unless more of it follows: they also end a thought, or stand before a call.
+# They also end a thought or stand before a call, so they end an answer only if no more follows.
 MESSAGE_ENDS = {
     "GigaChat3-10B-A1.8B": ("<|message_sep|>",),
     "NVIDIA-Nemotron-Nano-v2": ("<SPECIAL_12>",),
@@ -115,7 +115,7 @@ MESSAGE_ENDS = {
 }
 # calls stand in channels whose headers name the tool; no token ends a turn
 NOT_ENFORCED = {"muse-glimmer", "llama-cpp-rwkv-world"}
-# The text stands behind the calls, which end an answer of ours.
+# The text follows the calls, but calls end an answer here.
 TEXT_BEHIND_CALLS = {"google-gemma-4-31B-it-interleaved"}
 
 pytestmark = pytest.mark.slow
@@ -273,7 +273,7 @@ def test_cache_breakpoints_are_found_in_all_of_them(found: dict[str, FoundDialec
         assert all(end in part for end, part in zip(ends, said, strict=False)), (name, said)
 
 
-def test_no_text_of_a_client_becomes_a_control_token_in_any_of_them(
+def test_no_client_text_becomes_a_control_token_in_any_template(
     found: dict[str, FoundDialect],
 ) -> None:
     for name, each in found.items():
@@ -286,7 +286,7 @@ def test_no_text_of_a_client_becomes_a_control_token_in_any_of_them(
 
 
 @pytest.mark.parametrize("case", SAME)
-def test_each_result_stands_under_its_call_in_all_of_them(
+def test_each_result_follows_its_call_in_all_templates(
     found: dict[str, FoundDialect], case: str
 ) -> None:
     sent, expected = SAME[case]
@@ -298,7 +298,7 @@ def test_each_result_stands_under_its_call_in_all_of_them(
         assert all(result in text for result in results), name
 
 
-def test_the_ends_of_turns_are_found_in_all_of_them(found: dict[str, FoundDialect]) -> None:
+def test_the_end_tokens_are_found_in_all_templates(found: dict[str, FoundDialect]) -> None:
     for name, each in found.items():
         assert each.template is not None
         source = each.template.with_tools

@@ -1,5 +1,5 @@
-"""A real trained model, SmolLM2-135M-Instruct, in the conditions of real use: with a key and a salt, on
-a busy machine.
+"""A real trained model, SmolLM2-135M-Instruct, under realistic conditions: with a key and a salt,
+on a busy machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 KEY = "the key of alice"
 CONTEXT_TOKENS = 2048
-# Features of other models; and this one calls no tool unless it must, which the next test asks of it.
+# Features of other models. This one calls a tool only if it is forced to, as in the next test.
 OTHER_MODELS = {"images", "adapters", "tools"}
 ASKED = [{"role": "user", "content": "What is the weather in Oslo?"}]
 TELL = [{"role": "user", "content": "Write a short story about a lighthouse."}]
@@ -102,7 +102,7 @@ def test_a_forced_call_ends_by_itself_in_every_protocol(caller: Caller) -> None:
 
 
 @pytest.mark.parametrize("stop", ["light", "gh", ". The", "\n", "s"])
-def test_what_a_stop_string_cut_off_is_in_no_later_prompt(caller: Caller, stop: str) -> None:
+def test_text_cut_by_a_stop_string_is_in_no_later_prompt(caller: Caller, stop: str) -> None:
     whole = text_of(caller.chat(TELL, max_tokens=100))
     assert stop in whole
     cut = text_of(caller.chat(TELL, max_tokens=100, stop=[stop]))

@@ -269,7 +269,7 @@ TestKeptResponses.settings = hypothesis_settings(
 )
 
 
-def test_a_clock_that_jumps_ahead_deletes_nothing_without_a_second_look(tmp_path: Path) -> None:
+def test_a_clock_that_jumps_ahead_deletes_no_response_at_once(tmp_path: Path) -> None:
     wall, steady = [1e9], [0.0]
     limits = ResponsesSettings(keep_seconds=100.0)
 

@@ -1,5 +1,5 @@
-"""Every operation of a disk that fails with every error, once, for a moment or for long: whatever is
-kept on disk is kept, nobody gets a wrong answer, and when the errors are over, all is as before.
+"""Every disk operation fails with every error, once, briefly or for long: no stored data is lost,
+nobody gets a wrong answer, and after the errors everything works as before.
 
 `python -m tests.store.test_store_faults` prints the table.
 """
@@ -50,11 +50,11 @@ COUNT = 5
 
 @dataclass(frozen=True)
 class Kept:
-    """One kind of thing that is kept on disk.
+    """One kind of stored data.
 
-    use: read everything and write more, as the server does; returns how many of the old things were
-    served, and how many are served after the errors are over, in the same process. check: how many
-    of the old things a new process finds.
+    use: reads everything and writes more, as the server does; returns how many of the old items
+    were served during the errors, and how many afterwards by the same process. check: returns how
+    many of the old items a new process finds.
     """
 
     total: int
@@ -352,9 +352,7 @@ def assert_nothing_is_lost(found: Iterator[Outcome]) -> None:
 
 @pytest.mark.parametrize("operation", ALL_OPERATIONS)
 @pytest.mark.parametrize("name", KINDS)
-def test_no_error_costs_anything_that_is_kept(
-    sound: Path, tmp_path: Path, name: str, operation: str
-) -> None:
+def test_no_error_loses_stored_data(sound: Path, tmp_path: Path, name: str, operation: str) -> None:
     assert_nothing_is_lost(
         outcomes(
             sound,
@@ -370,7 +368,7 @@ def test_no_error_costs_anything_that_is_kept(
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", ALL_OPERATIONS)
 @pytest.mark.parametrize("name", KINDS)
-def test_none_of_all_errors_costs_anything_that_is_kept(
+def test_no_error_of_the_full_list_loses_stored_data(
     sound: Path, tmp_path: Path, name: str, operation: str
 ) -> None:
     assert_nothing_is_lost(outcomes(sound, tmp_path, name=name, operation=operation))
@@ -388,7 +386,7 @@ def test_a_history_that_cannot_be_read_is_not_replaced(tmp_path: Path) -> None:
 
 
 def table() -> None:
-    """Print what happens, with the errors of the same outcome in one row."""
+    """Print the outcomes, with the errors of the same outcome in one row."""
     logging.disable(logging.CRITICAL)
 
     def write(line: str) -> None:

@@ -524,7 +524,7 @@ def _images(loaded: Any, runner: Any) -> str:
     cache = features.FeatureCache(
         None, fingerprint="", ram_bytes=serving.FEATURE_RAM_BYTES, disk_bytes=0
     )
-    # it starts no process: the test has no files
+    # starts no process, because the probe has no image files
     reader = processes.ImageProcess(Path(), lambda: loaded.images.info, images=Path())
     found = probe.examine_images(
         runner, images.WorkerImages(loaded.model, loaded.images, reader=reader, features=cache)

@@ -22,7 +22,7 @@ TICK_SECONDS = 1.0
 MOST_TICK_SECONDS = 5.0
 LEAST_SLEEP_SECONDS = 60.0  # shorter sleeps are not logged
 MOST_AHEAD_SECONDS = 86400.0
-SECOND_LOOK_SECONDS = 3600.0
+RECHECK_SECONDS = 3600.0
 
 logger = logging.getLogger("holdfast")
 
@@ -157,7 +157,7 @@ class RetentionClock:
                     "clock is checked again in an hour",
                     _duration_text(wall - expected),
                 )
-            if steady - self._suspected_at < SECOND_LOOK_SECONDS:
+            if steady - self._suspected_at < RECHECK_SECONDS:
                 return expected
         self._suspected_at = None
         self._was_right = True

@@ -278,7 +278,7 @@ async def test_health_is_ok_as_soon_as_requests_are_taken_with_nothing_loaded_to
 
 
 async def test_health_is_not_ready_before_the_tokenizer_of_the_first_model_is_read() -> None:
-    """A broken tokenizer ends the server, which had said before that it was ready."""
+    """A broken tokenizer ends the server; before, it had already reported that it was ready."""
     for unread, status in (((MODEL,), "loading"), ((), "ok"), (("other",), "ok")):
         body = (await get("/health", ScriptedDirectory(unread=unread))).json()
         assert (body["status"], body["models"][0]["state"]) == (status, "ready")

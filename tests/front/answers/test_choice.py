@@ -400,7 +400,7 @@ def test_that_all_of_the_prompt_is_read_is_told_only_when_that_is_asked_for(
 
 
 @pytest.mark.parametrize("stops", [(), ("never",)])
-def test_an_answer_without_a_limit_that_goes_on_repeating_itself_is_ended(
+def test_an_answer_without_a_limit_that_keeps_repeating_itself_is_ended(
     stops: tuple[str, ...],
 ) -> None:
     said = encode("So. ")

@@ -1,4 +1,4 @@
-"""Fields of Anthropic's betas: taken where they do no harm, refused by name where they would."""
+"""Fields of Anthropic's betas: accepted if harmless, otherwise refused by name."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def said(read: ChatPrompt) -> list[tuple[str, Any]]:
         ),
     ],
 )
-async def test_what_would_change_the_answer_is_refused_by_name(
+async def test_fields_that_would_change_the_answer_are_refused_by_name(
     fields: dict[str, Any], named: str
 ) -> None:
     gateway = ScriptedGateway()
@@ -83,11 +83,11 @@ async def test_what_would_change_the_answer_is_refused_by_name(
         {"diagnostics": {"previous_message_id": None}, "speed": "fast", "user_profile_id": "u"},
     ],
 )
-async def test_what_does_no_harm_is_taken(fields: dict[str, Any]) -> None:
+async def test_harmless_fields_are_accepted(fields: dict[str, Any]) -> None:
     assert said(await prompt(*HELLO, **fields)) == [("user", "hello")]
 
 
-async def test_counting_tokens_takes_a_request_for_a_summary() -> None:
+async def test_counting_tokens_accepts_a_compaction_request() -> None:
     response = await posted(ScriptedGateway(), path=COUNT, compaction={"type": "summarize"})
     assert response.status_code == 200, response.text
 

@@ -1,6 +1,5 @@
-"""Files that a user's folder or setting provides, in every damaged state, never end the server with
-a traceback: a damaged model or adapter is left out, and a file of models that cannot be read at all
-is refused.
+"""Damaged user files never end the server with a traceback: a damaged model or adapter is left out,
+and a `models.toml` that cannot be read at all is refused.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _MODEL_FILES = (
     "hf_quant_config.json",
     "chat_template.jinja",
 )
-_IGNORED = ("modules.json", "1_Pooling/config.json")  # damaged ones are as good as missing
+_IGNORED = ("modules.json", "1_Pooling/config.json")  # if damaged, they count as missing
 _DAILY = ("empty", "nested lists", "a list", "cut", "a dangling link", "a pipe")
 _EACH_DAMAGE = [
     pytest.param(name, marks=[] if name in _DAILY else pytest.mark.slow) for name in DAMAGES
@@ -89,7 +88,7 @@ def models_file(folder: Path) -> Path:
 
 @pytest.mark.parametrize("damage", _EACH_DAMAGE)
 @pytest.mark.parametrize("name", [*_MODEL_FILES, *_IGNORED])
-def test_a_damaged_file_leaves_out_its_model_alone(tmp_path: Path, name: str, damage: str) -> None:
+def test_a_damaged_file_leaves_out_only_its_model(tmp_path: Path, name: str, damage: str) -> None:
     whole_model(tmp_path / "good")
     bad = whole_model(tmp_path / "bad")
     (bad / name).parent.mkdir(exist_ok=True)
@@ -110,7 +109,7 @@ def test_a_damaged_file_leaves_out_its_model_alone(tmp_path: Path, name: str, da
 
 
 def cut(name: str, size: int) -> Callable[[Path], None]:
-    """Keep the first bytes of a file; negative: leave out the last ones."""
+    """Truncate a file to this size; negative: remove this many bytes from its end."""
 
     def damage(folder: Path) -> None:
         (folder / name).write_bytes((folder / name).read_bytes()[:size])
@@ -161,7 +160,7 @@ _SNAPSHOTS: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("state", _SNAPSHOTS)
-def test_a_damaged_model_in_the_hubs_cache_is_not_listed_and_told_how_to_mend(
+def test_a_damaged_model_in_the_hubs_cache_is_left_out_with_the_command_that_helps(
     tmp_path: Path, state: str
 ) -> None:
     repository = tmp_path / "hub" / "models--coast--kelp"
@@ -181,7 +180,7 @@ def test_a_damaged_model_in_the_hubs_cache_is_not_listed_and_told_how_to_mend(
 
 @pytest.mark.parametrize("damage", _EACH_DAMAGE)
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapters.safetensors"])
-def test_a_damaged_adapter_leaves_out_its_model_alone(
+def test_a_damaged_adapter_leaves_out_only_its_model(
     tmp_path: Path, name: str, damage: str
 ) -> None:
     whole_model(tmp_path / "kelp")
@@ -211,7 +210,7 @@ def test_a_damaged_adapter_leaves_out_its_model_alone(
         7,
     ],
 )
-def test_an_adapter_with_a_wrong_header_leaves_out_its_model_alone(
+def test_an_adapter_with_a_wrong_header_leaves_out_only_its_model(
     tmp_path: Path, entry: Any
 ) -> None:
     whole_model(tmp_path / "kelp")
@@ -283,7 +282,7 @@ _CONFIG_KEYS = (
 
 
 @given(config=st.dictionaries(st.sampled_from(_CONFIG_KEYS), _VALUES))
-def test_no_value_of_a_configuration_raises_anything_else(
+def test_no_configuration_value_raises_another_error(
     tmp_path_factory: pytest.TempPathFactory, config: dict[str, Any]
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "any-configuration"
@@ -298,7 +297,7 @@ def test_no_value_of_a_configuration_raises_anything_else(
 @given(
     config=st.dictionaries(st.sampled_from(("fine_tune_type", "lora_parameters", "model")), _VALUES)
 )
-def test_no_value_of_an_adapters_configuration_raises_anything_else(
+def test_no_adapter_configuration_value_raises_another_error(
     tmp_path_factory: pytest.TempPathFactory, config: dict[str, Any]
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "any-adapter"
@@ -330,7 +329,7 @@ _TOML_TREES = (
 
 
 @given(table=st.dictionaries(st.sampled_from(_TABLE_KEYS), _TOML_TREES))
-def test_no_value_of_a_table_raises_anything(
+def test_no_table_value_raises_an_error(
     tmp_path_factory: pytest.TempPathFactory, table: dict[str, Any]
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "any.toml"

@@ -152,7 +152,7 @@ def test_silence_counts_only_while_the_front_runs(gaps: list[float]) -> None:
 
 
 def silent_polls(dog: Watchdog, *, ran_seconds: float, has_read: bool = False) -> int | None:
-    """After how many silent seconds the worker counts as hanging; None: not within an hour."""
+    """The silent seconds after which the worker counts as hanging; None: not within an hour."""
     dog.look(Heartbeat(activity="loading"), elapsed_seconds=1.0)
     for number in range(1, 3600):
         if dog.look(None, elapsed_seconds=1.0, ran_seconds=ran_seconds, has_read=has_read):
@@ -170,14 +170,14 @@ def test_a_silent_worker_that_reads_is_left_alone_while_it_loads() -> None:
 
 
 @pytest.mark.parametrize("ran_seconds", [0.0, 0.01])  # its threads wait for the interpreter lock
-def test_a_load_without_progress_is_found(ran_seconds: float) -> None:
+def test_a_load_without_progress_is_detected(ran_seconds: float) -> None:
     assert silent_polls(watchdog(), ran_seconds=ran_seconds) == 56
 
 
 @pytest.mark.parametrize(
     ("ran_seconds", "seconds"), [(0.0, 7), (0.01, 7), (0.05, 1120), (0.5, 112), (1.0, 56)]
 )
-def test_a_silent_worker_that_serves_has_a_limit_of_processor_time(
+def test_a_silent_serving_worker_has_a_processor_time_limit(
     ran_seconds: float, seconds: int
 ) -> None:
     dog = watchdog()

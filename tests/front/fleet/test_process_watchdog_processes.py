@@ -117,7 +117,7 @@ async def test_requests_of_a_suspended_worker_get_the_same_answers() -> None:
 
 
 async def test_a_worker_that_holds_the_interpreter_lock_while_it_runs_is_left_alone() -> None:
-    """As native code does that builds a tokenizer: for 15 s on a busy machine, without heartbeats."""
+    """Native code that builds a tokenizer does so: 15 s without heartbeats on a busy machine."""
     hasty = ResidencySettings(heartbeat_seconds=0.05, hang_seconds=0.4)
     async with residency("holds-the-lock", settings=hasty) as made:
         async with asyncio.timeout(LIMIT_SECONDS):

@@ -148,7 +148,7 @@ async def test_a_cancelled_wait_unloads_nothing() -> None:
         assert states(made) == {"a": "ready", "b": "unloaded"}
 
 
-async def test_a_load_that_fails_because_of_the_files_is_nothing_to_wait_for() -> None:
+async def test_requests_do_not_wait_for_a_load_that_failed_because_of_the_files() -> None:
     async with models(catalog_over("a", "b")) as made:
         made.behaviours["a"] = "damaged"
         outcomes = await asyncio.gather(

@@ -25,7 +25,7 @@ LOOPBACK = ipaddress.ip_address("127.0.0.1")
 
 
 def spellings(address: str) -> dict[str, ipaddress.IPv6Address]:
-    """The IPv6 addresses that contain an IPv4 address, by the mechanism that they belong to."""
+    """The IPv6 addresses that embed an IPv4 address, by transition mechanism."""
     inner = int(ipaddress.IPv4Address(address))
     local = int(ipaddress.IPv6Address("64:ff9b:1::"))
     numbers = {
@@ -121,8 +121,10 @@ def test_this_machines_own_address_is_never_contacted(monkeypatch: pytest.Monkey
     assert not is_public(own)
 
 
-def test_the_other_end_of_a_connection_is_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the address had been rewritten on the way, by NAT or a name that resolves twice."""
+def test_the_peer_of_a_connection_is_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the address had been rewritten by NAT, or by a name that resolves differently the
+    second time.
+    """
     public = ipaddress.ip_address("93.184.215.14")
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]

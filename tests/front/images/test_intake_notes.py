@@ -1,4 +1,4 @@
-"""Images that cannot be used: an error where they are new, a note everywhere else."""
+"""Unusable images: an error if they are new, otherwise a note."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ OLD: dict[str, Any] = {  # conversations with an image that is not new
 
 @pytest.mark.parametrize("place", OLD)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_an_old_image_that_cannot_be_used_is_a_note(
+async def test_an_unusable_old_image_becomes_a_note(
     protocol: str, place: str, tmp_path: Path
 ) -> None:
     path, body_of = PROTOCOLS[protocol]
@@ -116,7 +116,7 @@ async def test_an_old_image_that_cannot_be_used_is_a_note(
     assert answer.status_code == 200, answer.text
     shown = front.shown()
     assert NOTE in shown
-    # the next turn begins with the same tokens, and looks at nothing again
+    # the next turn begins with the same tokens, and processes nothing again
     asked = len(front.engine.asked)
     before = front.sent.prompt_token_ids
     longer = [*turns, ("assistant", "hi"), ("user", "more")]
@@ -130,7 +130,7 @@ async def test_an_old_image_that_cannot_be_used_is_a_note(
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("before", [[], [("user", "hi"), ("assistant", "hi")]], ids=["", "later"])
-async def test_a_new_image_that_cannot_be_used_is_an_error(
+async def test_an_unusable_new_image_is_an_error(
     protocol: str, before: list[Any], tmp_path: Path
 ) -> None:
     path, body_of = PROTOCOLS[protocol]
@@ -140,7 +140,7 @@ async def test_a_new_image_that_cannot_be_used_is_an_error(
         assert answer.status_code == 400, answer.text
         assert "damaged" in answer.text
     assert front.engine.submitted == []
-    # also if the same image is in an earlier turn
+    # even if the same image is in an earlier turn
     turns = [("user", "look"), ("result", DAMAGED), ("assistant", "hm"), ("user", DAMAGED)]
     assert (await front.http.post(path, json=body_of(*turns))).status_code == 400
 
@@ -148,7 +148,7 @@ async def test_a_new_image_that_cannot_be_used_is_an_error(
 @pytest.mark.parametrize("place", [each for each in OLD if each != "before a call"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("refused", ["", "it runs in the layout solo"])
-async def test_a_model_that_reads_text_goes_on_with_a_note(
+async def test_a_text_model_gets_a_note_in_place_of_an_old_image(
     protocol: str, place: str, refused: str, tmp_path: Path
 ) -> None:
     path, body_of = PROTOCOLS[protocol]
@@ -188,7 +188,7 @@ PARTS: dict[str, Body] = {
 
 @pytest.mark.parametrize("role", ["user", "tool"])
 @pytest.mark.parametrize("kind", PARTS)
-async def test_every_kind_of_part_that_is_no_image_is_a_note(
+async def test_every_kind_of_invalid_image_part_becomes_a_note(
     kind: str, role: str, tmp_path: Path
 ) -> None:
     front = seeing_front(tmp_path / "images", settings=ImagesSettings(max_bytes=1024))
@@ -210,7 +210,7 @@ async def test_every_kind_of_part_that_is_no_image_is_a_note(
     assert new.json()["error"]["param"].startswith("messages.0.content.1")
 
 
-async def test_a_url_is_fetched_once_and_outlives_its_host(
+async def test_an_image_url_is_fetched_once_and_survives_its_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     front = seeing_front(tmp_path / "images", settings=ImagesSettings(urls=True))

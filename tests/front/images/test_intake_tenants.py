@@ -48,7 +48,7 @@ def front_of(folder: Path, family: str, tenant: str) -> SeeingFront:
 
 @pytest.mark.parametrize("tenant", TENANTS)
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_every_image_is_shown_to_the_model_and_no_mark_to_anybody(
+async def test_the_model_sees_every_image_and_nobody_sees_a_mark(
     family: str, tenant: str, tmp_path: Path
 ) -> None:
     front = front_of(tmp_path, family, tenant)
@@ -85,14 +85,14 @@ async def test_tenants_share_no_image(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tenant", ["", "somebody"])
-def test_what_is_written_as_a_mark_is_read_as_one(tenant: str) -> None:
+def test_written_marks_can_be_read(tenant: str) -> None:
     name = image_name(CAT, tenant=tenant)
     assert images.images_of(f"a{images.image_mark(name)}b") == [name]
     assert images.without_images(images.image_mark(name)) == ""
 
 
 @pytest.mark.parametrize("tenant", TENANTS)
-async def test_a_mark_that_nobody_replaces_ends_the_request(
+async def test_an_unreplaced_mark_fails_the_request(
     tenant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     front = front_of(tmp_path, "qwen3_vl", tenant)

@@ -77,7 +77,9 @@ def test_a_url_is_not_read_as_data(part: dict[str, Any]) -> None:
         ({"source": {"media_type": "video/mp4", "data": TEXT}}, "must be an image type"),
     ],
 )
-def test_what_is_no_image_is_refused_when_it_is_read(part: dict[str, Any], reason: str) -> None:
+def test_a_part_without_an_image_is_refused_when_it_is_read(
+    part: dict[str, Any], reason: str
+) -> None:
     source = image_source({"type": "image", **part}, "messages.2.content.1")
     with pytest.raises(InvalidRequest, match=reason) as refused:
         source.decoded(max_bytes=100)
@@ -114,7 +116,7 @@ def test_a_large_image_is_refused_before_it_is_decoded() -> None:
         source.decoded(max_bytes=100)
 
 
-def test_equal_images_have_equal_keys_and_no_others() -> None:
+def test_only_equal_images_have_equal_keys() -> None:
     other = TEXT[:-4] + "AAAA"
     sent = [TEXT, URL, other, "https://example.com/cat.png", "https://example.com/\ud800.png"]
     keys = [text_source(each, "at").key() for each in sent]

@@ -277,7 +277,7 @@ async def end_of(stream: EventStream) -> Finished:
     return end
 
 
-async def test_a_request_that_killed_workers_is_refused_at_once_when_it_comes_again(
+async def test_a_request_that_killed_workers_is_refused_at_once_when_sent_again(
     front: Front,
 ) -> None:
     assert (await end_of(await killed(front))).is_deadly
@@ -313,7 +313,7 @@ async def test_after_an_hour_and_after_another_load_it_is_tried_again(front: Fro
     assert other_load.worker.ids == ["later"]
 
 
-async def test_the_same_request_that_came_meanwhile_kills_no_more_workers(front: Front) -> None:
+async def test_the_same_request_sent_concurrently_kills_no_more_workers(front: Front) -> None:
     streams = [front.client.submit(a_request(name, prompt=(7, 8))) for name in ("first", "retry")]
     for _ in range(DEATHS_TOGETHER):
         front.die()

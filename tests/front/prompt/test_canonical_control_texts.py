@@ -1,4 +1,4 @@
-"""No text of a client becomes a control token of the model's family, wherever it stands, and the
+"""Client text never becomes a control token of the model's family, wherever it appears, and the
 model still reads its characters.
 """
 
@@ -44,7 +44,7 @@ def bundle_of(name: str, *, normalized: bool = False) -> TokenizerBundle:
 
 
 def backend_of(name: str, *, normalized: bool) -> str:
-    """The family's tokenizer as it is before anything is changed for its use here."""
+    """The family's tokenizer before Holdfast changes anything in it."""
     family = FAMILY_TEMPLATES[name]
     backend = json.loads(family.tokenizer().backend.to_str())
     backend["normalizer"] = None if normalized else {"type": "NFC"}
@@ -55,9 +55,7 @@ def backend_of(name: str, *, normalized: bool) -> str:
 
 @pytest.mark.parametrize("normalized", [False, True])
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
-def test_no_text_of_a_client_becomes_a_control_token_of_the_family(
-    name: str, normalized: bool
-) -> None:
+def test_no_client_text_becomes_a_control_token_of_the_family(name: str, normalized: bool) -> None:
     bundle = bundle_of(name, normalized=normalized)
     controls = controls_of(bundle)
     assert wrong_places(bundle, [f"a{'b'.join(controls)}b", "".join(["a", *controls])]) == []
@@ -65,7 +63,7 @@ def test_no_text_of_a_client_becomes_a_control_token_of_the_family(
 
 @pytest.mark.parametrize("normalized", [False, True])
 @pytest.mark.parametrize("break_character", ["\ufdd4", "\ufdd5"])
-def test_a_control_text_with_a_character_that_is_dropped_later_is_no_control_token(
+def test_a_control_text_with_a_break_character_is_not_a_control_token(
     normalized: bool, break_character: str
 ) -> None:
     bundle = bundle_of("deepseek_v4", normalized=normalized)
@@ -122,7 +120,7 @@ def test_a_spelled_break_character_is_read_as_sent(said: str, normalized: bool) 
 
 @pytest.mark.parametrize("normalized", [False, True])
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
-def test_what_the_template_writes_is_tokenized_as_by_the_model_s_own_tokenizer(
+def test_template_text_is_tokenized_as_by_the_models_own_tokenizer(
     name: str, normalized: bool
 ) -> None:
     bundle = bundle_of(name, normalized=normalized)
@@ -137,7 +135,7 @@ def test_what_the_template_writes_is_tokenized_as_by_the_model_s_own_tokenizer(
 @pytest.mark.slow
 @pytest.mark.parametrize("normalized", [False, True])
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
-def test_no_single_control_text_of_a_client_becomes_a_control_token(
+def test_no_single_control_text_from_a_client_becomes_a_control_token(
     name: str, normalized: bool
 ) -> None:
     bundle = bundle_of(name, normalized=normalized)

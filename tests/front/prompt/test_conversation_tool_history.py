@@ -71,7 +71,7 @@ def test_calls_of_the_same_id_each_keep_a_result() -> None:
 
 
 @pytest.mark.parametrize("content", ["?", [{"type": "text", "text": "?"}]])
-def test_a_result_of_no_call_becomes_a_message_of_the_user_behind_the_others(content: Any) -> None:
+def test_a_result_without_a_call_becomes_a_user_message_after_the_others(content: Any) -> None:
     strange = {**result("unknown", ""), "content": content}
     ready = with_habits([answer("f"), strange, result("x-1", "1")], ToolHabits())
     assert [each["role"] for each in ready] == ["assistant", "tool", "user"]

@@ -1,5 +1,5 @@
-"""Each result stands under its own call, whatever a client sends and in whatever order, and the
-prompt of the next turn begins as the one before.
+"""Each result follows its own call, whatever a client sends and in whatever order, and each prompt
+begins with the one before.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from holdfast.front.prompt.conversation import ToolHabits, with_habits
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from tests.fakes.family_bundles import bundle
 from tests.fakes.family_templates import FAMILY_TEMPLATES
-from tests.fakes.results_in_disorder import (
+from tests.fakes.mismatched_results import (
     FIRST,
     QUESTION,
     SAME,
@@ -34,7 +34,7 @@ def bundle_of(name: str) -> TokenizerBundle:
 
 @pytest.mark.parametrize("case", SAME)
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
-def test_each_result_stands_under_its_call(name: str, case: str) -> None:
+def test_each_result_follows_its_call(name: str, case: str) -> None:
     sent, expected = SAME[case]
     assert text_of(bundle_of(name), sent) == text_of(bundle_of(name), expected)
 
@@ -54,7 +54,7 @@ def test_a_result_of_an_unknown_call_is_read_and_moves_no_other(name: str) -> No
 
 
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
-def test_every_turn_of_a_conversation_in_disorder_begins_as_the_turn_before(name: str) -> None:
+def test_every_prompt_of_a_disordered_conversation_begins_with_the_one_before(name: str) -> None:
     """A result that comes after the next answer changes nothing before that answer."""
     conversation = [
         *SORTED[:2],

@@ -584,7 +584,7 @@ async def test_what_cannot_be_encoded_is_named(bundle: TokenizerBundle) -> None:
 async def test_a_session_can_be_closed_while_its_first_prompt_is_prepared(
     bundle: TokenizerBundle, monkeypatch: pytest.MonkeyPatch, forget: bool
 ) -> None:
-    """The worker does not know the session then, and never gets to know it."""
+    """The worker does not know the session yet, and never learns of it."""
     gateway, engine = serve(bundle, answers(*encode(bundle, "hello")))
     closing = SessionCommand(
         operation="close", call_id="c", tenant="", session_id="s", forget=forget

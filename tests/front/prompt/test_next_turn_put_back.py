@@ -1,5 +1,5 @@
-"""What is put back into the next turn means exactly what the client has received, however the answer
-ended.
+"""The tokens that are put back into the next turn decode to exactly what the client received,
+however the answer ended.
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ texts = st.lists(
 
 @st.composite
 def answers(draw: st.DrawFn) -> tuple[str, tuple[str, ...], int]:
-    """An answer, stop strings that are cut out of it, and the number of its last tokens that a
-    length limit cuts off.
+    """An answer, stop strings that occur in it, and the number of tokens that a length limit cuts
+    off.
     """
     said = draw(texts)
     stops = []
@@ -223,7 +223,7 @@ def test_the_tokens_before_one_that_a_stop_string_cut_are_put_back_as_generated(
     )
 
 
-def test_of_answers_that_differ_in_white_space_each_comes_back_as_it_was_received() -> None:
+def test_answers_that_differ_in_white_space_come_back_as_they_were_received() -> None:
     own = replace(bundle("byte-level"), known_answers=KnownAnswers())
     encode = own.tokenizer.encode
     said = {}

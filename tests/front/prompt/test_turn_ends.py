@@ -1,4 +1,4 @@
-"""What ends an answer, found by rendering: for each family, and whether readers obey it."""
+"""The end tokens found by rendering for each family, and whether answer readers obey them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.fakes.told_answers import by_tokens, heard
 
 _CHATML = {"<|im_end|>"}
 _DEEPSEEK = {"<｜end▁of▁sentence｜>"}
-# What follows an answer, and what follows a call if that is something else.
+# The tokens after an answer, and those after a call if they differ.
 TURN_ENDS = {
     "apertus": {"<|assistant_end|>"},
     "apriel": {"<|end|>"},
@@ -32,7 +32,7 @@ TURN_ENDS = {
     "exaone": _CHATML,
     "gemma4": {"<turn|>", "<|tool_response>"},
     "gigachat": {"<|message_sep|>"},
-    "glm45": {"<|observation|>"},  # no end of its own: the next turn begins
+    "glm45": {"<|observation|>"},  # no end token of its own: the next turn begins
     "glm47": {"<|observation|>"},
     "gpt_oss": {"<|call|>"},
     "granite3_drops": {"<|end_of_text|>"},
@@ -57,7 +57,7 @@ TURN_ENDS = {
     "seed_oss": _CHATML,
     "solar": {"<|calls|>", "<|flush|>"},
 }
-# They also end a thought, or stand before a call: they end an answer unless more of it follows.
+# They also end a thought or stand before a call, so they end an answer only if no more follows.
 MESSAGE_ENDS = {"solar": ("<|end|>",)}
 
 _GIGACHAT_3 = FamilyTemplate(
@@ -76,7 +76,7 @@ def _found(family: FamilyTemplate) -> tuple[FoundDialect, Tokenizer]:
 
 
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
-def test_the_ends_of_each_family_are_found(name: str) -> None:
+def test_the_end_tokens_of_each_family_are_found(name: str) -> None:
     found, tokenizer = _found(FAMILY_TEMPLATES[name])
     assert found.template is not None
     tokens = [token.content for token in tokenizer.backend.get_added_tokens_decoder().values()]
@@ -85,7 +85,7 @@ def test_the_ends_of_each_family_are_found(name: str) -> None:
     assert found.dialect.message_ends == MESSAGE_ENDS.get(name, ())
 
 
-def test_ends_that_the_files_of_a_model_declare_are_added(tmp_path: Path) -> None:
+def test_end_tokens_that_a_models_files_declare_are_added(tmp_path: Path) -> None:
     family = FAMILY_TEMPLATES["kimi_k3"]
     backend = tokenizer_for(family.source, "<|stop|>").backend
     backend.save(str(tmp_path / "tokenizer.json"))
@@ -119,7 +119,7 @@ _SOLAR_CALL = (
         ("<|content|>Hello.", ["Hello."]),
     ],
 )
-def test_the_end_of_a_thought_does_not_end_the_answer_but_that_of_a_text_does(
+def test_the_end_of_the_text_ends_the_answer_but_the_end_of_a_thought_does_not(
     text: str, says: list[object]
 ) -> None:
     found, tokenizer = _found(FAMILY_TEMPLATES["solar"])
@@ -142,10 +142,10 @@ def test_the_end_of_a_thought_does_not_end_the_answer_but_that_of_a_text_does(
         ),
     ],
 )
-def test_a_message_that_ends_before_a_call_goes_on_with_it(
+def test_an_answer_continues_with_a_call_after_a_message_end(
     text: str, says: list[object], in_one_token: bool
 ) -> None:
-    """Also if the white space behind a marker belongs to its token."""
+    """Even if the white space after a marker is part of its token."""
     tokenizer = _GIGACHAT_3.tokenizer()
     if in_one_token:
         tokenizer = tokenizer_for("", "<|message_sep|>\n\n", "<|role_sep|>\n")

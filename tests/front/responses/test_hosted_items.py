@@ -1,4 +1,6 @@
-"""Conversations that began with OpenAI's service go on here: every type of item that its SDK knows."""
+"""Conversations that began on OpenAI's service can continue here, with every type of item in its
+SDK.
+"""
 
 from __future__ import annotations
 
@@ -185,7 +187,7 @@ async def test_every_item_is_accepted_between_others(group: list[dict[str, Any]]
         assert message["role"] in ("user", "assistant", "tool")
 
 
-async def test_a_session_with_all_of_them_goes_on_and_each_result_follows_its_call() -> None:
+async def test_a_conversation_with_all_items_continues_and_each_result_follows_its_call() -> None:
     calls: list[str] = []
     for message in await messages(*HISTORY):
         calls += [call["id"] for call in message.get("tool_calls", ())]
@@ -194,7 +196,7 @@ async def test_a_session_with_all_of_them_goes_on_and_each_result_follows_its_ca
     assert calls == ["f1", "c1", "shell1", "sh1", "ap1", "comp1"]
 
 
-async def test_what_the_client_ran_is_shown_as_calls_of_functions_with_results() -> None:
+async def test_calls_that_the_client_ran_become_function_calls_with_results() -> None:
     shell, patch = ITEMS[9], ITEMS[11]
     called, result = await messages(*shell)
     assert called["tool_calls"][0]["function"] == {
@@ -208,7 +210,7 @@ async def test_what_the_client_ran_is_shown_as_calls_of_functions_with_results()
     assert ran["content"] == 'a.py\nno\n{"type": "exit", "exit_code": 2}'
 
 
-async def test_codex_sends_the_result_of_its_shell_as_that_of_a_function() -> None:
+async def test_codex_sends_its_shell_results_as_function_results() -> None:
     call, _ = ITEMS[9]
     result = {"type": "function_call_output", "call_id": "shell1", "output": "a.py"}
     assert [message["role"] for message in await messages(call, result)] == ["assistant", "tool"]
@@ -224,7 +226,7 @@ async def test_calls_without_results_and_results_without_calls_are_left_out() ->
     "value", [None, 7, "x", [], [7, None, {"stdout": 7}], {}, {"image_url": 7}]
 )
 @pytest.mark.parametrize("group", ITEMS[9:13], ids=lambda group: group[0]["type"])
-async def test_odd_values_in_them_are_no_fault_of_the_server(
+async def test_odd_values_in_items_do_not_cause_a_server_error(
     group: list[dict[str, Any]], value: Any
 ) -> None:
     for key in ("call_id", "id", "action", "operation", "output", "status"):
@@ -237,7 +239,7 @@ async def test_odd_values_in_them_are_no_fault_of_the_server(
         assert response.status_code in (200, 400), response.text
 
 
-async def test_tools_that_items_contain_may_be_called_from_then_on() -> None:
+async def test_tools_in_items_may_be_called_from_then_on() -> None:
     prompt = (await asked(*HISTORY, tools=[{**LATER, "description": "first"}])).prompt
     assert isinstance(prompt, ChatPrompt)
     functions = [tool["function"] for tool in prompt.tools]
@@ -254,7 +256,7 @@ async def test_tools_that_items_contain_may_be_called_from_then_on() -> None:
     )
 
 
-async def test_an_update_of_the_configuration_holds_until_the_next_one() -> None:
+async def test_a_configuration_update_holds_until_the_next_one() -> None:
     schema = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
     form = {"type": "configuration_update", "text": {"format": schema}}
     low = {"type": "configuration_update", "reasoning": {"effort": "low"}}
@@ -281,7 +283,7 @@ async def test_an_update_of_the_configuration_holds_until_the_next_one() -> None
         assert (response.status_code, response.json()["error"]["param"]) == (400, field)
 
 
-async def test_they_are_kept_as_they_came_in_conversations() -> None:
+async def test_items_are_stored_unchanged_in_conversations() -> None:
     async with client_of(ScriptedGateway(script=answer("x"))) as client:
         opened = (await client.post("/v1/conversations", json={"items": HISTORY[:15]})).json()
         path = f"/v1/conversations/{opened['id']}/items"

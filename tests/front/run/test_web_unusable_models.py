@@ -38,7 +38,7 @@ PATHS: dict[str, dict[str, Any]] = {
     "/api/generate": {"prompt": "Hi"},
     "/api/embed": {"input": "Hi"},
 }
-# with this, the model is refused while it is read, not when the catalog is
+# this model is refused when it is loaded, not when the catalog is read
 LATER = "later"
 IN_HUB_CACHE = "coast/kelp"
 

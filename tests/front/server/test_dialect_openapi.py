@@ -114,8 +114,8 @@ STREAMS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-async def test_streams_are_described_as_the_texts_that_they_are() -> None:
-    """Not as JSON: a checker that follows the description would refuse each stream."""
+async def test_streams_are_described_as_text() -> None:
+    """If they were described as JSON, a validator would refuse each stream."""
     found = await description()
     described = {
         path
@@ -134,9 +134,7 @@ async def test_streams_are_described_as_the_texts_that_they_are() -> None:
 
 @pytest.mark.parametrize("path", STREAMS)
 @pytest.mark.parametrize("stream", [True, False])
-async def test_what_is_posted_is_answered_in_a_form_that_is_described(
-    path: str, stream: bool
-) -> None:
+async def test_every_response_to_a_post_matches_its_description(path: str, stream: bool) -> None:
     operation = (await description())["paths"][path]["post"]
     body, kind = STREAMS[path]
     async with client_of(ScriptedGateway()) as client:

@@ -1,4 +1,4 @@
-"""How agents react to refusals: each kind of refusal in each protocol, read by each agent's rules."""
+"""How agents react to refusals: each kind of refusal, in each protocol, under each agent's rules."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PATHS: Mapping[str, tuple[str, str]] = {  # protocol → path, and the field for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of refusal: how it comes about, what the server advises, what an agent may do."""
+    """A kind of refusal: its cause, the server's advice, and the reactions that are acceptable."""
 
     advice: str
     reactions: tuple[Reaction, ...]
@@ -185,7 +185,7 @@ def read(response: httpx.Response) -> Refusal:
 
 @pytest.mark.parametrize("protocol", PATHS)
 @pytest.mark.parametrize("name", KINDS)
-async def test_every_agent_does_what_helps_and_reads_the_advice(name: str, protocol: str) -> None:
+async def test_every_agent_reacts_usefully_and_gets_the_advice(name: str, protocol: str) -> None:
     kind = KINDS[name]
     if kind.length == -7 and protocol == "ollama":
         pytest.skip("there, a negative length means no limit")

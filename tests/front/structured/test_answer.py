@@ -80,7 +80,7 @@ def test_white_space_is_bounded_and_as_models_write_it() -> None:
 
 
 def nested(levels: int, *, in_definitions: bool = False) -> tuple[dict[str, Any], Any]:
-    """A schema of so many objects within each other, and a value of it.
+    """A schema of objects nested this deep, and a value of it.
 
     in_definitions: whether each object is a definition of its own, as in Pydantic's schemas.
     """
@@ -99,10 +99,10 @@ def nested(levels: int, *, in_definitions: bool = False) -> tuple[dict[str, Any]
 @pytest.mark.parametrize("in_definitions", [False, True])
 @pytest.mark.parametrize("levels", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("indent", [None, 1, 2, 4, "\t"])
-def test_json_is_indented_as_its_nesting_asks_for_and_no_further(
+def test_json_is_indented_as_deep_as_its_nesting_and_no_deeper(
     levels: int, indent: int | str | None, in_definitions: bool
 ) -> None:
-    """A weak model could write 25 blanks after each token of the smallest object."""
+    """A weak model could write 25 spaces after each token of the smallest object."""
     schema, value = nested(levels, in_definitions=in_definitions)
     grammar = _grammar(_schema(schema))
     assert accepts(grammar, json.dumps(value, indent=indent))
@@ -113,7 +113,7 @@ def test_json_is_indented_as_its_nesting_asks_for_and_no_further(
             assert not accepts(grammar, place % f"\n{blanks}" + json.dumps(value["a"]) + "}")
 
 
-def test_values_that_refer_to_themselves_and_any_values_have_room_for_their_indentation() -> None:
+def test_recursive_and_unconstrained_values_may_be_indented() -> None:
     tree = {"$defs": {"t": {"type": "object", "properties": {"a": {"$ref": "#/$defs/t"}}}}}
     _, value = nested(4)
     value = json.loads(json.dumps(value).replace("7", "{}"))

@@ -83,7 +83,7 @@ def _grammar(dialect: ModelDialect, schema: Any, **choice: Any) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
-def test_every_form_of_call_that_is_read_is_admitted_beside_a_document(name: str) -> None:
+def test_every_readable_form_of_call_is_allowed_beside_a_document(name: str) -> None:
     found, tokenizer = _found(name)
     dialect = found.dialect
     assert dialect.calls is not None
@@ -113,7 +113,7 @@ def test_documents_are_accepted_as_without_tools(name: str, kind: str) -> None:
     assert refusal(tokenizer, dialect, grammar, before + "I think that")
 
 
-def test_several_bare_calls_are_admitted_only_if_calls_may_be_parallel() -> None:
+def test_several_bare_calls_are_allowed_only_if_calls_may_be_parallel() -> None:
     found, tokenizer = _found("qwen3")
     call = json.dumps({"name": "find_places", "arguments": _ARGUMENTS})
     schema, _ = _DOCUMENTS["other names"]
@@ -123,7 +123,7 @@ def test_several_bare_calls_are_admitted_only_if_calls_may_be_parallel() -> None
             assert bool(refusal(tokenizer, found.dialect, grammar, text)) is not parallel, text
 
 
-def test_the_arguments_of_a_bare_call_are_held_to_their_schema() -> None:
+def test_the_arguments_of_a_bare_call_must_match_their_schema() -> None:
     found, tokenizer = _found("qwen3")
     grammar = _grammar(found.dialect, _DOCUMENTS["other names"][0])
     for arguments in ({"limit": 3}, {"query": 5}, {"query": "Rome", "limit": "many"}):

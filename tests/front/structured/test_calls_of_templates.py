@@ -1,4 +1,4 @@
-"""What a family's own template writes is accepted by the family's grammar, to the end of the turn.
+"""A family's grammar accepts what the family's own template writes, to the end of the turn.
 
 The same is tested with the templates of real models in `tests/slow/test_real_templates.py`.
 """
@@ -19,7 +19,7 @@ from tests.fakes.template_answers import (
     written,
 )
 
-# The template writes no text before a call as the model does it: in a message of its own.
+# Unlike the model, the template does not write text before a call in a message of its own.
 _NOT_WRITTEN = {("gpt_oss", "a text and a call")}
 
 
@@ -42,9 +42,7 @@ def test_a_model_may_write_what_its_template_writes_to_the_end_of_the_turn(name:
 
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
 def test_after_a_complete_call_and_a_new_line_the_answer_can_end(name: str) -> None:
-    """Models write the new line that their template writes between two calls also after the last
-    one.
-    """
+    """Models write the line break that separates two calls after the last call, too."""
     family = FAMILY_TEMPLATES[name]
     tokenizer = family.tokenizer()
     found = find_dialect(family.template(), tokenizer, config={})

@@ -52,7 +52,7 @@ def chosen(
     )
 
 
-def test_auto_is_native_while_memory_lasts_whatever_others_asked_for() -> None:
+def test_auto_is_native_while_memory_lasts_regardless_of_other_requests() -> None:
     forms = forms_of(default="auto")
     assert chosen(forms, "") == "native"
     for eight in range(0, 401, 50):
@@ -90,7 +90,7 @@ def test_without_a_shortage_eight_bits_are_chosen_only_to_reuse_most_of_the_prom
         was_short = was_short or is_short
 
 
-def test_a_conversation_that_a_shortage_put_in_eight_bits_continues_so() -> None:
+def test_a_conversation_that_a_shortage_put_in_eight_bits_stays_so() -> None:
     forms = forms_of(default="auto")
     assert chosen(forms, "", is_short=True) == "8"
     assert chosen(forms, "", eight=300) == "8"

@@ -1,7 +1,7 @@
-"""Each form of weights that is accepted answers like the plain weights that it stands for.
+"""Each accepted format of weights gives the same logits as the plain weights that it represents.
 
-For every model type that `READ_FORMATS` lists: the logits of a tiny model with
-quantized weights against those of the same model with the numbers that these weights stand for.
+For every model type in `READ_FORMATS`, compares the logits of a tiny model with quantized weights
+with those of the same model with the equivalent plain weights.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _OF_MINIMAX = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 
 
 def listed(method: str) -> list[Any]:
-    """The model types for which a form is accepted; the daily tests take a few."""
+    """The model types for which a format is accepted; the daily tests use only a few."""
     types: Collection[str] = _MODEL_TYPES[method]
     return [
         pytest.param(name, marks=[] if name in _DAILY else pytest.mark.slow)
@@ -111,7 +111,7 @@ def difference(
 
 
 def rounded(quantize: Quantize) -> Quantize:
-    """The same, for models whose weights mlx-lm rounds to bfloat16."""
+    """The same quantization, for models whose weights mlx-lm rounds to bfloat16."""
 
     def changed(weight: Array) -> tuple[dict[str, Stored], Array]:
         parts, plain = quantize(weight)

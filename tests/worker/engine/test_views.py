@@ -377,7 +377,7 @@ def wrong_over_slices(of_mlx: Callable[..., mx.array], at: int) -> Callable[...,
 
 
 def refusing_slices(of_mlx: Callable[..., mx.array], at: int) -> Callable[..., mx.array]:
-    """A function of MLX that has no kernel for slices, as on CUDA."""
+    """An MLX function without a kernel for slices, as on CUDA."""
 
     def compute(*arrays: mx.array, **more: Any) -> mx.array:
         mx.eval(arrays)
@@ -390,7 +390,7 @@ def refusing_slices(of_mlx: Callable[..., mx.array], at: int) -> Callable[..., m
 
 @pytest.fixture
 def own_check() -> Iterator[None]:
-    """The checks of MLX's functions are made anew, and not kept."""
+    """Repeat the checks of MLX's functions, and discard their results."""
     for check in (wrong_slices, code_attention.is_right):
         check.cache_clear()
     yield

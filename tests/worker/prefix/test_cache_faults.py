@@ -1,4 +1,4 @@
-"""Conversations on disk while reads fail: whatever the error, no good file is lost."""
+"""Conversations on disk while reads fail: no intact file is lost, whatever the error."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def check_all_is_used_again(folder: Path, answers: list[list[int]]) -> None:
         ("stat", errno.ENOMEM),
     ],
 )
-def test_one_read_that_fails_costs_one_computation_and_no_file(
+def test_one_failed_read_costs_one_recomputation_and_no_file(
     sound: tuple[Path, list[list[int]]], folder: Path, operation: str, error: int
 ) -> None:
     before = files(folder)
@@ -80,7 +80,7 @@ def test_one_read_that_fails_costs_one_computation_and_no_file(
     assert files(folder) >= before
 
 
-def test_a_file_that_cannot_be_read_for_long_is_replaced_by_a_new_one(
+def test_a_file_that_stays_unreadable_is_replaced(
     sound: tuple[Path, list[list[int]]], folder: Path
 ) -> None:
     before = files(folder)
@@ -146,7 +146,7 @@ def test_a_pinned_session_keeps_its_files_and_says_whether_it_is_whole(tmp_path:
     assert files(folder) >= before
 
 
-def test_reads_that_fail_during_maintenance_delete_and_quarantine_nothing(
+def test_failed_reads_during_maintenance_delete_and_quarantine_nothing(
     sound: tuple[Path, list[list[int]]], folder: Path
 ) -> None:
     before = files(folder)

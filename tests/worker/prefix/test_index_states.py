@@ -77,7 +77,7 @@ class IndexStates(RuleBasedStateMachine):
         return found
 
     def known(self) -> dict[BlockKey, Given]:
-        """What the tree has: what is somewhere, and what is missing before it."""
+        """The contents of the tree: keys in some tier, and the missing keys before them."""
         return {
             key: given
             for key, given in self.given.items()
@@ -330,7 +330,7 @@ class IndexStates(RuleBasedStateMachine):
     @precondition(lambda self: self.disk is not None and self.disk.kept)
     @rule(pick=picks)
     def a_read_fails(self, pick: int) -> None:
-        """The file stays, so nothing is lost, and it is planned again."""
+        """The file stays, so nothing is lost, and later plans use it again."""
         assert self.disk is not None
         key = list(self.disk.kept)[pick % len(self.disk.kept)]
         was = self.index.residence(key)

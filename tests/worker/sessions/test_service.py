@@ -205,7 +205,7 @@ def test_forgotten_blocks_are_gone_before_the_record_of_their_session(
     assert (done[0], done[-1]) == ("blocks", "record")
 
 
-def test_a_clock_that_jumps_ahead_deletes_no_session_without_a_second_look(
+def test_a_clock_that_jumps_ahead_deletes_no_session_at_once(
     tmp_path: Path,
 ) -> None:
     now = [1_000_000.0]

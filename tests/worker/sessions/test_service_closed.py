@@ -1,4 +1,4 @@
-"""A session that is closed or forgotten while a request of it runs is gone, and stays gone."""
+"""A session that is closed or forgotten while one of its requests runs is gone, and stays gone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODELS = ["llama", "gemma3_text", "qwen3_next"]
 
 
 def run(subject: CachingWorker, *commands: object, after: int) -> ScriptInbox:
-    """A request of the session `s`, and commands so many steps later, then a pause for its end."""
+    """Run a request of the session `s`, with commands after this many steps, until it ends."""
     script = [
         [greedy("1", PROMPT, max_tokens=LONG, session_id="s")],
         *[[]] * after,
@@ -43,7 +43,7 @@ def expected() -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("after", [0, 3, 30])
-def test_forgotten_in_the_middle_of_its_first_answer_it_leaves_nothing(
+def test_a_session_forgotten_during_its_first_answer_leaves_nothing(
     tmp_path: Path, expected: dict[str, list[int]], after: int, name: str
 ) -> None:
     subject = worker(name, tmp_path, most_parked_bytes=None)
@@ -60,7 +60,7 @@ def test_forgotten_in_the_middle_of_its_first_answer_it_leaves_nothing(
 
 
 @pytest.mark.parametrize("after", [0, 3, 30])
-def test_closed_in_the_middle_of_an_answer_it_stays_closed_and_its_tokens_stay_cached(
+def test_a_session_closed_during_an_answer_stays_closed_and_its_tokens_stay_cached(
     tmp_path: Path, expected: dict[str, list[int]], after: int
 ) -> None:
     subject = worker("llama", tmp_path)
@@ -73,7 +73,7 @@ def test_closed_in_the_middle_of_an_answer_it_stays_closed_and_its_tokens_stay_c
     assert again.finished("2").cached_tokens == len(PROMPT) - 1
 
 
-def test_forgotten_in_the_middle_of_a_later_answer_all_of_it_is_gone(tmp_path: Path) -> None:
+def test_a_session_forgotten_during_a_later_answer_is_gone_completely(tmp_path: Path) -> None:
     subject = worker("llama", tmp_path, most_parked_bytes=None)
     other = prompt("other", 300)
     turn = (*PROMPT, *prompt("turn", 100))
@@ -130,7 +130,7 @@ def test_nothing_is_prefilled_ahead_for_a_session_that_was_closed(tmp_path: Path
 
 
 def test_a_request_that_waits_for_the_same_prefix_is_not_left_waiting(tmp_path: Path) -> None:
-    """The second one waits for the first one's prefill, which is then not cached any more."""
+    """The second request waits for the prefill of the first, which is then no longer cached."""
     subject = worker("llama", tmp_path, step_tokens=32)
     inbox = subject.serve(
         [

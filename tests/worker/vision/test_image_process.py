@@ -40,7 +40,7 @@ FAMILY = "qwen2_5_vl"
 
 
 class Clock:
-    """The time, and what was added to it."""
+    """The real time, plus what a test adds."""
 
     added = 0.0
 
@@ -93,7 +93,7 @@ def same(ours: Any, theirs: Any) -> bool:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_comes_back_is_what_the_models_processor_returns(family: str, tmp_path: Path) -> None:
+def test_the_result_equals_the_output_of_the_models_processor(family: str, tmp_path: Path) -> None:
     folder = write_vision_model(tmp_path / "model", family)
     model = load.build(folder)
     processor = load.load_processor(folder, model)
@@ -173,7 +173,7 @@ def test_an_image_that_ends_processes_is_lost_and_then_refused(
         assert isinstance(result_of(shared, other), ImageFile)
 
 
-def test_a_process_that_is_stopped_is_given_up(beside: VisionBeside) -> None:
+def test_a_stopped_process_is_replaced(beside: VisionBeside) -> None:
     clock = Clock()
     process = process_of(beside, clock=clock)
     result_of(process, kept(beside.images, png(5)))

@@ -1,4 +1,4 @@
-"""Questions about images, and their features: nothing waits for an image, and none ends the worker."""
+"""Image commands and image features: nothing waits for an image, and no image ends the worker."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def answer_of(images: WorkerImages, *names: str, max_pixels: int | None = None) 
 
 
 def prompt_of(images: WorkerImages, *names: str) -> SequenceRequest:
-    """A prompt of nothing but these images."""
+    """A prompt that consists of these images."""
     spans = []
     end = 0
     for layout in answer_of(images, *names).layouts:

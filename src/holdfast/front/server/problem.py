@@ -153,9 +153,7 @@ class Problem:
 
     @property
     def advice(self) -> Advice:
-        """What a client program can do about the problem. docs/reference/errors.md explains the
-        values.
-        """
+        """What a client program can do; docs/reference/errors.md explains the values."""
         if self.headers.get("x-should-retry") == "false":
             return "none"
         by_status = _ADVICE_OF_STATUS.get(

@@ -44,7 +44,7 @@ from holdfast.worker.vision.image_worker import (
 IDLE_SECONDS: Final = 300.0  # an idle process is ended after this time
 STALL_SECONDS: Final = 20.0  # without any processor time: the process is stopped or blocked
 _START_SECONDS: Final = 120.0  # of processor time
-_LOOK_SECONDS: Final = 0.5  # time between checks of the process's resource use
+_CHECK_SECONDS: Final = 0.5  # time between checks of the process's resource use
 _KILL_SECONDS: Final = 2.0
 _MOST_DEATHS: Final = 4  # of image processes, caused by one image
 _ATTEMPTS: Final = 2  # for one request
@@ -161,7 +161,7 @@ class ImageProcess:
 
     def wait(self) -> None:
         if self._process is not None:
-            self._process.wait(_LOOK_SECONDS)
+            self._process.wait(_CHECK_SECONDS)
 
     def close(self) -> None:
         if self._process is not None:
@@ -370,7 +370,7 @@ class _Usage:
     def check(self) -> None:
         """Raise _ProcessFailed if a limit is exceeded."""
         now = self._clock()
-        if now - self._looked_at < _LOOK_SECONDS:
+        if now - self._looked_at < _CHECK_SECONDS:
             return
         self._looked_at = now
         try:

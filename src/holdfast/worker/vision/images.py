@@ -46,12 +46,12 @@ class WorkerImages:
         reader: ImageReader,
         features: FeatureCache,
     ) -> None:
-        """processor: of the pictures of tests. reader: of all others."""
+        """processor: for the pictures of the load-time probe. reader: for all other images."""
         self._model = model
         self._processor = processor
         self._reader = reader
         self._features = features
-        self._pictures: dict[str, ProcessedImage] = {}  # of tests
+        self._pictures: dict[str, ProcessedImage] = {}  # of the load-time probe
         self._files: OrderedDict[str, ImageFile] = OrderedDict()
         self._known: OrderedDict[str, ImageLayout | ImageRefused] = OrderedDict()
         self._lost: dict[str, str] = {}  # images that could not be processed recently, and why
