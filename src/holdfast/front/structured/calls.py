@@ -11,6 +11,7 @@ from holdfast.errors import InvalidRequest
 from holdfast.front.structured.checked import checked_schema
 from holdfast.front.structured.lark import (
     ANY,
+    LEVELS_AROUND_ARGUMENTS,
     Rules,
     escaped,
     json_value,
@@ -274,7 +275,8 @@ def bare_calls(
 
 def _bare_call(rules: Rules, keys: BareKeys, tool: CallableTool, space: str) -> str:
     colon, comma = f'{space} ":" {space}', f'{space} "," {space}'
-    name, value = literal(json_text(tool.name)), rules.rule(json_value(tool.arguments))
+    name = literal(json_text(tool.name))
+    value = rules.rule(json_value(tool.arguments, levels_around=LEVELS_AROUND_ARGUMENTS))
     if not keys.names:
         return f'"{{" {space} {name} {colon} {value} {space} "}}"'
     named = f"{_one_key(keys.names)} {colon} {name}"
