@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
@@ -25,6 +26,8 @@ from holdfast.wire.output import ChoiceFinished, OutputDelta, PromptProgress, te
 from holdfast.wire.requests import ToolChoice
 from tests.fakes import toy_tokenizers
 from tests.fakes.agent_turns import QUESTION, ask, in_any_tokens
+from tests.fakes.family_bundles import bundle as family_bundle
+from tests.fakes.family_templates import FAMILY_TEMPLATES
 from tests.fakes.scripted_client import model_info
 from tests.fakes.thinking_bundle import bundle_of
 
@@ -232,3 +235,34 @@ def test_answers_that_differ_in_white_space_come_back_as_they_were_received() ->
         deltas, _ = received(own, ids, FinishReason.LENGTH)
         said[ids] = as_message(deltas)
     assert [put_back(own, message) for message in said.values()] == [*said]
+
+
+@pytest.mark.parametrize("stop", [(), ("world!",)])
+@pytest.mark.parametrize("tail", ["<|end|>", "<|end|>zz", "<|end|>\n", "<|end|>\nz"])
+@pytest.mark.parametrize("said", ["hello", "<|content|>hello", "<|content|>hello world \n"])
+def test_an_answer_that_the_end_of_a_message_ends_is_the_same_as_one_that_the_model_ends(
+    said: str, tail: str, stop: tuple[str, ...]
+) -> None:
+    """What the model writes after it is neither shown nor remembered, and nothing before is lost."""
+    own = family_bundle(FAMILY_TEMPLATES["solar"])
+    assert own.dialect.message_ends == ("<|end|>",)
+    found = []
+    for text in (said, said + tail):
+        ids = tuple(own.tokenizer.encode(text, add_special_tokens=False))
+        deltas, reason = received(own, ids, FinishReason.STOP, per_event=1, stop=stop)
+        token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
+        found.append((text_of(deltas), token_ids, reason))
+    assert found[0] == found[1]
+
+
+def test_the_end_of_a_message_is_not_put_back() -> None:
+    family = family_bundle(FAMILY_TEMPLATES["solar"])
+    own = replace(family, known_answers=KnownAnswers())
+    ids = tuple(own.tokenizer.encode("hello the world<|end|>zzz", add_special_tokens=False))
+    deltas, _ = received(own, ids, FinishReason.STOP, per_event=1)
+    turns = [QUESTION, as_message(deltas), QUESTION]
+    known, fresh = (
+        ask(replace(family, known_answers=answers), turns)[1].sequences[0].prompt_token_ids
+        for answers in (own.known_answers, KnownAnswers())
+    )
+    assert known == fresh

@@ -179,6 +179,20 @@ def test_the_calls_that_a_family_writes_match_its_grammar(family: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("gap", "is_read"),
+    [(" ", True), ("", True), ("\n", True), ("\n\n", False), ("\n    ", False), ("\n\t", False)],
+)
+def test_white_space_within_the_beginning_of_calls_is_what_the_reader_takes_for_one(
+    gap: str, is_read: bool
+) -> None:
+    dialect = _dialect("command_r_plus")
+    grammar = _grammar(dialect, ToolChoice(mode="required")).text
+    answer = f'Action:{gap}```json\n[{{"tool_name": "list_all", "parameters": {{}}}}]\n```'
+    assert accepts(grammar, answer) == is_read
+    assert (told(dialect, _TOOLS, answer) == [("list_all", {}, ())]) == is_read
+
+
 @pytest.mark.parametrize("family", ["hermes", "mistral_v13", "kimi_k2", "deepseek_v31", "lfm2"])
 def test_a_constrained_call_may_escape_characters_in_strings(family: str) -> None:
     dialect, tool = (

@@ -56,3 +56,22 @@ def test_after_a_complete_call_and_a_new_line_the_answer_can_end(name: str) -> N
         grammar = grammar_of(found.dialect, asked, choice)
         for space in ("", "\n", "\n\n"):
             assert not refusal(tokenizer, found.dialect, grammar, text + space)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "mistral_v13", "cohere"])
+def test_arguments_may_be_indented_as_in_a_list_of_calls(name: str) -> None:
+    """As Command R+ writes them: four spaces for each level, of which the list and the call are two."""
+    family = FAMILY_TEMPLATES[name]
+    tokenizer = family.tokenizer()
+    found = find_dialect(family.template(), tokenizer, config={})
+    form = found.dialect.calls
+    assert form is not None
+    call_id = {"alnum9": "abc123XYZ", "number": "0"}.get(form.id_form, "")
+    text = form.drawn_layouts[0].write(
+        [Call("find_places", {"query": "Rome"}, call_id)], form.id_form
+    )
+    indented = text.replace('{"query": "Rome"}', '{\n            "query": "Rome"\n        }')
+    assert indented != text
+    asked = WrittenAnswer(prompt="", text="", in_reasoning=False)
+    grammar = grammar_of(found.dialect, asked, CHOICES["required"])
+    assert not refusal(tokenizer, found.dialect, grammar, indented)

@@ -58,7 +58,8 @@ class AnswerReader:
 
         in_reasoning: whether the prompt has already opened a thought.
         """
-        self.is_complete = False  # the answer has ended, even if the model keeps generating
+        # where the answer has ended, although the model may go on; None: it has not
+        self.ended_at: int | None = None
         self._source = Incoming(dialect.markers.restore)
         self._parts = CallParts(tools or DeclaredTools(), reads_calls=reads_calls)
         self._marks = dialect.encoded
@@ -121,7 +122,7 @@ class AnswerReader:
 
     def push(self, text: str) -> Sequence[AnswerPart]:
         """Add text. Returns the parts that are certain now."""
-        if self.is_complete:
+        if self.ended_at is not None:
             return ()
         first = self._first_in_thought if self._thinking else self._first_in_text
         if (
@@ -194,7 +195,7 @@ class AnswerReader:
                 yield
             elif mark := (yield from source.standing(marks, space)):
                 yield from self._at_mark(mark, space)
-                if self.is_complete:
+                if self.ended_at is not None:
                     return
 
     def _at_mark(self, mark: str, space: int) -> Waiting[None]:
@@ -221,7 +222,7 @@ class AnswerReader:
         elif mark == marks.end and (is_marker(mark) or not self._is_quoted(space)):
             self._omit(mark, space)  # no thought is open
         elif mark in marks.message_ends:
-            yield from self._at_message_end(after)
+            yield from self._at_message_end(space, after)
         elif mark in marks.dropped or (mark == marks.frame[0] and not self._any_text):
             self._in_frame = self._in_frame or mark == marks.frame[0]
             self._drop(after)
@@ -248,18 +249,20 @@ class AnswerReader:
         else:
             self._give(after)
 
-    def _at_message_end(self, after: int) -> Waiting[None]:
-        """End the answer, unless calls follow.
+    def _at_message_end(self, space: int, after: int) -> Waiting[None]:
+        """End the answer before the marker, unless calls follow.
 
-        after: the position after the marker.
+        space, after: the positions before and after the marker.
         """
         place = yield from self._source.after_space(after)
         if (yield from self._source.standing(self._openers, place)):
             self._drop(after)
             return
-        self.is_complete = True
-        self._source.place = len(self._source.text)
-        self._source.drop_read()
+        if self._skips:
+            self._drop(space)
+        else:
+            self._give(space)
+        self.ended_at = self._source.passed
 
     def _ends_frame(self, place: int) -> Waiting[bool]:
         """Whether the mark ends the frame: nothing follows it but white space or calls.
@@ -449,7 +452,7 @@ class PlainReader:
     """Reads an answer that is always visible text, and holds nothing back."""
 
     thoughts: Sequence[Thought] = ()
-    is_complete = False  # only the model's end token ends it
+    ended_at: int | None = None  # only the model knows when it has ended
 
     def __init__(self) -> None:
         self.certain = 0

@@ -204,7 +204,9 @@ class ChoiceText:
             text = self._tokens.push(token_id, event.logprobs[place] if event.logprobs else None)
             found = self._reader.push(text)
             parts += self._up_to_end(found) if self._may_end else found
-            self.done = self.done or self._reader.is_complete
+            if self._reader.ended_at is not None and not self.done:
+                self.done = True
+                parts += self._stops.flush()
             if self.done:
                 break
         return self._show(parts)
@@ -251,7 +253,7 @@ class ChoiceText:
         self, parts: Sequence[AnswerPart], *, is_end: bool = False
     ) -> tuple[OutputDelta, ...]:
         """Return the deltas for parts that may be shown, with the tokens that are now certain."""
-        cut = self._stops.cut
+        cut = self._reader.ended_at if self._stops.cut is None else self._stops.cut
         certain = self._reader.certain if cut is None else cut
         if self._stops.held_from is not None:
             certain = min(certain, self._stops.held_from)
@@ -364,7 +366,7 @@ class ChoiceText:
         """
         ended_here = (
             self._stops.cut is not None
-            or self._reader.is_complete
+            or self._reader.ended_at is not None
             or (self._rules.one_call and self._calls > 0)
         )
         return ChoiceFinished(

@@ -11,6 +11,7 @@ from holdfast.errors import InvalidRequest
 from holdfast.front.structured.checked import checked_schema
 from holdfast.front.structured.lark import (
     ANY,
+    LEVELS_AROUND_ARGUMENTS,
     Rules,
     escaped,
     json_value,
@@ -56,11 +57,13 @@ class CallGrammar(NamedTuple):
 class CallBlock:
     """The grammar of all calls of an answer, in one layout of a family.
 
-    calls: one for each tool and each head that may precede its arguments (`CallLayout`). left_out:
-    schema keywords that the layout cannot enforce, by tool name.
+    openers: how calls may begin, in any layout. calls: one for each tool and each head that may
+    precede its arguments (`CallLayout`). left_out: schema keywords that the layout cannot enforce, by
+    tool name.
     """
 
     layout: CallLayout
+    openers: Sequence[str]
     channels: ChannelMarkup | None
     calls: Sequence[CallGrammar]
     left_out: Mapping[str, Sequence[str]]
@@ -201,7 +204,13 @@ def _block(
                     rest=f"{_filled(rules, ''.join(fields), id_form, tool.name)} {rest}".strip(),
                 )
             )
-    return CallBlock(layout=layout, channels=form.channels, calls=calls, left_out=left_out)
+    return CallBlock(
+        layout=layout,
+        openers=form.openers,
+        channels=form.channels,
+        calls=calls,
+        left_out=left_out,
+    )
 
 
 def _end_of_call(rules: Rules, tail: str) -> str:
@@ -248,9 +257,19 @@ def only_calls(rules: Rules, blocks: Sequence[CallBlock], *, parallel: bool) -> 
     for block in blocks:
         empty = "" if block.channels is None else block.channels.empty_text
         before = f"({rules.literal(empty)})? {lead}" if empty else lead
-        opening = rules.markup(block.layout.opening.lstrip())
-        found.append(f"{before} {opening} {_calls(rules, block, parallel=parallel)}")
+        found.append(f"{before} {_opening(rules, block)} {_calls(rules, block, parallel=parallel)}")
     return one_of(found)
+
+
+def _opening(rules: Rules, block: CallBlock) -> str:
+    """An expression for the text before the first call. White space within what the reader takes for
+    the beginning of calls is as the family writes it: with other white space, the reader would take
+    a part of it for text.
+    """
+    opening = block.layout.opening.lstrip()
+    mark = max((mark for mark in block.openers if opening.startswith(mark)), key=len, default="")
+    rest = rules.markup(opening.removeprefix(mark))
+    return f"{rules.literal(mark)} {rest}" if mark else rest
 
 
 def bare_calls(
@@ -274,7 +293,8 @@ def bare_calls(
 
 def _bare_call(rules: Rules, keys: BareKeys, tool: CallableTool, space: str) -> str:
     colon, comma = f'{space} ":" {space}', f'{space} "," {space}'
-    name, value = literal(json_text(tool.name)), rules.rule(json_value(tool.arguments))
+    name = literal(json_text(tool.name))
+    value = rules.rule(json_value(tool.arguments, levels_around=LEVELS_AROUND_ARGUMENTS))
     if not keys.names:
         return f'"{{" {space} {name} {colon} {value} {space} "}}"'
     named = f"{_one_key(keys.names)} {colon} {name}"

@@ -68,10 +68,12 @@ _RAW_FORMATS: Final = {
 }
 """Patterns of formats for strings outside of JSON. They are simpler and allow only valid values."""
 
-# Indentation of JSON: at most four spaces or one tab per level. A value may be nested in another
-# one that is not part of its schema, such as the arguments of a call.
+# Indentation of JSON: at most four spaces or one tab per level
 _SPACES_A_LEVEL: Final = 4
+# A value may be nested in others that are not part of its schema: the arguments of a call are nested
+# in the call, which may be in a list of calls.
 _LEVELS_AROUND: Final = 1
+LEVELS_AROUND_ARGUMENTS: Final = 3
 _MOST_LEVELS: Final = 6  # for values that may be nested without limit
 # Regular expressions. In a grammar, a marker that is a token has no text, so they never match it.
 ANY: Final = r"(.|\n)*"
@@ -263,12 +265,14 @@ def pattern(regex: str) -> str:
     return f"/{regex_to_lark(regex, use_ascii='')}/"
 
 
-def json_value(schema: Any) -> str:
-    """An expression for a value of a clean schema, as JSON text."""
+def json_value(schema: Any, *, levels_around: int = _LEVELS_AROUND) -> str:
+    """An expression for a value of a clean schema, as JSON text. levels_around: how deep the value
+    itself may be indented.
+    """
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
     definitions = schema.get("$defs", {})
-    levels = _levels_of(schema, _MOST_LEVELS, definitions=definitions, known={}) + _LEVELS_AROUND
+    levels = _levels_of(schema, _MOST_LEVELS, definitions=definitions, known={}) + levels_around
     schema = _with_exact_formats(_with_plain_names(schema))
     escapes = _NO_ESCAPES if _may_disguise_a_name(schema) else _ESCAPES
     options = {"whitespace_pattern": white_space(levels), **_JSON_OPTIONS, **escapes}

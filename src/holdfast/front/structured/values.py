@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from holdfast.front.structured.lark import (
     ANY,
+    LEVELS_AROUND_ARGUMENTS,
     Rules,
     content_of,
     escaped,
@@ -114,7 +115,7 @@ def arguments_of(rules: Rules, tool: CallableTool, values: Values) -> tuple[str,
     """
     match values:
         case JsonObject():
-            return json_value(tool.arguments), ()
+            return json_value(tool.arguments, levels_around=LEVELS_AROUND_ARGUMENTS), ()
         case TaggedValues():
             tags = _Tags(rules, tool, values)
             return tags.arguments(), tuple(tags.left_out)

@@ -179,7 +179,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "command_r_plus": Family(
         calls=JsonCalls(
             section=("Action: ```json\n", "\n```"),
-            pairs_too=(("Action:```json", "```"), ("Action:\n```json", "```")),
+            pairs_too=(("Action:```json\n", "\n```"), ("Action:\n```json\n", "\n```")),
             array=True,
             name_key="tool_name",
             arguments_key="parameters",
