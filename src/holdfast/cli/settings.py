@@ -384,7 +384,10 @@ def _find(known: Sequence[ApiKey], name: str, path: Path) -> ApiKey:
 
 
 def _how_to_apply(path: Path) -> str:
-    return f"A running server reads {path} again on SIGHUP (`kill -HUP`) or after a restart."
+    from holdfast.cli.server_client import own_servers
+
+    command = " ".join(("kill -HUP", *(str(server.pid) for server in own_servers())))
+    return f"A running server reads {path} again on SIGHUP (`{command}`) or after a restart."
 
 
 def _print_secret(secret: str, notice: str, path: Path) -> None:
