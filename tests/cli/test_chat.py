@@ -133,10 +133,13 @@ def test_without_a_url_a_running_server_is_used_only_for_a_model_that_it_serves(
         done = holdfast_here("chat", "other", cwd=tmp_path, stdin="one\n", variables=place)
         assert (done.returncode, done.stdout) == (0, "you said: one\n")
         assert len(server.requests) == 1
-        # any other model gets a server of its own, which says what is wrong
+        # any other model gets a server of its own, which says what is wrong; a mistyped name of a
+        # served model is more likely than a folder
         done = holdfast_here("chat", "none", cwd=tmp_path, stdin="one\n", variables=place)
         assert done.returncode == 2
-        assert "there is no model folder none" in only_line(done.stderr)
+        line = only_line(done.stderr)
+        assert "there is no model folder none" in line
+        assert line.endswith(f" (your server at {server.url} serves: echo, other)")
         assert len(server.requests) == 1
 
 
