@@ -112,6 +112,15 @@ def test_run_without_a_question_shows_how_to_ask(tmp_path: Path) -> None:
     assert 'holdfast run some-model "Why' in only_line(done.stderr)
 
 
+@pytest.mark.parametrize("temperature", ["-0.1", "2.1", "hot"])
+def test_a_temperature_that_no_server_takes_is_refused_before_one_is_started(
+    temperature: str, tmp_path: Path
+) -> None:
+    done = holdfast_here("run", DEMO_ID, "Hello!", "--temperature", temperature, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Invalid value for '--temperature'" in done.stderr
+
+
 @pytest.mark.parametrize("command", ["chat", "run"])
 @pytest.mark.parametrize("stdin", ["x", ""])
 def test_a_question_in_place_of_the_model_gets_a_hint(

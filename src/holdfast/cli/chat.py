@@ -102,7 +102,7 @@ OwnServer: TypeAlias = Annotated[
 ]
 System: TypeAlias = Annotated[str, typer.Option("--system", help="System prompt.")]
 Temperature: TypeAlias = Annotated[
-    float | None, typer.Option(min=0, help="0 always takes the most likely token.")
+    float | None, typer.Option(min=0, max=2, help="0 always takes the most likely token.")
 ]
 MaxTokens: TypeAlias = Annotated[
     int, typer.Option("--max-tokens", min=1, help="Maximum length of an answer in tokens.")
