@@ -384,9 +384,9 @@ def _find(known: Sequence[ApiKey], name: str, path: Path) -> ApiKey:
 
 
 def _how_to_apply(path: Path) -> str:
-    from holdfast.cli.server_client import own_servers
+    from holdfast.front.run.running_servers import running_servers
 
-    command = " ".join(("kill -HUP", *(str(server.pid) for server in own_servers())))
+    command = " ".join(("kill -HUP", *(str(each.pid) for each in running_servers(os.environ))))
     return f"A running server reads {path} again on SIGHUP (`{command}`) or after a restart."
 
 
