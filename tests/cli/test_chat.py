@@ -112,6 +112,15 @@ def test_run_without_a_question_shows_how_to_ask(tmp_path: Path) -> None:
     assert 'holdfast run some-model "Why' in only_line(done.stderr)
 
 
+@pytest.mark.parametrize("temperature", ["-0.1", "2.1", "hot"])
+def test_a_temperature_that_no_server_takes_is_refused_before_one_is_started(
+    temperature: str, tmp_path: Path
+) -> None:
+    done = holdfast_here("run", DEMO_ID, "Hello!", "--temperature", temperature, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Invalid value for '--temperature'" in done.stderr
+
+
 @pytest.mark.parametrize("command", ["chat", "run"])
 @pytest.mark.parametrize("stdin", ["x", ""])
 def test_a_question_in_place_of_the_model_gets_a_hint(
@@ -133,10 +142,13 @@ def test_without_a_url_a_running_server_is_used_only_for_a_model_that_it_serves(
         done = holdfast_here("chat", "other", cwd=tmp_path, stdin="one\n", variables=place)
         assert (done.returncode, done.stdout) == (0, "you said: one\n")
         assert len(server.requests) == 1
-        # any other model gets a server of its own, which says what is wrong
+        # any other model gets a server of its own, which says what is wrong; a mistyped name of a
+        # served model is more likely than a folder
         done = holdfast_here("chat", "none", cwd=tmp_path, stdin="one\n", variables=place)
         assert done.returncode == 2
-        assert "there is no model folder none" in only_line(done.stderr)
+        line = only_line(done.stderr)
+        assert "there is no model folder none" in line
+        assert line.endswith(f" (your server at {server.url} serves: echo, other)")
         assert len(server.requests) == 1
 
 

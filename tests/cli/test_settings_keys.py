@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click.testing
@@ -7,6 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli.main import app
+from holdfast.files import CLAIM_PREFIX, claim
+from holdfast.front.run.running_servers import RunningServer, write_server
 from holdfast.front.server.access import hash_of, read_keys
 
 
@@ -44,6 +47,31 @@ def test_after_the_last_key_was_removed_clients_still_need_one(tmp_path: Path) -
     removed = keys(tmp_path, "rm", "alice")
     assert removed.exit_code == 0 and "delete" in removed.stdout
     assert read_keys(tmp_path / "keys.json") == ()
+
+
+def test_the_command_that_applies_a_change_names_the_running_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    run_folder = tmp_path / "cache" / "holdfast" / "run"
+    run_folder.mkdir(parents=True)
+    claimed = claim(run_folder, prefix=CLAIM_PREFIX)
+    server = RunningServer(
+        pid=4242,
+        url="http://127.0.0.1:8321",
+        port=8321,
+        started_at=0.0,
+        version="0",
+        store_folder="",
+        log_file="",
+        certificate="",
+    )
+    write_server(server, claimed.folder)
+    try:
+        assert re.search(r"`kill -HUP (\d+ )*4242( \d+)*`", keys(tmp_path, "add", "alice").stderr)
+        assert re.search(r"`kill -HUP (\d+ )*4242( \d+)*`", keys(tmp_path, "rm", "alice").stdout)
+    finally:
+        claimed.give_back()
 
 
 @pytest.mark.parametrize(

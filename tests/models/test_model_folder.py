@@ -69,6 +69,12 @@ def test_a_gguf_file_is_refused_with_a_hint(tmp_path: Path) -> None:
     assert "mlx_lm.convert" in refusal(tmp_path / "inner")
 
 
+def test_the_folder_of_an_adapter_gets_a_hint(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    said = refusal(tmp_path)
+    assert said.endswith(f"an adapter; to serve it: holdfast serve MODEL --adapter NAME={tmp_path}")
+
+
 def test_the_parent_of_a_model_folder_gets_a_hint(folder: Path) -> None:
     above = folder / "above"
     (above / "snapshots" / "abc").mkdir(parents=True)

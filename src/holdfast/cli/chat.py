@@ -102,7 +102,7 @@ OwnServer: TypeAlias = Annotated[
 ]
 System: TypeAlias = Annotated[str, typer.Option("--system", help="System prompt.")]
 Temperature: TypeAlias = Annotated[
-    float | None, typer.Option(min=0, help="0 always takes the most likely token.")
+    float | None, typer.Option(min=0, max=2, help="0 always takes the most likely token.")
 ]
 MaxTokens: TypeAlias = Annotated[
     int, typer.Option("--max-tokens", min=1, help="Maximum length of an answer in tokens.")
@@ -307,14 +307,19 @@ def _server(
         with client:
             yield client, model
         return
-    if _check_can_chat(settings.model) and (kernels := uncompiled()):
+    is_here = _check_can_chat(settings.model)
+    if is_here and (kernels := uncompiled()):
         complain(
             f"compiling kernels for this CPU ({', '.join(kernels)}); this happens once and takes "
             "about 20 s"
         )
     with contextlib.ExitStack() as stack:
         with console.status("starting") as spinner:  # in a pipe, this shows nothing
-            client = stack.enter_context(own_server(effective, on_state=spinner.update))
+            try:
+                client = stack.enter_context(own_server(effective, on_state=spinner.update))
+            except ServerFailed as error:
+                served = () if is_here or own else _served_by_running(settings.server.api_key)
+                raise ServerFailed(" ".join((str(error), *served))) from None
         yield client, _served_model(client, "")
 
 
@@ -349,6 +354,17 @@ def _running_server(effective: EffectiveSettings) -> tuple[ServerClient, str, in
     if locked is not None:
         raise ServerFailed(f"{locked}, or start another server with --own-server")
     return None
+
+
+def _served_by_running(api_key: str) -> Iterator[str]:
+    """What the user's running servers serve, one server each, for an unknown name of a model."""
+    for server in own_servers():
+        with (
+            contextlib.suppress(ServerFailed),  # it does not answer, or needs another key
+            client_of_own(server, api_key=api_key) as client,
+        ):
+            names = client.model_ids(seconds=_MODELS_SECONDS)
+            yield f"(your server at {server.url} serves: {', '.join(names) or 'nothing'})"
 
 
 def _served_model(client: ServerClient, wanted: str) -> str:

@@ -384,7 +384,10 @@ def _find(known: Sequence[ApiKey], name: str, path: Path) -> ApiKey:
 
 
 def _how_to_apply(path: Path) -> str:
-    return f"A running server reads {path} again on SIGHUP (`kill -HUP`) or after a restart."
+    from holdfast.front.run.running_servers import running_servers
+
+    command = " ".join(("kill -HUP", *(str(each.pid) for each in running_servers(os.environ))))
+    return f"A running server reads {path} again on SIGHUP (`{command}`) or after a restart."
 
 
 def _print_secret(secret: str, notice: str, path: Path) -> None:

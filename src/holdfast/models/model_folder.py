@@ -130,6 +130,8 @@ def _found_instead(folder: Path) -> str:
         return f"; did you mean {inner[0]}?"
     if next(folder.glob("*.gguf"), None) is not None:
         return f", but has GGUF files, the format of llama.cpp. {HOW_TO_CONVERT}"
+    if os.path.lexists(folder / "adapter_config.json"):
+        return f", but an adapter; to serve it: holdfast serve MODEL --adapter NAME={folder}"
     return ""
 
 

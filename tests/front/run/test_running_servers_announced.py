@@ -36,6 +36,16 @@ def test_the_block_shows_the_address_and_an_example(
     assert json.loads(words[-1])["model"] == "demo"
 
 
+def test_the_example_for_a_base_model_completes_a_text(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    announce(replace(READY, can_chat=False), LogSettings())
+    shown = capsys.readouterr().out
+    words = shlex.split(shown[shown.index("curl") :].replace("\\\n", " "))
+    assert words[1] == "http://127.0.0.1:8321/v1/completions"
+    assert json.loads(words[-1]) == {"model": "demo", "prompt": "Once upon a time"}
+
+
 def test_a_key_is_part_of_the_example_but_never_shown(capsys: pytest.CaptureFixture[str]) -> None:
     announce(replace(READY, needs_key=True), LogSettings())
     assert "$HOLDFAST_SERVER_API_KEY" in capsys.readouterr().out

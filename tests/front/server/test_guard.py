@@ -115,6 +115,23 @@ async def test_a_wrong_key_is_told_in_the_words_that_clients_look_for(
     assert "wrong" not in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        (None, "there is none"),
+        ("Bearer wrong", "it is not this server's"),
+        ("sesame", "the header authorization does not have the form Bearer KEY"),
+        ("Bearer ", "the header authorization does not have the form Bearer KEY"),
+        ("Basic sesame", "the header authorization does not have the form Bearer KEY"),
+    ],
+)
+async def test_what_is_wrong_with_a_key_is_said(header: str | None, said: str) -> None:
+    headers = {} if header is None else {"authorization": header}
+    async with client_of(ScriptedGateway(), server=ServerSettings(api_key="sesame")) as client:
+        response = await client.post(CHAT, json=chat_body(), headers=headers)
+    assert f"Incorrect API key provided: {said}. Send" in response.json()["error"]["message"]
+
+
 ONCE = [
     "host",
     "x-holdfast-tenant",

@@ -222,7 +222,8 @@ def prompt_text(
     template = bundle.template
     if template is None:
         raise InvalidRequest(
-            "the model has no chat template and cannot chat; send a text to complete instead",
+            "the model has no chat template: it is a base model, which only completes texts; choose "
+            "a model that can chat, or send a text to complete",
             field=request.prompt_field,
         )
     rendered = _rendered(request, asked, bundle, template)

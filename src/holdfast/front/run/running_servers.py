@@ -42,7 +42,7 @@ _TMPDIR = "TMPDIR"
 logger = logging.getLogger("holdfast.front.run")
 OPEN = (
     "anyone who can reach this machine over the network can use this server, because no API key is "
-    "set; set HOLDFAST_SERVER_API_KEY, or listen on 127.0.0.1"
+    "set; create one (holdfast keys add NAME), set HOLDFAST_SERVER_API_KEY, or listen on 127.0.0.1"
 )
 _MAX_SHOWN_MODELS = 8
 _MAX_ADDRESSES = 4
@@ -143,6 +143,7 @@ class ReadyServer:
     lan_urls: tuple[str, ...] = ()  # for other machines, if it listens on all addresses
     log_file: str = ""  # empty: there is none
     is_open: bool = False  # reachable from other machines without a key
+    can_chat: bool = True  # whether the first model has a chat template, as far as is known
 
 
 def announce(ready: ReadyServer, log: LogSettings) -> None:
@@ -246,10 +247,12 @@ def _store(ready: ReadyServer) -> str:
 
 def _example(ready: ReadyServer) -> str:
     key = ' -H "Authorization: Bearer $HOLDFAST_SERVER_API_KEY"' if ready.needs_key else ""
-    body = f'{{"model": "{ready.model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    path, text = "completions", '"prompt": "Once upon a time"'
+    if ready.can_chat:
+        path, text = "chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'
     return (
-        f"curl {ready.url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\\n  -d "
-        f"'{body}'"
+        f"curl {ready.url}/v1/{path}{key} -H 'Content-Type: application/json' \\\n  -d "
+        f'\'{{"model": "{ready.model}", {text}}}\''
     )
 
 

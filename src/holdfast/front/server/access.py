@@ -234,7 +234,7 @@ class KeyRing:
             )
         self._path, self._by_hash = path, {key.sha256: key for key in keys}
         return (
-            f"{len(keys)} API keys in {path}: "
+            f"{len(keys)} API {'key' if len(keys) == 1 else 'keys'} in {path}: "
             f"{', '.join(sorted(key.name for key in keys)) or 'no client can connect'}"
         )
 

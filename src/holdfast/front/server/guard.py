@@ -344,6 +344,8 @@ def _locked_out(headers: dict[bytes, bytes]) -> RequestRefused:
             f"the headers {names} contain different API keys; send only one", code="repeated_header"
         )
     what = "it is not this server's" if keys else "there is none"
+    if not keys and b"authorization" in headers:  # often the key alone, or an unset variable
+        what = "the header authorization does not have the form Bearer KEY"
     message = (
         f"Incorrect API key provided: {what}. Send the key as Authorization: Bearer KEY, x-api-key "
         "or api-key."
