@@ -67,7 +67,7 @@ def test_arguments_may_be_indented_as_in_a_list_of_calls(name: str) -> None:
     form = found.dialect.calls
     assert form is not None
     call_id = {"alnum9": "abc123XYZ", "number": "0"}.get(form.id_form, "")
-    text = form.drawn_layouts[0].write(
+    text = form.grammar_layouts[0].write(
         [Call("find_places", {"query": "Rome"}, call_id)], form.id_form
     )
     indented = text.replace('{"query": "Rome"}', '{\n            "query": "Rome"\n        }')
