@@ -436,7 +436,7 @@ class LimitsSettings:
     )
     repeated_tokens: int = _setting(
         2048,
-        "Reasoning, and an answer without `max_tokens`, is ended when this many tokens at its end "
+        "Reasoning or an answer is ended when this many tokens at its end "
         "repeat one sequence that is at most an eighth as long; 0: never.",
         limits=NOT_NEGATIVE,
     )

@@ -343,7 +343,7 @@ def token_counts(caller: Caller) -> list[Any]:
 
 
 def cancelled(caller: Caller) -> None:
-    """After a client leaves its stream, nothing keeps running and the next request is served."""
+    """A client that leaves its stream does not delay its next request until the stream has ended."""
     body = {"model": "demo", "messages": _user("Tell a story."), "max_tokens": 2000, "stream": True}
     given = {**body, "ignore_eos": True, **({"cache_salt": caller.salt} if caller.salt else {})}
     with httpx.stream(

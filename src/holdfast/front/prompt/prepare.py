@@ -762,7 +762,6 @@ def _choice_rules(
     elif chat is not None and chat.tools:
         form_field = "tools"
     at_start = len(token_ids) == 1 and token_ids.view[0] == tokenizer.bos_token_id
-    is_unlimited = request.max_tokens is None and not request.ignore_eos
     echo_text = ""
     if request.echo:
         echo_text = prompt.text or tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
@@ -779,7 +778,7 @@ def _choice_rules(
         earlier_call_ids=() if chat is None else tuple(_call_ids(chat)),
         form_field=form_field,
         want_logprobs=request.want_logprobs,
-        repeated_tokens=limits.repeated_tokens if is_unlimited else 0,
+        repeated_tokens=0 if request.ignore_eos else limits.repeated_tokens,
         at_start=at_start if chat is None else not chat.continue_last,
         tells_progress=request.tells_progress,
         echo=request.echo,
