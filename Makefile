@@ -31,9 +31,9 @@ SMOLLM2 := $(VENV)/.holdfast-smollm2
 INSTALLED_FROM := pyproject.toml bench/pyproject.toml constraints.txt tools/make_venv.sh
 # One thread per process: the models of the tests are tiny, and more threads only wait for each other.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
-# Two processes, a file's tests in one of them: what a file's servers and models cost is paid once. And compiled once, also where
+# Three processes, since they often wait, with each file's tests in one of them: what a file's servers and models cost is paid once. And compiled once, also where
 # the environment says that nothing is to be kept of it: the tests start the server a hundred times.
-IN_PROCESSES := -n 2 --dist loadfile
+IN_PROCESSES := -n 3 --dist loadfile
 COMPILED := PYTHONDONTWRITEBYTECODE=
 
 # A real model for the slow tests: 98 MB. Its wheel also asks for engines to run it, which are not needed.

@@ -17,7 +17,7 @@ from tests.fakes.server_process import ServerProcess, running_server
 OTHER_HOSTS = "*.example"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not longer: its event loop keeps others from running
 def browser() -> Iterator[Browser]:
     with running_browser(f"--host-resolver-rules=MAP {OTHER_HOSTS} 127.0.0.1") as browser:
         yield browser

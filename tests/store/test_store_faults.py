@@ -24,6 +24,7 @@ import pytest
 from holdfast.config import ResponsesSettings
 from holdfast.errors import WorkerUnavailable
 from holdfast.front.images.folder import ImageFolder
+from holdfast.models.images import image_name
 from holdfast.store.answers import AnswerFile, StoredAnswer
 from holdfast.store.block import BadBlock, ReadFailed
 from holdfast.store.folder import StoreFolder
@@ -218,24 +219,34 @@ def picture(number: int) -> bytes:
 def fill_images(folder: Path) -> None:
     images = ImageFolder(folder, max_bytes=10**6)
     for number in range(COUNT):
-        images.hold(picture(number), is_checked=True)
+        images.hold(picture(number))
 
 
 def hold_images(images: ImageFolder) -> int:
-    return sum(bool(images.hold(picture(number), is_checked=False)) for number in range(COUNT))
+    """How many images can be used."""
+    held = 0
+    for number in range(COUNT):
+        with suppress(WorkerUnavailable):
+            images.hold(picture(number))
+            held += 1
+    return held
 
 
 def use_images(folder: Path, disk: FailingDisk) -> tuple[int, int]:
     images = ImageFolder(folder, max_bytes=10**6)
     served = hold_images(images)
     with suppress(WorkerUnavailable):
-        images.hold(picture(50), is_checked=True)
+        images.hold(picture(50))
     disk.heal()
     return served, hold_images(images)
 
 
 def check_images(folder: Path) -> int:
-    return hold_images(ImageFolder(folder, max_bytes=10**6))
+    path = ImageFolder(folder, max_bytes=10**6).path
+    files = [path / image_name(picture(number), tenant="") for number in range(COUNT)]
+    return sum(
+        file.is_file() and image_name(file.read_bytes(), tenant="") == file.name for file in files
+    )
 
 
 def features(folder: Path) -> FeatureCache:

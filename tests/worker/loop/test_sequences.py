@@ -89,7 +89,7 @@ def test_scores_come_once_before_the_first_token_or_with_the_end_when_nothing_is
     ("refusal", "kind", "field"),
     [
         (QueueFull(queued=9, limit=8, retry_after_seconds=2.5), "queue_full", ""),
-        (TooLargeForMemory(needed_bytes=9, budget_bytes=8), "too_large", "max_tokens"),
+        (TooLargeForMemory(needed_bytes=9, budget_bytes=8), "too_large", ""),
         (InvalidRequest("no", field="prompt"), "invalid", "prompt"),
         (WorkerUnavailable("it ends"), "shutting_down", ""),
     ],
