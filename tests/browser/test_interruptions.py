@@ -24,6 +24,10 @@ from tests.fakes.page_script import ANSWERS
 from tests.fakes.scripted_model import write_scripted
 from tests.fakes.server_process import ServerProcess, running_server
 
+# Not daily yet: in about a third of the runs, one of the tests waits in vain for a text of the page
+# after a reload or a first message.
+pytestmark = pytest.mark.slow
+
 OTHER_HOST = "harbour.example"
 ADMIN, USER = "key-of-the-harbour-master", "key-of-a-sailor"
 PHONE = 390  # pixels
@@ -58,6 +62,16 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         arguments = ("--models", str(folder / "models.toml"), "--store", "off", *options)
         with running_server(*arguments) as server:
             yield server
+
+
+@pytest.fixture(autouse=True)
+def end_of_all_answers(server: ServerProcess) -> Iterator[None]:
+    """End the answers that a test leaves running: they keep the other model from being loaded."""
+    yield
+    headers = {"Authorization": f"Bearer {ADMIN}"}
+    with httpx.Client(base_url=server.url, headers=headers, timeout=60) as client:
+        for each in client.get("/admin/requests").raise_for_status().json()["requests"]:
+            client.delete(f"/admin/requests/{each['id']}")
 
 
 @contextlib.contextmanager
