@@ -122,6 +122,15 @@ class ReloadedCatalog:
             _log.info("the catalog is reloaded: %s", changes)
 
 
+def _begin_reading(bundles: Bundles, residency: Residency) -> None:
+    """Begin to read the tokenizers of the models that are loaded at the start."""
+    for name in residency.catalog.at_start:
+        bundles.begin(name)
+    first = residency.catalog.entries[0].name
+    if first in residency.catalog.at_start:  # the server exits if this tokenizer is broken
+        bundles.awaited.add(first)
+
+
 def build_application(
     settings: Settings,
     residency: Residency,
@@ -139,11 +148,7 @@ def build_application(
         model_of=partial(_model_of, residency),
     )
     residency.on_changed_entry = bundles.forget
-    for name in residency.catalog.at_start:
-        bundles.begin(name)
-    first = residency.catalog.entries[0].name
-    if first in residency.catalog.at_start:  # the server exits if this tokenizer is broken
-        bundles.awaited.add(first)
+    _begin_reading(bundles, residency)
     reloaded = ReloadedCatalog(partial(catalog_of, settings, os.environ), residency)
     images = ImageIntake(images_folder(settings.store.folder), settings.images)
     gateway = Gateway(residency.lease, bundles, settings.limits, settings.tools, images=images)
