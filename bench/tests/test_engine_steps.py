@@ -4,8 +4,6 @@ comparison finds.
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from holdfast.worker.engine.engine import Engine, PendingStep
@@ -13,6 +11,7 @@ from holdfast.worker.engine.plan import StepPlan
 from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.live import LiveBase
+from holdfast_bench import engine_steps
 from holdfast_bench.compare import changes_between
 from holdfast_bench.engine_steps import (
     CHUNK_TOKENS,
@@ -32,12 +31,27 @@ from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_tiny
 PROMPTS = [[5, 17, 3, 99, 42, 7], [11, 12, 13, 14, 15, 16]]
 
 
-class SleepyEngine(Engine):
-    """An engine that somebody put a sleep into."""
+class TimedEngine(Engine):
+    """An engine whose steps take 1 ms of a clock that only it moves."""
+
+    step_seconds = 0.001
+    clock_seconds = 0.0
 
     def dispatch(self, plan: StepPlan) -> PendingStep:
-        time.sleep(0.025)
+        TimedEngine.clock_seconds += self.step_seconds
         return super().dispatch(plan)
+
+    @classmethod
+    def perf_counter(cls) -> float:
+        return TimedEngine.clock_seconds
+
+    @classmethod
+    def process_time(cls) -> float:
+        return TimedEngine.clock_seconds
+
+
+class SlowerEngine(TimedEngine):
+    step_seconds = 0.0011
 
 
 def measured(engine_class: type[Engine]) -> tuple[Results, dict[str, list[list[int]]]]:
@@ -59,12 +73,13 @@ def test_the_engine_draws_what_the_bare_forward_draws() -> None:
     assert all(len(each.pooled("step_seconds")) == 5 for each in results.cases[0].contenders)
 
 
-def test_a_sleep_in_the_step_is_caught_by_the_comparison() -> None:
-    before, after = measured(Engine)[0], measured(SleepyEngine)[0]
+def test_a_slower_step_is_caught_by_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_steps, "time", TimedEngine)
+    before, after = measured(TimedEngine)[0], measured(SlowerEngine)[0]
     (change,) = [
         change for change in changes_between(before, after) if change.metric == "step_seconds"
     ]
-    assert change.after - change.before > 0.005
+    assert (change.before, change.after) == pytest.approx((0.001, 0.0011))
     assert change.verdict == "worse"
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+from collections.abc import AsyncIterator
 
 import psutil
 import pytest
@@ -20,6 +22,7 @@ from holdfast.front.fleet.memory_watch import (
     MemoryUse,
     MemoryWatch,
 )
+from holdfast.front.link.model_client import ModelClient
 from holdfast.machine.device_memory import DeviceMemory, Pressure, process_footprint
 from holdfast.wire.events import WorkerStatistics
 from tests.fakes.fake_models import FakeModels, catalog_over
@@ -145,6 +148,23 @@ async def until_pressure(made: FakeModels, pressure: Pressure) -> None:
             await asyncio.sleep(0.01)
 
 
+@contextlib.asynccontextmanager
+async def two_answers(client: ModelClient) -> AsyncIterator[None]:
+    """Two long answers that are read, so that neither is paused."""
+
+    async def read(name: str) -> None:
+        async for _ in client.submit(a_request(name, max_tokens=900_000)):
+            pass
+
+    readers = [asyncio.create_task(read(name)) for name in "xy"]
+    try:
+        yield
+    finally:
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+
+
 async def until_running(made: FakeModels, wanted: tuple[int, int], *, model: str = "a") -> None:
     """Wait until a worker says that it has this many running and queued sequences."""
     async with asyncio.timeout(60):
@@ -176,8 +196,7 @@ async def test_the_workers_are_told_the_pressure_of_all_of_them_together(
             meter.each_bytes = 490
             meter.available_bytes = 20
             await until_pressure(made, Pressure.CRITICAL)
-            async with made.lease("a", 2) as client:
-                streams = [client.submit(a_request(name, max_tokens=900_000)) for name in "xy"]
+            async with made.lease("a", 2) as client, two_answers(client):
                 await until_running(made, (1, 1))
                 psutil.Process(made.statuses()[0].pid).kill()
                 await client.worker.lost  # type: ignore[attr-defined]
@@ -186,7 +205,6 @@ async def test_the_workers_are_told_the_pressure_of_all_of_them_together(
                 meter.available_bytes = 800
                 await until_pressure(made, Pressure.NORMAL)
                 await until_running(made, (2, 0))
-                assert len(streams) == 2
         finally:
             await made.stop()
     lines = [record.message for record in caplog.records if "memory pressure" in record.message]
@@ -214,10 +232,8 @@ async def test_a_model_that_a_reload_of_the_catalog_adds_is_told_the_pressure(
         meter.available_bytes = 20
         await until_pressure(made, Pressure.CRITICAL)
         await made.take_catalog(catalog_over("a", "b"))
-        async with made.lease("b", 2) as client:
-            streams = [client.submit(a_request(name, max_tokens=900_000)) for name in "xy"]
+        async with made.lease("b", 2) as client, two_answers(client):
             await until_running(made, (1, 1), model="b")
-            assert len(streams) == 2
     finally:
         await made.stop()
 
