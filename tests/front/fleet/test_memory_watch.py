@@ -22,7 +22,7 @@ from holdfast.front.fleet.memory_watch import (
     MemoryUse,
     MemoryWatch,
 )
-from holdfast.front.link.model_client import ModelClient
+from holdfast.front.link.event_stream import EngineClient
 from holdfast.machine.device_memory import DeviceMemory, Pressure, process_footprint
 from holdfast.wire.events import WorkerStatistics
 from tests.fakes.fake_models import FakeModels, catalog_over
@@ -149,7 +149,7 @@ async def until_pressure(made: FakeModels, pressure: Pressure) -> None:
 
 
 @contextlib.asynccontextmanager
-async def two_answers(client: ModelClient) -> AsyncIterator[None]:
+async def two_answers(client: EngineClient) -> AsyncIterator[None]:
     """Two long answers that are read, so that neither is paused."""
 
     async def read(name: str) -> None:
