@@ -22,8 +22,8 @@ from typing import Any
 import httpx
 from playwright.sync_api import Page
 
-from holdfast.telemetry.history import Cell, PerformanceHistory
-from holdfast.telemetry.history_file import write_history
+from holdfast.front.telemetry.history import Cell, PerformanceHistory
+from holdfast.front.telemetry.history_file import write_history
 from tests.fakes.browser import Visitor, running_browser, visiting
 from tests.fakes.scripted_model import write_scripted
 from tests.fakes.server_process import ServerProcess, running_server, unused_port

@@ -14,9 +14,9 @@ from playwright.sync_api import Browser, Page, expect
 
 from holdfast.config import ServerSettings
 from holdfast.front.server.access import KeyRing, named_key, write_keys
+from holdfast.front.telemetry.history import Cell, PerformanceHistory
+from holdfast.front.telemetry.history_file import write_history
 from holdfast.models.quality import save_quality
-from holdfast.telemetry.history import Cell, PerformanceHistory
-from holdfast.telemetry.history_file import write_history
 from tests.fakes.browser import Visitor, visiting
 from tests.fakes.http_clients import served_on_a_thread
 from tests.fakes.page_script import LONG

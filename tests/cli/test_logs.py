@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.logs import Level, followed, last_lines, line_text
-from holdfast.telemetry.log_ring import LEVELS
+from holdfast.front.telemetry.log_ring import LEVELS
 from tests.fakes.command_line import holdfast_here, only_line
 
 
@@ -56,7 +56,7 @@ def test_the_log_of_a_stopped_server_is_found_by_its_port(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("logger", "text", "shown"),
     [
-        ("holdfast.telemetry.request_log", "1.2.3.4 GET /", "WARNING 1.2.3.4 GET /"),
+        ("holdfast.front.telemetry.request_log", "1.2.3.4 GET /", "WARNING 1.2.3.4 GET /"),
         ("holdfast.worker", "a\nb", "WARNING holdfast.worker: a\n    b"),
     ],
 )

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from holdfast.cli.performance import Range, performance, seconds_text
-from holdfast.telemetry.history import RANGES, Cell, PerformanceHistory
+from holdfast.front.telemetry.history import RANGES, Cell, PerformanceHistory
 from tests.fakes.command_line import holdfast_here
 
 

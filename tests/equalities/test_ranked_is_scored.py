@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from holdfast.front.output import Relevance
 from holdfast.front.prompt.embed_and_rank import PromptReader, Ranking, ReadPrompt, ranking
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle, load_tokenizer_bundle
+from holdfast.front.request import RankRequest
 from holdfast.models.sentence_modules import AnswerTokens
 from holdfast.wire.commands import Command
-from holdfast.wire.output import Relevance
-from holdfast.wire.requests import RankRequest
 from tests.fakes.caching_worker import CachingWorker, tiny_worker
 from tests.fakes.reference_sampler import log_probabilities
 from tests.fakes.scripted_client import model_info

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from holdfast.config import LimitsSettings
+from holdfast.front.output import OutputDelta, ToolCall, text_of, tool_calls_of
 from holdfast.front.prompt.next_turn import observer
 from holdfast.front.prompt.prepare import Prepared, prepare
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
+from holdfast.front.request import ChatPrompt, GenerationRequest
 from holdfast.front.toolcalls.call_format import Call
 from holdfast.wire.events import Finished, FinishReason, TokensGenerated
-from holdfast.wire.output import OutputDelta, ToolCall, text_of, tool_calls_of
-from holdfast.wire.requests import ChatPrompt, GenerationRequest
 from tests.fakes.scripted_client import model_info
 
 TOOLS = tuple(

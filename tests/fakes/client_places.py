@@ -11,7 +11,7 @@ from typing import Any
 from holdfast.errors import InvalidRequest
 from holdfast.front.prompt.tokenize import without_breaks
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
-from holdfast.wire.requests import ChatPrompt, GenerationRequest
+from holdfast.front.request import ChatPrompt, GenerationRequest
 from tests.fakes.agent_turns import prepared_for
 
 NEUTRAL = "aXb"

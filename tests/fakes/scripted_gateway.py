@@ -18,21 +18,7 @@ from holdfast.front.fleet.library import Library
 from holdfast.front.fleet.memory_watch import MemoryWatch
 from holdfast.front.fleet.residency import ModelStatus
 from holdfast.front.images.intake import text_only
-from holdfast.front.prompt.dialects import DialectReport
-from holdfast.front.prompt.limits import with_model_defaults
-from holdfast.front.prompt.tokenize import Tokenizer
-from holdfast.front.server.services import Services
-from holdfast.telemetry.metrics import Metrics
-from holdfast.wire.cache_map import CacheMap, CacheMapQuestion
-from holdfast.wire.commands import PinnedPrefix, SchedulerLimits
-from holdfast.wire.events import (
-    CacheOutcome,
-    CacheReport,
-    FinishReason,
-    ModelInfo,
-    WorkerStatistics,
-)
-from holdfast.wire.output import (
+from holdfast.front.output import (
     ChoiceFinished,
     Embedding,
     OutputEvent,
@@ -43,14 +29,28 @@ from holdfast.wire.output import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from holdfast.wire.requests import (
+from holdfast.front.prompt.dialects import DialectReport
+from holdfast.front.prompt.limits import with_model_defaults
+from holdfast.front.prompt.tokenize import Tokenizer
+from holdfast.front.request import (
     ChatPrompt,
     EmbeddingRequest,
     EncodedPrompt,
     GenerationRequest,
     RankRequest,
-    SamplingParams,
 )
+from holdfast.front.server.services import Services
+from holdfast.front.telemetry.metrics import Metrics
+from holdfast.wire.cache_map import CacheMap, CacheMapQuestion
+from holdfast.wire.commands import PinnedPrefix, SchedulerLimits
+from holdfast.wire.events import (
+    CacheOutcome,
+    CacheReport,
+    FinishReason,
+    ModelInfo,
+    WorkerStatistics,
+)
+from holdfast.wire.requests import SamplingParams
 from holdfast.wire.sessions import SessionCommand, SessionInfo
 from tests.fakes import toy_tokenizers
 from tests.fakes.hub_library import idle_library

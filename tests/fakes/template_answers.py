@@ -16,15 +16,15 @@ from holdfast.front.prompt.template import ChatTemplate, common_prefix
 from holdfast.front.prompt.template_probes import opens_thought
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.tokenizer_bundle import turn_end_token_ids
-from holdfast.front.structured.answer import answer_grammar
-from holdfast.front.toolcalls.dialect import ModelDialect
-from holdfast.wire.requests import (
+from holdfast.front.request import (
     ChatPrompt,
     GenerationRequest,
     OutputFormat,
     PromptText,
     ToolChoice,
 )
+from holdfast.front.structured.answer import answer_grammar
+from holdfast.front.toolcalls.dialect import ModelDialect
 from holdfast.worker.engine.constraints import GrammarMatcher, Grammars, GrammarVocabulary
 
 _ARGUMENTS: Final = {"query": 'Zürich "S"', "limit": 3}

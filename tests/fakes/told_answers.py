@@ -11,6 +11,13 @@ from typing import Any
 
 from holdfast.front.answers.answer import AnswerReader
 from holdfast.front.answers.choice import ChoiceRules, ChoiceText
+from holdfast.front.output import (
+    OutputEvent,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.toolcalls.call_format import (
     AnswerPart,
@@ -22,13 +29,6 @@ from holdfast.front.toolcalls.call_format import (
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import ModelDialect
 from holdfast.wire.events import Finished, FinishReason, TokensGenerated
-from holdfast.wire.output import (
-    OutputEvent,
-    TextDelta,
-    ToolArgumentsDelta,
-    ToolCallFinished,
-    ToolCallStarted,
-)
 from holdfast.wire.requests import TokenIds
 
 

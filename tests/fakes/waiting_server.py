@@ -12,8 +12,8 @@ import asyncio
 import sys
 
 from holdfast.config import ServerSettings
+from holdfast.front.request import GenerationRequest
 from holdfast.front.server import answers as server_answers
-from holdfast.wire.requests import GenerationRequest
 from tests.fakes.http_clients import served
 from tests.fakes.scripted_gateway import Script, ScriptedGateway, ScriptedStream, answer
 

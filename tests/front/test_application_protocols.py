@@ -15,8 +15,8 @@ from holdfast.config import LimitsSettings
 from holdfast.front.application import create_application
 from holdfast.front.prompt.prepare import prepare
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
+from holdfast.front.request import GenerationRequest
 from holdfast.front.server.services import Services
-from holdfast.wire.requests import GenerationRequest
 from tests.fakes.client_places import control_tokens, controls_of
 from tests.fakes.family_bundles import bundle
 from tests.fakes.family_templates import FAMILY_TEMPLATES

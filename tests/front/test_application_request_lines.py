@@ -10,7 +10,7 @@ import pytest
 from holdfast.config import LogSettings, ServerSettings
 from holdfast.errors import GenerationFailed, InvalidRequest
 from holdfast.front.application import create_application
-from holdfast.telemetry.request_log import RequestRecord
+from holdfast.front.telemetry.request_log import RequestRecord
 from tests.fakes.http_clients import (
     CHAT,
     COMPLETIONS,

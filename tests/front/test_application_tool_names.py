@@ -12,7 +12,7 @@ import pytest
 from holdfast.config import LimitsSettings
 from holdfast.front.prompt.prepare import prepare
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
-from holdfast.wire.requests import ChatPrompt, GenerationRequest
+from holdfast.front.request import ChatPrompt, GenerationRequest
 from tests.fakes.family_bundles import bundle
 from tests.fakes.family_templates import FAMILY_TEMPLATES
 from tests.fakes.http_clients import client_of

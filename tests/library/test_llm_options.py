@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from holdfast.errors import InvalidRequest
-from holdfast.library.llm import chat_request, request_of
-from holdfast.wire.requests import (
+from holdfast.front.request import (
     DEFAULT_ANSWER_TOKENS,
     ChatPrompt,
     OutputFormat,
     Thinking,
     ToolChoice,
 )
+from holdfast.library.llm import chat_request, request_of
 
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}

@@ -22,7 +22,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 
 from holdfast.config import ResponsesSettings
-from holdfast.store.responses import RecordKey, ResponseFile
+from holdfast.front.records.responses import RecordKey, ResponseFile
 from tests.fakes.server_process import ServerProcess, until
 
 TEXT = (

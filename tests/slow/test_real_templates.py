@@ -23,7 +23,7 @@ from holdfast.front.prompt.text_places import breakpoint_places
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle, frame_of
 from holdfast.front.prompt.turn_ends import find_turn_ends
-from holdfast.wire.requests import CacheBreakpoint, ChatPrompt
+from holdfast.front.request import CacheBreakpoint, ChatPrompt
 from tests.fakes.agent_turns import QUESTION, spoken, turn
 from tests.fakes.client_places import controls_of, wrong_places
 from tests.fakes.family_templates import tokenizer_for

@@ -10,9 +10,9 @@ from threading import Barrier, Timer
 import pytest
 
 from holdfast.config import ResponsesSettings
-from holdfast.store.answers import SECRET_BYTES, AnswerFile
+from holdfast.front.records.answers import SECRET_BYTES, AnswerFile
+from holdfast.front.records.responses import ResponseFile
 from holdfast.store.index import BlockIndex, make_tables, use_write_ahead_log
-from holdfast.store.responses import ResponseFile
 
 SERVERS, ATTEMPTS = 6, 20
 

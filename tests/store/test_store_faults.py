@@ -24,16 +24,16 @@ import pytest
 from holdfast.config import ResponsesSettings
 from holdfast.errors import WorkerUnavailable
 from holdfast.front.images.folder import ImageFolder
+from holdfast.front.records.answers import AnswerFile, StoredAnswer
+from holdfast.front.records.responses import FileDamaged, RecordKey, RecordMissing, ResponseFile
+from holdfast.front.telemetry.history import PerformanceHistory
+from holdfast.front.telemetry.history_file import HistoryFile, write_history
 from holdfast.models.images import image_name
-from holdfast.store.answers import AnswerFile, StoredAnswer
 from holdfast.store.block import BadBlock, ReadFailed
 from holdfast.store.folder import StoreFolder
 from holdfast.store.inspect import verify_store
 from holdfast.store.io_thread import RETRY_SECONDS
-from holdfast.store.responses import FileDamaged, RecordKey, RecordMissing, ResponseFile
 from holdfast.store.store import BlockStore
-from holdfast.telemetry.history import PerformanceHistory
-from holdfast.telemetry.history_file import HistoryFile, write_history
 from holdfast.worker.vision.feature_cache import FeatureCache
 from holdfast.worker.vision.model import ImageFeatures
 from tests.fakes.failing_disk import ERRORS, OPERATIONS, FailingDisk, failing_disk

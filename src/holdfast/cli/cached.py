@@ -12,7 +12,7 @@ import typer
 
 from holdfast.cli.output import Json, count_text, print_json, size_text, time_text
 from holdfast.cli.server_client import CACHE_OPTIONS, ServerClient, server_command
-from holdfast.telemetry.request_log import printable
+from holdfast.front.telemetry.request_log import printable
 
 # as in front/admin/cache.py, which needs the web framework
 CACHE_PATH = "/admin/cache"

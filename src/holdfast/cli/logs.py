@@ -101,7 +101,7 @@ def _asked_lines(
     api_key: str | None,
 ) -> Iterator[str]:
     """Yield lines of a running server. Raises NoSuchServer, ServerFailed."""
-    from holdfast.telemetry.log_ring import MOST_LINES
+    from holdfast.front.telemetry.log_ring import MOST_LINES
 
     if api_key is None:
         api_key = read_settings().settings.server.api_key
@@ -136,7 +136,7 @@ def _log_of(number: int | None) -> Path:
     Raises LogUnavailable, NoSuchServer.
     """
     from holdfast.files import logs_folder
-    from holdfast.telemetry.logs import LOG_SUFFIX
+    from holdfast.front.telemetry.logs import LOG_SUFFIX
 
     running = own_servers()
     with_log = [server for server in running if server.log_file]

@@ -93,7 +93,7 @@ def complain(message: str, *, log_format: str = "text") -> None:
     """
     line = " ".join(message.split())
     if log_format == "json":
-        from holdfast.telemetry.logs import JsonLines
+        from holdfast.front.telemetry.logs import JsonLines
 
         typer.echo(
             JsonLines().format(

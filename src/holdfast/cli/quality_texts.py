@@ -17,8 +17,9 @@ from random import Random
 from holdfast.errors import ConfigError
 from holdfast.front.prompt.template import ChatTemplate, load_template
 from holdfast.front.prompt.tokenize import Tokenizer, load_tokenizer
+from holdfast.front.request import ChatPrompt
 from holdfast.models.quality import Passage
-from holdfast.wire.requests import ChatPrompt, TokenIds
+from holdfast.wire.requests import TokenIds
 
 WINDOW_TOKENS = 2048  # a text is read in windows of at most this length
 LEAST_TOKENS = 512  # in a shorter text, hardly any token has quantized tokens before it

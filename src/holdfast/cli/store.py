@@ -45,7 +45,7 @@ from holdfast.wire.sessions import SESSION_OPERATIONS, SESSIONS_PATH, OperationN
 
 if TYPE_CHECKING:
     from holdfast.front.run.running_servers import RunningServer
-    from holdfast.store.inspect import ModelHoldings, StoreSummary, VerifyReport
+    from holdfast.store.inspect import ModelHoldings, RemovalReport, StoreSummary, VerifyReport
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _NEVER = "never"
@@ -168,12 +168,27 @@ def clear(
             blocks = count_text(sum(kept.blocks for kept in chosen), "block")
             size = size_text(sum(kept.file_bytes for kept in chosen))
             typer.confirm(f"Delete {blocks} ({size}) in {path}?", abort=True)
-        targets: list[str | None] = [kept.model for kept in chosen]
+        reports = [clear_store(path, model=kept.model) for kept in chosen if model is not None]
         if model is None:
-            targets = [None]
-        reports = [clear_store(path, model=target) for target in targets]
+            reports.append(_clear_all(path))
     deleted = count_text(sum(len(report.keys) for report in reports), "block")
     typer.echo(f"deleted {deleted}, {size_text(sum(report.freed_bytes for report in reports))}")
+
+
+def _clear_all(folder: Path) -> RemovalReport:
+    """Delete everything in a store's folder.
+
+    Known answers are hashed, so their model is unknown, and responses belong to no model: they are
+    only deleted together with everything.
+    """
+    from holdfast.front.records.answers import clear_answers
+    from holdfast.front.records.responses import clear_responses
+    from holdfast.store.inspect import clear_store
+
+    report = clear_store(folder)
+    clear_answers(folder)
+    clear_responses(folder)
+    return report
 
 
 @contextlib.contextmanager
@@ -662,10 +677,10 @@ def _state_kinds(config: Path | None) -> list[StateKind]:
 
 
 def _kinds_in_store(folder: Path, settings: Settings) -> list[StateKind]:
-    from holdfast.store.answers import MOST_BYTES, clear_answers
-    from holdfast.store.inspect import clear_store, summarize_store
+    from holdfast.front.records.answers import MOST_BYTES, clear_answers
+    from holdfast.front.records.responses import clear_responses
+    from holdfast.store.inspect import summarize_store
     from holdfast.store.maintenance import store_limits
-    from holdfast.store.responses import clear_responses
 
     def is_used_by(server: RunningServer) -> bool:
         return server.store_folder == str(folder)
@@ -682,7 +697,7 @@ def _kinds_in_store(folder: Path, settings: Settings) -> list[StateKind]:
             what="the prefix cache and sessions; clearing it also clears all of the following",
             place=folder,
             bound="a fifth of the volume" if allowed_bytes is None else size_text(allowed_bytes),
-            clear=lambda: clear_store(folder) if exists else None,
+            clear=lambda: _clear_all(folder) if exists else None,
             is_used_by=is_used_by,
             other_kinds=("responses", "answers", "images"),
         ),
@@ -714,7 +729,7 @@ def _kinds_in_store(folder: Path, settings: Settings) -> list[StateKind]:
 def _log_kinds(settings: Settings) -> list[StateKind]:
     from holdfast.files import performance_folder, state_folder
     from holdfast.front.fleet.worker_files import MOST_REPORTS
-    from holdfast.telemetry.history import MOST_BYTES
+    from holdfast.front.telemetry.history import MOST_BYTES
 
     logs = state_folder(os.environ) / "logs"
     log_size = size_text(settings.log.file_bytes * (settings.log.old_files + 1))

@@ -44,16 +44,16 @@ from holdfast.front.server.dialect import (
 from holdfast.front.server.guard import LOCAL_ORIGIN, ForwardedAddresses, Guard, trusted_networks
 from holdfast.front.server.request import json_response
 from holdfast.front.server.services import Services, disconnected, named_model, served_models
-from holdfast.front.tokens import TOKENS
-from holdfast.telemetry.metrics import Metrics
-from holdfast.telemetry.request_log import (
+from holdfast.front.telemetry.metrics import Metrics
+from holdfast.front.telemetry.request_log import (
     PAGE_HEADER,
     RECORD,
     UNKNOWN_ROUTE,
     RequestRecord,
     write_line,
 )
-from holdfast.telemetry.traces import Traces
+from holdfast.front.telemetry.traces import Traces
+from holdfast.front.tokens import TOKENS
 
 # OpenAI's clients read the first header, Anthropic's clients the second
 _ID_HEADERS = (b"x-request-id", b"request-id")

@@ -14,6 +14,8 @@ from starlette.responses import Response
 
 from holdfast.front.openai.answers import ErrorBody, openai_error
 from holdfast.front.openai.endpoints import ReadUsage, usage_of
+from holdfast.front.output import Relevance
+from holdfast.front.request import RankMethod, RankRequest
 from holdfast.front.server.dialect import Dialect, answers_of, operation, request_of
 from holdfast.front.server.fields import (
     INT32_MAX,
@@ -29,8 +31,6 @@ from holdfast.front.server.generation import SESSION_FIELDS, RankPlan, rank
 from holdfast.front.server.problem import invalid_field
 from holdfast.front.server.request import parse
 from holdfast.front.server.services import Services, model_of
-from holdfast.wire.output import Relevance
-from holdfast.wire.requests import RankMethod, RankRequest
 
 _CUTS = (
     "max_tokens_per_doc",

@@ -19,13 +19,14 @@ from holdfast.front.openai.fields import TokenId
 from holdfast.front.openai.messages import ChatMessage
 from holdfast.front.prompt.limits import check_token_ids
 from holdfast.front.prompt.tokenize import Tokenizer
+from holdfast.front.request import EncodedPrompt
 from holdfast.front.server.dialect import Dialect, answers_of, operation, request_of
 from holdfast.front.server.fields import STRICT, Model, optional
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.request import extended, json_response, read_json
 from holdfast.front.server.services import Services, model_of, without_adapter
-from holdfast.telemetry.request_log import RECORD
-from holdfast.wire.requests import EncodedPrompt, TokenIds
+from holdfast.front.telemetry.request_log import RECORD
+from holdfast.wire.requests import TokenIds
 
 MAX_CHARACTERS = 8_000_000  # per text; tokenization takes about 1 µs per character
 

@@ -25,6 +25,18 @@ from holdfast.front.images.folder import images_folder
 from holdfast.front.images.intake import ImageIntake
 from holdfast.front.images.sources import ImageSource, image_part, is_image_kind, with_image
 from holdfast.front.link.event_stream import refusal
+from holdfast.front.output import (
+    ChoiceFinished,
+    OutputDelta,
+    OutputEvent,
+    PromptProgress,
+    TextDelta,
+    TokenText,
+    ToolCall,
+    TruncatedPart,
+    text_of,
+    tool_calls_of,
+)
 from holdfast.front.prompt.conversation import answer_message
 from holdfast.front.prompt.embed_and_rank import (
     PromptReader,
@@ -38,6 +50,20 @@ from holdfast.front.prompt.limits import tenant_of
 from holdfast.front.prompt.next_turn import Observe, observer
 from holdfast.front.prompt.prepare import NO_IMAGES, Layouts, prepare
 from holdfast.front.prompt.tokenizer_bundle import load_tokenizer_bundle
+from holdfast.front.records.answers import AnswerFile
+from holdfast.front.request import (
+    DEFAULT_ANSWER_TOKENS,
+    RANDOM_SEED,
+    ChatPrompt,
+    EmbeddingRequest,
+    GenerationRequest,
+    OutputFormat,
+    Prompt,
+    Thinking,
+    ThinkingEffort,
+    ToolChoice,
+    Truncation,
+)
 from holdfast.library.in_process import (
     BlockingEventStream,
     InProcessClient,
@@ -47,7 +73,6 @@ from holdfast.library.in_process import (
 from holdfast.models.adapter_folder import adapter_folders
 from holdfast.models.download import resolve_model, served_id
 from holdfast.models.draft_pairs import DraftFolder, draft_of
-from holdfast.store.answers import AnswerFile
 from holdfast.store.folder import library_folder
 from holdfast.wire.commands import SequenceRequest, WorkerSettings
 from holdfast.wire.events import (
@@ -59,33 +84,7 @@ from holdfast.wire.events import (
     WorkerFailed,
     WorkerStatistics,
 )
-from holdfast.wire.output import (
-    ChoiceFinished,
-    OutputDelta,
-    OutputEvent,
-    PromptProgress,
-    TextDelta,
-    TokenText,
-    ToolCall,
-    TruncatedPart,
-    text_of,
-    tool_calls_of,
-)
-from holdfast.wire.requests import (
-    DEFAULT_ANSWER_TOKENS,
-    RANDOM_SEED,
-    ChatPrompt,
-    EmbeddingRequest,
-    GenerationRequest,
-    OutputFormat,
-    Pooling,
-    Prompt,
-    SamplingParams,
-    Thinking,
-    ThinkingEffort,
-    ToolChoice,
-    Truncation,
-)
+from holdfast.wire.requests import Pooling, SamplingParams
 from holdfast.wire.sessions import SessionCommand, SessionInfo
 from holdfast.worker.loop.process import serve_model
 

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.store.answers import clear_answers
 from holdfast.store.block import (
     BadBlock,
     BlockKey,
@@ -25,12 +24,7 @@ from holdfast.store.block import (
 )
 from holdfast.store.folder import StoreFolder, record_files
 from holdfast.store.index import BlockIndex, IndexSupervisor
-from holdfast.store.maintenance import (
-    StoreLimits,
-    StoreMaintenance,
-    quarantined_files,
-)
-from holdfast.store.responses import clear_responses
+from holdfast.store.maintenance import StoreLimits, StoreMaintenance, quarantined_files
 from holdfast.store.write_ahead import salvage
 
 
@@ -187,10 +181,9 @@ def prune_store(folder: Path, *, limits: StoreLimits) -> RemovalReport:
 
 
 def clear_store(folder: Path, *, model: str | None = None) -> RemovalReport:
-    """Delete everything, or the blocks and sessions of one model (short name).
+    """Delete blocks, sessions and images, or only the blocks and sessions of one model (short name).
 
-    Answers, responses and images are only deleted together with everything: answers are hashed, so
-    their model is unknown, and responses and images belong to no model. Raises StoreRefused, OSError.
+    The front's records (known answers, stored responses) stay. Raises StoreRefused, OSError.
     """
     with _opened(folder, StoreLimits()) as opened:
         found = list(opened.folder.block_files(model=model))
@@ -203,8 +196,6 @@ def clear_store(folder: Path, *, model: str | None = None) -> RemovalReport:
         for each in {file.model for file in found}:
             opened.folder.remove_name(each)
         if model is None:
-            clear_answers(opened.folder.path)
-            clear_responses(opened.folder.path)
             shutil.rmtree(opened.folder.path / "images", ignore_errors=True)
             for path in quarantined_files(opened.folder.quarantine_folder):
                 path.unlink(missing_ok=True)

@@ -101,34 +101,6 @@ class ImageFigures(msgspec.Struct, kw_only=True):
     reused: int = 0  # images whose features were kept from earlier
 
 
-class ResidencyFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model is loaded and used, with counters since the server's start."""
-
-    loaded: int = 0  # 0 or 1
-    leases: int = 0  # requests that use the model now
-    waiting: int = 0  # requests that wait until there is room to load the model
-    footprint_bytes: int = 0  # memory of the model, as measured
-    # number of loads by result (loaded, failed), and of unloads by cause (room, idle, asked)
-    changes: dict[str, int] = {}
-    # total waiting time of requests, by the value of their WaitReason (place, load)
-    wait_seconds: dict[str, float] = {}
-
-
-class PressureFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory of all workers together, and the level of memory pressure derived from it.
-
-    level: normal; warning, above the first watermark; or critical, above the second one.
-    changes: how often each level has begun since the server's start.
-    """
-
-    level: Literal["normal", "warning", "critical"] = "normal"
-    footprint_bytes: int = 0
-    limit_bytes: int = 0  # 0 until it was measured
-    first_watermark_bytes: int = 0
-    second_watermark_bytes: int = 0
-    changes: dict[str, int] = {}
-
-
 class WaitReason(enum.Enum):
     """What a request waits for.
 

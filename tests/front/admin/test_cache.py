@@ -9,14 +9,14 @@ import httpx
 import pytest
 
 from holdfast.config import LogSettings, ServerSettings
+from holdfast.front.output import ChoiceFinished, DivergentTexts
+from holdfast.front.request import GenerationRequest
 from holdfast.front.server.access import KeyRing, named_key, write_keys
 from holdfast.front.server.answers import Explanation
 from holdfast.front.server.misses import RecentMisses
-from holdfast.telemetry.request_log import RequestRecord
+from holdfast.front.telemetry.request_log import RequestRecord
 from holdfast.wire.cache_map import CacheMap, CachePart, CacheTree
 from holdfast.wire.events import CacheOutcome, CacheReport, Divergence, FinishReason
-from holdfast.wire.output import ChoiceFinished, DivergentTexts
-from holdfast.wire.requests import GenerationRequest
 from tests.fakes.http_clients import client_of
 from tests.fakes.scripted_gateway import MODEL, ScriptedControl, ScriptedGateway
 

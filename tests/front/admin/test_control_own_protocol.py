@@ -25,6 +25,8 @@ from holdfast.errors import GenerationFailed, QueueFull, WorkerUnavailable
 from holdfast.front.application import DIALECTS
 from holdfast.front.fleet.residency import Residency
 from holdfast.front.fleet.slot import ModelFiles
+from holdfast.front.output import ChoiceFinished, TextDelta
+from holdfast.front.request import GenerationRequest
 from holdfast.front.run.web import build_application
 from holdfast.front.server import answers as server_answers
 from holdfast.front.server.answers import (
@@ -41,8 +43,7 @@ from holdfast.front.server.problem import Problem
 from holdfast.front.server.request import parse
 from holdfast.front.server.services import Services, first_model
 from holdfast.wire.commands import WorkerSettings
-from holdfast.wire.output import ChoiceFinished, TextDelta
-from holdfast.wire.requests import GenerationRequest, SamplingParams
+from holdfast.wire.requests import SamplingParams
 from tests.fakes.fake_models import catalog_over
 from tests.fakes.http_clients import CHAT, Exchange, chat_body, client_of, served
 from tests.fakes.scripted_gateway import (

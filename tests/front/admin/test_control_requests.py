@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from holdfast.config import ServerSettings
+from holdfast.front.output import PromptProgress
 from holdfast.front.server.access import KeyRing, named_key, write_keys
 from holdfast.wire.events import WaitReason
-from holdfast.wire.output import PromptProgress
 from tests.fakes.http_clients import (
     CHAT,
     MESSAGES,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.telemetry.log_ring import LogRing
+from holdfast.front.telemetry.log_ring import LogRing
 from tests.fakes.http_clients import Exchange, client_of, events_of
 from tests.fakes.scripted_gateway import ScriptedGateway
 

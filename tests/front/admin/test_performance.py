@@ -8,8 +8,8 @@ import pytest
 
 from holdfast.config import ServerSettings
 from holdfast.front.application import create_application
-from holdfast.telemetry.history import Cell
-from holdfast.telemetry.history_file import HistoryFile
+from holdfast.front.telemetry.history import Cell
+from holdfast.front.telemetry.history_file import HistoryFile
 from tests.fakes.http_clients import CHAT, chat_body, client_of
 from tests.fakes.scripted_gateway import MODEL, ScriptedGateway, scripted_services
 

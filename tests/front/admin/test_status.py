@@ -9,12 +9,12 @@ import pytest
 
 from holdfast.front.admin.status import Health
 from holdfast.front.prompt.dialects import DialectReport, ThinkingReport
+from holdfast.front.telemetry.metrics import ResidencyFigures
 from holdfast.models.quality import QualityReport, save_quality
 from holdfast.wire.events import (
     CacheFigures,
     FinishReason,
     Histogram,
-    ResidencyFigures,
     StoreFigures,
     WorkerStatistics,
 )

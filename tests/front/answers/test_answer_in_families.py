@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.front.output import ChoiceFinished
 from holdfast.front.prompt.known_answers import meaning_of_deltas, meaning_of_text
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.front.toolcalls.call_format import Call
 from holdfast.front.toolcalls.dialect import ModelDialect, ReasoningFormat
 from holdfast.front.toolcalls.families import FAMILIES as RECORDS
 from holdfast.wire.events import FinishReason
-from holdfast.wire.output import ChoiceFinished
 from tests.fakes.family_bundles import bundle
 from tests.fakes.family_templates import FAMILY_TEMPLATES
 from tests.fakes.recorded_answers import TOOLS

@@ -13,6 +13,13 @@ from tokenizers import Tokenizer
 from holdfast.errors import GenerationFailed, InvalidRequest
 from holdfast.front.answers.choice import ChoiceRules, ChoiceText
 from holdfast.front.answers.pieces import TokenPieces
+from holdfast.front.output import (
+    ChoiceFinished,
+    DivergentTexts,
+    OutputEvent,
+    PromptProgress,
+    TextDelta,
+)
 from holdfast.wire.events import (
     Accepted,
     CacheOutcome,
@@ -27,13 +34,6 @@ from holdfast.wire.events import (
     TokensGenerated,
 )
 from holdfast.wire.images import FIRST_IMAGE_KEY
-from holdfast.wire.output import (
-    ChoiceFinished,
-    DivergentTexts,
-    OutputEvent,
-    PromptProgress,
-    TextDelta,
-)
 from holdfast.wire.requests import TokenIds
 from tests.fakes import toy_tokenizers
 

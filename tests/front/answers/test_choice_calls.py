@@ -16,12 +16,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from holdfast.front.answers.choice import ChoiceRules, ChoiceText
 from holdfast.front.answers.pieces import TokenPieces
-from holdfast.front.toolcalls.call_format import Call
-from holdfast.front.toolcalls.declared import DeclaredTools
-from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect, ReasoningFormat
-from holdfast.front.toolcalls.families import FAMILIES
-from holdfast.wire.events import Accepted, Finished, FinishReason, TokenLogprob, TokensGenerated
-from holdfast.wire.output import (
+from holdfast.front.output import (
     ChoiceFinished,
     OutputDelta,
     OutputEvent,
@@ -31,6 +26,11 @@ from holdfast.wire.output import (
     ToolCallStarted,
     text_of,
 )
+from holdfast.front.toolcalls.call_format import Call
+from holdfast.front.toolcalls.declared import DeclaredTools
+from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect, ReasoningFormat
+from holdfast.front.toolcalls.families import FAMILIES
+from holdfast.wire.events import Accepted, Finished, FinishReason, TokenLogprob, TokensGenerated
 from holdfast.wire.requests import TokenIds
 from tests.fakes import toy_tokenizers
 

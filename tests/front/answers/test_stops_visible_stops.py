@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.front.answers.stops import VisibleStops
+from holdfast.front.output import TextKind
 from holdfast.front.toolcalls.call_format import CallEnded, Segment
-from holdfast.wire.output import TextKind
 
 pieces = st.lists(
     st.tuples(

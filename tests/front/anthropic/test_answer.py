@@ -17,11 +17,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from holdfast.front.anthropic.answer import MessageEvent, MessagesAnswer
-from holdfast.front.server.access import Seal
-from holdfast.front.server.answers import TokenCounts, WholeChoice
-from holdfast.front.server.problem import Problem
-from holdfast.wire.events import FinishReason
-from holdfast.wire.output import (
+from holdfast.front.output import (
     ChoiceFinished,
     OutputDelta,
     OutputEvent,
@@ -30,6 +26,10 @@ from holdfast.wire.output import (
     ToolCallFinished,
     ToolCallStarted,
 )
+from holdfast.front.server.access import Seal
+from holdfast.front.server.answers import TokenCounts, WholeChoice
+from holdfast.front.server.problem import Problem
+from holdfast.wire.events import FinishReason
 from tests.fakes.http_clients import named_events_of
 from tests.fakes.scripted_gateway import answer, calling
 

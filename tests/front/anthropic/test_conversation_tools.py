@@ -6,8 +6,8 @@ import pytest
 
 from holdfast.config import LimitsSettings
 from holdfast.front.anthropic.conversation import MessagesTool, choice_of, shown_tools
+from holdfast.front.request import ToolChoice
 from holdfast.front.server.problem import RequestRefused
-from holdfast.wire.requests import ToolChoice
 
 LIMITS = LimitsSettings(max_tools=4)
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}

@@ -13,11 +13,11 @@ import pytest
 
 from holdfast.config import LimitsSettings
 from holdfast.front.application import create_application
+from holdfast.front.output import tool_calls_of
 from holdfast.front.prompt.prepare import Prepared, prepare
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
+from holdfast.front.request import GenerationRequest
 from holdfast.front.toolcalls.call_format import Call
-from holdfast.wire.output import tool_calls_of
-from holdfast.wire.requests import GenerationRequest
 from tests.fakes.agent_turns import answer
 from tests.fakes.family_bundles import bundle
 from tests.fakes.family_templates import FAMILY_TEMPLATES

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from holdfast.config import LimitsSettings
 from holdfast.front.anthropic.messages import MessagesRequest
+from holdfast.front.request import CacheBreakpoint, ChatPrompt, OutputFormat, Thinking
 from holdfast.front.server import answers as server_answers
-from holdfast.wire.requests import CacheBreakpoint, ChatPrompt, OutputFormat, Thinking
 from tests.fakes.http_clients import MESSAGES, Exchange, client_of, message_body, named_events_of
 from tests.fakes.scripted_gateway import (
     MODEL,

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.wire.requests import ChatPrompt
+from holdfast.front.request import ChatPrompt
 from tests.fakes.http_clients import HELLO, MESSAGES, client_of, message_body
 from tests.fakes.scripted_gateway import ScriptedGateway, answer
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.front.ollama.answer import ChatLine, ChatLines, GenerateLine, GenerateLines
+from holdfast.front.output import ChoiceFinished, OutputDelta, TextDelta
 from holdfast.front.server.answers import TokenCounts, WholeChoice
 from holdfast.wire.events import FinishReason, Timings
-from holdfast.wire.output import ChoiceFinished, OutputDelta, TextDelta
 from tests.fakes.scripted_gateway import calling, token
 
 COUNTS = TokenCounts(prompt_tokens=9, completion_tokens=4, cached_tokens=3)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from holdfast.errors import GenerationFailed, QueueFull
+from holdfast.front.output import TextDelta
+from holdfast.front.request import ChatPrompt, OutputFormat
 from holdfast.wire.events import FinishReason
-from holdfast.wire.output import TextDelta
-from holdfast.wire.requests import ChatPrompt, OutputFormat
 from tests.fakes.http_clients import Exchange, client_of
 from tests.fakes.ollama_bodies import (
     CHAT,

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.front.ollama.answer import packed, unpacked
+from holdfast.front.request import ChatPrompt
 from holdfast.front.server.problem import RequestRefused
-from holdfast.wire.requests import ChatPrompt, SamplingParams
+from holdfast.wire.requests import SamplingParams
 from tests.fakes.http_clients import client_of
 from tests.fakes.ollama_bodies import GENERATE, asked, lines_of
 from tests.fakes.scripted_gateway import MODEL, ScriptedControl, ScriptedGateway, answer, calling

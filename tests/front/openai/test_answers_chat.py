@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from holdfast.front.openai.answers import ChatCompletion
-from holdfast.wire.events import FinishReason
-from holdfast.wire.output import (
+from holdfast.front.output import (
     PromptProgress,
     TextDelta,
     TokenText,
@@ -17,6 +16,7 @@ from holdfast.wire.output import (
     ToolCallFinished,
     ToolCallStarted,
 )
+from holdfast.wire.events import FinishReason
 from tests.fakes.http_clients import CHAT, NOTHING_DRAFTED, chat_body, client_of, events_of
 from tests.fakes.scripted_gateway import (
     MODEL,

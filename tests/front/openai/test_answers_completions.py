@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from holdfast.front.openai.answers import TextCompletion, completion_logprobs
-from holdfast.wire.output import TextDelta, TokenText
-from holdfast.wire.requests import GenerationRequest
+from holdfast.front.output import TextDelta, TokenText
+from holdfast.front.request import GenerationRequest
 from tests.fakes.http_clients import (
     COMPLETIONS,
     NOTHING_DRAFTED,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.wire.requests import ChatPrompt
+from holdfast.front.request import ChatPrompt
 from tests.fakes.http_clients import accepted_chat, refused_chat
 
 

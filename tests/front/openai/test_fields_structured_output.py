@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.wire.requests import OutputFormat
+from holdfast.front.request import OutputFormat
 from tests.fakes.http_clients import CHAT, COMPLETIONS, chat_body, client_of, completion_body
 from tests.fakes.scripted_gateway import ScriptedGateway
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from holdfast.config import LimitsSettings
-from holdfast.wire.requests import ToolChoice
+from holdfast.front.request import ToolChoice
 from tests.fakes.http_clients import CHAT, accepted_chat, chat_body, client_of, refused_chat
 from tests.fakes.scripted_gateway import ScriptedGateway
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from holdfast.front.prompt.canonical import FirstForms, canonical
 from holdfast.front.prompt.tool_definitions import in_usual_order
-from holdfast.wire.requests import ChatPrompt
+from holdfast.front.request import ChatPrompt
 
 BILLING = "x-anthropic-billing-header: cc_version=2.1.7.e2b; cc_entrypoint=cli; cch=1f83a;"
 WEATHER = {

@@ -13,7 +13,7 @@ from holdfast.front.prompt.prepare import prompt_text
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
-from holdfast.wire.requests import ChatPrompt, GenerationRequest
+from holdfast.front.request import ChatPrompt, GenerationRequest
 from tests.fakes import toy_tokenizers
 from tests.fakes.scripted_client import model_info
 

@@ -18,9 +18,9 @@ from holdfast.front.prompt.conversation import (
     with_roles,
 )
 from holdfast.front.prompt.template import ChatTemplate
+from holdfast.front.request import ChatPrompt
 from holdfast.front.toolcalls.call_format import Call, CallFormat
 from holdfast.front.toolcalls.tagged_parameters import TaggedParameters
-from holdfast.wire.requests import ChatPrompt
 
 TOOL: dict[str, Any] = {
     "type": "function",

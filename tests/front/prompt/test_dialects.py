@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from holdfast.front.output import ChoiceFinished, TextDelta, ToolArgumentsDelta
 from holdfast.front.prompt.dialects import FoundDialect, find_dialect, prompt_opens_thought
 from holdfast.front.prompt.template import ChatTemplate
+from holdfast.front.request import ChatPrompt
 from holdfast.front.toolcalls.call_format import Call
 from holdfast.front.toolcalls.dialect import PLAIN, ReasoningFormat
 from holdfast.front.toolcalls.families import FAMILIES as FORMATS
-from holdfast.wire.output import ChoiceFinished, TextDelta, ToolArgumentsDelta
-from holdfast.wire.requests import ChatPrompt
 from tests.fakes.family_templates import FAMILY_TEMPLATES, FamilyTemplate, tokenizer_for
 from tests.fakes.told_answers import by_tokens, told
 

@@ -15,10 +15,11 @@ from holdfast.errors import InvalidRequest, NoEmbeddings, PromptTooLong
 from holdfast.front.prompt.embed_and_rank import embedding_of, embedding_sequences
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
+from holdfast.front.request import EmbeddingRequest
 from holdfast.models.sentence_modules import OwnPooling
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import Finished, FinishReason
-from holdfast.wire.requests import EmbeddingRequest, TokenIds
+from holdfast.wire.requests import TokenIds
 from tests.fakes import toy_tokenizers
 from tests.fakes.scripted_client import model_info
 

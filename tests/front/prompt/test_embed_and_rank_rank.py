@@ -10,9 +10,9 @@ from holdfast.front.prompt.embed_and_rank import Ranking, ReadPrompt, ranking
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
+from holdfast.front.request import RankRequest
 from holdfast.models.sentence_modules import AnswerTokens
 from holdfast.wire.events import Finished, FinishReason, TokenLogprob
-from holdfast.wire.requests import RankRequest
 from tests.fakes import toy_tokenizers
 from tests.fakes.scripted_client import model_info
 

@@ -30,6 +30,7 @@ from holdfast.errors import (
     WorkerUnavailable,
 )
 from holdfast.front.link.event_stream import EngineClient
+from holdfast.front.output import ChoiceFinished, OutputEvent, TextDelta
 from holdfast.front.prompt import prepare as prepare_module
 from holdfast.front.prompt import template_process
 from holdfast.front.prompt.gateway import Gateway
@@ -38,19 +39,12 @@ from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.template_process import RenderProcesses
 from holdfast.front.prompt.tokenize import Tokenizer, TokenMemory
 from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle
+from holdfast.front.request import ChatPrompt, GenerationRequest, OutputFormat, Prompt, ToolChoice
 from holdfast.front.structured.answer import AnswerGrammar, answer_grammar
 from holdfast.front.toolcalls.dialect import ModelDialect
 from holdfast.front.toolcalls.families import FAMILIES
 from holdfast.wire.events import FinishReason, RejectionKind
-from holdfast.wire.output import ChoiceFinished, OutputEvent, TextDelta
-from holdfast.wire.requests import (
-    ChatPrompt,
-    GenerationRequest,
-    OutputFormat,
-    Prompt,
-    SamplingParams,
-    ToolChoice,
-)
+from holdfast.wire.requests import SamplingParams
 from holdfast.wire.sessions import SessionAnswer, SessionCommand
 from tests.fakes import toy_tokenizers
 from tests.fakes.scripted_client import Script, ScriptedClient, answers, model_info, refuses

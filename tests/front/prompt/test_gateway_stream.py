@@ -13,13 +13,14 @@ import pytest
 
 from holdfast.front.answers.choice import ChoiceRules
 from holdfast.front.answers.pieces import TokenPieces
+from holdfast.front.output import ChoiceFinished
 from holdfast.front.prompt.gateway import GenerationStream
 from holdfast.front.prompt.prepare import Prepared
+from holdfast.front.request import GenerationRequest
 from holdfast.front.toolcalls.dialect import ModelDialect, ReasoningFormat
 from holdfast.wire.commands import SequenceRequest, ThinkingBudget
 from holdfast.wire.events import Event, FinishReason
-from holdfast.wire.output import ChoiceFinished
-from holdfast.wire.requests import GenerationRequest, SamplingParams, TokenIds
+from holdfast.wire.requests import SamplingParams, TokenIds
 from tests.fakes import toy_tokenizers
 from tests.fakes.scripted_client import ScriptedClient, answers
 

@@ -17,6 +17,7 @@ from holdfast.errors import InvalidRequest, WorkerUnavailable
 from holdfast.front.images.folder import ImageFolder
 from holdfast.front.images.intake import TakenPrompt
 from holdfast.front.images.sources import UNREADABLE_NOTE
+from holdfast.front.output import TextDelta
 from holdfast.front.prompt.images import (
     ImageLayouts,
     content_parts,
@@ -32,15 +33,9 @@ from holdfast.front.prompt.next_turn import read_ahead_request
 from holdfast.front.prompt.prepare import Prepared, prepare
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
-from holdfast.wire.images import (
-    FIRST_IMAGE_KEY,
-    ImageAnswer,
-    ImageLayout,
-    VisionInfo,
-    image_keys,
-)
-from holdfast.wire.output import TextDelta
-from holdfast.wire.requests import ChatPrompt, GenerationRequest, TokenIds
+from holdfast.front.request import ChatPrompt, GenerationRequest
+from holdfast.wire.images import FIRST_IMAGE_KEY, ImageAnswer, ImageLayout, VisionInfo, image_keys
+from holdfast.wire.requests import TokenIds
 from tests.fakes.scripted_client import model_info
 from tests.fakes.seeing import FAMILIES, seeing_bundle
 

@@ -16,8 +16,8 @@ from holdfast.front.prompt.known_answers import (
     meaning_of_text,
 )
 from holdfast.front.prompt.text_places import AnswerFrame
+from holdfast.front.request import PlacedAnswer
 from holdfast.front.toolcalls.dialect import ModelDialect, ReasoningFormat
-from holdfast.wire.requests import PlacedAnswer
 
 THINKS = ModelDialect(reasoning=ReasoningFormat(start="<think>", end="</think>"))
 FRAME = AnswerFrame(headers=("A:",), ends=("|",))

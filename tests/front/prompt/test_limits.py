@@ -15,7 +15,8 @@ from holdfast.front.prompt.limits import (
     check_token_ids,
     nesting_of,
 )
-from holdfast.wire.requests import SAMPLING_RANGES, GenerationRequest, SamplingParams
+from holdfast.front.request import GenerationRequest
+from holdfast.wire.requests import SAMPLING_RANGES, SamplingParams
 
 
 def check(*, sampling: dict[str, Any] | None = None, **fields: Any) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from holdfast.front.prompt.limits import with_model_defaults
-from holdfast.models.tokenizer_files import recommended_sampling
-from holdfast.wire.requests import DEFAULT_SAMPLING, SamplingParams
+from holdfast.models.tokenizer_files import DEFAULT_SAMPLING, recommended_sampling
+from holdfast.wire.requests import SamplingParams
 
 
 def test_only_open_fields_are_filled() -> None:

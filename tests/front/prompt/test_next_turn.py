@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import InvalidRequest
+from holdfast.front.output import OutputDelta
 from holdfast.front.prompt.known_answers import KnownAnswers
 from holdfast.front.prompt.next_turn import MIN_TOKENS, read_ahead_request
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
+from holdfast.front.request import ChatPrompt
 from holdfast.wire.commands import SequenceRequest
-from holdfast.wire.output import OutputDelta
-from holdfast.wire.requests import ChatPrompt, common_tokens
+from holdfast.wire.requests import common_tokens
 from tests.fakes.agent_turns import QUESTION, answer, ask, in_any_tokens, sent_back
 from tests.fakes.thinking_bundle import TEMPLATE, bundle_of
 

@@ -17,13 +17,19 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 
 import holdfast
+from holdfast.front.output import (
+    ChoiceFinished,
+    OutputDelta,
+    PromptProgress,
+    text_of,
+    tool_calls_of,
+)
 from holdfast.front.prompt.known_answers import KnownAnswers
 from holdfast.front.prompt.next_turn import observer
 from holdfast.front.prompt.prepare import prompt_text
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
+from holdfast.front.request import ToolChoice
 from holdfast.wire.events import Finished, FinishReason, TokensGenerated
-from holdfast.wire.output import ChoiceFinished, OutputDelta, PromptProgress, text_of, tool_calls_of
-from holdfast.wire.requests import ToolChoice
 from tests.fakes import toy_tokenizers
 from tests.fakes.agent_turns import QUESTION, ask, in_any_tokens
 from tests.fakes.family_bundles import bundle as family_bundle

@@ -17,9 +17,9 @@ from holdfast.front.prompt.gateway import Gateway
 from holdfast.front.prompt.known_answers import KnownAnswers
 from holdfast.front.prompt.template_probes import NextTurn
 from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle
+from holdfast.front.request import ChatPrompt, GenerationRequest
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import Accepted, Event, Finished, FinishReason
-from holdfast.wire.requests import ChatPrompt, GenerationRequest
 from tests.fakes.agent_turns import QUESTION, TOOLS, in_any_tokens
 from tests.fakes.scripted_client import ScriptedClient, answers, model_info
 from tests.fakes.thinking_bundle import bundle_of

@@ -15,17 +15,16 @@ from holdfast.front.prompt.prepare import Prepared, prepare
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
-from holdfast.wire.events import ModelInfo
-from holdfast.wire.requests import (
+from holdfast.front.request import (
     ChatPrompt,
     GenerationRequest,
     OutputFormat,
     Prompt,
-    SamplingParams,
     Thinking,
     ThinkingEffort,
-    TokenIds,
 )
+from holdfast.wire.events import ModelInfo
+from holdfast.wire.requests import SamplingParams, TokenIds
 from tests.fakes import toy_tokenizers
 from tests.fakes.scripted_client import model_info
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from holdfast.front.prompt.prepare import splice
 from holdfast.front.prompt.tokenize import EncodedText, Tokenizer, TokenMemory, load_tokenizer
+from holdfast.front.request import PlacedAnswer, PromptText
 from holdfast.models.download import demo_folder
-from holdfast.wire.requests import PlacedAnswer, PromptText
 
 MARK = "|"
 

@@ -12,7 +12,7 @@ from holdfast.config import LimitsSettings
 from holdfast.front.prompt.prepare import Prepared, prepare
 from holdfast.front.prompt.tokenize import EncodedText, Tokenizer, TokenMemory
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
-from holdfast.wire.requests import ChatPrompt, GenerationRequest, Prompt
+from holdfast.front.request import ChatPrompt, GenerationRequest, Prompt
 from tests.fakes import toy_tokenizers
 from tests.fakes.scripted_client import model_info
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from holdfast.errors import InvalidRequest, ModelLoadError
 from holdfast.front.prompt.template import ChatTemplate, load_template
 from holdfast.front.prompt.template_worker import jinja_environment
-from holdfast.wire.requests import ChatPrompt
+from holdfast.front.request import ChatPrompt
 from tests.fakes.toy_tokenizers import CHATML
 
 PARTS_ONLY = (

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.template_probes import ThinkingSwitch, find_switch
-from holdfast.wire.requests import Thinking, ThinkingEffort
+from holdfast.front.request import Thinking, ThinkingEffort
 
 EFFORTS: tuple[ThinkingEffort, ...] = get_args(ThinkingEffort)
 BODY = "{% for m in messages %}{{ m.content }}{% endfor %}"

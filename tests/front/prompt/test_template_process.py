@@ -18,7 +18,7 @@ from holdfast.front.prompt import template_process
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.template_process import RenderProcesses, SandboxedTemplate
 from holdfast.front.prompt.tokenizer_bundle import load_tokenizer_bundle
-from holdfast.wire.requests import ChatPrompt
+from holdfast.front.request import ChatPrompt
 from tests.fakes.server_process import children_running, until
 from tests.fakes.slow import slow
 from tests.fakes.tiny_models import write_tokenizer

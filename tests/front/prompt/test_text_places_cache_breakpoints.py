@@ -14,7 +14,7 @@ from holdfast.front.prompt.prepare import Prepared, prepare
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.text_places import breakpoint_places
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
-from holdfast.wire.requests import CacheBreakpoint, ChatPrompt, GenerationRequest
+from holdfast.front.request import CacheBreakpoint, ChatPrompt, GenerationRequest
 from tests.fakes.scripted_client import model_info
 from tests.fakes.toy_tokenizers import CHATML
 

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.tool_definitions import complete_tool
-from holdfast.wire.requests import ChatPrompt
+from holdfast.front.request import ChatPrompt
 
 STRICT = (
     "{% for tool in tools or [] %}{% set f = tool.function %}{{ f.name + ': ' + f.description }}("

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from holdfast.front.prompt.canonical import FirstForms, guarded
 from holdfast.front.prompt.template_worker import jinja_environment
 from holdfast.front.prompt.tool_definitions import KeptTool, exact_key, made_once
-from holdfast.wire.requests import ChatPrompt
+from holdfast.front.request import ChatPrompt
 
 TOOL: dict[str, Any] = {
     "type": "function",

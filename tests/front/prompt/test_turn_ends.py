@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.front.output import ChoiceFinished
 from holdfast.front.prompt.dialects import FoundDialect, find_dialect
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.tokenizer_bundle import load_tokenizer_bundle
 from holdfast.front.prompt.turn_ends import find_turn_ends
 from holdfast.wire.events import FinishReason
-from holdfast.wire.output import ChoiceFinished
 from tests.fakes.family_templates import FAMILY_TEMPLATES, FamilyTemplate, tokenizer_for
 from tests.fakes.recorded_answers import TOOLS
 from tests.fakes.told_answers import by_tokens, heard

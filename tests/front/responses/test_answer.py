@@ -16,12 +16,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from holdfast.errors import GenerationFailed, PromptTooLong, QueueFull, WorkerUnavailable
-from holdfast.front.responses.answer import ResponseAnswer, ResponseObject
-from holdfast.front.responses.fields import ClientTool, OfferedTools, Shows
-from holdfast.front.server.answers import TokenCounts, WholeChoice
-from holdfast.front.server.problem import problem_of
-from holdfast.wire.events import FinishReason
-from holdfast.wire.output import (
+from holdfast.front.output import (
     ChoiceFinished,
     OutputDelta,
     TextDelta,
@@ -29,6 +24,11 @@ from holdfast.wire.output import (
     ToolCallFinished,
     ToolCallStarted,
 )
+from holdfast.front.responses.answer import ResponseAnswer, ResponseObject
+from holdfast.front.responses.fields import ClientTool, OfferedTools, Shows
+from holdfast.front.server.answers import TokenCounts, WholeChoice
+from holdfast.front.server.problem import problem_of
+from holdfast.wire.events import FinishReason
 from tests.fakes.scripted_gateway import token
 
 COUNTS = TokenCounts(prompt_tokens=7, completion_tokens=5, cached_tokens=3, reasoning_tokens=2)

@@ -8,7 +8,7 @@ import pytest
 from openai.types.responses import Response
 
 from holdfast.errors import PromptTooLong, QueueFull
-from holdfast.wire.requests import ChatPrompt, Thinking
+from holdfast.front.request import ChatPrompt, Thinking
 from tests.fakes.http_clients import client_of
 from tests.fakes.recorded_requests import CODEX, RECORDED
 from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedGateway, answer, calling

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from openai.types.responses import ResponseCompactionItem
 
-from holdfast.wire.requests import ChatPrompt, GenerationRequest
+from holdfast.front.request import ChatPrompt, GenerationRequest
 from tests.fakes.http_clients import client_of
 from tests.fakes.scripted_gateway import MODEL, Script, ScriptedGateway, answer, calling
 

@@ -17,9 +17,9 @@ import pytest
 from holdfast.config import ResponsesSettings
 from holdfast.errors import GenerationFailed, PromptTooLong, QueueFull
 from holdfast.front.application import create_application
+from holdfast.front.output import TextDelta
+from holdfast.front.records.responses import ResponseStore
 from holdfast.front.server.services import Services
-from holdfast.store.responses import ResponseStore
-from holdfast.wire.output import TextDelta
 from tests.fakes.http_clients import Exchange, served
 from tests.fakes.scripted_gateway import (
     ScriptedDirectory,

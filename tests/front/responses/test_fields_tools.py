@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from holdfast.config import LimitsSettings
+from holdfast.front.request import ToolChoice
 from holdfast.front.responses.fields import ClientTool, OfferedTools, choice_of, offered_tools
 from holdfast.front.server.problem import RequestRefused
-from holdfast.wire.requests import ToolChoice
 
 FUNCTION: dict[str, Any] = {
     "type": "function",

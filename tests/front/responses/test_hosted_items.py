@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from openai.types.responses.response_input_item_param import ResponseInputItemParam
 
-from holdfast.wire.requests import ChatPrompt, GenerationRequest
+from holdfast.front.request import ChatPrompt, GenerationRequest
 from tests.fakes.http_clients import client_of
 from tests.fakes.scripted_gateway import MODEL, ScriptedGateway, answer
 

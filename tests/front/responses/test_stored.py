@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from holdfast.errors import ResponsesUnavailable
 from holdfast.front.application import create_application
+from holdfast.front.records.responses import RecordKey, ResponseFile, ResponseStore
 from holdfast.front.server.services import Services
-from holdfast.store.responses import RecordKey, ResponseFile, ResponseStore
 from tests.fakes.scripted_gateway import ScriptedGateway, answer, calling, scripted_services
 
 RESPONSES = "/v1/responses"
@@ -269,7 +269,7 @@ async def test_a_bad_item_is_named_by_its_place_in_the_request() -> None:
 async def test_a_file_that_cannot_be_used_costs_what_needs_it_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.store.responses._BUSY_SECONDS", 0.0)
+    monkeypatch.setattr("holdfast.front.records.responses._BUSY_SECONDS", 0.0)
     gateway = ScriptedGateway()
     services = replace(scripted_services(gateway), responses=ResponseStore(tmp_path))
     async with served_app(gateway, services) as client:
@@ -293,7 +293,7 @@ async def test_a_file_that_cannot_be_used_costs_what_needs_it_and_nothing_else(
 async def test_what_cannot_be_written_at_its_end_can_still_be_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.store.responses._BUSY_SECONDS", 0.0)
+    monkeypatch.setattr("holdfast.front.records.responses._BUSY_SECONDS", 0.0)
     release = asyncio.Event()
     gateway = ScriptedGateway(script=[release, *answer("a")])
     services = replace(scripted_services(gateway), responses=ResponseStore(tmp_path))

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from holdfast.front.output import TextDelta, TokenText
 from holdfast.front.server.answers import WholeChoice
-from holdfast.wire.output import TextDelta, TokenText
 
 
 def test_a_whole_choice_tells_its_kinds_of_text_apart_and_keeps_all_tokens_in_order() -> None:

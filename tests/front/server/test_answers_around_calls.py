@@ -10,10 +10,10 @@ import pytest
 from holdfast.front.anthropic.answer import MessagesAnswer
 from holdfast.front.ollama.answer import ChatLines
 from holdfast.front.openai.answers import ChatAnswer
+from holdfast.front.output import ChoiceFinished, OutputEvent
 from holdfast.front.server.access import Seal
 from holdfast.front.server.answers import AnswerFormat, TokenCounts, WholeChoice
 from holdfast.front.toolcalls.call_format import Call
-from holdfast.wire.output import ChoiceFinished, OutputEvent
 from tests.fakes.family_bundles import bundle
 from tests.fakes.family_templates import FAMILY_TEMPLATES
 from tests.fakes.http_clients import events_of, named_events_of

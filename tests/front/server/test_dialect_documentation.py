@@ -8,7 +8,7 @@ from pathlib import Path
 from holdfast.front.application import DIALECTS
 from holdfast.front.openai.endpoints import ChatCompletionRequest, CompletionRequest
 from holdfast.front.server.dialect import DialectTable, description
-from holdfast.telemetry.metrics import Metrics
+from holdfast.front.telemetry.metrics import Metrics
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
 FIELDS = (REFERENCE / "openai.md").read_text(encoding="utf-8")

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from holdfast.front.images.intake import text_only
+from holdfast.front.request import ChatPrompt
 from holdfast.front.server.fields import readable
-from holdfast.wire.requests import ChatPrompt
 
 PNG = "data:image/png;base64,AAAA"
 

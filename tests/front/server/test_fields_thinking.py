@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.wire.requests import Thinking
+from holdfast.front.request import Thinking
 from tests.fakes.http_clients import CHAT, chat_body, client_of
 from tests.fakes.scripted_gateway import ScriptedGateway
 

@@ -25,7 +25,7 @@ from holdfast.front.server.held_answers import (
     RequestIdentity,
 )
 from holdfast.front.server.services import Services
-from holdfast.telemetry.request_log import RequestRecord
+from holdfast.front.telemetry.request_log import RequestRecord
 from holdfast.wire.requests import SamplingParams
 from tests.fakes.http_clients import (
     CHAT,

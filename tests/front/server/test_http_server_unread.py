@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 
 from holdfast.config import ServerSettings
-from holdfast.wire.output import TextDelta
+from holdfast.front.output import TextDelta
 from tests.fakes.http_clients import CHAT, served
 from tests.fakes.scripted_gateway import ScriptedGateway, ScriptedStream
 

@@ -17,8 +17,8 @@ from starlette.requests import Request
 
 from holdfast.config import LimitsSettings
 from holdfast.front.openai.endpoints import ChatCompletionRequest
+from holdfast.front.request import ChatPrompt
 from holdfast.front.server.request import _DECOMPRESSED_AT_ONCE, field_name, parse, read_body
-from holdfast.wire.requests import ChatPrompt
 from tests.fakes.http_clients import CHAT, chat_body, client_of
 from tests.fakes.scripted_gateway import ScriptedGateway
 

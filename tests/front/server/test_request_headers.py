@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from holdfast.config import ServerSettings
 from holdfast.front.prompt.limits import tenant_of
-from holdfast.wire.requests import GenerationRequest
+from holdfast.front.request import GenerationRequest
 from tests.fakes.http_clients import CHAT, COMPLETIONS, HELLO, chat_body, client_of
 from tests.fakes.scripted_gateway import MODEL, ScriptedGateway, answer
 

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from holdfast.errors import GenerationFailed, PromptTooLong, QueueFull
+from holdfast.front.output import OutputEvent, TextDelta
+from holdfast.front.request import GenerationRequest
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.services import open_streams
-from holdfast.wire.output import OutputEvent, TextDelta
-from holdfast.wire.requests import GenerationRequest
 from tests.fakes.scripted_gateway import (
     MODEL,
     PROMPT_TOKENS,

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from holdfast.config import LimitsSettings
+from holdfast.front.output import TextDelta
 from holdfast.front.server.request import TIME_LIMIT_HEADER
-from holdfast.wire.output import TextDelta
 from tests.fakes.http_clients import CHAT, chat_body, client_of
 from tests.fakes.scripted_gateway import ScriptedGateway
 

@@ -9,9 +9,9 @@ import pytest
 
 from holdfast.config import LimitsSettings, ToolsSettings
 from holdfast.errors import InvalidRequest
+from holdfast.front.request import ChatPrompt, GenerationRequest, OutputFormat, PromptText
 from holdfast.front.structured.answer import UNCONSTRAINED, answer_grammar
 from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect, ReasoningFormat
-from holdfast.wire.requests import ChatPrompt, GenerationRequest, OutputFormat, PromptText
 from tests.fakes.grammar_walker import accepts, demo_token_ids
 
 _TEXT_MARKERS = ModelDialect(reasoning=ReasoningFormat(start="<seed:think>", end="</seed:think>"))

@@ -13,17 +13,17 @@ import pytest
 
 from holdfast.config import LimitsSettings, ToolsSettings
 from holdfast.errors import InvalidRequest
-from holdfast.front.structured.answer import AnswerGrammar, answer_grammar
-from holdfast.front.toolcalls.call_format import Call
-from holdfast.front.toolcalls.dialect import ModelDialect
-from holdfast.front.toolcalls.families import FAMILIES
-from holdfast.wire.requests import (
+from holdfast.front.request import (
     ChatPrompt,
     GenerationRequest,
     OutputFormat,
     PromptText,
     ToolChoice,
 )
+from holdfast.front.structured.answer import AnswerGrammar, answer_grammar
+from holdfast.front.toolcalls.call_format import Call
+from holdfast.front.toolcalls.dialect import ModelDialect
+from holdfast.front.toolcalls.families import FAMILIES
 from tests.fakes.grammar_walker import accepts, demo_token_ids, random_answer
 from tests.fakes.schemas import AGENTS
 from tests.fakes.told_answers import told

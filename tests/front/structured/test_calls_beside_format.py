@@ -13,9 +13,9 @@ import pytest
 
 from holdfast.front.prompt.dialects import FoundDialect, find_dialect
 from holdfast.front.prompt.tokenize import Tokenizer
+from holdfast.front.request import OutputFormat, ToolChoice
 from holdfast.front.toolcalls.call_format import Call
 from holdfast.front.toolcalls.dialect import ModelDialect
-from holdfast.wire.requests import OutputFormat, ToolChoice
 from tests.fakes.family_templates import FAMILY_TEMPLATES
 from tests.fakes.template_answers import TOOLS, WrittenAnswer, grammar_of, refusal
 from tests.fakes.told_answers import by_tokens, heard

@@ -12,17 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.front.openai.answers import EventFormat
-from holdfast.front.server.dialect import (
-    ENDLESS_MARK,
-    answers_of,
-    operation,
-    query_of,
-    response_of,
-)
+from holdfast.front.server.dialect import ENDLESS_MARK, answers_of, operation, query_of, response_of
 from holdfast.front.server.generation import FollowingResponse
 from holdfast.front.server.request import choice_in, json_response, number_in
 from holdfast.front.server.services import Services
-from holdfast.telemetry.log_ring import LEVELS, MOST_LINES, LevelName, LogLine
+from holdfast.front.telemetry.log_ring import LEVELS, MOST_LINES, LevelName, LogLine
 
 POLL_SECONDS = 0.5
 _LATEST_NUMBER = (1 << 63) - 1

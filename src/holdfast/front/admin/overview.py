@@ -23,9 +23,10 @@ from holdfast.front.server.dialect import answers_of, operation
 from holdfast.front.server.guard import address_of
 from holdfast.front.server.request import json_response
 from holdfast.front.server.services import Services, served_models
+from holdfast.front.telemetry.metrics import PressureFigures
 from holdfast.models.download import local_folder, model_source
 from holdfast.models.model_folder import WEIGHT_FILES
-from holdfast.wire.events import Histogram, PressureFigures, StepRecord, WorkerStatistics
+from holdfast.wire.events import Histogram, StepRecord, WorkerStatistics
 
 ACTIVITY_PATH = "/admin/activity"
 _KEY_VARIABLE = "$HOLDFAST_SERVER_API_KEY"

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from holdfast.front.server.dialect import answers_of, operation, query_of
 from holdfast.front.server.request import choice_in, json_response
 from holdfast.front.server.services import Services, model_of, served_models
-from holdfast.telemetry.history import RANGES, Performance, RangeName
+from holdfast.front.telemetry.history import RANGES, Performance, RangeName
 
 _DEFAULT: RangeName = "1h"
 

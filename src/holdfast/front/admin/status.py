@@ -17,22 +17,17 @@ from holdfast.config import StoreSettings
 from holdfast.front.fleet.residency import ModelStatus
 from holdfast.front.prompt.dialects import DialectReport
 from holdfast.front.server.access import caller_of
-from holdfast.front.server.dialect import (
-    answers_of,
-    description,
-    operation,
-    response_of,
-)
+from holdfast.front.server.dialect import answers_of, description, operation, response_of
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.request import json_response
 from holdfast.front.server.services import Services, without_adapter
+from holdfast.front.telemetry.metrics import CONTENT_TYPE, PressureFigures
+from holdfast.front.telemetry.request_log import RequestRecord
 from holdfast.store.block import StoreRefused
 from holdfast.store.folder import is_folder
 from holdfast.store.inspect import ModelHoldings, list_store, summarize_store
 from holdfast.store.maintenance import store_limits
-from holdfast.telemetry.metrics import CONTENT_TYPE
-from holdfast.telemetry.request_log import RequestRecord
-from holdfast.wire.events import ModelInfo, PressureFigures, WaitReason
+from holdfast.wire.events import ModelInfo, WaitReason
 
 _STOPPING = "stopping"
 _TEXT = {"type": "string"}  # schema

@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
+from holdfast.front.output import TextKind, separator
 from holdfast.front.toolcalls.call_format import (
     AnswerPart,
     CallArguments,
@@ -24,7 +25,6 @@ from holdfast.front.toolcalls.call_format import (
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import ModelDialect
 from holdfast.front.toolcalls.incoming import Incoming, Waiting, advanced, is_marker
-from holdfast.wire.output import TextKind, separator
 
 _SPACES = " \t\r\n"
 _END_OR_SPACE = ("", *_SPACES)

@@ -17,6 +17,18 @@ from holdfast.front.answers.answer import AnswerReader, PlainReader, TextJoints
 from holdfast.front.answers.detokenize import PlacedTokens, detokenizer, rival, text_and_bytes
 from holdfast.front.answers.pieces import TokenPieces
 from holdfast.front.answers.stops import RepetitionGuard, VisibleStops
+from holdfast.front.output import (
+    ChoiceFinished,
+    DivergentTexts,
+    OutputDelta,
+    OutputEvent,
+    PromptProgress,
+    TextDelta,
+    TokenText,
+    ToolArgumentsDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
 from holdfast.front.toolcalls.call_format import (
     AnswerPart,
     CallArguments,
@@ -40,18 +52,6 @@ from holdfast.wire.events import (
     TokensGenerated,
 )
 from holdfast.wire.images import FIRST_IMAGE_KEY
-from holdfast.wire.output import (
-    ChoiceFinished,
-    DivergentTexts,
-    OutputDelta,
-    OutputEvent,
-    PromptProgress,
-    TextDelta,
-    TokenText,
-    ToolArgumentsDelta,
-    ToolCallFinished,
-    ToolCallStarted,
-)
 from holdfast.wire.requests import TokenIds
 
 _IMAGE = "[an image]"

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from holdfast.front.answers.pieces import TokenPieces
+from holdfast.front.output import TokenText
 from holdfast.front.toolcalls.incoming import Markers
 from holdfast.wire.events import TokenLogprob
-from holdfast.wire.output import TokenText
 
 _REPLACEMENT = "\ufffd"
 # a trailing U+FFFD from a decoder of style `opaque` is accepted only after this number of tokens

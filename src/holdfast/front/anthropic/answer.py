@@ -11,10 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 from pydantic_core import from_json
 
 from holdfast.errors import PromptTooLong
-from holdfast.front.server.access import Seal
-from holdfast.front.server.answers import AnswerFormat, Explanation, TokenCounts, WholeChoice
-from holdfast.front.server.problem import Advice, Problem
-from holdfast.wire.output import (
+from holdfast.front.output import (
     ChoiceFinished,
     OutputDelta,
     TextDelta,
@@ -22,6 +19,9 @@ from holdfast.wire.output import (
     ToolCallFinished,
     ToolCallStarted,
 )
+from holdfast.front.server.access import Seal
+from holdfast.front.server.answers import AnswerFormat, Explanation, TokenCounts, WholeChoice
+from holdfast.front.server.problem import Advice, Problem
 
 _KINDS = {
     401: "authentication_error",

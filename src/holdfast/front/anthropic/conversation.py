@@ -11,6 +11,8 @@ from typing_extensions import TypedDict
 
 from holdfast.config import LimitsSettings
 from holdfast.front.images.sources import is_image_kind, with_image
+from holdfast.front.output import separator
+from holdfast.front.request import CacheBreakpoint, ToolChoice
 from holdfast.front.server.access import Seal
 from holdfast.front.server.fields import (
     STRICT,
@@ -27,8 +29,6 @@ from holdfast.front.server.fields import (
     refused_media,
 )
 from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
-from holdfast.wire.output import separator
-from holdfast.wire.requests import CacheBreakpoint, ToolChoice
 
 _OTHER = TAG_MARK + "other"
 _TAGS = {

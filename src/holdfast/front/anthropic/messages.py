@@ -35,6 +35,7 @@ from holdfast.front.anthropic.conversation import (
 )
 from holdfast.front.fleet.residency import ModelStatus
 from holdfast.front.prompt.limits import MAX_STOP_CHARACTERS
+from holdfast.front.request import ChatPrompt, GenerationRequest, OutputFormat, Thinking
 from holdfast.front.server.answers import AnswerPlan
 from holdfast.front.server.dialect import Dialect, ModelShapes, answers_of, operation, request_of
 from holdfast.front.server.fields import (
@@ -54,13 +55,7 @@ from holdfast.front.server.generation import generate
 from holdfast.front.server.problem import invalid_field, missing_field
 from holdfast.front.server.request import json_response, parse, read_body, tenant_in
 from holdfast.front.server.services import Services, model_of, salted
-from holdfast.wire.requests import (
-    ChatPrompt,
-    GenerationRequest,
-    OutputFormat,
-    SamplingParams,
-    Thinking,
-)
+from holdfast.wire.requests import SamplingParams
 
 _SESSION_HEADER = "x-claude-code-session-id"
 _WITHOUT_EFFECT = frozenset(

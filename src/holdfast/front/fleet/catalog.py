@@ -23,6 +23,7 @@ from holdfast.config import ModelSettings, Settings, all_specs, config_folders
 from holdfast.config_sources import Given, SettingSpec, convert, did_you_mean
 from holdfast.errors import ConfigError, ModelLoadError, UnknownModel, nearest_names
 from holdfast.files import read_text
+from holdfast.front.request import RESERVED_TEMPLATE_ARGUMENTS
 from holdfast.models.adapter_folder import (
     SEPARATOR,
     adapter_folders,
@@ -41,7 +42,7 @@ from holdfast.models.draft_pairs import check_speculation, drafts_for_itself
 from holdfast.models.hub import ModelSource
 from holdfast.models.loadable import check_loadable
 from holdfast.models.model_folder import can_see, known_context_tokens
-from holdfast.wire.requests import RESERVED_TEMPLATE_ARGUMENTS, SAMPLING_RANGES
+from holdfast.wire.requests import SAMPLING_RANGES
 
 FILE_NAME = "models.toml"
 _SECTION = "models"

@@ -14,13 +14,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from holdfast.machine.device_memory import (
-    DeviceMemory,
-    Pressure,
-    memory_report,
-    process_footprint,
-)
-from holdfast.wire.events import PressureFigures
+from holdfast.front.telemetry.metrics import PressureFigures
+from holdfast.machine.device_memory import DeviceMemory, Pressure, memory_report, process_footprint
 
 # Shares of the memory that weights and steps leave free. KV and cached blocks of one worker are
 # planned to take at most 80 % of it (`plan_memory`), so the planned use is below the first one.

@@ -34,20 +34,14 @@ from holdfast.front.fleet.memory_watch import (
 from holdfast.front.fleet.slot import SHUTTING_DOWN, Fetch, ModelFiles, ModelSlot, State
 from holdfast.front.link.event_stream import EngineClient
 from holdfast.front.link.model_client import AdaptedClient
+from holdfast.front.telemetry.metrics import ResidencyFigures
+from holdfast.front.telemetry.request_log import waiting_for
 from holdfast.machine import device_memory
 from holdfast.machine.clocks import awake_timeout
 from holdfast.machine.device_memory import DeviceMemory, MemoryShare, memory_report
-from holdfast.telemetry.request_log import waiting_for
 from holdfast.wire.cache_map import CacheMap, CacheMapQuestion
 from holdfast.wire.commands import SchedulerLimits, WorkerSettings
-from holdfast.wire.events import (
-    CacheFigures,
-    LoadProgress,
-    ModelInfo,
-    ResidencyFigures,
-    WaitReason,
-    WorkerStatistics,
-)
+from holdfast.wire.events import CacheFigures, LoadProgress, ModelInfo, WaitReason, WorkerStatistics
 from holdfast.wire.requests import RequestId
 
 ModelState: TypeAlias = Literal["unloaded", "loading", "ready", "stopping", "failed"]

@@ -52,6 +52,7 @@ from holdfast.front.fleet.worker_files import (
     write_report,
 )
 from holdfast.front.link.model_client import Loss, ModelClient
+from holdfast.front.telemetry.metrics import ResidencyFigures
 from holdfast.machine.clocks import awake_timeout
 from holdfast.machine.device_memory import MemoryShare, Pressure
 from holdfast.models.draft_pairs import DraftFolder
@@ -64,14 +65,7 @@ from holdfast.wire.commands import (
     WorkerSettings,
     checked_limits,
 )
-from holdfast.wire.events import (
-    LoadProgress,
-    ModelInfo,
-    ResidencyFigures,
-    WaitReason,
-    WorkerFailed,
-    WorkerStatistics,
-)
+from holdfast.wire.events import LoadProgress, ModelInfo, WaitReason, WorkerFailed, WorkerStatistics
 
 
 class State(enum.Enum):

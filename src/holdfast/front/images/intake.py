@@ -36,9 +36,9 @@ from holdfast.front.images.sources import (
     is_image,
     left_out_note,
 )
+from holdfast.front.request import ChatPrompt
 from holdfast.machine.clocks import awake_timeout
 from holdfast.wire.images import VisionInfo
-from holdfast.wire.requests import ChatPrompt
 
 _FETCHED_AT_ONCE: Final = 4
 _READ_AT_ONCE: Final = 2  # each holds the bytes of one image

@@ -13,9 +13,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from holdfast.front.openai.answers import ContentLogprob, content_logprobs
-from holdfast.front.server.answers import AnswerFormat, Explanation, TokenCounts, WholeChoice
-from holdfast.front.server.problem import Advice, Problem, invalid_field
-from holdfast.wire.output import (
+from holdfast.front.output import (
     ChoiceFinished,
     OutputDelta,
     TextDelta,
@@ -23,6 +21,8 @@ from holdfast.wire.output import (
     text_of,
     tool_calls_of,
 )
+from holdfast.front.server.answers import AnswerFormat, Explanation, TokenCounts, WholeChoice
+from holdfast.front.server.problem import Advice, Problem, invalid_field
 
 _NANOSECONDS = 1e9
 # JSON has line breaks only between values; a line of the stream must not contain any

@@ -15,6 +15,7 @@ from holdfast.config import LimitsSettings
 from holdfast.front.ollama.answer import OllamaAnswer
 from holdfast.front.ollama.models import Capability, capabilities, served_model, shown_name
 from holdfast.front.openai.fields import SAMPLING, Stop
+from holdfast.front.request import RANDOM_SEED, GenerationRequest, OutputFormat, Thinking
 from holdfast.front.server.answers import AnswerPlan
 from holdfast.front.server.fields import (
     INT32_MAX,
@@ -33,14 +34,7 @@ from holdfast.front.server.fields import (
 )
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.services import Services
-from holdfast.wire.requests import (
-    RANDOM_SEED,
-    SAMPLING_RANGES,
-    GenerationRequest,
-    OutputFormat,
-    SamplingParams,
-    Thinking,
-)
+from holdfast.wire.requests import SAMPLING_RANGES, SamplingParams
 
 _UNLIMITED = -1  # for top_k: all tokens
 _OF_THE_ENGINE = (

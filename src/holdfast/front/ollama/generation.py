@@ -43,6 +43,8 @@ from holdfast.front.ollama.models import (
     ollama_version,
     served_model,
 )
+from holdfast.front.output import Embedding
+from holdfast.front.request import ChatPrompt, EmbeddingRequest, GenerationRequest, Prompt
 from holdfast.front.server.access import caller_of, check_admin
 from holdfast.front.server.answers import AnswerPlan
 from holdfast.front.server.dialect import Dialect, answers_of, operation, request_of
@@ -61,8 +63,6 @@ from holdfast.front.server.generation import SESSION_FIELDS, EmbeddingPlan, embe
 from holdfast.front.server.problem import invalid_field
 from holdfast.front.server.request import parse, read_body
 from holdfast.front.server.services import Services
-from holdfast.wire.output import Embedding
-from holdfast.wire.requests import ChatPrompt, EmbeddingRequest, GenerationRequest, Prompt
 
 _FUNCTION = "function"
 # beginning of the User-Agent of a client that always asks the model to think, and has no setting

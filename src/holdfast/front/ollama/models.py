@@ -48,10 +48,10 @@ from holdfast.front.server.services import (
     unless_disconnected,
     without_adapter,
 )
+from holdfast.front.telemetry.request_log import RECORD, RequestRecord
 from holdfast.models.adapter_folder import SEPARATOR
 from holdfast.models.download import hub_source
 from holdfast.models.hub import ModelSource
-from holdfast.telemetry.request_log import RECORD, RequestRecord
 
 Capability: TypeAlias = Literal["completion", "tools", "thinking", "vision"]
 _LATEST = ":latest"

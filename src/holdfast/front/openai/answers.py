@@ -15,15 +15,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from holdfast.front.server.answers import (
-    AnswerFormat,
-    Explanation,
-    StreamFormat,
-    TokenCounts,
-    WholeChoice,
-)
-from holdfast.front.server.problem import Advice, Problem
-from holdfast.wire.output import (
+from holdfast.front.output import (
     ChoiceFinished,
     EndWord,
     OutputDelta,
@@ -34,6 +26,14 @@ from holdfast.wire.output import (
     ToolArgumentsDelta,
     ToolCallStarted,
 )
+from holdfast.front.server.answers import (
+    AnswerFormat,
+    Explanation,
+    StreamFormat,
+    TokenCounts,
+    WholeChoice,
+)
+from holdfast.front.server.problem import Advice, Problem
 
 # function_call: only for requests that have `functions`
 ChatEndWord: TypeAlias = Literal["stop", "length", "tool_calls", "function_call"]

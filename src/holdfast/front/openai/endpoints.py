@@ -42,6 +42,14 @@ from holdfast.front.openai.messages import (
     refuse_what_is_not_text,
     tool_choice_of,
 )
+from holdfast.front.output import Embedding, TextRead
+from holdfast.front.request import (
+    ChatPrompt,
+    EmbeddingRequest,
+    GenerationRequest,
+    Prompt,
+    ToolChoice,
+)
 from holdfast.front.server.access import caller_of
 from holdfast.front.server.answers import AnswerPlan
 from holdfast.front.server.dialect import Dialect, ModelShapes, answers_of, operation, request_of
@@ -67,15 +75,7 @@ from holdfast.front.server.request import json_response, parse, read_json
 from holdfast.front.server.services import Services, model_of
 from holdfast.models.model_folder import planned_answer_tokens
 from holdfast.models.quality import QualityReport, find_quality
-from holdfast.wire.output import Embedding, TextRead
-from holdfast.wire.requests import (
-    ChatPrompt,
-    EmbeddingRequest,
-    GenerationRequest,
-    Pooling,
-    Prompt,
-    ToolChoice,
-)
+from holdfast.wire.requests import Pooling
 
 _SET_BY_THE_SERVER = ("messages", "tools", "add_generation_prompt")
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's default for /v1/completions

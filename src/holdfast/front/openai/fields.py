@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from holdfast import __version__
 from holdfast.config import LimitsSettings
+from holdfast.front.request import RANDOM_SEED, GenerationRequest, OutputFormat
 from holdfast.front.server.answers import AnswerFormat, AnswerPlan
 from holdfast.front.server.fields import (
     INT32_MAX,
@@ -31,13 +32,7 @@ from holdfast.front.server.fields import (
 )
 from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
 from holdfast.front.server.services import Services, model_of
-from holdfast.wire.requests import (
-    RANDOM_SEED,
-    SAMPLING_RANGES,
-    GenerationRequest,
-    OutputFormat,
-    SamplingParams,
-)
+from holdfast.wire.requests import SAMPLING_RANGES, SamplingParams
 
 _TEXT, _OBJECT, _SWITCH = (TAG_MARK + name for name in ("text", "object", "switch"))
 _KINDS = ("text", "json_object", "json_schema")

@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 
 from holdfast.config import LimitsSettings
 from holdfast.front.images.sources import is_image_kind, with_image
+from holdfast.front.request import ToolChoice
 from holdfast.front.server.fields import (
     STRICT,
     TAG_MARK,
@@ -24,7 +25,6 @@ from holdfast.front.server.fields import (
     refused_media,
 )
 from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
-from holdfast.wire.requests import ToolChoice
 
 _OBJECT = TAG_MARK + "object"
 _TEXT = TAG_MARK + "text"

@@ -19,8 +19,8 @@ from itertools import count
 from typing import Any, Final, TypeAlias
 
 from holdfast.errors import InvalidRequest
+from holdfast.front.output import ToolCall
 from holdfast.front.toolcalls.call_format import Call, CallFormat, IdForm
-from holdfast.wire.output import ToolCall
 
 Message: TypeAlias = dict[str, Any]
 

@@ -30,11 +30,11 @@ from holdfast.front.prompt.template_probes import (
 )
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.turn_ends import find_turn_ends
+from holdfast.front.request import ChatPrompt
 from holdfast.front.toolcalls.call_format import CallFormat
 from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect, ReasoningFormat
 from holdfast.front.toolcalls.families import FAMILIES, families_for
 from holdfast.front.toolcalls.incoming import in_vocabulary, marks_in
-from holdfast.wire.requests import ChatPrompt
 
 ToolsBy: TypeAlias = Literal["template", "text", "none"]
 

@@ -28,6 +28,7 @@ from holdfast.errors import (
     WorkerUnavailable,
 )
 from holdfast.front.link.event_stream import EngineClient, RequestEvent, refusal
+from holdfast.front.output import Embedding, Relevance
 from holdfast.front.prompt.limits import check_token_ids
 from holdfast.front.prompt.prepare import (
     MAX_CHARACTERS_PER_TOKEN,
@@ -37,6 +38,7 @@ from holdfast.front.prompt.prepare import (
 )
 from holdfast.front.prompt.tokenize import TokenMemory, well_formed
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
+from holdfast.front.request import EmbeddingRequest, GenerationRequest, RankRequest
 from holdfast.models.sentence_modules import AnswerTokens
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import (
@@ -49,15 +51,7 @@ from holdfast.wire.events import (
     TokenLogprob,
     TokensGenerated,
 )
-from holdfast.wire.output import Embedding, Relevance
-from holdfast.wire.requests import (
-    EmbeddingRequest,
-    GenerationRequest,
-    Pooling,
-    RankRequest,
-    SamplingParams,
-    TokenIds,
-)
+from holdfast.wire.requests import Pooling, SamplingParams, TokenIds
 
 READ_ONLY = SamplingParams(temperature=0.0, seed=0)
 MAX_CONCURRENT = 16  # prompts per request that are queued or running at once; enough for a step

@@ -16,16 +16,19 @@ from functools import partial
 import msgspec
 
 from holdfast.config import DEFAULT_TOOLS, LimitsSettings, ToolsSettings
-from holdfast.errors import (
-    GenerationFailed,
-    SessionFailure,
-    SessionRefused,
-    WorkerUnavailable,
-)
+from holdfast.errors import GenerationFailed, SessionFailure, SessionRefused, WorkerUnavailable
 from holdfast.front.answers.choice import ChoiceText
 from holdfast.front.answers.stops import RepetitionGuard
 from holdfast.front.images.intake import ImageIntake, text_only
 from holdfast.front.link.event_stream import EngineClient, EventStream, LeaseOf, refusal
+from holdfast.front.output import (
+    ChoiceFinished,
+    Embedding,
+    OutputEvent,
+    Relevance,
+    TextDelta,
+    ThoughtEnder,
+)
 from holdfast.front.prompt.embed_and_rank import (
     embedding_of,
     embedding_sequences,
@@ -44,18 +47,7 @@ from holdfast.front.prompt.prepare import (
 )
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle
-from holdfast.front.structured.answer import is_constrained
-from holdfast.telemetry.request_log import waiting_for
-from holdfast.wire.events import ModelInfo, Rejected, WaitReason
-from holdfast.wire.output import (
-    ChoiceFinished,
-    Embedding,
-    OutputEvent,
-    Relevance,
-    TextDelta,
-    ThoughtEnder,
-)
-from holdfast.wire.requests import (
+from holdfast.front.request import (
     ChatPrompt,
     EmbeddingRequest,
     EncodedPrompt,
@@ -63,6 +55,9 @@ from holdfast.wire.requests import (
     Prompt,
     RankRequest,
 )
+from holdfast.front.structured.answer import is_constrained
+from holdfast.front.telemetry.request_log import waiting_for
+from holdfast.wire.events import ModelInfo, Rejected, WaitReason
 from holdfast.wire.sessions import SessionAnswer, SessionCommand, SessionInfo
 
 _log = logging.getLogger(__name__)

@@ -19,8 +19,9 @@ from holdfast.front.images.folder import ImageFolder
 from holdfast.front.images.intake import TakenPrompt
 from holdfast.front.images.sources import IMAGE, is_image
 from holdfast.front.prompt.lru_cache import LruCache
+from holdfast.front.request import ChatPrompt, PlacedImage
 from holdfast.wire.images import ImageAnswer, ImageCommand, ImageLayout, ImageSpan
-from holdfast.wire.requests import ChatPrompt, PlacedImage, TokenIds
+from holdfast.wire.requests import TokenIds
 
 _OPENING: Final = f"\ufdd6{secrets.token_hex(8)}"  # random, so that no client can write a mark
 _CLOSING: Final = "\ufdd7"

@@ -24,15 +24,7 @@ import msgspec
 
 from holdfast.errors import HoldfastError
 from holdfast.front.link.event_stream import EngineClient
-from holdfast.front.prompt.conversation import REASONING_FIELDS, answer_message
-from holdfast.front.prompt.images import image_spans
-from holdfast.front.prompt.known_answers import AnswerMeaning, meaning_of_deltas, meaning_of_text
-from holdfast.front.prompt.prepare import Prepared, conversation_tokens
-from holdfast.front.prompt.template_probes import next_messages
-from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
-from holdfast.wire.commands import ReadAhead, SequenceRequest
-from holdfast.wire.events import FinishReason
-from holdfast.wire.output import (
+from holdfast.front.output import (
     ChoiceFinished,
     OutputDelta,
     OutputEvent,
@@ -41,13 +33,16 @@ from holdfast.wire.output import (
     text_of,
     tool_calls_of,
 )
-from holdfast.wire.requests import (
-    ChatPrompt,
-    GenerationRequest,
-    SamplingParams,
-    TokenIds,
-    common_tokens,
-)
+from holdfast.front.prompt.conversation import REASONING_FIELDS, answer_message
+from holdfast.front.prompt.images import image_spans
+from holdfast.front.prompt.known_answers import AnswerMeaning, meaning_of_deltas, meaning_of_text
+from holdfast.front.prompt.prepare import Prepared, conversation_tokens
+from holdfast.front.prompt.template_probes import next_messages
+from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
+from holdfast.front.request import ChatPrompt, GenerationRequest
+from holdfast.wire.commands import ReadAhead, SequenceRequest
+from holdfast.wire.events import FinishReason
+from holdfast.wire.requests import SamplingParams, TokenIds, common_tokens
 
 Observe: TypeAlias = Callable[[OutputEvent], None]
 """A function that is called with every event of an answer."""

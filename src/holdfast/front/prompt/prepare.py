@@ -20,6 +20,7 @@ from holdfast.config import DEFAULT_TOOLS, LimitsSettings, ToolsSettings
 from holdfast.errors import InvalidRequest, PromptTooLong
 from holdfast.front.answers.choice import ChoiceRules, ChoiceText
 from holdfast.front.answers.pieces import TokenPieces
+from holdfast.front.output import TruncatedPart
 from holdfast.front.prompt.canonical import canonical, guarded, with_thoughts_apart
 from holdfast.front.prompt.dialects import prompt_opens_thought
 from holdfast.front.prompt.images import (
@@ -45,16 +46,7 @@ from holdfast.front.prompt.tokenize import (
 )
 from holdfast.front.prompt.tokenizer_bundle import ImageTokens, TokenizerBundle
 from holdfast.front.prompt.truncation import middle_of_tokens, text_note, without_middle
-from holdfast.front.structured.answer import AnswerGrammar, answer_grammar
-from holdfast.front.toolcalls.declared import DeclaredTools
-from holdfast.front.toolcalls.dialect import PLAIN
-from holdfast.models.model_folder import planned_answer_tokens
-from holdfast.wire.commands import PinnedPrefix, SequenceRequest, ThinkingBudget
-from holdfast.wire.events import ModelInfo
-from holdfast.wire.images import ImageLayout, image_keys
-from holdfast.wire.output import TruncatedPart
-from holdfast.wire.requests import (
-    SAMPLING_RANGES,
+from holdfast.front.request import (
     CacheBreakpoint,
     ChatPrompt,
     GenerationRequest,
@@ -63,8 +55,15 @@ from holdfast.wire.requests import (
     Prompt,
     PromptText,
     PromptTokens,
-    TokenIds,
 )
+from holdfast.front.structured.answer import AnswerGrammar, answer_grammar
+from holdfast.front.toolcalls.declared import DeclaredTools
+from holdfast.front.toolcalls.dialect import PLAIN
+from holdfast.models.model_folder import planned_answer_tokens
+from holdfast.wire.commands import PinnedPrefix, SequenceRequest, ThinkingBudget
+from holdfast.wire.events import ModelInfo
+from holdfast.wire.images import ImageLayout, image_keys
+from holdfast.wire.requests import SAMPLING_RANGES, TokenIds
 
 Layouts: TypeAlias = Mapping[str, ImageLayout]
 """How a model sees images, by image."""

@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 from holdfast.front.answers.answer import AnswerReader
+from holdfast.front.output import ToolCall
 from holdfast.front.prompt.conversation import Message, answer_message
 from holdfast.front.prompt.template import ChatTemplate, common_prefix
 from holdfast.front.prompt.tokenize import Tokenizer
+from holdfast.front.request import ChatPrompt, Thinking, ThinkingEffort
 from holdfast.front.toolcalls.call_format import (
     AnswerPart,
     Call,
@@ -28,8 +30,6 @@ from holdfast.front.toolcalls.call_format import (
 )
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect
-from holdfast.wire.output import ToolCall
-from holdfast.wire.requests import ChatPrompt, Thinking, ThinkingEffort
 
 NextTurn: TypeAlias = Literal["user", "results"]
 """What follows an answer: a user message, or the results of the tools that the answer called."""

@@ -21,8 +21,8 @@ from holdfast.front.prompt.conversation import Message
 from holdfast.front.prompt.images import image_mark
 from holdfast.front.prompt.template import ChatTemplate, common_prefix
 from holdfast.front.prompt.tokenize import Guard, well_formed
+from holdfast.front.request import CacheBreakpoint, ChatPrompt, Prompt, PromptTokens
 from holdfast.wire.commands import PinnedPrefix
-from holdfast.wire.requests import CacheBreakpoint, ChatPrompt, Prompt, PromptTokens
 
 # maximum number of characters that a template may write before an answer, such as the marker that
 # opens a thought

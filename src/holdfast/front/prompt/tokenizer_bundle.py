@@ -40,11 +40,11 @@ from holdfast.front.prompt.tokenize import (
     load_tokenizer,
     without_breaks,
 )
+from holdfast.front.records.answers import AnswerFile
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect
 from holdfast.models.sentence_modules import AnswerTokens, OwnPooling, answer_tokens, own_pooling
 from holdfast.models.tokenizer_files import read_json, recommended_sampling
-from holdfast.store.answers import AnswerFile
 from holdfast.wire.images import VisionInfo
 
 # the least recently used bundle is dropped; a large vocabulary and the remembered texts take 100 MB

@@ -14,10 +14,10 @@ from typing import Any, Final
 from holdfast.front.prompt.conversation import Message
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.tokenize import any_of
+from holdfast.front.request import ChatPrompt
 from holdfast.front.toolcalls.dialect import ModelDialect
 from holdfast.front.toolcalls.families import FAMILIES
 from holdfast.front.toolcalls.incoming import marks_in
-from holdfast.wire.requests import ChatPrompt
 
 _MIN_LENGTH: Final = 3  # in characters; shorter added tokens are runs of white space and letters
 _QUESTION: Final[Message] = {"role": "user", "content": "question5107"}

@@ -19,6 +19,15 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from holdfast.front.openai.answers import ContentLogprob, content_logprobs
+from holdfast.front.output import (
+    ChoiceFinished,
+    EndWord,
+    OutputDelta,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
 from holdfast.front.responses.fields import ClientTool, OfferedTools, Shows
 from holdfast.front.responses.items import kind_of, stored_input
 from holdfast.front.server.answers import (
@@ -29,15 +38,6 @@ from holdfast.front.server.answers import (
     WholeChoice,
 )
 from holdfast.front.server.problem import Advice, Problem, RequestRefused
-from holdfast.wire.output import (
-    ChoiceFinished,
-    EndWord,
-    OutputDelta,
-    TextDelta,
-    ToolArgumentsDelta,
-    ToolCallFinished,
-    ToolCallStarted,
-)
 from holdfast.wire.requests import SamplingParams
 
 ResponseStatus: TypeAlias = Literal[

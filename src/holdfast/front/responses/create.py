@@ -21,6 +21,7 @@ from holdfast.errors import PromptTooLong, ResponsesUnavailable
 from holdfast.front.fleet.residency import ModelStatus
 from holdfast.front.openai.answers import ErrorBody, openai_error
 from holdfast.front.openai.endpoints import ModelCard, input_modalities, model_card
+from holdfast.front.records.responses import Item, RecordKey, RecordMissing, ResponseFile
 from holdfast.front.responses.answer import (
     CompactedResponse,
     CompactionAnswer,
@@ -39,13 +40,7 @@ from holdfast.front.responses.items import (
     summary_seal,
 )
 from holdfast.front.responses.stored import OPERATIONS, ResponseRun
-from holdfast.front.server.dialect import (
-    Dialect,
-    ModelShapes,
-    answers_of,
-    operation,
-    request_of,
-)
+from holdfast.front.server.dialect import Dialect, ModelShapes, answers_of, operation, request_of
 from holdfast.front.server.generation import (
     FollowingResponse,
     GenerationResponse,
@@ -62,8 +57,7 @@ from holdfast.front.server.problem import (
 )
 from holdfast.front.server.request import extended, json_response, parse, read_body, tenant_in
 from holdfast.front.server.services import Services, is_waited_for, model_of, salted
-from holdfast.store.responses import Item, RecordKey, RecordMissing, ResponseFile
-from holdfast.telemetry.request_log import RECORD, AnswerRecord
+from holdfast.front.telemetry.request_log import RECORD, AnswerRecord
 
 _SESSION_HEADERS = ("session-id", "session_id")  # names in current and earlier versions of Codex
 # fields of a function that the response shows even if the request left them out

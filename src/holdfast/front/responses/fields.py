@@ -22,12 +22,8 @@ from typing_extensions import TypedDict
 
 from holdfast.config import LimitsSettings
 from holdfast.front.openai.fields import KNOWN, JsonSchemaFormat, SamplingFields
-from holdfast.front.responses.hosted_items import (
-    TOOL_ITEMS,
-    UPDATE,
-    is_client_item,
-    is_left_out,
-)
+from holdfast.front.request import ChatPrompt, GenerationRequest, OutputFormat, ToolChoice
+from holdfast.front.responses.hosted_items import TOOL_ITEMS, UPDATE, is_client_item, is_left_out
 from holdfast.front.responses.items import (
     InputItem,
     asks_for_compaction,
@@ -59,7 +55,6 @@ from holdfast.front.server.fields import (
 )
 from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
 from holdfast.front.server.services import Services, model_of
-from holdfast.wire.requests import ChatPrompt, GenerationRequest, OutputFormat, ToolChoice
 
 # features of OpenAI's own service
 _HOSTED = ("prompt", "context_management", "moderation", "access_programs", "image")

@@ -17,6 +17,9 @@ from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
 from holdfast.front.images.sources import IMAGE, ImageSource, with_image
+from holdfast.front.output import separator
+from holdfast.front.records.responses import Item
+from holdfast.front.request import ChatPrompt, GenerationRequest, Thinking, ToolChoice
 from holdfast.front.responses.hosted_items import (
     answered_calls,
     call_of,
@@ -34,9 +37,6 @@ from holdfast.front.server.fields import (
     refused_media,
 )
 from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
-from holdfast.store.responses import Item
-from holdfast.wire.output import separator
-from holdfast.wire.requests import ChatPrompt, GenerationRequest, Thinking, ToolChoice
 
 TRIGGER = "compaction_trigger"
 _SUMMARY_TOKENS = 2048

@@ -17,6 +17,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.errors import ResponsesUnavailable
+from holdfast.front.records.responses import (
+    Item,
+    Kind,
+    RecordKey,
+    RecordMissing,
+    ResponseFile,
+    StoredRecord,
+)
 from holdfast.front.responses.answer import (
     ResponseAnswer,
     ResponseEvent,
@@ -36,23 +44,8 @@ from holdfast.front.server.fields import INT64_MAX, STRICT, UnsupportedFields, o
 from holdfast.front.server.generation import FollowingResponse
 from holdfast.front.server.held_answers import EventLog, NumberedEvent
 from holdfast.front.server.problem import RequestRefused, invalid_field, problem_of
-from holdfast.front.server.request import (
-    M,
-    json_response,
-    number_in,
-    parse,
-    read_body,
-    tenant_in,
-)
+from holdfast.front.server.request import M, json_response, number_in, parse, read_body, tenant_in
 from holdfast.front.server.services import Services, salted
-from holdfast.store.responses import (
-    Item,
-    Kind,
-    RecordKey,
-    RecordMissing,
-    ResponseFile,
-    StoredRecord,
-)
 
 _MOST_LISTED = 100
 _LISTED = 20

@@ -24,12 +24,7 @@ import uvloop
 from holdfast import __version__
 from holdfast.config import EffectiveSettings, LogLevel, ModelSettings, Settings, value_of
 from holdfast.errors import ConfigError, ModelLoadError, WorkerUnavailable
-from holdfast.files import (
-    compiled_code_folder,
-    crash_reports_folder,
-    hash_cache_file,
-    logs_folder,
-)
+from holdfast.files import compiled_code_folder, crash_reports_folder, hash_cache_file, logs_folder
 from holdfast.front.fleet.catalog import Catalog, CatalogEntry, catalog_of
 from holdfast.front.fleet.residency import Residency
 from holdfast.front.fleet.slot import ModelFiles
@@ -43,6 +38,14 @@ from holdfast.front.run.running_servers import (
     write_server,
 )
 from holdfast.front.server.access import KeyRing, key_file_of, read_keys
+from holdfast.front.telemetry.log_ring import LogRing
+from holdfast.front.telemetry.logs import (
+    LogFile,
+    configure_logging,
+    log_uncaught,
+    open_log_file,
+    set_level,
+)
 from holdfast.machine.device_memory import MemoryShare, return_large_blocks
 from holdfast.models.adapter_folder import SEPARATOR, checked_adapters
 from holdfast.models.chat_templates import template_sources
@@ -51,14 +54,6 @@ from holdfast.models.draft_pairs import DraftFolder, draft_of
 from holdfast.models.tokenizer_files import read_json, recommended_sampling
 from holdfast.models.weight_files import checked_tensor_bytes
 from holdfast.store.folder import chosen_folder
-from holdfast.telemetry.log_ring import LogRing
-from holdfast.telemetry.logs import (
-    LogFile,
-    configure_logging,
-    log_uncaught,
-    open_log_file,
-    set_level,
-)
 from holdfast.wire.commands import WorkerSettings
 
 if TYPE_CHECKING:

@@ -29,18 +29,18 @@ from holdfast.front.images.folder import images_folder
 from holdfast.front.images.intake import ImageIntake
 from holdfast.front.prompt.gateway import Gateway
 from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle, load_tokenizer_bundle
+from holdfast.front.records.answers import AnswerFile
+from holdfast.front.records.responses import ResponseStore
 from holdfast.front.server.access import KeyRing, Seal
 from holdfast.front.server.dialect import Dialect
 from holdfast.front.server.services import ActiveRequests, Services
+from holdfast.front.telemetry.history import PerformanceHistory
+from holdfast.front.telemetry.history_file import SUFFIX, HistoryFile
+from holdfast.front.telemetry.log_ring import LogRing
+from holdfast.front.telemetry.metrics import Metrics
+from holdfast.front.telemetry.traces import open_traces
 from holdfast.models.download import hub_cache_folder
-from holdfast.store.answers import AnswerFile
 from holdfast.store.folder import is_folder
-from holdfast.store.responses import ResponseStore
-from holdfast.telemetry.history import PerformanceHistory
-from holdfast.telemetry.history_file import SUFFIX, HistoryFile
-from holdfast.telemetry.log_ring import LogRing
-from holdfast.telemetry.metrics import Metrics
-from holdfast.telemetry.traces import open_traces
 
 PROGRAM = "caffeinate"  # part of macOS
 # how long to stay awake after a request: an agent's next request follows soon, so that one run of

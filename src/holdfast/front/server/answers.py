@@ -15,11 +15,7 @@ from msgspec import Struct
 from starlette.types import Send
 
 from holdfast.config import KVBitsChoice
-from holdfast.front.server.access import Caller
-from holdfast.front.server.problem import Problem, problem_of
-from holdfast.wire.commands import PinnedPrefix
-from holdfast.wire.events import CacheOutcome
-from holdfast.wire.output import (
+from holdfast.front.output import (
     ChoiceFinished,
     OutputDelta,
     PromptProgress,
@@ -31,7 +27,12 @@ from holdfast.wire.output import (
     text_of,
     tool_calls_of,
 )
-from holdfast.wire.requests import GenerationRequest, SamplingParams, Truncation
+from holdfast.front.request import GenerationRequest, Truncation
+from holdfast.front.server.access import Caller
+from holdfast.front.server.problem import Problem, problem_of
+from holdfast.wire.commands import PinnedPrefix
+from holdfast.wire.events import CacheOutcome
+from holdfast.wire.requests import SamplingParams
 
 # time between two checks for silence; a keep-alive is therefore sent after 5 to 10 silent seconds
 KEEP_ALIVE_SECONDS = 5.0

@@ -31,7 +31,7 @@ from holdfast.front.server.access import KEY_HEADER_NAMES, check_admin
 from holdfast.front.server.problem import Problem, problem_of, record_problem
 from holdfast.front.server.request import tenant_in
 from holdfast.front.server.services import Services
-from holdfast.telemetry.request_log import RECORD, RequestRecord
+from holdfast.front.telemetry.request_log import RECORD, RequestRecord
 
 Handler: TypeAlias = Callable[[Request, Services], Awaitable[Response]]
 Shape: TypeAlias = Mapping[str, Any]  # part of an operation's description in /openapi.json

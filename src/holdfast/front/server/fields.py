@@ -14,8 +14,9 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from holdfast.front.images.sources import is_image_kind, left_out_note, with_image
 from holdfast.front.prompt.limits import nesting_of
+from holdfast.front.request import Thinking, ThinkingEffort, ToolChoice
 from holdfast.front.server.problem import RequestRefused, invalid_field
-from holdfast.wire.requests import SAMPLING_RANGES, Thinking, ThinkingEffort, ToolChoice
+from holdfast.wire.requests import SAMPLING_RANGES
 
 TAG_MARK = "|"  # first character of union tags, so that error locations can omit them
 INT64_MAX = 2**63 - 1

@@ -20,6 +20,15 @@ from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.errors import GenerationFailed, HoldfastError, QueueFull, WorkerUnavailable
 from holdfast.front.images.sources import for_log
+from holdfast.front.output import (
+    ChoiceFinished,
+    Embedding,
+    OutputEvent,
+    PromptProgress,
+    Relevance,
+    TextRead,
+)
+from holdfast.front.request import ChatPrompt, EmbeddingRequest, GenerationRequest, RankRequest
 from holdfast.front.server.access import caller_of
 from holdfast.front.server.answers import (
     AnswerFormat,
@@ -34,13 +43,7 @@ from holdfast.front.server.answers import (
 )
 from holdfast.front.server.held_answers import HeldAnswer, RequestIdentity, identity_of
 from holdfast.front.server.problem import problem_of, record_problem
-from holdfast.front.server.request import (
-    extended,
-    read_body,
-    service_in,
-    tenant_in,
-    time_limit_in,
-)
+from holdfast.front.server.request import extended, read_body, service_in, tenant_in, time_limit_in
 from holdfast.front.server.services import (
     ActiveRequest,
     OutputStream,
@@ -52,7 +55,7 @@ from holdfast.front.server.services import (
     unless_disconnected,
     unless_first,
 )
-from holdfast.telemetry.request_log import (
+from holdfast.front.telemetry.request_log import (
     RECORD,
     AnswerRecord,
     RequestRecord,
@@ -60,15 +63,6 @@ from holdfast.telemetry.request_log import (
     write_progress,
 )
 from holdfast.wire.events import FinishReason
-from holdfast.wire.output import (
-    ChoiceFinished,
-    Embedding,
-    OutputEvent,
-    PromptProgress,
-    Relevance,
-    TextRead,
-)
-from holdfast.wire.requests import ChatPrompt, EmbeddingRequest, GenerationRequest, RankRequest
 
 # `UnsupportedFields.neutral` for endpoints that generate nothing: these requests extend no session,
 # so the fields that name one are refused.

@@ -23,7 +23,7 @@ from holdfast.front.server.access import CALLER, KEY_HEADERS, Caller, Drain, Key
 from holdfast.front.server.dialect import DialectTable, answer_of
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.request import SESSION_HEADER, TENANT_HEADER
-from holdfast.telemetry.request_log import RECORD
+from holdfast.front.telemetry.request_log import RECORD
 
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address

@@ -31,12 +31,12 @@ from starlette.requests import Request
 
 from holdfast.config import ServerSettings
 from holdfast.errors import GenerationFailed, HoldfastError
+from holdfast.front.records.responses import RecordKey
 from holdfast.front.server.access import caller_of
 from holdfast.front.server.answers import AnswerPlan
 from holdfast.front.server.request import tenant_in
+from holdfast.front.telemetry.request_log import RequestRecord
 from holdfast.machine.clocks import AwakeTimer, awake_clock
-from holdfast.store.responses import RecordKey
-from holdfast.telemetry.request_log import RequestRecord
 from holdfast.wire.requests import SamplingParams
 
 IDEMPOTENCY_HEADER = "idempotency-key"

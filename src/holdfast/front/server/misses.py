@@ -20,10 +20,10 @@ import msgspec
 from msgspec import Struct
 
 from holdfast.front.images.sources import IMAGE, ImageSource, is_image
+from holdfast.front.request import ChatPrompt, GenerationRequest
 from holdfast.front.server.answers import Explanation
-from holdfast.telemetry.request_log import RequestRecord
+from holdfast.front.telemetry.request_log import RequestRecord
 from holdfast.wire.events import CacheOutcome
-from holdfast.wire.requests import ChatPrompt, GenerationRequest
 
 MOST_MISSES = 50  # per tenant
 MOST_TENANTS = 200

@@ -36,7 +36,7 @@ from holdfast.errors import (
     UnusableModel,
     WorkerUnavailable,
 )
-from holdfast.telemetry.request_log import RequestRecord
+from holdfast.front.telemetry.request_log import RequestRecord
 
 _log = logging.getLogger(__name__)
 Advice: TypeAlias = Literal["compact", "shrink_image", "wait", "fix_request", "pull_model", "none"]

@@ -26,40 +26,30 @@ import msgspec
 from starlette.types import Receive
 
 from holdfast.config import LimitsSettings, LogSettings, ServerSettings, StoreSettings
-from holdfast.errors import (
-    HoldfastError,
-    QueueFull,
-    TimeLimitExceeded,
-    WorkerUnavailable,
-)
+from holdfast.errors import HoldfastError, QueueFull, TimeLimitExceeded, WorkerUnavailable
 from holdfast.front.fleet.catalog import Catalog
 from holdfast.front.fleet.library import Library
 from holdfast.front.fleet.residency import ModelStatus, Residency
 from holdfast.front.images.intake import ImageIntake
+from holdfast.front.output import Embedding, OutputEvent, Relevance, TruncatedPart
 from holdfast.front.prompt.dialects import DialectReport
 from holdfast.front.prompt.tokenize import Tokenizer
+from holdfast.front.records.responses import ResponseStore
+from holdfast.front.request import EmbeddingRequest, EncodedPrompt, GenerationRequest, RankRequest
 from holdfast.front.server.access import AnswersAtOnce, Drain, KeyRing, Seal
 from holdfast.front.server.held_answers import HeldAnswer, HeldAnswers
 from holdfast.front.server.misses import RecentMisses
 from holdfast.front.server.problem import RequestRefused
+from holdfast.front.telemetry.history_file import HistoryFile
+from holdfast.front.telemetry.log_ring import LogRing
+from holdfast.front.telemetry.metrics import Metrics
+from holdfast.front.telemetry.request_log import RequestRecord, current_record
+from holdfast.front.telemetry.traces import Traces
 from holdfast.machine.clocks import awake_clock, awake_timeout
 from holdfast.models.adapter_folder import SEPARATOR
-from holdfast.store.responses import ResponseStore
-from holdfast.telemetry.history_file import HistoryFile
-from holdfast.telemetry.log_ring import LogRing
-from holdfast.telemetry.metrics import Metrics
-from holdfast.telemetry.request_log import RequestRecord, current_record
-from holdfast.telemetry.traces import Traces
 from holdfast.wire.commands import PinnedPrefix
 from holdfast.wire.events import WorkerStatistics
-from holdfast.wire.output import Embedding, OutputEvent, Relevance, TruncatedPart
-from holdfast.wire.requests import (
-    EmbeddingRequest,
-    EncodedPrompt,
-    GenerationRequest,
-    RankRequest,
-    SamplingParams,
-)
+from holdfast.wire.requests import SamplingParams
 from holdfast.wire.sessions import SessionCommand, SessionInfo
 
 RequestState: TypeAlias = Literal["waiting", "reading", "writing", "abandoned"]

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from holdfast.config import LimitsSettings, ToolsSettings
 from holdfast.errors import InvalidRequest
+from holdfast.front.request import ChatPrompt, GenerationRequest, OutputFormat, PromptText
 from holdfast.front.structured.calls import (
     bare_calls,
     call_blocks,
@@ -38,7 +39,6 @@ from holdfast.front.structured.schema import SchemaBounds, SchemaFault
 from holdfast.front.structured.values import CallableTool
 from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect
 from holdfast.front.toolcalls.incoming import marks_in
-from holdfast.wire.requests import ChatPrompt, GenerationRequest, OutputFormat, PromptText
 
 _MOST_CHARACTERS: Final = 20_000  # maximum for a regex, a grammar, or all choices together
 _LONGEST_FAULT: Final = 300  # maximum characters of an error from llguidance in a message

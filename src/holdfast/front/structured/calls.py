@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from holdfast.errors import InvalidRequest
+from holdfast.front.request import ChatPrompt, ToolChoice
 from holdfast.front.structured.checked import checked_schema
 from holdfast.front.structured.lark import (
     ANY,
@@ -35,7 +36,6 @@ from holdfast.front.toolcalls.call_format import (
     named,
 )
 from holdfast.front.toolcalls.literals import json_text
-from holdfast.wire.requests import ChatPrompt, ToolChoice
 
 _ANY_ARGUMENTS: Final = CleanSchema(schema={"type": "object"})
 _NO_ARGUMENTS: Final[Schema] = {"type": "object", "properties": {}, "additionalProperties": False}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+from holdfast.front.output import TextKind
 from holdfast.front.toolcalls.declared import (
     DeclaredTools,
     ParameterTypes,
@@ -21,7 +22,6 @@ from holdfast.front.toolcalls.declared import (
 )
 from holdfast.front.toolcalls.incoming import Incoming, Waiting
 from holdfast.front.toolcalls.literals import JsonStream, json_text
-from holdfast.wire.output import TextKind
 
 _ALPHABET: Final = string.ascii_letters + string.digits
 IdForm: TypeAlias = Literal["random", "alnum9", "function_number", "number", "client"]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from html import unescape
 from typing import Final, NamedTuple
 
+from holdfast.front.output import TextKind
 from holdfast.front.toolcalls.call_format import (
     CallFormat,
     CallLayout,
@@ -31,7 +32,6 @@ from holdfast.front.toolcalls.tagged_parameters import (
     read_json_body,
     read_value,
 )
-from holdfast.wire.output import TextKind
 
 _HEADER_LENGTH: Final = 256
 _NOBODY: Final = frozenset({"", "assistant", "user", "all", "self", "none"})

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 
 import msgspec
 
-from holdfast.telemetry.request_log import (
+from holdfast.front.telemetry.request_log import (
     RequestRecord,
     current_request_id,
     escaped,

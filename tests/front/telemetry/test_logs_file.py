@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.config import LogSettings
 from holdfast.errors import ConfigError
-from holdfast.telemetry.logs import LogFile, open_log_file
+from holdfast.front.telemetry.logs import LogFile, open_log_file
 
 
 def auto(folder: Path, **settings: int) -> LogFile:
@@ -73,8 +73,8 @@ def test_an_unexpected_error_is_in_the_file(tmp_path: Path) -> None:
     program = f"""
 from pathlib import Path
 from holdfast.config import LogSettings
-from holdfast.telemetry.logs import log_uncaught, open_log_file
-from holdfast.telemetry.logs import configure_logging
+from holdfast.front.telemetry.logs import log_uncaught, open_log_file
+from holdfast.front.telemetry.logs import configure_logging
 settings = LogSettings(file={str(tmp_path / "own.log")!r})
 configure_logging(settings, file=open_log_file(settings, folder=Path, name=""))
 log_uncaught()
@@ -96,7 +96,7 @@ def test_a_server_in_the_background_writes_a_log_file_unless_its_standard_error_
 ) -> None:
     program = (
         "from pathlib import Path; from holdfast.config import LogSettings; "
-        "from holdfast.telemetry.logs import open_log_file; open_log_file(LogSettings(), "
+        "from holdfast.front.telemetry.logs import open_log_file; open_log_file(LogSettings(), "
         "folder=Path, name='n')"
     )
     command = f"{sys.executable} -c {shlex.quote(program)} {redirected}"

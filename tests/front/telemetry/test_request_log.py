@@ -5,8 +5,9 @@ import logging
 import msgspec
 import pytest
 
-from holdfast.telemetry.metrics import Metrics
-from holdfast.telemetry.request_log import (
+from holdfast.front.output import ChoiceFinished, PromptProgress, TextDelta
+from holdfast.front.telemetry.metrics import Metrics
+from holdfast.front.telemetry.request_log import (
     AnswerRecord,
     RequestRecord,
     current_record,
@@ -15,7 +16,6 @@ from holdfast.telemetry.request_log import (
     write_progress,
 )
 from holdfast.wire.events import CacheReport, FinishReason, Timings, WaitReason
-from holdfast.wire.output import ChoiceFinished, PromptProgress, TextDelta
 
 
 class Clock:

@@ -13,9 +13,9 @@ import pytest
 
 from holdfast.errors import ConfigError, GenerationFailed
 from holdfast.front.application import create_application
-from holdfast.telemetry.traces import open_traces
+from holdfast.front.output import ChoiceFinished, TextDelta
+from holdfast.front.telemetry.traces import open_traces
 from holdfast.wire.events import CacheOutcome, CacheReport, FinishReason, Timings
-from holdfast.wire.output import ChoiceFinished, TextDelta
 from tests.fakes.http_clients import CHAT, chat_body
 from tests.fakes.scripted_gateway import Script, ScriptedGateway, scripted_services
 
@@ -175,7 +175,7 @@ async def test_the_environment_names_the_service(
 async def test_a_collector_that_does_not_answer_delays_nothing(
     collector: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.telemetry.traces.CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr("holdfast.front.telemetry.traces.CLOSE_SECONDS", 0.01)
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "4")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2")
     collector.may_answer.clear()
@@ -184,7 +184,7 @@ async def test_a_collector_that_does_not_answer_delays_nothing(
 
 
 async def test_a_missing_collector_harms_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.telemetry.traces.CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr("holdfast.front.telemetry.traces.CLOSE_SECONDS", 0.01)
     with otlp.collector() as gone:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", gone.url)
     assert await ask(("GET", "/v1/models"), ("POST", CHAT)) == [200, 200]

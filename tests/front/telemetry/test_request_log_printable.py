@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.telemetry.request_log import escaped, printable
+from holdfast.front.telemetry.request_log import escaped, printable
 
 
 @given(text=st.text())

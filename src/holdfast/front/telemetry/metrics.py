@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
+import msgspec
 import prometheus_client
 from prometheus_client import (
     CollectorRegistry,
@@ -25,14 +26,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from holdfast.telemetry.history import PerformanceHistory
-from holdfast.wire.events import (
-    CacheFigures,
-    PressureFigures,
-    ResidencyFigures,
-    StoreFigures,
-    WorkerStatistics,
-)
+from holdfast.front.telemetry.history import PerformanceHistory
+from holdfast.wire.events import CacheFigures, StoreFigures, WorkerStatistics
 from holdfast.wire.events import Histogram as HistogramFigures
 
 # each metric has both names; the second one will be removed in the next release
@@ -143,6 +138,34 @@ _SECONDS = (("step_seconds", "Duration of the engine's steps."),)
 # (field of the figures, documentation); the metric's name ends with the field's name
 Table: TypeAlias = Iterable[tuple[str, str]]
 Label = TypeVar("Label", bound=str)
+
+
+class ResidencyFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model is loaded and used, with counters since the server's start."""
+
+    loaded: int = 0  # 0 or 1
+    leases: int = 0  # requests that use the model now
+    waiting: int = 0  # requests that wait until there is room to load the model
+    footprint_bytes: int = 0  # memory of the model, as measured
+    # number of loads by result (loaded, failed), and of unloads by cause (room, idle, asked)
+    changes: dict[str, int] = {}
+    # total waiting time of requests, by the value of their WaitReason (place, load)
+    wait_seconds: dict[str, float] = {}
+
+
+class PressureFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory of all workers together, and the level of memory pressure derived from it.
+
+    level: normal; warning, above the first watermark; or critical, above the second one.
+    changes: how often each level has begun since the server's start.
+    """
+
+    level: Literal["normal", "warning", "critical"] = "normal"
+    footprint_bytes: int = 0
+    limit_bytes: int = 0  # 0 until it was measured
+    first_watermark_bytes: int = 0
+    second_watermark_bytes: int = 0
+    changes: dict[str, int] = {}
 
 
 @dataclass(slots=True, kw_only=True)

@@ -18,17 +18,17 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigError
-from holdfast.telemetry.request_log import UNKNOWN_ROUTE, RequestRecord
+from holdfast.front.output import ChoiceFinished
+from holdfast.front.request import ChatPrompt, GenerationRequest
+from holdfast.front.telemetry.request_log import UNKNOWN_ROUTE, RequestRecord
 from holdfast.wire.events import FinishReason
-from holdfast.wire.output import ChoiceFinished
-from holdfast.wire.requests import ChatPrompt, GenerationRequest
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span
 
-    from holdfast.telemetry.request_log import AnswerRecord
+    from holdfast.front.telemetry.request_log import AnswerRecord
 
 _EXPORT_ERROR_SECONDS = 600.0  # between two log lines about a failing collector
 CLOSE_SECONDS = 2.0  # time for the last export

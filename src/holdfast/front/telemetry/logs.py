@@ -23,8 +23,8 @@ from typing import TextIO
 from holdfast.config import LogSettings
 from holdfast.errors import ConfigError
 from holdfast.files import expanded
-from holdfast.telemetry.log_ring import LogRing
-from holdfast.telemetry.request_log import RequestRecord, escaped
+from holdfast.front.telemetry.log_ring import LogRing
+from holdfast.front.telemetry.request_log import RequestRecord, escaped
 
 LOG_SUFFIX = ".log"  # in rotated files, a number follows: server-8321.log.1
 AUTO, OFF, BACKGROUND = "auto", "off", "background"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast.telemetry.metrics import Metrics
+from holdfast.front.telemetry.metrics import Metrics
 from holdfast.wire.events import CacheFigures, Histogram, StoreFigures, WorkerStatistics
 
 STORE = StoreFigures(

@@ -5,16 +5,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.telemetry import log_ring
-from holdfast.telemetry.log_ring import LogRing
-from holdfast.telemetry.metrics import Metrics
-from holdfast.telemetry.request_log import (
+from holdfast.front.output import TextDelta
+from holdfast.front.telemetry import log_ring
+from holdfast.front.telemetry.log_ring import LogRing
+from holdfast.front.telemetry.metrics import Metrics
+from holdfast.front.telemetry.request_log import (
     AnswerRecord,
     RequestRecord,
     current_record,
     write_line,
 )
-from holdfast.wire.output import TextDelta
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from holdfast.config import LogSettings
-from holdfast.telemetry.logs import configure_logging
-from holdfast.telemetry.request_log import RequestRecord
+from holdfast.front.telemetry.logs import configure_logging
+from holdfast.front.telemetry.request_log import RequestRecord
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.store.answers import (
+from holdfast.front.records.answers import (
     SECRET_BYTES,
     AnswerFile,
     StoredAnswer,
@@ -124,7 +124,7 @@ def test_a_row_of_other_types_costs_answers_and_nothing_else(folder: Path, colum
 def test_a_file_that_is_in_use_costs_answers_and_nothing_else(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.store.answers._BUSY_SECONDS", 0.0)
+    monkeypatch.setattr("holdfast.front.records.answers._BUSY_SECONDS", 0.0)
     write(folder, ("one", b"first"))
     other = sqlite3.connect(kept(folder), isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")

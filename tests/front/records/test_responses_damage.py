@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.config import ResponsesSettings
-from holdfast.store.responses import (
+from holdfast.front.records.responses import (
     FileDamaged,
     RecordKey,
     RecordMissing,
@@ -122,7 +122,7 @@ def test_a_row_of_another_type_is_damage(tmp_path: Path) -> None:
 def test_a_file_that_is_in_use_is_not_taken_for_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.store.responses._BUSY_SECONDS", 0.0)
+    monkeypatch.setattr("holdfast.front.records.responses._BUSY_SECONDS", 0.0)
     write(tmp_path, "resp_1")
     other = sqlite3.connect(kept(tmp_path), isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.telemetry import history_file
-from holdfast.telemetry.history import Cell, PerformanceHistory
-from holdfast.telemetry.history_file import HistoryFile
+from holdfast.front.telemetry import history_file
+from holdfast.front.telemetry.history import Cell, PerformanceHistory
+from holdfast.front.telemetry.history_file import HistoryFile
 
 
 def opened(path: Path) -> tuple[PerformanceHistory, HistoryFile]:

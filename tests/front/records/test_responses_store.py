@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ResponsesUnavailable
-from holdfast.store.responses import RecordKey, RecordMissing, ResponseFile, ResponseStore
+from holdfast.front.records.responses import RecordKey, RecordMissing, ResponseFile, ResponseStore
 
 KEY = RecordKey("us", "resp_1")
 
@@ -41,7 +41,7 @@ async def test_a_file_that_turns_out_to_be_damaged_costs_what_was_in_it_and_noth
 async def test_a_disk_that_cannot_be_used_is_told_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.store.responses._BUSY_SECONDS", 0.0)
+    monkeypatch.setattr("holdfast.front.records.responses._BUSY_SECONDS", 0.0)
     store = ResponseStore(tmp_path)
     await store.call(ResponseFile.put, KEY, {})
     other = sqlite3.connect(tmp_path / "responses" / "responses-1.sqlite", isolation_level=None)

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from holdfast.files import atomic_write, open_regular, sync_to_drive, try_lock
-from holdfast.telemetry.history import MOST_BYTES, PerformanceHistory
+from holdfast.front.telemetry.history import MOST_BYTES, PerformanceHistory
 
 SAVE_SECONDS = 300.0
 SUFFIX = ".history"

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from holdfast.telemetry.metrics import cumulative
+from holdfast.front.telemetry.metrics import cumulative
 from holdfast.wire.events import Histogram
 
 

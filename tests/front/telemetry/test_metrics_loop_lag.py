@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from holdfast.telemetry.metrics import Lag, LoopLag, Metrics
+from holdfast.front.telemetry.metrics import Lag, LoopLag, Metrics
 
 TICK_SECONDS = 0.002
 BLOCKED_SECONDS = 0.01  # in which several ticks are due

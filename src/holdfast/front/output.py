@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from holdfast.front.request import RankMethod
 from holdfast.wire.events import CacheReport, FinishReason, Timings
-from holdfast.wire.requests import RankMethod
 
 TextKind: TypeAlias = Literal["text", "reasoning"]
 # why an answer ended, in the words of the protocols

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.telemetry.metrics import Metrics
-from holdfast.telemetry.request_log import AnswerRecord
+from holdfast.front.output import ChoiceFinished, TextDelta, ToolCallFinished
+from holdfast.front.telemetry.metrics import Metrics
+from holdfast.front.telemetry.request_log import AnswerRecord
 from holdfast.wire.events import CacheOutcome, CacheReport, FinishReason, Timings, WaitReason
-from holdfast.wire.output import ChoiceFinished, TextDelta, ToolCallFinished
 
 
 class Clock:

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from holdfast.config import ResponsesSettings
-from holdfast.store.responses import Item, RecordKey, RecordMissing, ResponseFile, StoredRecord
+from holdfast.front.records.responses import (
+    Item,
+    RecordKey,
+    RecordMissing,
+    ResponseFile,
+    StoredRecord,
+)
 
 ROOMY = ResponsesSettings()
 

@@ -2,13 +2,8 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast.telemetry.metrics import Metrics
-from holdfast.wire.events import (
-    ConstraintFigures,
-    Histogram,
-    PressureFigures,
-    WorkerStatistics,
-)
+from holdfast.front.telemetry.metrics import Metrics, PressureFigures
+from holdfast.wire.events import ConstraintFigures, Histogram, WorkerStatistics
 
 
 def test_two_servers_in_one_process_do_not_share_their_numbers() -> None:

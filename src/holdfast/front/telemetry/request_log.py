@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
-from holdfast.telemetry.history import Cell, Distribution
-from holdfast.wire.events import CacheOutcome, FinishReason, WaitReason
-from holdfast.wire.output import (
+from holdfast.front.output import (
     ChoiceFinished,
     OutputDelta,
     OutputEvent,
@@ -25,12 +23,14 @@ from holdfast.wire.output import (
     ThoughtEnder,
     ToolCallFinished,
 )
-from holdfast.wire.requests import GenerationRequest
+from holdfast.front.request import GenerationRequest
+from holdfast.front.telemetry.history import Cell, Distribution
+from holdfast.wire.events import CacheOutcome, FinishReason, WaitReason
 
-if TYPE_CHECKING:  # workers import this module, too, but only the front has prometheus_client
+if TYPE_CHECKING:  # the command line imports this module, too
     from prometheus_client import Histogram
 
-    from holdfast.telemetry.metrics import Metrics
+    from holdfast.front.telemetry.metrics import Metrics
 
 RECORD = "holdfast.record"  # key of the RequestRecord in an ASGI scope
 CLIENT_GONE = 499  # the client disconnected before the response began

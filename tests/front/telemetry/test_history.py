@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.telemetry import history as module
-from holdfast.telemetry.history import (
+from holdfast.front.telemetry import history as module
+from holdfast.front.telemetry.history import (
     KEPT,
     LEAST,
     PER_DOUBLING,
