@@ -1,6 +1,7 @@
 # make serve          start the server on the bundled model (MODEL=… another one, ARGS="--port 9000" further flags)
 # make test           the fast tests (ARGS="tests/cli -x" for some of them, "-n 0 --pdb" for one process and its debugger)
 # make check        formatting, lint, types, import walls, rules of the project
+# make house          the size and the structure of the code base beside the recorded values (ARGS=--record to record them)
 # make format         rewrite the sources as the formatter wants them
 # make slow           the slow tests
 # make bench          the benchmarks beside mlx_lm.server, within ten minutes (ARGS="--out FOLDER")
@@ -18,7 +19,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test check format slow bench architectures tool-table clients schemathesis agents demo-chat mac-check lock clean
+.PHONY: help venv serve test check house format slow bench architectures tool-table clients schemathesis agents demo-chat mac-check lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -76,6 +77,9 @@ check: $(TOOLS)
 	@$(BIN)/mypy --strict
 	@$(BIN)/lint-imports --no-cache
 	@$(COMPILED) $(BIN)/python -m pytest -q tests/project
+
+house: $(TOOLS)
+	@$(ONE_THREAD) $(BIN)/python -m tools.house $(ARGS)
 
 format: $(TOOLS)
 	@$(BIN)/ruff format .
