@@ -505,6 +505,7 @@ class WorkerLoop:
                 tenant=request.tenant,
                 kv_bits=sequence.kv_bits,
                 chain=sequence.chain,
+                is_alternative=request.is_alternative,
             )
         self._sessions.keep_prefixes(
             request.pins,
