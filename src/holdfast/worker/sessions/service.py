@@ -443,8 +443,7 @@ class SessionService:
         decoded = self._decoded(records.found)
         recorded = [session for name, session in decoded.items() if self._has_unread((name,))]
         self._unread = records.unread
-        if recorded:
-            self._retention.start_from(max(session.last_used_at for session in recorded))
+        self._retention.start_from_stamps(session.last_used_at for session in recorded)
         self._read_at = self._retention()
         for session in recorded:
             begun = self._registry.find(session.session_id, tenant=session.tenant)
