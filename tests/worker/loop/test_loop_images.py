@@ -11,6 +11,7 @@ from holdfast.wire.events import FinishReason, TokensGenerated, WaitReason
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.plan import StepPlan
 from holdfast.worker.vision import images
+from holdfast.worker.vision.feature_cache import FeatureCache
 from tests.fakes.caching_worker import CachingWorker, greedy, random_prompt
 from tests.fakes.inline_images import InlineImages
 from tests.fakes.pictures import image_file
@@ -116,6 +117,27 @@ class FailsOnce(Engine):
             self.has_failed = True
             raise RuntimeError("out of memory")
         return super().dispatch(plan)
+
+
+def test_the_disk_is_not_read_at_every_poll(
+    beside: VisionBeside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = beside.request("image", ONE, is_kept=False)
+    beside.worker(tmp_path).serve([[request]])
+    (file,) = (tmp_path / FEATURES).iterdir()
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    worker = beside.worker(tmp_path)
+    reader_of(worker).delays[0] = LONG
+    reads: list[str] = []
+    read = FeatureCache.find
+
+    def find(features: FeatureCache, image: str) -> Any:
+        reads.append(image)
+        return read(features, image)
+
+    monkeypatch.setattr(FeatureCache, "find", find)
+    worker.serve([[TEXT, request]])
+    assert 0 < len(reads) < 10
 
 
 @pytest.mark.usefixtures("little_is_kept")

@@ -57,6 +57,7 @@ class WorkerImages:
         self._known: OrderedDict[str, ImageLayout | ImageRefused] = OrderedDict()
         self._lost: dict[str, str] = {}  # images that could not be processed recently, and why
         self._asked: dict[str, dict[str, str]] = {}  # images lost for each command, by its call id
+        self._begun: set[str] = set()  # by `may_provide`, without a result yet
         self.figures = ImageFigures()
 
     @property
@@ -192,6 +193,9 @@ class WorkerImages:
             image = span.layout.image
             if index in images.features or self._is_given_up(image):
                 continue
+            if image in self._begun:
+                missing += 1
+                continue
             is_cached = self._cached_features(span.layout) is not None
             if is_cached or (self._is_processed(image) and not has_computed):
                 images.features[index] = self._features_of(span.layout)
@@ -200,6 +204,7 @@ class WorkerImages:
             missing += 1
             if missing <= _PREPARED_AHEAD and not self._is_processed(image):
                 self._reader.begin(image, max_pixels=None)
+                self._begun.add(image)
         return not missing
 
     def has_all(self, images: SequenceImages, *, end: int) -> bool:
@@ -269,6 +274,7 @@ class WorkerImages:
 
     def _take_results(self) -> None:
         for image, result in self._reader.results():
+            self._begun.discard(image)
             self._forget_file(image)
             if isinstance(result, ImageLost):
                 self._lost[image] = result.reason
