@@ -9,9 +9,18 @@ import pytest
 
 from holdfast.files import CLAIM_PREFIX, claim
 from holdfast.front.run.running_servers import RunningServer, write_server
+from holdfast.kernels import build
 from holdfast.store.store import BlockStore
 from tests.fakes.command_line import holdfast_here, only_line
 from tests.fakes.stored_blocks import FINGERPRINT, make_chain
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """What stands in for /var/tmp and /tmp."""
+    folders = [tmp_path / name for name in ("first", "second", "third")]
+    monkeypatch.setattr(build, "_TEMPORARY", tuple(map(str, folders)))
+    return folders
 
 
 @pytest.fixture
@@ -142,3 +151,29 @@ def test_before_the_first_server_all_state_is_empty_and_can_be_cleared(
         ).returncode
         == 0
     )
+
+
+def test_kernels_outside_the_cache_folder_are_listed_and_cleared(
+    tmp_path: Path, kept: dict[str, str], temporary: list[Path]
+) -> None:
+    first, second, third = (each / f"holdfast-kernels-{os.getuid()}" for each in temporary)
+    for folder in (first, second):
+        folder.mkdir(mode=0o700, parents=True)
+        (folder / "products-1.so").write_bytes(b"x" * 500)
+    third.parent.mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    third.symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    found = {each["path"]: each for each in listed(tmp_path, kept).values()}
+    assert [found[str(folder)]["bytes"] for folder in (first, second)] == [500, 500]
+    assert str(third) not in found, "a link, perhaps of somebody else"
+
+    def clear(name: str) -> None:
+        done = holdfast_here("state", "clear", name, "--yes", cwd=tmp_path, variables=kept)
+        assert done.returncode == 0, done.stderr
+
+    clear(found[str(first)]["name"])
+    assert not first.exists()
+    assert second.exists()
+    clear("--all")
+    assert not second.exists()
+    assert (tmp_path / "elsewhere").exists()

@@ -311,7 +311,7 @@ def test_text_generation_continues_while_an_image_is_processed(
     assert worker.engine.images is not None
     reader = worker.engine.images._reader
     assert isinstance(reader, InlineImages)
-    reader.delay = 3 * TOKENS
+    reader.delays[0] = 3 * TOKENS
     inbox = worker.serve([[image, text]])
     assert not wrong(inbox, ["an image", "text"], expected)
     ended = [event.request_id for event in inbox.events if isinstance(event, Finished)]

@@ -19,7 +19,8 @@ class InlineImages:
         self._images = images
         self._waiting: dict[str, int | None] = {}
         self.begun: list[str] = []  # each image that was processed
-        self.delay = 0  # this many calls of `results` return none first
+        # this many calls of `results` return none before the first image, the second, ...
+        self.delays: dict[int, int] = {}
 
     @property
     def is_busy(self) -> bool:
@@ -32,8 +33,9 @@ class InlineImages:
         """At most one."""
         if not self._waiting:
             return []
-        if self.delay:
-            self.delay -= 1
+        number = len(self.begun)
+        if self.delays.get(number):
+            self.delays[number] -= 1
             return []
         image = next(iter(self._waiting))
         max_pixels = self._waiting.pop(image)
@@ -50,9 +52,6 @@ class InlineImages:
             return [(image, ImageFile(outcome, file))]
         file.close()
         return [(image, outcome)]
-
-    def wait(self) -> None:
-        pass
 
     def close(self) -> None:
         self._waiting.clear()

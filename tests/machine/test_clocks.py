@@ -143,3 +143,18 @@ def test_records_that_are_found_later_count_as_well() -> None:
     assert clock() == 40 * DAY
     clock.start_from(1.0)
     assert clock() == 40 * DAY
+
+
+def test_times_of_the_last_hour_and_of_the_future_confirm_no_clock() -> None:
+    wall, steady = ManualClock(50 * DAY), ManualClock(0.0)
+    clock = RetentionClock(wall=wall, steady=steady)
+    clock.start_from_stamps([40 * DAY, 50 * DAY - RECHECK_SECONDS + 1, 90 * DAY])
+    assert clock() == 40 * DAY
+    clock = RetentionClock(wall=wall, steady=steady)
+    clock.start_from_stamps([40 * DAY, 50 * DAY - RECHECK_SECONDS])
+    assert clock() == 50 * DAY
+    clock = RetentionClock(wall=wall, steady=steady)
+    clock.start_from_stamps([50 * DAY - 1])
+    assert clock() == 50 * DAY, "nothing is old"
+    clock.start_from_stamps([40 * DAY])
+    assert clock() == 40 * DAY, "records that are found later count as well"

@@ -14,6 +14,7 @@ from holdfast.store.inspect import (
 )
 from holdfast.store.maintenance import StoreLimits
 from holdfast.store.store import BlockStore
+from tests.fakes.moved_clock import MovedClock
 from tests.fakes.stored_blocks import FINGERPRINT, make_block, make_chain
 from tests.fakes.volumes import read_only
 
@@ -135,3 +136,17 @@ def test_what_is_no_store_is_refused_and_not_made_one(tmp_path: Path) -> None:
     with pytest.raises(StoreRefused, match="no store"):
         list_store(tmp_path / "empty")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["cat.jpg", "empty", "photos"]
+
+
+def test_pruning_by_a_wrong_clock_drops_no_pins(folder: Path) -> None:
+    """The clock is 400 days ahead of what the store has recorded."""
+    clock = MovedClock()
+    clock.moved_seconds = -400 * 86_400.0
+    blocks = make_chain(2, first=7000)
+    with BlockStore(folder / "late", fingerprint=FINGERPRINT, clocks=clock.clocks()) as store:
+        for block in blocks:
+            store.put(block)
+        store.pin([blocks[1].key], holder="session", until=clock.clocks().wall() + 1000)
+    prune_store(folder / "late", limits=NO_LIMITS)
+    with BlockStore(folder / "late", fingerprint=FINGERPRINT, clocks=clock.clocks()) as store:
+        assert [entry.pinned for entry in store.entries()] == [False, True]

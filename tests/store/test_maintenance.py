@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.machine.clocks import RetentionClock
 from holdfast.store.block import fingerprint_id
 from holdfast.store.folder import (
     StoreFolder,
@@ -24,7 +25,11 @@ def maintenance_of(
 ) -> tuple[StoreFolder, IndexSupervisor, StoreMaintenance]:
     folder = filled(path, CHAIN)
     supervisor = IndexSupervisor(folder)
-    return folder, supervisor, StoreMaintenance(folder, supervisor, limits, lambda: 100.0)
+    return (
+        folder,
+        supervisor,
+        StoreMaintenance(folder, supervisor, limits, RetentionClock(wall=lambda: 100.0)),
+    )
 
 
 def kept(folder: StoreFolder, supervisor: IndexSupervisor) -> set[bytes]:

@@ -552,11 +552,12 @@ class StateKind:
         *,
         what: str,
         bound: str,
+        name: str = "",
         is_used_by: Callable[[RunningServer], bool] = _always,
     ) -> Self:
-        """The state in a folder, which is deleted as a whole."""
+        """The state in a folder, which is deleted as a whole. name: by default that of the folder."""
         return cls(
-            name=place.name,
+            name=name or place.name,
             what=what,
             place=place,
             bound=bound,
@@ -757,22 +758,30 @@ def _log_kinds(settings: Settings) -> list[StateKind]:
 def _cache_kinds() -> list[StateKind]:
     from holdfast.files import caches_folder
     from holdfast.front.fleet.worker_files import MOST_KINDS
-    from holdfast.kernels.build import MOST_VERSIONS
+    from holdfast.kernels.build import MOST_VERSIONS, kept_elsewhere
     from holdfast.models.quality import MOST_RESULTS
 
     caches = caches_folder(os.environ)
+    kernel_folders = {"kernels": caches / "kernels"}
+    for folder in kept_elsewhere():  # `kernels-var-tmp`
+        kernel_folders["-".join(("kernels", *folder.parent.parts[1:]))] = folder
+    kernels = [
+        StateKind.of_folder(
+            folder,
+            name=name,
+            what="kernels of Holdfast, compiled for this machine",
+            bound=f"{MOST_VERSIONS} versions of each",
+            is_used_by=_never,
+        )
+        for name, folder in kernel_folders.items()
+    ]
     return [
         StateKind.of_folder(
             caches / "compiled",
             what="code that MLX has compiled",
             bound=f"for {MOST_KINDS} kinds of machines and systems",
         ),
-        StateKind.of_folder(
-            caches / "kernels",
-            what="kernels of Holdfast, compiled for this machine",
-            bound=f"{MOST_VERSIONS} versions of each",
-            is_used_by=_never,
-        ),
+        *kernels,
         StateKind.of_folder(
             caches / "hashes", what="hashes of model files", bound="one for each file"
         ),

@@ -153,7 +153,23 @@ def _folders() -> list[Path]:
         first = [kernels_folder(os.environ)]
     except RuntimeError:  # the user has no home folder
         first = []
-    return [*first, *(Path(each) / f"holdfast-kernels-{os.getuid()}" for each in _TEMPORARY)]
+    return [*first, *fallback_folders()]
+
+
+def fallback_folders() -> list[Path]:
+    """This user's folders for compiled kernels outside the cache folder, the best one first."""
+    return [Path(each) / f"holdfast-kernels-{os.getuid()}" for each in _TEMPORARY]
+
+
+def kept_elsewhere() -> list[Path]:
+    """The fallback folders that exist. A link, or another user's folder, is not one of them."""
+    found = []
+    for folder in fallback_folders():
+        with suppress(OSError):
+            status = folder.lstat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
+                found.append(folder)
+    return found
 
 
 def _find(name: str, folders: Sequence[Path]) -> Path | None:

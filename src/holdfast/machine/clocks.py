@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from weakref import WeakKeyDictionary
 
 TICK_SECONDS = 1.0
@@ -117,7 +117,9 @@ class RetentionClock:
     that nothing suddenly becomes old.
 
     Uses are stamped with the wall clock itself. Most clocks that are ahead of the newest record are
-    right, because the server was off, and what is used in that hour must not be old after it.
+    right, because the server was off, and what is used in that hour must not be old after it. So a
+    stamp says that the clock is right only an hour later: until then, the clock may have been wrong
+    when the stamp was made, by an earlier process.
     """
 
     def __init__(
@@ -140,6 +142,15 @@ class RetentionClock:
             self._has_records = True
             self._believed = newest
             self._believed_at = self._steady()
+
+    def start_from_stamps(self, stamps: Iterable[float]) -> None:
+        """Like `start_from`, for times of the wall clock, which may have been wrong. Does nothing
+        if none of them is an hour old; then, nothing is old.
+        """
+        before = self._wall() - RECHECK_SECONDS
+        newest = max((stamp for stamp in stamps if stamp <= before), default=None)
+        if newest is not None:
+            self.start_from(newest)
 
     def __call__(self) -> float:
         """Seconds since the epoch, according to the trusted time."""

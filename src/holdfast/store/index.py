@@ -63,6 +63,7 @@ CREATE TABLE blocks (
 );
 CREATE UNIQUE INDEX blocks_by_key ON blocks (key);
 CREATE INDEX blocks_of_model ON blocks (model);
+CREATE INDEX blocks_by_parent ON blocks (parent);
 CREATE TABLE pins (
     key BLOB NOT NULL, holder TEXT NOT NULL, until REAL NOT NULL, PRIMARY KEY (key, holder)
 ) WITHOUT ROWID;
@@ -83,6 +84,17 @@ _COUNT_WRITTEN = (
     "INSERT INTO written VALUES (?, ?) ON CONFLICT (day) DO UPDATE SET bytes = bytes + "
     "excluded.bytes"
 )
+# whether stored blocks follow a block, directly or after missing ones
+_STORED_AFTER = """
+WITH RECURSIVE below (key, file_bytes) AS (
+    SELECT key, file_bytes FROM blocks WHERE parent = ?
+    UNION
+    SELECT blocks.key, blocks.file_bytes FROM below JOIN blocks ON blocks.parent = below.key
+    WHERE below.file_bytes = 0
+) SELECT 1 FROM below WHERE file_bytes > 0 LIMIT 1
+"""
+_KIND = 3  # columns
+_START = 4
 _SEALED_COLUMNS = 8
 _LOG = logging.getLogger(__name__)
 _ATTEMPTS = 4
@@ -184,6 +196,9 @@ class BlockIndex:
         self._database.execute("PRAGMA journal_size_limit = 4194304")
         if (version := make_tables(self._database, _SCHEMA, version=INDEX_FORMAT)) != INDEX_FORMAT:
             raise sqlite3.DatabaseError(f"it has format {version}, not {INDEX_FORMAT}")
+        # Earlier versions did not create it. Without it, as on a full disk, losses take longer.
+        with contextlib.suppress(sqlite3.OperationalError):
+            self._database.execute("CREATE INDEX IF NOT EXISTS blocks_by_parent ON blocks (parent)")
         (verdict,) = self._database.execute("PRAGMA integrity_check(1)").fetchone()
         if verdict != "ok":
             raise sqlite3.DatabaseError(str(verdict))
@@ -248,22 +263,16 @@ class BlockIndex:
         lost = set(keys)
         if not lost:
             return
-        found = self._database.execute(
-            "SELECT key, parent, file_bytes FROM blocks ORDER BY start DESC, kind DESC"
-        ).fetchall()  # children first
-        needed: set[BlockKey] = set()
-        for key, parent, file_bytes in found:
-            if key in needed or (file_bytes > 0 and key not in lost):
-                needed.add(parent)
         with self._writing():
-            for key in lost:
-                row = self._database.execute(
-                    "SELECT * FROM blocks WHERE key = ?", (key,)
-                ).fetchone()
-                if row is None:
-                    continue
-                self._database.execute("DELETE FROM blocks WHERE key = ?", (key,))
-                if key in needed:
+            found = [
+                row
+                for key in lost
+                for row in self._database.execute("SELECT * FROM blocks WHERE key = ?", (key,))
+            ]
+            # children first, so that a row is there if and only if it is needed
+            for row in sorted(found, key=lambda row: (row[_START], row[_KIND]), reverse=True):
+                self._database.execute("DELETE FROM blocks WHERE key = ?", row[:1])
+                if self._database.execute(_STORED_AFTER, row[:1]).fetchone() is not None:
                     sealed = (*row[: _SEALED_COLUMNS - 1], 0)
                     self._database.execute(_ADD, (*sealed, _seal(sealed), row[-1]))
 

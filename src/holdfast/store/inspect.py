@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.machine.clocks import RetentionClock
 from holdfast.store.block import (
     BadBlock,
     BlockKey,
@@ -162,14 +163,14 @@ def verify_store(folder: Path) -> VerifyReport:
 def prune_store(folder: Path, *, limits: StoreLimits) -> RemovalReport:
     """Bring a folder within its limits. Raises StoreRefused, OSError.
 
-    Removes expired pins, leftovers of dead processes and unreachable blocks, and then the least
-    recently used blocks.
+    Removes expired pins (unless the clock may be wrong, see `RetentionClock`), leftovers of dead
+    processes and unreachable blocks, and then the least recently used blocks.
     """
     with _opened(folder, limits) as opened:
         with opened.folder.exclusive():
             saved = salvage(opened.folder)
         opened.supervisor.close()  # so that the next use finds what was salvaged
-        opened.supervisor.use(lambda index: index.drop_old_pins(time.time()))
+        opened.drop_old_pins()
         unreachable = opened.remove_unreachable()
         gone = unreachable + opened.make_room(0, in_use=())
         opened.set_aside_damaged()
@@ -224,7 +225,7 @@ def _opened(path: Path, limits: StoreLimits) -> Iterator[StoreMaintenance]:
             supervisor.use(BlockIndex.stored_bytes)
         except OSError:  # the folder is read-only or full, but can still be inspected
             supervisor.open_in_memory()
-        yield StoreMaintenance(folder, supervisor, limits, time.time)
+        yield StoreMaintenance(folder, supervisor, limits, RetentionClock())
     finally:
         supervisor.close()
 

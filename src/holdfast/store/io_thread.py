@@ -152,10 +152,7 @@ class IoThread:
                     salvage(self._folder)
                 self._salvaged = True
             self._supervisor.close()
-            newest = self._supervisor.use(BlockIndex.newest_use)
-            if newest is not None:
-                self._retention.start_from(newest)
-            self._supervisor.use(lambda index: index.drop_old_pins(self._retention()))
+            self._maintenance.drop_old_pins()
             # the limits may have become tighter since the last time
             self._count_evicted(self._maintenance.make_room(0, in_use=()))
             self._refresh_counts()

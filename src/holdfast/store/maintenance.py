@@ -11,11 +11,12 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.config import StoreSettings
+from holdfast.machine.clocks import RetentionClock
 from holdfast.store.block import (
     BadBlock,
     BlockKey,
@@ -135,12 +136,19 @@ class StoreMaintenance:
         folder: StoreFolder,
         supervisor: IndexSupervisor,
         limits: StoreLimits,
-        clock: Callable[[], float],
+        clock: RetentionClock,
     ) -> None:
         self.folder = folder
         self.supervisor = supervisor
         self._limits = limits
         self._clock = clock
+
+    def drop_old_pins(self) -> None:
+        """Remove expired pins. The times of the blocks tell whether the clock may be wrong."""
+        newest = self.supervisor.use(BlockIndex.newest_use)
+        if newest is not None:
+            self._clock.start_from(newest)
+        self.supervisor.use(lambda index: index.drop_old_pins(self._clock()))
 
     def allowed_bytes(self) -> int:
         """How many bytes the store may hold now."""

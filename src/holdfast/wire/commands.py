@@ -95,6 +95,9 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     thinking_budget: ThinkingBudget | None = None
     tenant: str = ""  # tenants do not share cached prefixes
     session_id: str = ""  # opened by the request if the tenant has no session of that id
+    # whether it is a further choice of an answer of its session, which the next turn probably does
+    # not continue
+    is_alternative: bool = False
     # positions in the prompt after which later prompts are likely to differ
     branch_points: tuple[int, ...] = ()
     pins: tuple[PinnedPrefix, ...] = ()  # by rising number of tokens, without duplicates

@@ -181,6 +181,14 @@ def test_choices_share_the_prompt_and_count_up_the_seed(bundle: TokenizerBundle)
     assert prepared.sequences[0].prompt_token_ids is prepared.sequences[2].prompt_token_ids
 
 
+def test_all_choices_belong_to_the_session_and_all_but_the_first_are_alternatives(
+    bundle: TokenizerBundle,
+) -> None:
+    prepared = ready(bundle, HELLO, choices=3, session_id="s")
+    assert [each.session_id for each in prepared.sequences] == ["s", "s", "s"]
+    assert [each.is_alternative for each in prepared.sequences] == [False, True, True]
+
+
 def test_without_a_seed_every_request_draws_its_own(bundle: TokenizerBundle) -> None:
     seeds = {ready(bundle, HELLO).sequences[0].sampling.seed for _ in range(8)}
     assert len(seeds) == 8

@@ -299,6 +299,55 @@ def test_a_clock_that_jumps_ahead_deletes_no_response_at_once(tmp_path: Path) ->
     file.close()
 
 
+def test_a_use_by_a_wrong_clock_does_not_make_it_right_at_the_next_start(tmp_path: Path) -> None:
+    wall, steady = [1e9], [0.0]
+    limits = ResponsesSettings(keep_seconds=100.0)
+
+    def opened() -> ResponseFile:
+        return ResponseFile(tmp_path, limits, clock=lambda: wall[0], steady=lambda: steady[0])
+
+    file = opened()
+    file.put(RecordKey("", "a"), {"id": "a"})
+    file.close()
+    wall[0] += 86_400 * 400
+    for name in ("b", "c", "d"):
+        file = opened()
+        file.put(RecordKey("", name), {"id": name})
+        assert file.record(RecordKey("", "a")).body == {"id": "a"}
+        file.close()
+        wall[0] += 900
+        steady[0] += 900
+    wall[0] += 900
+    steady[0] += 900
+    file = opened()  # an hour after the first use, the clock is the same
+    file.put(RecordKey("", "e"), {"id": "e"})
+    with pytest.raises(RecordMissing):
+        file.record(RecordKey("", "a"))
+    file.close()
+
+
+def test_what_a_wrong_clock_has_stamped_does_not_matter_when_it_is_right_again(
+    tmp_path: Path,
+) -> None:
+    wall = [1e9]
+    limits = ResponsesSettings(keep_seconds=100.0)
+
+    def opened() -> ResponseFile:
+        return ResponseFile(tmp_path, limits, clock=lambda: wall[0], steady=lambda: 0.0)
+
+    for name, days in (("a", 0), ("b", 400)):
+        wall[0] += 86_400 * days
+        file = opened()
+        file.put(RecordKey("", name), {"id": name})
+        file.close()
+    wall[0] -= 86_400 * 400 - 101
+    file = opened()
+    with pytest.raises(RecordMissing):
+        file.record(RecordKey("", "a"))
+    assert file.record(RecordKey("", "b")).body == {"id": "b"}
+    file.close()
+
+
 def test_what_is_used_after_a_long_pause_is_not_old_when_the_clock_is_believed(
     tmp_path: Path,
 ) -> None:

@@ -225,3 +225,23 @@ def test_a_clock_that_jumps_ahead_deletes_nothing_at_once() -> None:
     clock.now += 3600
     again.packed()
     assert again.models == frozenset()
+
+
+def test_what_a_wrong_clock_has_recorded_does_not_make_it_right_at_the_next_start() -> None:
+    clock, steady = Clock(), Clock()
+    history = PerformanceHistory(clock=clock, steady=steady)
+    history.add("m", answer())
+    clock.now += 30 * 86_400
+    for name in ("first", "second"):
+        again = PerformanceHistory(clock=clock, steady=steady)
+        again.unpack(history.packed())
+        again.add(name, answer())
+        assert "m" in again.models
+        history = again
+        clock.now += 1200
+        steady.now += 1200
+    clock.now += 1260
+    steady.now += 1260
+    again = PerformanceHistory(clock=clock, steady=steady)
+    again.unpack(history.packed())
+    assert again.models == {"first", "second"}

@@ -76,26 +76,22 @@ def test_auto_takes_eight_bits_while_memory_is_short() -> None:
     native=st.integers(0, 400),
     shortages=st.lists(st.booleans(), min_size=1, max_size=4),
 )
-def test_without_a_shortage_eight_bits_are_chosen_only_to_reuse_most_of_the_prompt(
+def test_the_form_depends_on_the_present_pressure_only(
     eight: int, native: int, shortages: list[bool]
 ) -> None:
-    forms = replace(FORMS, _saves=False)
-    was_short = False
+    used = replace(FORMS)
     for is_short in shortages:
-        form = chosen(forms, "auto", is_short=is_short, eight=eight, native=native)
-        if form == "8" and not is_short:
-            assert was_short
-            assert eight > 200
-            assert eight > native
-        was_short = was_short or is_short
+        form = chosen(used, "auto", is_short=is_short, eight=eight, native=native)
+        fresh = replace(FORMS)
+        assert form == chosen(fresh, "auto", is_short=is_short, eight=eight, native=native)
+        assert is_short or form == "native"
 
 
-def test_a_conversation_that_a_shortage_put_in_eight_bits_stays_so() -> None:
+def test_after_a_shortage_a_conversation_in_eight_bits_is_native_again() -> None:
     forms = forms_of(default="auto")
     assert chosen(forms, "", is_short=True) == "8"
-    assert chosen(forms, "", eight=300) == "8"
-    assert chosen(forms, "", eight=300, native=301) == "native"
-    assert chosen(forms, "", eight=200) == "native"
+    assert chosen(forms, "", fitting=("8",)) == "8"
+    assert chosen(forms, "", eight=400) == "native"
 
 
 def test_while_memory_is_short_a_native_prefix_decides_if_it_is_most_of_the_prompt() -> None:

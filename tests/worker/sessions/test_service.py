@@ -229,6 +229,24 @@ def test_a_clock_that_jumps_ahead_deletes_no_session_at_once(
     assert answer(inbox, "later").failure is SessionFailure.NOT_FOUND
 
 
+def test_a_use_by_a_wrong_clock_does_not_make_it_right_at_the_next_start(tmp_path: Path) -> None:
+    now = [1_000_000.0]
+    serve(worker("llama", tmp_path, clock=lambda: now[0]), ask("open", "o", "old"))
+    now[0] += 400 * 86400.0
+    for name in ("first", "second"):
+        subject = worker("llama", tmp_path, clock=lambda: now[0])
+        assert subject.store is not None
+        subject.store.flush()  # what other workers have recorded is known then
+        inbox = serve(subject, ask("open", "o", name, ttl_seconds=None), ask("list", "all"))
+        assert "old" in {each.session_id for each in answer(inbox, "all").sessions}
+        now[0] += 1800
+    subject = worker("llama", tmp_path, clock=lambda: now[0])
+    assert subject.store is not None
+    subject.store.flush()
+    listed = answer(serve(subject, ask("list", "all")), "all").sessions
+    assert {each.session_id for each in listed} == {"first", "second"}, "the clock is the same"
+
+
 def test_what_is_used_after_a_long_pause_is_not_old(tmp_path: Path) -> None:
     now = [1_000_000.0]
     serve(worker("llama", tmp_path, clock=lambda: now[0]), ask("open", "o", ttl_seconds=None))

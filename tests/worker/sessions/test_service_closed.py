@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast.errors import SessionFailure
-from holdfast.wire.commands import ReadAhead
+from holdfast.wire.commands import ReadAhead, SequenceRequest
+from holdfast.wire.requests import SamplingParams, TokenIds
+from holdfast.worker.sessions.registry import MOST_BRANCHES
 from tests.fakes.caching_worker import CachingWorker, greedy
-from tests.fakes.script_inbox import ScriptInbox
-from tests.fakes.session_worker import answer, ask, prompt, serve, worker
+from tests.fakes.script_inbox import ScriptInbox, pause, resume
+from tests.fakes.session_worker import answer, ask, info, prompt, serve, worker
 
 PROMPT = prompt("secret", 300)
 LONG = 40
@@ -158,3 +161,111 @@ def test_closing_a_session_that_is_not_open_yet_closes_no_other_one(tmp_path: Pa
     )
     assert answer(inbox, "gone").failure is None
     assert [each.session_id for each in answer(inbox, "listed").sessions] == ["other"]
+
+
+def choices(*numbers: int) -> list[SequenceRequest]:
+    """The choices of one answer of the session `s`."""
+    return [
+        SequenceRequest(
+            request_id=f"1/{number}",
+            prompt_token_ids=TokenIds.of(PROMPT),
+            max_tokens=LONG,
+            sampling=SamplingParams(temperature=1.0, seed=number),
+            session_id="s",
+            is_alternative=number > 0,
+        )
+        for number in numbers
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "after", "most_parked_bytes"),
+    [("llama", 0, None), ("llama", 30, 0), ("gemma3_text", 30, None), ("qwen3_next", 30, None)],
+)
+def test_a_session_forgotten_during_several_choices_leaves_none_of_them(
+    tmp_path: Path, name: str, after: int, most_parked_bytes: int | None
+) -> None:
+    """With two places for twelve choices: some have ended, some run, some wait."""
+    subject = worker(name, tmp_path, most_parked_bytes=most_parked_bytes, max_running=2)
+    inbox = subject.serve(
+        [
+            choices(*range(12)),
+            *[[]] * after,
+            [ask("close", "gone", forget=True)],
+            *[[]] * 150,
+            [ask("list", "listed"), greedy("after", PROMPT)],
+        ]
+    )
+    assert answer(inbox, "gone").failure is None
+    assert answer(inbox, "listed").sessions == ()
+    assert {len(inbox.tokens(f"1/{number}")) for number in range(12)} == {LONG}
+    assert inbox.finished("after").cached_tokens == 0
+    again = serve(worker(name, tmp_path), ask("list", "later"), greedy("2", PROMPT))
+    assert answer(again, "later").sessions == ()
+
+
+def test_a_paused_choice_of_a_forgotten_session_leaves_nothing(tmp_path: Path) -> None:
+    subject = worker("llama", tmp_path, most_parked_bytes=None)
+    inbox = subject.serve(
+        [
+            choices(0, 1),
+            *[[]] * 10,
+            [pause("1/1")],
+            *[[]] * 3,
+            [ask("close", "gone", forget=True)],
+            *[[]] * 60,
+            [resume("1/1")],
+            *[[]] * 60,
+            [ask("list", "listed")],
+        ]
+    )
+    assert answer(inbox, "gone").failure is None
+    assert answer(inbox, "listed").sessions == ()
+    assert len(subject.index) == 0
+    assert blocks_on_disk(tmp_path) == 0
+
+
+def test_a_session_closed_during_several_choices_stays_closed(tmp_path: Path) -> None:
+    subject = worker("llama", tmp_path)
+    inbox = subject.serve(
+        [choices(0, 1, 2), *[[]] * 10, [ask("close", "gone")], *[[]] * 90, [ask("list", "listed")]]
+    )
+    assert answer(inbox, "gone").failure is None
+    assert answer(inbox, "listed").sessions == ()
+
+
+@pytest.mark.parametrize("count", [3, 12])
+def test_a_session_forgotten_after_several_choices_leaves_none_of_them(
+    tmp_path: Path, count: int
+) -> None:
+    subject = worker("llama", tmp_path, most_parked_bytes=None)
+    inbox = subject.serve(
+        [
+            choices(*range(count)),
+            *[[]] * 300,
+            [ask("get", "got")],
+            [ask("close", "gone", forget=True)],
+        ]
+    )
+    assert info(inbox, "got").requests == 1
+    assert info(inbox, "got").branches == min(count, MOST_BRANCHES)
+    assert len(subject.index) == 0
+    assert blocks_on_disk(tmp_path) == 0
+
+
+def test_the_first_choice_is_the_latest_branch_of_its_session(tmp_path: Path) -> None:
+    subject = worker("llama", tmp_path, max_running=1)
+    first, second = choices(0, 1)
+    turn = msgspec.structs.replace(second, request_id="2", max_tokens=LONG + 20)
+    inbox = subject.serve(
+        [
+            [turn, first],
+            *[[]] * 160,
+            [ask("get", "got")],
+            *[[]] * 5,
+            [ask("fork", "forked", new_session_id="f")],
+        ]
+    )
+    assert info(inbox, "got").branches == 2
+    assert info(inbox, "got").tokens == len(PROMPT) + LONG - 1
+    assert info(inbox, "forked").tokens == len(PROMPT) + LONG - 1

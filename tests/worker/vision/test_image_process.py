@@ -164,7 +164,6 @@ def test_an_image_that_ends_processes_is_lost_and_then_refused(
         shared.begin(other, max_pixels=None)
         found: dict[str, ImageResult] = {}
         while name not in found:
-            shared.wait()
             running = shared._process
             if running is not None and running.has_started:  # so that the image is to blame
                 os.kill(running.pid, signal.SIGKILL)

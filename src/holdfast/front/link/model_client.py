@@ -496,6 +496,7 @@ def _digest(request: SequenceRequest) -> bytes:
         max_tokens=0,
         sampling=msgspec.structs.replace(request.sampling, seed=0),
         session_id="",
+        is_alternative=False,
         branch_points=(),
         pins=(),
         service=ServiceClass(),

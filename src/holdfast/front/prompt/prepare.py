@@ -694,8 +694,8 @@ def _sequences(
             predicted_token_ids=predicted,
             branch_points=tuple(sorted({*tokens.branch_points, *(pin.tokens for pin in pins)})),
             pins=() if index else pins,
-            # the next turn can continue only one of several answers
-            session_id="" if index else request.session_id,
+            session_id=request.session_id,
+            is_alternative=index > 0,
         )
         for index in range(request.choices)
     )

@@ -341,9 +341,8 @@ class ResponseFile:
         self._database.close()
 
     def _opened(self, database: sqlite3.Connection) -> None:
-        (newest,) = database.execute("SELECT max(used) FROM records").fetchone()
-        if isinstance(newest, float):
-            self._retention.start_from(newest)
+        used = (each for (each,) in database.execute("SELECT used FROM records WHERE run IS NULL"))
+        self._retention.start_from_stamps(each for each in used if isinstance(each, float))
 
     def _since(self) -> float:
         return self._retention() - self._limits.keep_seconds

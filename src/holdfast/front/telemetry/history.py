@@ -435,11 +435,10 @@ class PerformanceHistory:
             name: {length: _Line(length, kept.get(length, ())) for length in KEPT}
             for name, kept in contents.models.items()
         }
-        starts = [
-            kept[-1].start for lines in contents.models.values() for kept in lines.values() if kept
-        ]
-        if starts:
-            self._retention.start_from(max(starts))
+        lines = [line for each in self._models.values() for line in each.values()]
+        self._retention.start_from_stamps(
+            cell.start + line.length for line in lines for cell in line.kept
+        )
         self._bound()
 
     def _bound(self) -> None:

@@ -244,6 +244,20 @@ class Engine:
         images = self._sequences[span.request_id].images
         return images is not None and images.lacks(span.start, span.tokens)
 
+    def may_provide_images(self, request_id: RequestId, start: int, tokens: int) -> bool:
+        """Whether the images in a part of an open sequence's prompt have features, or cannot be
+        used. Computes those of one more image, and begins to process others.
+        """
+        images = self._sequences[request_id].images
+        if self.images is None or images is None:
+            return True
+        return self.images.may_provide(images, start=start, tokens=tokens)
+
+    def has_all_images(self, request_id: RequestId, *, end: int) -> bool:
+        """Whether all images of an open sequence before a position are processed."""
+        images = self._sequences[request_id].images
+        return self.images is None or images is None or self.images.has_all(images, end=end)
+
     def provide_images(self, span: Span) -> None:
         """Compute the features of the images in a span that are not computed yet. `dispatch` does
         that, too; doing it before keeps the time out of that of the step. Waits for the device.

@@ -38,7 +38,6 @@ class KVForms:
     try_out: Callable[[KVBits], str] = lambda kv_bits: ""
     warnings: tuple[str, ...] = ()
     _tried: set[KVBits] = field(default_factory=set)
-    _saves: bool = False  # whether "auto" has ever chosen 8 bits
 
     def refusal(self, kv_bits: KVBits) -> str:
         """Why the model does not support a quantized form; empty if it does. May test the form."""
@@ -96,13 +95,9 @@ class KVForms:
         many tokens of the prompt need no prefill in a form. fits: returns whether the sequence fits
         the KV budget in a form if it runs alone.
 
-        "auto" is native unless memory is short, regardless of what other requests asked for. While
-        memory is short, a native prefix counts only if it is more than half of the prompt;
-        otherwise, prefilling again usually takes less time than waiting for memory.
-
-        Once "auto" has chosen 8 bits, a conversation in 8 bits stays so if most of its prompt, and
-        more than in native form, can be reused. Otherwise each turn after the shortage would
-        prefill its whole prompt again.
+        "auto" is native unless memory is short now, regardless of what was chosen or asked for
+        before. While memory is short, a native prefix counts only if it is more than half of the
+        prompt; otherwise, prefilling again usually takes less time than waiting for memory.
         """
         wanted = asked or self.default
         if wanted != "auto":
@@ -117,18 +112,12 @@ class KVForms:
         if self.refusal(SAVING):
             return "native"
         if not fits("native"):
-            self._saves = True
             return SAVING  # even if it does not fit either: the refusal then names what it needs
-        if not is_short and not self._saves:
-            return "native"
-        saved = cached_tokens(SAVING)
-        native = cached_tokens("native")
         if not is_short:
-            return SAVING if saved > max(native, prompt_tokens // 2) else "native"
-        if native > max(saved, prompt_tokens // 2):
             return "native"
-        self._saves = True
-        return SAVING
+        native = cached_tokens("native")
+        is_mostly_native = native > max(cached_tokens(SAVING), prompt_tokens // 2)
+        return "native" if is_mostly_native else SAVING
 
 
 ONLY_NATIVE = KVForms(default="native", costs={}, refused={})

@@ -169,11 +169,24 @@ class Lifetimes:
         """
         if self._scheduler.has_room_apart(sequence.id):
             return False
+        self._start_again(sequence)
+        return True
+
+    def wait_for_images(self, sequence: LiveSequence, *, end: int) -> bool:
+        """If images before a position of an open sequence's prompt must be processed again, close
+        the sequence and let it start again, once. Returns False if it need not or must not wait.
+        """
+        if sequence.has_waited_for_images or self._engine.has_all_images(sequence.id, end=end):
+            return False
+        sequence.has_waited_for_images = True
+        self._start_again(sequence)
+        return True
+
+    def _start_again(self, sequence: LiveSequence) -> None:
         sequence.drop_state()
         self.close(sequence, is_healthy=False)
         self._start_from_nothing(sequence)
         self._restart(sequence)
-        return True
 
     def give_up_state(self, sequence: LiveSequence, reason: str) -> None:
         """Drop all state that a failed sequence has computed.

@@ -85,6 +85,7 @@ class WorkerLoop:
     _emitted_busy = False  # whether the worker was busy then
     _has_rested = False  # whether `on_rest` was called since the last request
     _is_closing = False
+    _waits_for_images = False  # whether a running sequence does
 
     def __init__(
         self,
@@ -227,6 +228,7 @@ class WorkerLoop:
     def _receive(self, *, is_busy: bool) -> list[Command]:
         timeout_seconds = IDLE_SECONDS
         is_waited_for = self._cache.is_waited_for or self._engine.is_reading_images
+        is_waited_for = is_waited_for or self._waits_for_images
         if is_busy:
             timeout_seconds = 0.0
         elif is_waited_for or (self._sessions is not None and self._sessions.is_busy):
@@ -505,6 +507,7 @@ class WorkerLoop:
                 tenant=request.tenant,
                 kv_bits=sequence.kv_bits,
                 chain=sequence.chain,
+                is_alternative=request.is_alternative,
             )
         self._sessions.keep_prefixes(
             request.pins,
@@ -542,7 +545,8 @@ class WorkerLoop:
         self._cache.make_room(live=self._ledger.live())
         if self._quantize_waiting():
             self._cache.make_room(live=self._ledger.live())
-        decision = self._scheduler.next_step(self._offers())
+        self._waits_for_images = False
+        decision = self._scheduler.next_step(self._offers(), may_prefill=self._may_prefill)
         if decision.preempted:
             self._complete_flight()  # commits the state that was copied out of these sequences
         earlier = self._flight
@@ -662,6 +666,25 @@ class WorkerLoop:
                 self._image_commands.remove(question)
                 self._ledger.emit(answer)
 
+    def _may_prefill(self, request_id: RequestId, start: int, tokens: int) -> bool:
+        """Whether the next tokens of a prompt can be prefilled: the features of images in them are
+        there. If not, the sequence waits, and the others go on.
+        """
+        sequence = self._ledger[request_id]
+        if not sequence.request.images:
+            return True
+        is_able = False  # a sequence that is not open yet is asked for in the next step
+        if sequence.is_open:
+            self._pulse.work()
+            is_able = True  # if this fails, so does the step, which then ends the sequence
+            with costing_no_answer("an image of request %s is not prepared", request_id):
+                is_able = self._engine.may_provide_images(request_id, start, tokens)
+            waits_for = None if is_able else WaitReason.IMAGES
+            if sequence.waits_for is not waits_for:
+                sequence.wait(waits_for, now=self._clock())
+        self._waits_for_images |= not is_able
+        return is_able
+
     def _has_images(self, span: Span, sequence: LiveSequence) -> bool:
         """Compute the features of the images in a span. Returns False, and ends the sequence, if an
         image cannot be used.
@@ -726,7 +749,10 @@ class WorkerLoop:
         if not self._ledger.is_live(sequence) or not sequence.is_open:
             return SpanResult(request_id=span.request_id)
         self._pulse.work()
-        if self._lifetimes.wait_for_room(sequence):
+        if self._lifetimes.wait_for_room(sequence) or (
+            sequence.request.images
+            and self._lifetimes.wait_for_images(sequence, end=span.start + span.tokens)
+        ):
             return SpanResult(request_id=span.request_id)
         span = replace(span, tokens=span.certain_tokens, drafted=())
 

@@ -104,6 +104,7 @@ class LiveSequence:
 
     waits_for: WaitReason | None = None
     prepared_images: set[str] = field(default_factory=set)  # see `WorkerImages.prepare`
+    has_waited_for_images: bool = False  # after a failure, to be tried alone
     waits_since: float = 0.0
     waited: dict[WaitReason, float] = field(default_factory=dict)  # seconds
 

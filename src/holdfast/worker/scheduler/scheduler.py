@@ -17,6 +17,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from holdfast.config import SchedulerSettings
 from holdfast.errors import ConfigError, InvalidRequest, PromptTooLong, QueueFull
@@ -134,6 +135,8 @@ class PlaceEstimate:
 
 
 _NOTHING_TO_DO = Decision()
+# request id, position, tokens: whether these tokens of the prompt can be prefilled now
+MayPrefill: TypeAlias = Callable[[RequestId, int, int], bool]
 # A chunk lengthens a step of decoding rows by at most this, so that streams still look fluent (with
 # the step itself, less than 0.1 s); longer only where decoding would take more than a tenth of the
 # step, which would slow prefill down.
@@ -527,7 +530,9 @@ class Scheduler:
         self._places.observe(seconds=0.0, ends=1)
         return True
 
-    def next_step(self, offers: Offers = NO_OFFERS) -> Decision:
+    def next_step(
+        self, offers: Offers = NO_OFFERS, *, may_prefill: MayPrefill = lambda *_: True
+    ) -> Decision:
         """Decide on one more step. An empty plan means that there is nothing to do before the next
         call of `observe` or `submit`.
 
@@ -535,12 +540,15 @@ class Scheduler:
         sequence verifies the first n - 1 tokens of its draft. If a step under way samples the
         sequence's last token, the offer is for the tokens after that one; if it is taken, the
         sequence is left out of this step, to verify its draft in the next one.
+
+        may_prefill: returns whether the next tokens of a prompt, from a position on, can be
+        prefilled now. If not, the prompt is left out of this step.
         """
         needy = self._needy()
         if not needy and not self._reading and not self._excess and self._next_in_queue() is None:
             if not self._decoding:
                 return _NOTHING_TO_DO
-            return self._decision(RoomMade(), (), offers)
+            return self._decision(RoomMade(), (), offers, may_prefill)
         room = RoomMade()
         if needy:
             ranks = self._fairness.ranks(self._running)
@@ -552,15 +560,16 @@ class Scheduler:
                 room.preempted += self._make_paused_give_way()
                 room.preempted += self._make_many_give_way()
                 admitted = self._admit()
-        return self._decision(room, admitted, offers)
+        return self._decision(room, admitted, offers, may_prefill)
 
     def _decision(
         self,
         room: RoomMade,
         admitted: tuple[Reservation, ...],
         offers: Offers,
+        may_prefill: MayPrefill,
     ) -> Decision:
-        plan = self._plan(offers)
+        plan = self._plan(offers, may_prefill)
         if not plan.spans and not admitted and not room.preempted and not room.grown:
             return _NOTHING_TO_DO
         expected = self._costs.at_most(self._under_way[-1].load) if plan.spans else None
@@ -808,14 +817,19 @@ class Scheduler:
             sequence for sequence in self._decoding if sequence.position >= sequence.capacity_tokens
         ]
 
-    def _plan(self, offers: Offers) -> StepPlan:
+    def _plan(self, offers: Offers, may_prefill: MayPrefill) -> StepPlan:
         number = self._issued_steps + 1
         spans = self._decode_spans(number, offers)
         rows = sum(span.tokens for span in spans)
         load = StepLoad(len(spans), drafted_rows=rows - len(spans))
         drawless: tuple[ScheduledSequence, ...] = ()
-        if self._reading and rows < self._step_tokens:
-            load, drawless = self._add_chunks(spans, load, number)
+        reading = [
+            each
+            for each in self._reading
+            if may_prefill(each.request_id, each.position, self._step_tokens)
+        ]
+        if reading and rows < self._step_tokens:
+            load, drawless = self._add_chunks(spans, load, number, reading)
         if not spans:
             return _NOTHING_TO_DO.plan
         plan = StepPlan(spans=tuple(spans))
@@ -913,9 +927,15 @@ class Scheduler:
         return able[:limit]
 
     def _add_chunks(
-        self, spans: list[Span], decoding: StepLoad, number: int
+        self,
+        spans: list[Span],
+        decoding: StepLoad,
+        number: int,
+        reading: list[ScheduledSequence],
     ) -> tuple[StepLoad, tuple[ScheduledSequence, ...]]:
-        """Add chunks to the spans of decoding sequences. decoding: the load of these spans."""
+        """Add chunks of these prompts to the spans of decoding sequences. decoding: the load of
+        these spans.
+        """
         rows = decoding.decode_rows
         seconds = self._stall_seconds(rows) if rows else math.inf
         chunk_tokens = 0
@@ -928,10 +948,10 @@ class Scheduler:
             else NO_ROWS
         )
         room = self._step_tokens - decoding.rows
-        if self._reading[0].is_idle_work:
-            room = min(room, self._idle_work_tokens(self._reading[0].position))
+        if reading[0].is_idle_work:
+            room = min(room, self._idle_work_tokens(reading[0].position))
         chunks = self._sharing.share(
-            self._reading, tokens=room, seconds=seconds, step=number, rows=by_flow
+            reading, tokens=room, seconds=seconds, step=number, rows=by_flow
         )
         for sequence, tokens in chunks:
             start = sequence.position

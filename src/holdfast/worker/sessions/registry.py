@@ -76,6 +76,18 @@ class Session:
             others.remove(longer)
         self.branches = (longer or branch, *others)[:MOST_BRANCHES]
 
+    def add_alternative(self, branch: Branch, *, now: float) -> bool:
+        """Record that a further choice of a request's answer has ended, as the last branch. Returns
+        whether there was room for it.
+        """
+        self.last_used_at = now
+        if any(other.extends(branch) for other in self.branches):
+            return True
+        has_room = len(self.branches) < MOST_BRANCHES
+        if has_room:
+            self.branches = (*self.branches, branch)
+        return has_room
+
     def resume(self, begun: Session) -> None:
         """Merge what requests did under the same name before this record could be read."""
         self.requests += begun.requests

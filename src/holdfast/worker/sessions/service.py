@@ -125,10 +125,13 @@ class SessionService:
         tenant: str,
         chain: bytes | bytearray,
         kv_bits: KVBits = "native",
+        is_alternative: bool = False,
     ) -> None:
         """Record that a request of a session has ended and that its blocks are committed.
 
-        Opens the session if the tenant has none with this id.
+        Opens the session if the tenant has none with this id. is_alternative: see
+        `SequenceRequest`. If the session has no room for another branch, the blocks of an
+        alternative are deleted, so that forgetting the session later leaves nothing.
         """
         now = self._now()
         session = self._registry.find(session_id, tenant=tenant)
@@ -140,7 +143,10 @@ class SessionService:
                 logger.warning("the session of a request cannot be opened: %s", refusal)
                 return
         branch = self._cache.index.branch(chain, tenant=tenant, kv_bits=kv_bits)
-        session.use(branch, now=now)
+        if not is_alternative:
+            session.use(branch, now=now)
+        elif not session.add_alternative(branch, now=now):
+            self._cache.index.forget_branch(branch, needed=self._keys_of(tenant))
         self._changed(session)
 
     def include(
@@ -153,7 +159,8 @@ class SessionService:
         session = self._registry.find(session_id, tenant=tenant)
         if session is None:
             session = self._registry.open(session_id, tenant=tenant, now=now)
-        session.use(self._cache.index.branch(chain, tenant=tenant, kv_bits=kv_bits), now=now)
+        branch = self._cache.index.branch(chain, tenant=tenant, kv_bits=kv_bits)
+        session.branches = (*session.branches, branch)  # even beyond the limit: all are forgotten
 
     def keep_prefixes(
         self,
@@ -287,11 +294,15 @@ class SessionService:
 
     def _forget(self, session: Session) -> None:
         """Delete the branches of a session, except blocks that another session or chain needs."""
-        others = [other for other in self._registry.of(session.tenant) if other is not session]
-        needed = {key for other in others for branch in other.branches for key in branch.keys}
+        needed = self._keys_of(session.tenant, without=session)
         for branch in session.branches:
             self._cache.index.forget_branch(branch, needed=needed)
         self._cache.live.forget_session(session.session_id, tenant=session.tenant)
+
+    def _keys_of(self, tenant: str, *, without: Session | None = None) -> set[BlockKey]:
+        """The keys of all branches of a tenant's sessions."""
+        sessions = [each for each in self._registry.of(tenant) if each is not without]
+        return {key for each in sessions for branch in each.branches for key in branch.keys}
 
     def _check_room(self, command: SessionCommand, file: SessionFile) -> None:
         """Raise SessionRefused if a file does not fit, before blocks are evicted for it."""
@@ -432,8 +443,7 @@ class SessionService:
         decoded = self._decoded(records.found)
         recorded = [session for name, session in decoded.items() if self._has_unread((name,))]
         self._unread = records.unread
-        if recorded:
-            self._retention.start_from(max(session.last_used_at for session in recorded))
+        self._retention.start_from_stamps(session.last_used_at for session in recorded)
         self._read_at = self._retention()
         for session in recorded:
             begun = self._registry.find(session.session_id, tenant=session.tenant)

@@ -1,8 +1,8 @@
 """Decodes and processes images in another process (`image_worker.py`), one at a time.
 
-The device thread submits images and polls for results; only `wait` blocks. The process starts with
-the first image and ends after a while without images. One that dies, hangs or is stopped is killed
-and replaced, which affects only the image that it was processing. An image that has ended several
+The device thread submits images and polls for results; it never waits. The process starts with the
+first image and ends after a while without images. One that dies, hangs or is stopped is killed and
+replaced, which affects only the image that it was processing. An image that has ended several
 processes is refused.
 """
 
@@ -12,7 +12,6 @@ import contextlib
 import logging
 import mmap
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -96,9 +95,6 @@ class ImageReader(Protocol):
     def results(self) -> Sequence[tuple[str, ImageResult]]:
         """The results since the last call. Does not wait."""
 
-    def wait(self) -> None:
-        """Wait until there may be results."""
-
     def close(self) -> None:
         """End the process."""
 
@@ -158,10 +154,6 @@ class ImageProcess:
         done = self._done
         self._done = []
         return done
-
-    def wait(self) -> None:
-        if self._process is not None:
-            self._process.wait(_CHECK_SECONDS)
 
     def close(self) -> None:
         if self._process is not None:
@@ -295,8 +287,6 @@ class _Process:
                 self._link.close()
                 raise
         self._link.setblocking(False)
-        self._readable = select.poll()
-        self._readable.register(self._link, select.POLLIN)
         self._clock = clock
         self._read = bytearray()
         self._watched = _Usage(self._process.pid, seconds=_START_SECONDS, clock=clock)
@@ -339,10 +329,6 @@ class _Process:
         self._read.clear()
         outcome: ImageOutcome = msgspec.msgpack.decode(packed, type=ImageOutcome)
         return outcome
-
-    def wait(self, seconds: float) -> None:
-        """Wait for an answer, at most this long."""
-        self._readable.poll(seconds * 1000)
 
     def kill(self) -> None:
         """End the process at once, whatever it is doing."""

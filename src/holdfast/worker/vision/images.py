@@ -32,6 +32,7 @@ MOST_INPUT_BYTES = 256 << 20  # inputs of the vision tower, in memory
 _MOST_FILE_BYTES = 1 << 30  # of processed images, on disk
 _MOST_FILES = 64
 _MOST_KNOWN = 10_000  # layouts
+_NOT_PROCESSED = "an image is not processed yet; please try again"
 _PREPARED_AHEAD = 4  # images of a prompt that are processed before the first one has features
 
 
@@ -56,6 +57,7 @@ class WorkerImages:
         self._known: OrderedDict[str, ImageLayout | ImageRefused] = OrderedDict()
         self._lost: dict[str, str] = {}  # images that could not be processed recently, and why
         self._asked: dict[str, dict[str, str]] = {}  # images lost for each command, by its call id
+        self._begun: set[str] = set()  # by `may_provide`, without a result yet
         self.figures = ImageFigures()
 
     @property
@@ -169,7 +171,7 @@ class WorkerImages:
         missing = self.unprepared(request, start=start, prepared=prepared)
         for layout in missing[:_PREPARED_AHEAD]:
             image = layout.image
-            if image in self._lost or isinstance(self._known.get(image), ImageRefused):
+            if self._is_given_up(image):
                 prepared.add(image)
             elif image not in self._files:
                 self._reader.begin(image, max_pixels=None)
@@ -179,19 +181,66 @@ class WorkerImages:
                 return True
         return False
 
+    def may_provide(self, images: SequenceImages, *, start: int, tokens: int) -> bool:
+        """Whether `provide` will not wait for images to be processed. Adds features that are
+        cached and those of one processed image, and begins to process images that are not. Waits
+        for the vision tower.
+        """
+        self._take_results()
+        has_computed = False
+        missing = 0
+        for index, span in images.overlapping(start, tokens):
+            image = span.layout.image
+            if index in images.features or self._is_given_up(image):
+                continue
+            if image in self._begun:
+                missing += 1
+                continue
+            is_cached = self._cached_features(span.layout) is not None
+            if is_cached or (self._is_processed(image) and not has_computed):
+                images.features[index] = self._features_of(span.layout)
+                has_computed |= not is_cached
+                continue
+            missing += 1
+            if missing <= _PREPARED_AHEAD and not self._is_processed(image):
+                self._reader.begin(image, max_pixels=None)
+                self._begun.add(image)
+        return not missing
+
+    def has_all(self, images: SequenceImages, *, end: int) -> bool:
+        """Whether all images before a position can be provided without processing one again."""
+        return all(
+            self._is_given_up(span.layout.image)
+            or self._is_processed(span.layout.image)
+            or self._cached_features(span.layout) is not None
+            for _, span in images.overlapping(0, end)
+        )
+
+    def _is_given_up(self, image: str) -> bool:
+        return image in self._lost or isinstance(self._known.get(image), ImageRefused)
+
+    def _is_processed(self, image: str) -> bool:
+        return image in self._files or image in self._pictures
+
     def provide(self, images: SequenceImages, *, start: int, tokens: int) -> None:
         """Add the features of the images in a span, unless they are there.
 
         Waits for the vision tower if the features of an image are not cached. Raises ImageUnusable,
-        and WorkerUnavailable if an image cannot be processed at the moment.
+        and WorkerUnavailable if an image is not processed; `may_provide` processes it.
         """
         for index, span in images.overlapping(start, tokens):
             if index not in images.features:
                 images.features[index] = self._features_of(span.layout)
 
-    def _features_of(self, layout: ImageLayout) -> ImageFeatures:
+    def _cached_features(self, layout: ImageLayout) -> ImageFeatures | None:
         found = self._features.find(layout.image)
-        if found is not None and found.is_visual.size == len(layout.token_ids):
+        if found is None or found.is_visual.size != len(layout.token_ids):
+            return None
+        return found
+
+    def _features_of(self, layout: ImageLayout) -> ImageFeatures:
+        found = self._cached_features(layout)
+        if found is not None:
             self.figures.reused += 1
             return found
         processed = self._processed(layout.image)
@@ -209,28 +258,23 @@ class WorkerImages:
         if self._features.add(layout.image, features):
             self._forget_file(layout.image)
         # Otherwise the file stays: if the prompt's features do not fit the memory, they are computed
-        # again, and the device thread should not wait until the image has been decoded again.
+        # again, and the sequence should not wait until the image has been decoded again.
         return features
 
     def _processed(self, image: str) -> ProcessedImage:
-        """A processed image. Waits only if its file was dropped after `prepare` processed it."""
         if image in self._pictures:
             return self._pictures[image]
-        self._take_results()
-        while image not in self._files:
-            if image in self._lost:
-                raise WorkerUnavailable(self._lost.pop(image))
+        file = self._files.get(image)
+        if file is None:
             refused = self._known.get(image)
             if isinstance(refused, ImageRefused):
                 raise ImageUnusable(refused.reason)
-            self._reader.begin(image, max_pixels=None)
-            self._reader.wait()
-            self._take_results()
-        file = self._files[image]
+            raise WorkerUnavailable(self._lost.pop(image, _NOT_PROCESSED))
         return ProcessedImage(layout=file.layout, inputs=file.inputs())
 
     def _take_results(self) -> None:
         for image, result in self._reader.results():
+            self._begun.discard(image)
             self._forget_file(image)
             if isinstance(result, ImageLost):
                 self._lost[image] = result.reason
