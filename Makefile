@@ -112,7 +112,7 @@ mac-check: $(SERVING)
 
 lock:
 	@printf '%s\n' '# Every version that Holdfast is tested with, on all systems. Made by `make lock`; used by pip and uv with -c.' > constraints.new
-	@uv pip compile -q --universal --upgrade --python-version 3.11 --all-extras --strip-extras --no-header --no-annotate pyproject.toml >> constraints.new
+	@uv pip compile -q --universal --upgrade --python-version 3.11 --all-extras --strip-extras --no-header --no-annotate pyproject.toml bench/pyproject.toml >> constraints.new
 	@mv constraints.new constraints.txt
 
 clean:

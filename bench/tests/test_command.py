@@ -32,7 +32,7 @@ def test_scenarios_and_models_are_listed() -> None:
     code, text = run("list")
     assert code == 0
     assert all(
-        word in text for word in ("overhead", "salvage", "qwen3-120m", "holdfast-demo-endless")
+        word in text for word in ("overhead", "reuse", "qwen3-120m", "holdfast-demo-endless")
     )
 
 

@@ -23,7 +23,6 @@ def test_a_folder_is_taken_as_it_is_and_anything_else_must_be_a_known_name(tmp_p
     assert {
         "qwen3-30m",
         "qwen3-30m-4bit",
-        "moe-100m",
         "holdfast-demo",
         "holdfast-demo-endless",
     } <= set(MODEL_NAMES)

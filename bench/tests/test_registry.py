@@ -20,7 +20,7 @@ from holdfast_bench.registry import SCENARIOS, scenarios_of
 from holdfast_bench.report import markdown
 from holdfast_bench.results import CaseResult, ContenderResult, Results, Sample
 from holdfast_bench.scenario import Case, Stage, Trial
-from holdfast_bench.scenarios import agents, peers, prefill, reuse, salvage, stall, streams
+from holdfast_bench.scenarios import agents, peers, prefill, reuse, stall, streams
 from holdfast_bench.servers import ServerStarter
 from tests.fakes.null_servers import serving
 
@@ -33,7 +33,6 @@ SMALL = {
     "agents": {"agents": 3, "turns": 2, "system_tokens": 30},
     "next-turn": {"context_tokens": 40, "turns": 2, "is_chat": False},
     "peers": {"as_in": "overhead", "max_tokens": 3, "requests": 2, "streamed": False},
-    "salvage": {"prompt_tokens": 30, "how": "aborted"},
 }
 
 
@@ -52,9 +51,7 @@ async def test_a_scenario_gives_figures_that_can_be_shown(name: str, tmp_path: P
     sample = await sample_of(
         name,
         tmp_path,
-        NullServer(
-            token_seconds=0.0005, prompt_token_seconds=0.02 if name == "salvage" else 0.0001
-        ),
+        NullServer(token_seconds=0.0005, prompt_token_seconds=0.0001),
     )
     assert sample.errors == []
     assert sample.answers
@@ -140,7 +137,7 @@ def test_every_scenario_has_cases_at_every_scale_and_more_of_them_when_asked() -
         assert 0 < len(quick) <= len(normal) <= len(full)
         assert len(set(full)) == len(full)
     assert {
-        module.SCENARIO.name for module in (agents, prefill, reuse, salvage, stall, streams)
+        module.SCENARIO.name for module in (agents, prefill, reuse, stall, streams)
     } <= SCENARIOS.keys()
 
 

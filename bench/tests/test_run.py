@@ -8,7 +8,7 @@ from pathlib import Path
 from holdfast_bench.contenders import by_url
 from holdfast_bench.null_server import NullServer
 from holdfast_bench.registry import SCENARIOS
-from holdfast_bench.run import Item, RunPlan, case_names, run_benchmarks
+from holdfast_bench.run import Item, RunPlan, run_benchmarks
 from tests.fakes.null_servers import serving
 
 
@@ -61,13 +61,6 @@ async def test_what_does_not_fit_the_time_is_left_out_and_said(tmp_path: Path) -
     async with serving(NullServer()) as url:
         results = await run_benchmarks(plan_of(url, tmp_path, minutes=0.0), say=lambda line: None)
     assert all(case.notes == ["left out: the time was up"] for case in results.cases)
-
-
-def test_what_would_run_can_be_listed(tmp_path: Path) -> None:
-    assert (
-        next(case_names(plan_of("http://nowhere", tmp_path).items, "quick"))
-        == "prefill / 512 tokens on served"
-    )
 
 
 async def test_a_model_that_is_not_to_be_had_costs_only_its_scenarios(tmp_path: Path) -> None:

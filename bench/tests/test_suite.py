@@ -91,7 +91,7 @@ async def test_holdfast_and_its_peer_give_the_same_answers_and_both_are_gone_aft
     tmp_path: Path,
 ) -> None:
     model = write_tiny(tmp_path / "tiny", "qwen3")
-    names = ("overhead", "next-turn", "memory", "salvage")
+    names = ("overhead", "next-turn", "memory")
     items = tuple(
         item_for(SCENARIOS[name], holdfast(), peers=[AS_INSTALLED], model=str(model))
         for name in names

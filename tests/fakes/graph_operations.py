@@ -33,7 +33,6 @@ from holdfast.worker.engine.seams import HeadSeam
 from holdfast.worker.engine.sequence import Prefix
 from holdfast.worker.engine.views import StepContext
 from holdfast.worker.kv.live import LiveBase
-from tests.fakes.tiny_models import make_tiny
 
 VIEWS = set(
     "AsStrided Broadcast Copy ExpandDims Flatten Full Reshape Slice Split Squeeze Transpose Unflatten".split()

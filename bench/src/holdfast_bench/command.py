@@ -18,16 +18,10 @@ from holdfast.cli.output import plain_errors
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast_bench.engine_run import EngineKind
     from holdfast_bench.results import Results
     from holdfast_bench.run import RunPlan
 
 _INTERRUPTED = 130
-_ENGINE_TITLES: dict[EngineKind, str] = {
-    "bare": "The engine over a bare forward pass",
-    "constrained": "Constrained streams over plain ones",
-    "kv": "Native and quantized keys and values",
-}
 bench = typer.Typer(
     help="Measure this server against others, and against itself.", no_args_is_help=True
 )
@@ -144,20 +138,6 @@ def engine(
     ] = None,
     quick: Quick = False,
     threads: Annotated[int, typer.Option(help="BLAS threads; 0: one per core.")] = 0,
-    constrained: Annotated[
-        bool,
-        typer.Option(
-            help="Instead: streams that have to write JSON of a schema, over the same streams without it."
-        ),
-    ] = False,
-    kv: Annotated[
-        bool,
-        typer.Option(
-            "--kv",
-            help="Instead: 8-bit and 4-bit keys and values over native ones, with the C kernel for "
-            "attention and without it; several streams: also one common prefix over copies of it.",
-        ),
-    ] = False,
 ) -> None:
     """Measure a step of the engine over a bare forward pass of the same rows, and where the rest
     goes.
@@ -170,7 +150,6 @@ def engine(
     with plain_errors():
         counts = _counts(streams, "--streams")
         command = shlex.join(["holdfast", *sys.argv[1:]])
-        kind: EngineKind = "kv" if kv else "constrained" if constrained else "bare"
         results = engine_results(
             model,
             streams=counts,
@@ -178,12 +157,12 @@ def engine(
             quick=quick,
             threads=threads,
             command=command,
-            kind=kind,
         )
         file = out or _folder(None) / "engine.json"
         write_results(results, file)
-        title = _ENGINE_TITLES[kind]
-        file.with_suffix(".md").write_text(markdown(results, title=title))
+        file.with_suffix(".md").write_text(
+            markdown(results, title="The engine over a bare forward pass")
+        )
     for line in (*summary(results), "", f"results: {file}"):
         typer.echo(line)
 

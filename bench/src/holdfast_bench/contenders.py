@@ -119,20 +119,6 @@ def mlx_lm_with_blas() -> Contender:
     return Contender(label=MLX_LM_WITH_BLAS, command=command, model_id="default_model")
 
 
-def mlx_vlm() -> Contender:
-    """mlx_vlm.server as installed in this environment, using the system's OpenBLAS or MKL if found.
-    Raises HoldfastError if mlx-vlm is not installed.
-    """
-    if importlib.util.find_spec("mlx_vlm") is None:
-        raise HoldfastError("the peer mlx_vlm needs a package: pip install mlx-vlm")
-    blas = _blas_file()
-    start = ("-c", _WITH_BLAS, blas) if blas else ("-m",)
-    return Contender(
-        label="mlx_vlm+BLAS" if blas else "mlx_vlm as installed",
-        command=(sys.executable, *start, *_MLX_VLM),
-    )
-
-
 def llama_cpp() -> Contender:
     """llama.cpp's server, from the package `xllamacpp`. Models are converted for it with the package
     `gguf`. Raises HoldfastError if one of the packages is not installed.
@@ -170,22 +156,10 @@ _MLX_LM = (
     "WARNING",
 )
 
-_MLX_VLM = (
-    "mlx_vlm.server",
-    "--model",
-    "{model}",
-    "--host",
-    "127.0.0.1",
-    "--port",
-    "{port}",
-    "--log-level",
-    "WARNING",
-)
-
 
 def peers_of(names: Sequence[str]) -> list[Contender]:
     """The peers with these names, without repetitions: "mlx_lm" (with the system's BLAS if it has
-    one, otherwise as installed), "mlx_lm-as-installed", "mlx_vlm", "llama.cpp",
+    one, otherwise as installed), "mlx_lm-as-installed", "llama.cpp",
     "without-speculation" (this Holdfast), "draft-model" (this Holdfast with the bundled draft
     model), "mlx_lm-draft-model" (with the same one), "llama.cpp-ngrams". "none" adds no peer.
     Raises HoldfastError for other names.
@@ -201,8 +175,6 @@ def peers_of(names: Sequence[str]) -> list[Contender]:
                 found.append(mlx_lm())
             case "llama.cpp":
                 found.append(llama_cpp())
-            case "mlx_vlm":
-                found.append(mlx_vlm())
             case "mlx_lm-draft-model":
                 peer = mlx_lm_with_blas() if _blas_file() else mlx_lm()
                 found.append(_drafting(peer, "--draft-model", str(demo_folder(_DRAFT_ID))))
@@ -214,7 +186,7 @@ def peers_of(names: Sequence[str]) -> list[Contender]:
                 found.append(with_draft_model())
             case _:
                 raise HoldfastError(
-                    f"unknown peer {name!r}; there are: mlx_lm, mlx_lm-as-installed, mlx_vlm, "
+                    f"unknown peer {name!r}; there are: mlx_lm, mlx_lm-as-installed, "
                     f"{LLAMA_CPP}, without-speculation, draft-model, mlx_lm-draft-model, "
                     "llama.cpp-ngrams, none"
                 )

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -18,15 +17,9 @@ from holdfast_bench.results import CaseResult, Results
 _LONGEST_SECONDS = 1200.0
 
 
-# the engine over a bare forward pass; constrained streams over plain ones; quantized keys and values
-# over native ones
-EngineKind: TypeAlias = Literal["bare", "constrained", "kv"]
-
-
 class EngineJob(msgspec.Struct, frozen=True, kw_only=True):
     """What the other process is to measure."""
 
-    kind: EngineKind
     folder: str
     streams: tuple[int, ...]
     context_tokens: int
@@ -43,7 +36,6 @@ def engine_results(
     quick: bool,
     threads: int,
     command: str,
-    kind: EngineKind = "bare",
 ) -> Results:
     """Step times of the engine on this model, and of what it is compared with.
 
@@ -52,7 +44,6 @@ def engine_results(
     found = ensure_model(model)
     rounds, steps = (4, 4) if quick else (9, 16)
     job = EngineJob(
-        kind=kind,
         folder=str(found.folder),
         streams=streams,
         context_tokens=context_tokens,

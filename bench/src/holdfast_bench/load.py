@@ -36,7 +36,6 @@ class Ask:
     path = "/v1/chat/completions"
     messages: tuple[Message, ...]
     max_tokens: int
-    after_seconds: float = 0.0
     streamed: bool = True
     more_fields: Mapping[str, Any] = field(default_factory=dict)
 
@@ -56,7 +55,6 @@ class Completion:
     path = "/v1/completions"
     prompt: str
     max_tokens: int
-    after_seconds: float = 0.0
 
     def body(self, target: Target) -> dict[str, Any]:
         """As JSON fields."""
@@ -77,12 +75,10 @@ def _fields(target: Target, max_tokens: int, *, streamed: bool) -> dict[str, Any
     return fields
 
 
-def user(text: str, *, max_tokens: int, after_seconds: float = 0.0, streamed: bool = True) -> Ask:
+def user(text: str, *, max_tokens: int, streamed: bool = True) -> Ask:
     """A request of one message."""
     messages = ({"role": "user", "content": text},)
-    return Ask(
-        messages=messages, max_tokens=max_tokens, after_seconds=after_seconds, streamed=streamed
-    )
+    return Ask(messages=messages, max_tokens=max_tokens, streamed=streamed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,18 +132,11 @@ class Client:
         return read_answer(raw)
 
     async def ask_all(self, asks: Sequence[Ask | Completion]) -> Together:
-        """Send the requests at their moments and wait for all; they are parsed when the last one is
-        over.
-        """
+        """Send the requests at once; the answers are parsed after the last one has ended."""
         calls = [self.call(ask) for ask in asks]
         with self._watched():
             began = time.perf_counter()
-            raws = await asyncio.gather(
-                *(
-                    _run_later(call, ask.after_seconds)
-                    for call, ask in zip(calls, asks, strict=True)
-                ),
-            )
+            raws = await asyncio.gather(*(call.run() for call in calls))
         ended = max(raw.ended_at for raw in raws)
         return Together(answers=tuple(read_answer(raw) for raw in raws), seconds=ended - began)
 
@@ -163,9 +152,3 @@ class Client:
             self.cost.wall_seconds += time.perf_counter() - wall
             if was_enabled:
                 gc.enable()
-
-
-async def _run_later(call: Call, seconds: float) -> Any:
-    if seconds:
-        await asyncio.sleep(seconds)
-    return await call.run()

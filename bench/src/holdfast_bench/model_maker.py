@@ -15,7 +15,6 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,38 +27,14 @@ from tokenizers.models import BPE
 
 from holdfast.worker.engine import seams
 from holdfast_bench.lexicon import text_of, words
-from holdfast_bench.models import CONTEXT_TOKENS, FOUR_BIT, SHAPES, Shape
+from holdfast_bench.models import CONTEXT_TOKENS, FOUR_BIT, SHAPES
 
 _SPECIALS = ("<|end|>", "<|start|>", "<|pad|>")
-_IMAGE_SPECIALS = {
-    "vision_start_token_id": "<|vision_start|>",
-    "vision_end_token_id": "<|vision_end|>",
-    "image_token_id": "<|image_pad|>",
-    "video_token_id": "<|video_pad|>",
-}
 _TEMPLATE = (
     "{% for message in messages %}{{ '<|start|>' + message['role'] + '\\n' + message['content'] + "
     "'<|end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start|>assistant\\n' }}{% endif %}"
 )
-_IMAGE_TEMPLATE = (
-    "{% for message in messages %}{{ '<|start|>' + message['role'] + '\n' }}"
-    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
-    "{% for part in message['content'] %}{% if part['type'] == 'image' %}"
-    "{{ '<|vision_start|><|image_pad|><|vision_end|>' }}{% else %}{{ part['text'] }}{% endif %}"
-    "{% endfor %}{% endif %}{{ '<|end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"
-)
-_IMAGE_PROCESSOR = {
-    "image_processor_type": "Qwen2VLImageProcessor",
-    "patch_size": 14,
-    "temporal_patch_size": 2,
-    "merge_size": 2,
-    "min_pixels": 56 * 56,
-    "max_pixels": 1024 * 1024,
-    "image_mean": [0.5] * 3,
-    "image_std": [0.5] * 3,
-}
 _TRAINING_WORDS = 60_000
 _GROUP_SIZE = 64
 _SHARP_QUERIES = 3.0
@@ -79,9 +54,6 @@ def make_model(name: str, folder: Path) -> None:
     seams.prepare()
     shape = SHAPES[name.removesuffix(FOUR_BIT)]
     folder.mkdir(parents=True)
-    if "vision_config" in shape.config:
-        _make_vision_model(shape, folder)
-        return
     tokenizer = _write_tokenizer(folder, shape.vocabulary)
     config: dict[str, Any] = {
         "model_type": shape.model_type,
@@ -103,36 +75,6 @@ def make_model(name: str, folder: Path) -> None:
         metadata={"format": "mlx"},
     )
     (folder / "config.json").write_text(json.dumps(config, indent=2))
-
-
-def _make_vision_model(shape: Shape, folder: Path) -> None:
-    """Write a model for mlx-vlm: one like Qwen2.5-VL, with its processor."""
-    seams.prepare_vision()
-    utils: Any = importlib.import_module("mlx_vlm.utils")
-    tokenizer = _write_tokenizer(
-        folder, shape.vocabulary, specials=_IMAGE_SPECIALS.values(), template=_IMAGE_TEMPLATE
-    )
-    ids = {name: tokenizer.token_to_id(text) for name, text in _IMAGE_SPECIALS.items()}
-    config: dict[str, Any] = {
-        "model_type": shape.model_type,
-        "vocab_size": shape.vocabulary,
-        "eos_token_id": tokenizer.token_to_id(_SPECIALS[0]),
-        **ids,
-        **shape.config,
-    }
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
-    (folder / "preprocessor_config.json").write_text(json.dumps(_IMAGE_PROCESSOR, indent=2))
-    package, _ = utils.get_model_and_args(config)
-    built: dict[str, Any] = {**json.loads(json.dumps(config)), "text_config": {}}
-    arguments = package.ModelConfig.from_dict(built)
-    arguments = utils.update_module_configs(arguments, package, built, ["text", "vision"])
-    mx.random.seed(0)
-    model = package.Model(arguments)
-    parameters: Any = tree_flatten(model.parameters())
-    model.update(tree_unflatten([(path, _well_scaled(path, value)) for path, value in parameters]))
-    head = model.language_model.lm_head
-    head.weight = head.weight * _drawable(tokenizer, shape.vocabulary)[:, None]
-    _write_weights(dict(tree_flatten(model.parameters())), folder)
 
 
 def make_endless(original: Path, folder: Path) -> None:
@@ -280,20 +222,14 @@ def _drawable(tokenizer: Tokenizer, vocabulary: int) -> mx.array:
     return mx.array(wanted)
 
 
-def _write_tokenizer(
-    folder: Path, vocabulary: int, *, specials: Iterable[str] = (), template: str = _TEMPLATE
-) -> Tokenizer:
-    """Byte-level BPE over the lexicon, with the special tokens (`specials`: further ones) and a chat
-    template.
-    """
+def _write_tokenizer(folder: Path, vocabulary: int) -> Tokenizer:
+    """Byte-level BPE over the lexicon, with special tokens and a chat template."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=[
-            AddedToken(text, special=True, normalized=False) for text in (*_SPECIALS, *specials)
-        ],
+        special_tokens=[AddedToken(text, special=True, normalized=False) for text in _SPECIALS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -310,7 +246,7 @@ def _write_tokenizer(
         "pad_token": _SPECIALS[2],
         "model_max_length": CONTEXT_TOKENS,
         "clean_up_tokenization_spaces": False,
-        "chat_template": template,
+        "chat_template": _TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
     return tokenizer

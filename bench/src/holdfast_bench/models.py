@@ -102,19 +102,6 @@ SHAPES = {
         vocabulary=8192,
         config=_plain(256, 6, heads=4, kv_heads=2, head=64, intermediate=768),
     ),
-    "qwen3-9m-128k": Shape(
-        model_type="qwen3",
-        vocabulary=8192,
-        config=_plain(
-            256,
-            6,
-            heads=4,
-            kv_heads=2,
-            head=64,
-            intermediate=768,
-            context_tokens=LONG_CONTEXT_TOKENS,
-        ),
-    ),
     "qwen3-30m": Shape(
         model_type="qwen3",
         vocabulary=8192,
@@ -151,25 +138,6 @@ SHAPES = {
             context_tokens=PEERS_CONTEXT_TOKENS,
         ),
     ),
-    "gemma3-60m": Shape(
-        model_type="gemma3_text",
-        vocabulary=16384,
-        config={
-            **_plain(512, 12, heads=4, kv_heads=1, head=128, intermediate=2048),
-            "query_pre_attn_scalar": 128,
-            "sliding_window": 512,
-            "sliding_window_pattern": 6,
-        },
-    ),
-    "qwen3_next-60m": Shape(
-        model_type="qwen3_next",
-        vocabulary=8192,
-        config={
-            **_plain(512, 8, heads=8, kv_heads=2, head=64, intermediate=1024),
-            **_DELTA,
-            **_experts(12, per_token=2, intermediate=256),
-        },
-    ),
     "qwen3-long": Shape(
         model_type="qwen3",
         vocabulary=8192,
@@ -200,39 +168,7 @@ SHAPES = {
             **_experts(4, per_token=2, intermediate=64),
         },
     ),
-    "moe-100m": Shape(
-        model_type="qwen3_moe",
-        vocabulary=8192,
-        config={
-            **_plain(512, 8, heads=8, kv_heads=4, head=64, intermediate=1536),
-            **_experts(16, per_token=2, intermediate=448),
-        },
-    ),
 }
-# with vision: a vision tower whose images of 448 × 448 pixels have 256 tokens
-SHAPES["qwen2_5_vl-30m"] = Shape(
-    model_type="qwen2_5_vl",
-    vocabulary=8192,
-    config={
-        **_plain(512, 7, heads=8, kv_heads=4, head=64, intermediate=1536),
-        "rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]},
-        "vision_config": {
-            "model_type": "qwen2_5_vl",
-            "depth": 8,
-            "hidden_size": 512,
-            "intermediate_size": 1024,
-            "out_hidden_size": 512,
-            "num_heads": 8,
-            "patch_size": 14,
-            "spatial_patch_size": 14,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "in_chans": 3,
-            "window_size": 112,
-            "fullatt_block_indexes": [3, 7],
-        },
-    },
-)
 WIDE_DEMO = f"{DEMO_ID}-120m"
 MODEL_NAMES = (
     *(name + bits for name in SHAPES for bits in ("", FOUR_BIT)),

@@ -7,11 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast_bench.charts import charts_of
+from holdfast_bench.charts import charts_of, write_charts
 from holdfast_bench.comparison import ratio_of
 from holdfast_bench.figures import spread
 from holdfast_bench.metrics import metric_of, shown
-from holdfast_bench.pictures import write_pictures
 from holdfast_bench.report import machine_lines, markdown
 from holdfast_bench.results import CaseResult, Results
 
@@ -20,7 +19,7 @@ REPORT_FILE = "report.md"
 
 def publish(results: Results, folder: Path) -> Path:
     """Write the pictures and the report; returns the report's file."""
-    pictures = write_pictures(charts_of(results), folder)
+    pictures = write_charts(charts_of(results), folder)
     report = folder / REPORT_FILE
     report.write_text(markdown(results, pictures=pictures))
     return report

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -200,10 +200,3 @@ class _Stages:
         if self._current is not None:
             self._current[1].close()
             self._current = None
-
-
-def case_names(items: Sequence[Item], scale: Scale) -> Iterator[str]:
-    """What would run, for those who want to see it first."""
-    for item in items:
-        for case in item.cases(scale):
-            yield f"{item.scenario.name} / {case.name} on {item.model_name}"

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -45,10 +45,8 @@ class RawAnswer:
 
 
 class _Exchange(asyncio.Protocol):
-    def __init__(
-        self, request: bytes, answer: RawAnswer, on_piece: Callable[[bytes], None] | None
-    ) -> None:
-        self._request, self._answer, self._on_piece = request, answer, on_piece
+    def __init__(self, request: bytes, answer: RawAnswer) -> None:
+        self._request, self._answer = request, answer
         self._transport: asyncio.Transport | None = None
         self._tail = b""
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -60,8 +58,6 @@ class _Exchange(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._answer.pieces.append((time.perf_counter(), data))
-        if self._on_piece is not None:
-            self._on_piece(data)
         if _DONE in self._tail + data:
             self.finish()  # some servers keep the connection open all the same
         self._tail = data[-_LONGEST_TAIL:]
@@ -100,13 +96,13 @@ class Call:
         self._exchange: _Exchange | None = None
         self.answer = RawAnswer()
 
-    async def run(self, *, on_piece: Callable[[bytes], None] | None = None) -> RawAnswer:
+    async def run(self) -> RawAnswer:
         """Send, and wait for the end, an abort or the timeout. Raises ServerUnreachable."""
         loop = asyncio.get_running_loop()
         self.answer.sent_at = time.perf_counter()
         try:
             _, exchange = await loop.create_connection(
-                lambda: _Exchange(self._request, self.answer, on_piece), self._host, self._port
+                lambda: _Exchange(self._request, self.answer), self._host, self._port
             )
         except OSError as error:
             raise ServerUnreachable(

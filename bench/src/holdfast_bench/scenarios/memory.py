@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
 
 from holdfast_bench.answers import Answer
 from holdfast_bench.load import user
-from holdfast_bench.memory_use import resident_bytes, sampled, told_memory
+from holdfast_bench.memory_use import cached_bytes, resident_bytes, sampled_memory
 from holdfast_bench.results import Sample
 from holdfast_bench.scenario import NOT_STARTED_HERE, Case, Scale, Scenario, Trial, errors_of
 
@@ -55,25 +54,20 @@ async def _measure(trial: Trial) -> Sample:
         user(trial.text(trial.settings["context_tokens"], "before"), max_tokens=_ANSWER_TOKENS)
     )
     await asyncio.sleep(_SETTLING_SECONDS)
-    memory, disk, told = (
-        await resident_bytes(server),
-        server.store_bytes(),
-        await told_memory(server),
-    )
+    memory, disk = resident_bytes(server), server.store_bytes()
+    cached = await cached_bytes(server)
     sample, answers = Sample(), list[Answer]()
-    async with sampled(partial(resident_bytes, server)) as seen:
+    async with sampled_memory(server) as seen:
         for text in _contexts(trial):
             answers.append(await server.client.ask(user(text, max_tokens=_ANSWER_TOKENS)))
             if _is_looked_at(len(answers), trial.settings["agents"]):
                 await asyncio.sleep(_SETTLING_SECONDS)
                 step = f"{len(answers)} agent{'s' if len(answers) > 1 else ''}"
-                sample.metrics[f"kept_bytes @ {step}"] = [
-                    float(await resident_bytes(server) - memory)
-                ]
+                sample.metrics[f"kept_bytes @ {step}"] = [float(resident_bytes(server) - memory)]
                 sample.metrics[f"disk_bytes @ {step}"] = [float(server.store_bytes() - disk)]
-                if told is not None and (now := await told_memory(server)) is not None:
-                    sample.metrics[f"ram_bytes @ {step}"] = [float(now.ram_bytes - told.ram_bytes)]
-    kept, on_disk = await resident_bytes(server) - memory, server.store_bytes() - disk
+                if cached is not None and (now := await cached_bytes(server)) is not None:
+                    sample.metrics[f"ram_bytes @ {step}"] = [float(now - cached)]
+    kept, on_disk = resident_bytes(server) - memory, server.store_bytes() - disk
     _add_totals(sample, answers, kept=kept, on_disk=on_disk)
     sample.metrics["peak_bytes"] = [float(max(seen))]
     return sample

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
-from holdfast_bench.memory_use import resident_bytes, sampled
+from holdfast_bench.memory_use import sampled_memory
 from holdfast_bench.models import FOUR_BIT
 from holdfast_bench.results import Sample
 from holdfast_bench.scenario import NOT_STARTED_HERE, Case, Scale, Scenario, Trial
@@ -55,7 +54,7 @@ async def _memory(trial: Trial) -> Sample:
     server = await trial.stage.restart(trial.contender)
     if server is None:
         return Sample(errors=[NOT_STARTED_HERE])
-    async with sampled(partial(resident_bytes, server)) as seen:
+    async with sampled_memory(server) as seen:
         sample = await streams.SCENARIO.measure(trial)
     sample.metrics = {"idle_bytes": [float(seen[0])], "peak_bytes": [float(max(seen))]}
     return sample
