@@ -1,6 +1,4 @@
-"""Steps of a real engine on a tiny model: right tokens, and a deliberate slow-down that the
-comparison finds.
-"""
+"""Tests of decode steps with a tiny model."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ PROMPTS = [[5, 17, 3, 99, 42, 7], [11, 12, 13, 14, 15, 16]]
 
 
 class TimedEngine(Engine):
-    """An engine whose steps take 1 ms of a clock that only it moves."""
+    """An engine with steps of 1 ms on a fake clock."""
 
     step_seconds = 0.001
     clock_seconds = 0.0
@@ -53,14 +51,14 @@ def measured(engine_class: type[Engine]) -> tuple[Results, dict[str, list[list[i
     return Results(kind="engine", cases=[case]), tokens
 
 
-def test_the_engine_draws_what_the_bare_forward_draws() -> None:
+def test_the_engine_generates_the_same_tokens_as_the_bare_forward_pass() -> None:
     results, tokens = measured(Engine)
     assert tokens["engine"] == tokens["bare"] == tokens["bare, pipelined"]
     assert [len(row) for row in tokens["engine"]] == [5, 5]
     assert all(len(each.pooled("step_seconds")) == 5 for each in results.cases[0].contenders)
 
 
-def test_a_slower_step_is_caught_by_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compare_detects_a_slower_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_steps, "time", TimedEngine)
     before, after = measured(TimedEngine)[0], measured(SlowerEngine)[0]
     (change,) = [

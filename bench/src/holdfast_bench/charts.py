@@ -85,6 +85,7 @@ def _write(chart: Chart, folder: Path) -> str:
     axes.set_title(chart.title, fontsize=10)
     axes.set_xlabel(chart.x_label)
     axes.set_ylabel(chart.y_label)
+    axes.margins(0.08)
     axes.grid(visible=True, alpha=0.3)
     axes.legend(fontsize=7)
     figure.tight_layout()

@@ -112,9 +112,7 @@ def mlx_lm_with_blas() -> Contender:
     """
     blas = _blas_file()
     if not blas:
-        raise HoldfastError(
-            "the system has no OpenBLAS or MKL that could be put in front of mlx_lm.server's own"
-        )
+        raise HoldfastError("the system has no OpenBLAS or MKL to replace mlx_lm.server's own")
     command = (sys.executable, "-c", _WITH_BLAS, blas, *_MLX_LM)
     return Contender(label=MLX_LM_WITH_BLAS, command=command, model_id="default_model")
 
@@ -124,7 +122,9 @@ def llama_cpp() -> Contender:
     `gguf`. Raises HoldfastError if one of the packages is not installed.
     """
     if not is_installed(LLAMA_CPP):
-        raise HoldfastError(f"the peer {LLAMA_CPP} needs packages: pip install xllamacpp gguf")
+        raise HoldfastError(
+            f"the peer {LLAMA_CPP} needs packages: pip install './bench[llama-cpp]'"
+        )
     command = (
         sys.executable,
         "-m",
@@ -204,7 +204,7 @@ def by_command(template: str, *, label: str = "peer") -> Contender:
     """
     command = tuple(shlex.split(template))
     if "{port}" not in template or not command:
-        raise HoldfastError("a command for a peer must have {port} in it, and usually {model}")
+        raise HoldfastError("the command of a peer must contain {port}, and usually {model}")
     return Contender(label=label, command=command)
 
 
@@ -213,7 +213,7 @@ def by_url(url: str, *, label: str = "", model_id: str = "", api_key: str = "") 
     the URL begins with http://.
     """
     if not url.startswith("http://"):
-        raise HoldfastError(f"{url!r}: the load generator speaks plain http:// only")
+        raise HoldfastError(f"{url!r}: the load generator supports http:// only")
     bare = url.rstrip("/").removesuffix("/v1")
     return Contender(
         label=label or bare.split("//")[-1], url=bare, model_id=model_id, api_key=api_key
@@ -221,8 +221,8 @@ def by_url(url: str, *, label: str = "", model_id: str = "", api_key: str = "") 
 
 
 def products_of(labels: Collection[str]) -> dict[str, str]:
-    """Describes what multiplies matrices in these contenders, by label: the BLAS and the processor
-    it is tuned for, or the instructions that llama.cpp uses. Other contenders are left out.
+    """Describe the matrix multiplication of these contenders, by label: the BLAS and its target
+    processor, or the instructions that llama.cpp uses. Other contenders are omitted.
     """
     found = {}
     if HOLDFAST in labels:

@@ -1,6 +1,4 @@
-"""Runs the engine's micro-benchmark in a process of its own, so that whoever asks for it imports no
-MLX.
-"""
+"""Runs the engine's micro-benchmark in another process, so that the caller does not import MLX."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ _LONGEST_SECONDS = 1200.0
 
 
 class EngineJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What the other process is to measure."""
+    """What the process measures."""
 
     folder: str
     streams: tuple[int, ...]
@@ -37,10 +35,7 @@ def engine_results(
     threads: int,
     command: str,
 ) -> Results:
-    """Step times of the engine on this model, and of what it is compared with.
-
-    Raises HoldfastError.
-    """
+    """Step times of the engine and of bare forward passes. Raises HoldfastError."""
     found = ensure_model(model)
     rounds, steps = (4, 4) if quick else (9, 16)
     job = EngineJob(

@@ -1,4 +1,4 @@
-"""Times of decoding steps: the engine against a bare forward pass of the same rows.
+"""Times decode steps of the engine and of a bare forward pass of the same rows.
 
 Device thread only; imports MLX.
 """
@@ -24,25 +24,22 @@ _METRICS = ("step_seconds", "step_processor_seconds")
 
 
 class Stepper(Protocol):
-    """Something that can draw one token for each of its rows, again and again."""
+    """Generates tokens for all of its rows, one step at a time."""
 
     def advance(self, steps: int) -> list[list[int]]:
-        """Draw `steps` tokens per row; everything is computed when it returns.
-
-        Returns the tokens, row by row.
-        """
+        """Generate `steps` tokens per row and wait for them. Returns the tokens of each row."""
         ...
 
 
 class BareForward:
-    """mlx-lm's model with its own caches, all rows in one batch: one forward pass and one argmax
-    per step, nothing else.
+    """mlx-lm's model with its own caches and all rows in one batch: one forward pass and one argmax
+    per step.
     """
 
     def __init__(self, model: Any, prompts: Sequence[Sequence[int]], *, pipelined: bool) -> None:
-        """The prompts must be of one length.
+        """The prompts must have equal lengths.
 
-        `pipelined`: a step is launched before the tokens of the one before it are read.
+        pipelined: whether a step is launched before the tokens of the previous one are read.
         """
         self._model, self._pipelined = model, pipelined
         self._caches = own_caches(model)
@@ -85,8 +82,8 @@ class EngineSteps:
         self._engine = engine
         self._ids = [request.request_id for request in requests]
         self._position = len(requests[0].prompt_token_ids)
-        self.dispatch_seconds: list[float] = []  # laying out one step
-        self.collect_seconds: list[float] = []  # waiting for one, and reading what it drew
+        self.dispatch_seconds: list[float] = []  # to build one step
+        self.collect_seconds: list[float] = []  # to wait for one and read its tokens
         for request in requests:
             engine.open(request, capacity_tokens=self._position + request.max_tokens)
             _prefill(engine, request.request_id, self._position)
@@ -155,11 +152,10 @@ def requests_of(
 def alternate(
     name: str, steppers: dict[str, Stepper], *, rounds: int, steps: int, noise_rounds: int = 2
 ) -> tuple[CaseResult, dict[str, list[list[int]]]]:
-    """Blocks of steps in turn, A B A B; the first against itself before.
+    """Time blocks of steps in turn (A B A B), after comparing the first stepper with itself.
 
-    Returns the case, and the tokens of each.
-
-    Metrics of each round: seconds, and processor time, per step of its block.
+    Returns the case and the tokens of each stepper. Metrics of a round are wall and CPU seconds per
+    step.
     """
     began = time.perf_counter()
     for stepper in steppers.values():
@@ -167,7 +163,7 @@ def alternate(
     first = next(iter(steppers.values()))
     noise = [[_timed(first, steps)[0] for _ in range(2)] for _ in range(noise_rounds)]
     for stepper in list(steppers.values())[1:]:
-        stepper.advance(2 * noise_rounds * steps)  # so that all have the same context behind them
+        stepper.advance(2 * noise_rounds * steps)  # so that all contexts are equally long
     tokens: dict[str, list[list[int]]] = {label: [] for label in steppers}
     results = {label: ContenderResult(label=label) for label in steppers}
     for _ in range(rounds):

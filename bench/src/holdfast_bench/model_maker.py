@@ -1,11 +1,12 @@
-"""Makes benchmark models in a process of its own: `python -m holdfast_bench.model_maker random NAME
-FOLDER`. Imports MLX.
+"""Makes benchmark models in another process: `python -m holdfast_bench.model_maker random NAME
+FOLDER`.
 
-Weights are scaled so that every part of the model moves the logits and greedy decoding does not
-fall into a short loop: sharp
-attention (large query norms) and an output matrix of its own. Rows of the output matrix for tokens
-that are no whole word are
-zero: such a token is never the most likely one, so nothing ends an answer or splits a character.
+Imports MLX.
+
+Weights are scaled so that every part of the model affects the logits and greedy decoding does not
+loop: attention is sharp (large query norms), and the output matrix is separate. Its rows for tokens
+that are not whole words are zero, so such a token is never the likeliest: answers do not end early,
+and characters are not split.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _WIDE = {
     "num_key_value_heads": 4,
     "intermediate_size": 2304,
 }
-# Decays near 1 let a recurrent state remember more than a few tokens.
+# With decays near 1, a recurrent state remembers more than a few tokens.
 _CENTRES = {"A_log": -3.0, "q_norm.weight": _SHARP_QUERIES}
 
 
@@ -78,7 +79,7 @@ def make_model(name: str, folder: Path) -> None:
 
 
 def make_endless(original: Path, folder: Path) -> None:
-    """Copy a model into `folder`, in float32, with an end token that it does not draw."""
+    """Copy a model into `folder`, in float32, with an end token that it never generates."""
     _write_weights(_copied_in_float32(original, folder), folder)
     token, token_id = _last_added_token(folder)
     _change(folder / "config.json", {"eos_token_id": token_id, "torch_dtype": "float32"})
@@ -89,8 +90,8 @@ def make_wide(original: Path, folder: Path) -> None:
     """Copy a Qwen3 model into `folder`, in float32, with the shape `_WIDE` and the same answers.
 
     All added weights are zeros, except those of added layers, whose outputs are multiplied by
-    zeros. As the hidden states get zeros added, their mean square is divided by a number that must
-    be a square, and the weights of their norms take its root back.
+    zeros. Zeros in the hidden states divide their mean square by a number, which must be a square;
+    the norms' weights compensate for its root.
     """
     weights = _copied_in_float32(original, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -139,7 +140,7 @@ def make_wide(original: Path, folder: Path) -> None:
 
 
 def _regrouped(heads: mx.array, dimension: int, group: int, wide_group: int) -> mx.array:
-    """Query heads with zeros after those of each group. heads: [heads × dimension, any]."""
+    """Insert zero heads after the query heads of each group. heads: [heads * dimension, any]."""
     by_group = heads.reshape(-1, group * dimension, heads.shape[1])
     shape = (by_group.shape[0], wide_group * dimension, heads.shape[1])
     return _padded(by_group, shape).reshape(-1, heads.shape[1])
@@ -179,7 +180,7 @@ def _change(file: Path, change: dict[str, Any]) -> None:
 
 
 def _last_added_token(folder: Path) -> tuple[str, int]:
-    """The least used of the added tokens: those that end turns come first in every vocabulary."""
+    """The last added token, which is the least used one: end-of-turn tokens come first."""
     added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
     last = max(added, key=lambda token: int(token["id"]))
     return last["content"], last["id"]
@@ -197,8 +198,8 @@ def _well_scaled(path: str, parameter: mx.array) -> mx.array:
 
 
 def _quantized(model: Module) -> dict[str, Any]:
-    """Quantize in place, in bfloat16 as models on the Hub are; returns what the configuration must
-    say.
+    """Quantize in place, in bfloat16 like models on the Hub; returns the entries for the
+    configuration.
     """
     model.set_dtype(mx.bfloat16)
 
@@ -211,9 +212,7 @@ def _quantized(model: Module) -> dict[str, Any]:
 
 
 def _drawable(tokenizer: Tokenizer, vocabulary: int) -> mx.array:
-    """1 for tokens that are a space and a whole word, and that their text is cut into again; 0 for
-    all others.
-    """
+    """1 for each token that is a space and a whole word and encodes to itself; 0 for others."""
     wanted = [0.0] * vocabulary
     for word in words():
         ids = tokenizer.encode(f" {word}", add_special_tokens=False).ids

@@ -1,6 +1,4 @@
-"""Puts a run into a folder for people: report and pictures beside the results; and says on the
-terminal what came out.
-"""
+"""Writes report and charts of a run, and summarizes it for the terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ REPORT_FILE = "report.md"
 
 
 def publish(results: Results, folder: Path) -> Path:
-    """Write the pictures and the report; returns the report's file."""
+    """Write charts and report; returns the report's file."""
     pictures = write_charts(charts_of(results), folder)
     report = folder / REPORT_FILE
     report.write_text(markdown(results, pictures=pictures))
@@ -26,7 +24,7 @@ def publish(results: Results, folder: Path) -> Path:
 
 
 def summary(results: Results) -> Iterator[str]:
-    """Lines for a terminal: the machine; each case and metric, all contenders, ratios, verdicts."""
+    """Lines for a terminal: the machine, and for each case its metrics, ratios and verdicts."""
     yield from machine_lines(results)
     for case in results.cases:
         yield ""

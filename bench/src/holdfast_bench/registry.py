@@ -42,7 +42,7 @@ SCENARIOS: dict[str, Scenario] = {
 
 
 def scenarios_of(names: list[str]) -> list[Scenario]:
-    """The named scenarios; "all" is every one that has cases of its own. Raises HoldfastError."""
+    """The named scenarios. "all": those that do not repeat cases of others. Raises HoldfastError."""
     if names == ["all"]:
         return [scenario for scenario in SCENARIOS.values() if not scenario.only_by_name]
     unknown = [name for name in names if name not in SCENARIOS]

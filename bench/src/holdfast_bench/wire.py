@@ -1,10 +1,8 @@
-"""The client of the load generator: one HTTP request per connection, and a time stamp for each
-piece that arrives.
+"""The load generator's HTTP client: one request per connection, and a time stamp for each piece.
 
-While a request runs, nothing happens here but `append((now, data))`: the pieces are read and parsed
-when it is over, so that the client takes next to nothing of the machine that it shares with the
-server. Every request opens its own connection, for all servers alike; `Connection: close` makes the
-end of the answer unmistakable.
+During a request, it only records `(now, data)`. Pieces are parsed afterwards, so that the client
+takes little CPU time from the server on the same machine. `Connection: close` marks the end of an
+answer for all servers alike.
 """
 
 from __future__ import annotations
@@ -22,25 +20,25 @@ from holdfast.errors import HoldfastError
 
 TOO_LONG = "no end within"
 _DONE = b"data: [DONE]"
-_LONGEST_TAIL = 64  # bytes of the last piece that may hold the first part of the end mark
+_LONGEST_TAIL = 64  # bytes that may contain the beginning of the end mark
 
 
 class ServerUnreachable(HoldfastError):
-    """No connection could be made."""
+    """A server did not accept a connection."""
 
 
 @dataclass(slots=True)
 class RawAnswer:
-    """What came back, as it came. Times are of `time.perf_counter`."""
+    """An unparsed answer. Times are those of `time.perf_counter`."""
 
     sent_at: float = 0.0  # before the connection was opened
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
     ended_at: float = 0.0
-    aborted: bool = False  # by us
+    aborted: bool = False  # by the client
     error: str = ""
 
     def content(self) -> bytes:
-        """All bytes, head included."""
+        """All bytes, including the head."""
         return b"".join(data for _, data in self.pieces)
 
 
@@ -59,7 +57,7 @@ class _Exchange(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._answer.pieces.append((time.perf_counter(), data))
         if _DONE in self._tail + data:
-            self.finish()  # some servers keep the connection open all the same
+            self.finish()  # some servers keep the connection open
         self._tail = data[-_LONGEST_TAIL:]
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -78,7 +76,7 @@ class _Exchange(asyncio.Protocol):
 
 
 class Call:
-    """One request under way. `abort()` closes the connection, as a client does that loses interest."""
+    """A running request. `abort()` closes the connection, as a client does."""
 
     def __init__(
         self,
@@ -145,7 +143,7 @@ def _request_bytes(path: str, host: str, body: Mapping[str, Any] | None, api_key
 async def get_json(
     url: str, *, api_key: str = "", timeout_seconds: float = 10.0
 ) -> tuple[int, Any]:
-    """GET: status and parsed body (None when it is no JSON). Raises ServerUnreachable."""
+    """GET a URL: returns the status, and the parsed body or None. Raises ServerUnreachable."""
     raw = await Call(url=url, body=None, api_key=api_key, timeout_seconds=timeout_seconds).run()
     status, body = split_answer(raw.content())
     with contextlib.suppress(ValueError):
@@ -154,7 +152,7 @@ async def get_json(
 
 
 def split_answer(content: bytes) -> tuple[int, bytes]:
-    """Status (0 when there is none) and body, with the chunk sizes of chunked transfer taken out."""
+    """The status (0 if there is none) and the body, decoded from chunked transfer."""
     head, _, body = content.partition(b"\r\n\r\n")
     lines = head.split(b"\r\n")
     first = lines[0].split(b" ", 2)

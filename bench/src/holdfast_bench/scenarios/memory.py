@@ -1,5 +1,5 @@
-"""What a server keeps of the contexts of agents: in memory and on disk, for each token, with and
-without a common beginning.
+"""Memory and disk space that a server keeps per token of agents' contexts, with and without a
+common prefix.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from holdfast_bench.results import Sample
 from holdfast_bench.scenario import NOT_STARTED_HERE, Case, Scale, Scenario, Trial, errors_of
 
 _ANSWER_TOKENS = 8
-_TAIL_TOKENS = 24  # of an agent's own, behind a prefix that all have
+_TAIL_TOKENS = 24  # private tokens of each agent after the common prefix
 _SETTLING_SECONDS = 1.0
 
 
@@ -74,7 +74,7 @@ async def _measure(trial: Trial) -> Sample:
 
 
 def _is_looked_at(number: int, agents: int) -> bool:
-    """After 1, 2, 4, 8 … agents, and the last."""
+    """Whether to measure after this agent: 1, 2, 4, 8 …, and the last."""
     return number == agents or number & (number - 1) == 0
 
 
@@ -100,7 +100,7 @@ def _add_totals(sample: Sample, answers: Sequence[Answer], *, kept: int, on_disk
 
 SCENARIO = Scenario(
     name="memory",
-    summary="memory and disk that a server keeps for each agent and token",
+    summary="memory and disk space per agent and token",
     model="qwen3-9m",
     cases=_cases,
     measure=_measure,
