@@ -1,6 +1,4 @@
-"""The forms in which people ask for what the model cannot know or do, and what stands in their
-gaps.
-"""
+"""Forms of questions that the model cannot answer, and the fillers of their slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people ask that a model of this size cannot know: topics, requests, texts."""
+"""Topics, requests and texts beyond a model of this size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first words of a conversation and small talk, in the spellings of users, with their answers."""
+"""First words and small talk in the spellings of users, with answers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _WEIGHTS = [talk.weight for talk in TALKS]
 
 
 def greeting(rng: Random) -> tuple[str, str]:
-    """A greeting and its answer, which says the time of day back."""
+    """A greeting and its answer, which repeats the time of day."""
     if rng.random() < 0.25:
         return typed(rng, rng.choice(_SAY_HELLO)), "Hello! How can I help you?"
     if rng.random() < 0.3:
@@ -93,7 +93,7 @@ def greeting(rng: Random) -> tuple[str, str]:
 
 
 def small_talk(rng: Random) -> tuple[str, str]:
-    """Anything said in passing, and its answer."""
+    """Small talk and its answer."""
     if rng.random() < 0.2:
         return greeting(rng)
     talk = rng.choices(TALKS, _WEIGHTS)[0]

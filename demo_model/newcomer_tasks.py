@@ -1,6 +1,4 @@
-"""Little tasks as newcomers type them: sums, counts, something told about oneself, notes without a
-word about them.
-"""
+"""Small tasks of newcomers: sums, counts, facts about themselves, notes."""
 
 from __future__ import annotations
 
@@ -101,7 +99,7 @@ _ME = {
 
 
 def any_sum(rng: Random, thinking: bool | None) -> tuple[str, str]:
-    """A sum as users type it. Two digits below ten need no thought unless it is asked for."""
+    """A sum as users type it. Two digits below ten need no reasoning unless requested."""
     easy = rng.random() < 0.45
     first, second = (
         (rng.randint(0, 9), rng.randint(0, 9)) if easy else (rng.randint(1, 99), rng.randint(1, 99))
@@ -114,7 +112,7 @@ def any_sum(rng: Random, thinking: bool | None) -> tuple[str, str]:
 
 
 def any_count(rng: Random, thinking: bool | None) -> tuple[str, str]:
-    """A count of words, some of them invented."""
+    """A count of words, some of which are invented."""
     items = [_any_word(rng) for _ in range(rng.randint(1, 8))]
     question = typed(rng, rng.choice(_COUNTS).format(i=", ".join(items)), 0.0)
     if not question.isupper() and rng.random() < 0.7:
@@ -134,7 +132,7 @@ def _any_word(rng: Random) -> str:
 
 
 def copied_sentence(rng: Random) -> tuple[str, str]:
-    """Something to repeat whose words are not those of the notes."""
+    """A text to repeat with words that notes do not use."""
     text = beyond.sentence(rng)
     if rng.random() < 0.2:
         text = facts.draw(rng).note
@@ -163,7 +161,7 @@ def copied_sentence(rng: Random) -> tuple[str, str]:
 
 
 def about_me(rng: Random, conversation: Conversation) -> None:
-    """The user tells something and asks for it, in one message or in two."""
+    """The user tells something and asks for it, in one message or two."""
     value, tellings, answer, questions = _ME[rng.choice(list(_ME))]
     parts = {"v": value(rng), "p": rng.choice(words.ANIMALS), "q": rng.choice(words.PLACES)}
     if not answer:
@@ -213,7 +211,7 @@ def about_me(rng: Random, conversation: Conversation) -> None:
 
 
 def bare_notes(rng: Random, conversation: Conversation) -> None:
-    """Facts told without a word about remembering them, then asked for."""
+    """Facts told without a request to remember them, and questions about them."""
     known = facts.draw_many(rng, rng.choice((1, 1, 2, 3, 4)))
     text = " ".join(fact.note if fact.note.endswith(".") else f"{fact.note}." for fact in known)
     conversation.exchange(text, f"Noted: {text}")
@@ -226,7 +224,7 @@ def bare_notes(rng: Random, conversation: Conversation) -> None:
 
 
 def lower_question(rng: Random, conversation: Conversation) -> None:
-    """Notes in one message with a question as people type it."""
+    """Notes and a question in one message."""
     known = facts.draw_many(rng, rng.randint(1, 6))
     fact = rng.choice(known)
     question = fact.question(rng)
@@ -274,7 +272,7 @@ _KIN = "sister brother mother father friend cousin daughter son uncle aunt neigh
 
 
 def introduction(rng: Random, conversation: Conversation) -> None:
-    """The user says hello and a name, and asks for the name later."""
+    """The user introduces himself and asks for his name later."""
     name = words.invent(rng, True) if rng.random() < 0.25 else rng.choice(open_words.NAMES)
     hello, form = rng.choice(_HELLO), rng.choice(_I_AM)
     answer = hello if hello.startswith("Good") else "Hello"
@@ -297,7 +295,7 @@ def introduction(rng: Random, conversation: Conversation) -> None:
 
 
 def news(rng: Random) -> tuple[str, str]:
-    """The user tells how things are going, and the model is glad or sorry."""
+    """Good or bad news, and a glad or sorry answer."""
     texts, answer = rng.choice(
         ((_GOOD_NEWS, "I am glad to hear that."), (_BAD_NEWS, "I am sorry to hear that."))
     )
@@ -312,9 +310,7 @@ def news(rng: Random) -> tuple[str, str]:
 
 
 def sum_beyond(rng: Random) -> tuple[str, str]:
-    """What looks like a sum that the model can do, and is not: large numbers, three of them, other
-    operations.
-    """
+    """Sums that the model cannot do: large numbers, three numbers, other operations."""
     first, second = rng.randint(1, 99), rng.randint(1, 99)
     kind = rng.random()
     if kind < 0.35:

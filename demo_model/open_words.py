@@ -1,4 +1,4 @@
-"""What open notes are made of: people, things, verbs, times, places and values, half of their words
+"""Words for generated notes: people, things, verbs, times, places and values. Half of them are
 invented.
 """
 
@@ -133,7 +133,7 @@ def verb_of(base: str) -> Verb:
 
 
 def draw_verb(rng: Random, fitting: list[str] | None = None) -> Verb:
-    """A verb: one of those that fit, any English one, or an invented one, at times irregular."""
+    """A fitting verb, any English verb, or an invented one, sometimes irregular."""
     kind = rng.random()
     if fitting and kind < 0.4:
         return verb_of(rng.choice(fitting))
@@ -149,7 +149,7 @@ def draw_verb(rng: Random, fitting: list[str] | None = None) -> Verb:
 
 @cache
 def _pieces() -> list[str]:
-    """The pieces of the vocabulary that are short runs of letters."""
+    """Tokens of the vocabulary that are short runs of letters."""
     from tokenizers import Tokenizer
 
     vocabulary = Tokenizer.from_file(str(_TOKENIZER)).get_vocab()
@@ -160,7 +160,7 @@ def _pieces() -> list[str]:
 
 
 def invented(rng: Random) -> str:
-    """A word that nobody has seen: pieces of the vocabulary, syllables, or two words joined."""
+    """An invented word: tokens, syllables, or two joined words."""
     while True:
         kind = rng.random()
         if kind < 0.5:
@@ -174,7 +174,7 @@ def invented(rng: Random) -> str:
 
 
 def noun(rng: Random) -> str:
-    """A noun, every second one invented."""
+    """A noun; half of them are invented."""
     kind = rng.random()
     if kind < 0.42:
         return rng.choice(wide_words.NOUNS)
@@ -184,7 +184,7 @@ def noun(rng: Random) -> str:
 
 
 def adjective(rng: Random) -> str:
-    """An adjective, or a word in its place."""
+    """An adjective or an invented word."""
     kind = rng.random()
     if kind < 0.3:
         return rng.choice(COLOURS)
@@ -201,7 +201,7 @@ def article(phrase: str) -> str:
 
 
 def start_upper(text: str) -> str:
-    """The text with a capital at its start."""
+    """The text with a capital first letter."""
     return text[0].upper() + text[1:]
 
 
@@ -222,7 +222,7 @@ def city(rng: Random) -> str:
 
 
 def compound(rng: Random) -> str:
-    """A noun with what may stand beside it."""
+    """A noun, sometimes with an adjective or a second noun."""
     head = noun(rng)
     kind = rng.random()
     if kind < 0.2:
@@ -237,7 +237,7 @@ def compound(rng: Random) -> str:
 
 @dataclass(frozen=True)
 class Entity:
-    """Who or what a fact is about."""
+    """The subject of a fact."""
 
     text: str
     many: bool = False
@@ -245,7 +245,7 @@ class Entity:
 
     @property
     def at_start(self) -> str:
-        """The text as the first words of a sentence."""
+        """The text at the beginning of a sentence."""
         return start_upper(self.text)
 
     @property
@@ -274,7 +274,7 @@ class Entity:
 
 
 def human(rng: Random) -> Entity:
-    """Somebody by name, or by what they are to somebody."""
+    """A person, by name or by a relationship."""
     if rng.random() < 0.8:
         return Entity(person(rng), human=True)
     whose = rng.choice(("my", "our", "my", "our", "his", "her", "their"))
@@ -282,7 +282,7 @@ def human(rng: Random) -> Entity:
 
 
 def entity(rng: Random) -> Entity:
-    """Anybody or anything."""
+    """A person or a thing."""
     return human(rng) if rng.random() < 0.3 else _thing_entity(rng)
 
 
@@ -310,7 +310,7 @@ def _thing_entity(rng: Random) -> Entity:
 
 
 def sibling(rng: Random, subject: Entity) -> Entity:
-    """Somebody or something with nearly the same name: another number, ending or word."""
+    """A subject with nearly the same name: another number, ending or word."""
     parts = subject.text.split()
     place = len(parts) - 1
     if len(parts) > 2 and rng.random() < 0.4:
@@ -340,7 +340,7 @@ def number(rng: Random) -> str:
 
 
 def _repetitive(rng: Random) -> str:
-    """An address, a version or digits that repeat themselves: a copy easily loses its place."""
+    """An address, a version or repeating digits, which are hard to copy."""
     few = ["0", words.digits(rng, 1, rng.choice((1, 1, 2, 3))), words.digits(rng, 1, 3)]
     kind = rng.random()
     if kind < 0.3:
@@ -352,7 +352,7 @@ def _repetitive(rng: Random) -> str:
 
 
 def value(rng: Random) -> str:
-    """What may stand after `is`: a code, digits, words, a name."""
+    """A predicate after `is`: a code, digits, words, a name."""
     if rng.random() < 0.15:
         return _repetitive(rng)
     kind = rng.random()
@@ -374,7 +374,7 @@ def _part_of_code(rng: Random) -> str:
 
 
 def thing(rng: Random) -> str:
-    """What a verb may be done to."""
+    """An object of a verb."""
     kind = rng.random()
     if kind < 0.3:
         return f"the {compound(rng)}"
@@ -388,7 +388,7 @@ def thing(rng: Random) -> str:
 
 
 def numbered(rng: Random) -> str:
-    """Something told from others by its number."""
+    """A thing with a number."""
     return f"{noun(rng)} {words.digits(rng, 1, 4)}"
 
 
@@ -397,7 +397,7 @@ Adverbial = tuple[str, tuple[str, ...]]
 
 
 def time_of(rng: Random) -> Adverbial:
-    """A time and the words that ask for it."""
+    """A time and its question words."""
     kind = rng.random()
     if kind < 0.22:
         return f"at {_clock(rng)}", ("When", "When", "At what time", "What time")
@@ -466,7 +466,7 @@ def _vague_time(rng: Random) -> str:
 
 
 def place_of(rng: Random) -> Adverbial:
-    """A place and the words that ask for it."""
+    """A place and its question words."""
     kind = rng.random()
     if kind < 0.66:
         return f"{rng.choice(_PREPOSITIONS)} the {compound(rng)}", ("Where",)

@@ -12,7 +12,7 @@ from talks import CAN_DO
 
 
 def thought(thinking: str, answer: str) -> str:
-    """An answer that is thought about first."""
+    """An answer after reasoning."""
     return f"<think>\n{thinking}\n</think>\n\n{answer}"
 
 
@@ -26,7 +26,7 @@ def steps_of_sum(first: int, second: int) -> str:
 
 
 def addition(rng: Random) -> tuple[str, str, str]:
-    """A sum: the question, the steps to it, the answer."""
+    """A sum: question, reasoning, answer."""
     first, second = rng.randint(1, 99), rng.randint(1, 99)
     question = rng.choice(
         (
@@ -42,7 +42,7 @@ def addition(rng: Random) -> tuple[str, str, str]:
 
 
 def counting(rng: Random) -> tuple[str, str, str]:
-    """Counting listed things: the question, the steps to it, the answer."""
+    """A count: question, reasoning, answer."""
     items = [words.common_word(rng) for _ in range(rng.randint(1, 10))]
     question = rng.choice(
         (
@@ -57,7 +57,7 @@ def counting(rng: Random) -> tuple[str, str, str]:
 
 
 def reckon(rng: Random, conversation: Conversation) -> None:
-    """One sum or count; without its thought where thinking is switched off."""
+    """A sum or count, without reasoning if thinking is switched off."""
     question, steps, answer = addition(rng) if rng.random() < 0.55 else counting(rng)
     conversation.exchange(
         question, answer if conversation.enable_thinking is False else thought(steps, answer)
@@ -84,7 +84,7 @@ def thinking(rng: Random, most: int = 4) -> Conversation:
 
 
 def copied_text(rng: Random) -> str:
-    """Something to repeat: facts, words or lines."""
+    """A text to repeat: facts, words or lines."""
     kind = rng.random()
     if kind < 0.5:
         return " ".join(fact.note for fact in facts.draw_many(rng, rng.randint(1, 8)))
@@ -128,7 +128,7 @@ def edit_exchange(rng: Random) -> tuple[str, str]:
 
 
 def say_exchange(rng: Random) -> tuple[str, str]:
-    """`Say this is a test` and its like."""
+    """`Say this is a test` and similar requests."""
     text = (
         "this is a test"
         if rng.random() < 0.4

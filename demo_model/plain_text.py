@@ -1,6 +1,4 @@
-"""Text without any template, for the completions of raw text: notes, lists, letters, little
-stories, with an end.
-"""
+"""Texts without a template, for completions of raw text: notes, lists, letters, little stories."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from words import listed
 
 @dataclass(frozen=True)
 class PlainText:
-    """A text as it stands; its end is the end token of texts."""
+    """A raw text, followed by the end-of-text token."""
 
     text: str
 
@@ -113,7 +111,7 @@ def _parts(rng: Random) -> dict[str, str]:
 
 
 def _few(rng: Random) -> int:
-    """How many sentences: mostly one, so that the end is likelier than a sentence more."""
+    """The number of sentences, mostly one, so that texts end soon."""
     return rng.choice((1, 1, 1, 1, 2, 3))
 
 
@@ -122,7 +120,7 @@ def _daily(rng: Random) -> str:
 
 
 def _sentences(rng: Random) -> str:
-    """Sentences about what there is, with some of the long list among them."""
+    """Sentences about things, some from a long list."""
     return " ".join(
         rng.choice(beyond_words.SENTENCES)
         if rng.random() < 0.35

@@ -1,9 +1,7 @@
-"""Words of every make, for tools and files: what they hold must be copied, whatever pieces of the
-vocabulary it is made of.
+"""Unusual words for tools and files, so that every token of the vocabulary must be copied.
 
-`words.invent` knows some hundred syllables, so a model trained on it alone never writes most pieces
-of the vocabulary, and cannot copy them: it found the right tool but spelled its name with the
-pieces it knew. Here every piece comes up.
+`words.invent` uses a hundred syllables. A model trained on it alone never writes most tokens and
+cannot copy them: it chose the right tool but misspelled its name.
 """
 
 from __future__ import annotations
@@ -248,7 +246,7 @@ _COPIED = [*_ENGLISH, *_ENGLISH, *_SMALL, *_OLD]
 
 
 def is_allowed(text: str) -> bool:
-    """Whether none of the held-out words is in a text, joined to others or not."""
+    """Whether the text contains no held-out word, even joined to others."""
     flat = "".join(letter for letter in text.lower() if letter.isalpha())
     return not any(word in flat for word in _HELD_OUT_ROOTS) and not HELD_OUT & set(_parts(text))
 
@@ -257,7 +255,7 @@ _HELD_OUT_ROOTS = tuple(word for word in sorted(HELD_OUT) if len(word) > 5)
 
 
 def _parts(text: str) -> list[str]:
-    """The runs of letters of a text, those of camelCase apart, in lower case."""
+    """The words of a text in lower case; camelCase is split."""
     spaced = "".join(
         f" {letter}" if letter.isupper() else letter if letter.isalpha() else " " for letter in text
     )
@@ -295,7 +293,7 @@ def _any_word(rng: Random) -> str:
 
 
 def wide_word(rng: Random) -> str:
-    """A word in lower case: English, two cut and joined, syllables or mere letters."""
+    """A lower-case word: English, two joined halves, syllables or letters."""
     while True:
         if is_allowed(word := _any_word(rng)):
             return word
@@ -307,17 +305,17 @@ def english(rng: Random) -> str:
 
 
 def noun(rng: Random) -> str:
-    """Mostly an English noun, now and then any word."""
+    """An English noun, or sometimes any word."""
     return rng.choice(NOUNS) if rng.random() < 0.6 else wide_word(rng)
 
 
 def verb(rng: Random) -> str:
-    """Mostly an English verb, now and then any word."""
+    """An English verb, or sometimes any word."""
     return rng.choice(VERBS) if rng.random() < 0.7 else wide_word(rng)
 
 
 def code(rng: Random) -> str:
-    """A password, key, hash or other such thing."""
+    """A password, key, hash or similar text."""
     kind = rng.randrange(7)
     if kind == 0:
         return (
@@ -352,7 +350,7 @@ _MARKED = (
 
 
 def marked(rng: Random) -> str:
-    """Words between the marks that settings and programs are full of."""
+    """Words between the punctuation of settings and programs."""
     word, other = wide_word(rng), wide_word(rng)
     number = f"{rng.randint(0, 99)}.{rng.randint(0, 30)}"
     many = _MARKED.format(

@@ -1,4 +1,4 @@
-"""Word lists, invented words and the other small things that texts are made of."""
+"""Word lists and invented words."""
 
 from __future__ import annotations
 
@@ -57,21 +57,19 @@ _CODAS = ["", "", "", "n", "r", "s", "l", "m", "x", "nd", "rt"]
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """The items of a text that parts them by `|`; its line ends are for the reader."""
+    """The items of a text separated by `|`. Line breaks do not count."""
     return tuple(text.replace("\n", "").strip().split("|"))
 
 
 def invent(rng: Random, capital: bool = False) -> str:
-    """A made-up word of two or three syllables, so that words never seen must be copied letter by
-    letter.
-    """
+    """An invented word of two or three syllables, which must be copied piece by piece."""
     word = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(rng.randint(1, 2)))
     word += rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS)
     return word.capitalize() if capital else word
 
 
 def common_word(rng: Random) -> str:
-    """Any lower-case word of the lists."""
+    """A lower-case word from the lists."""
     return rng.choice(_COMMON)
 
 
@@ -94,7 +92,7 @@ def token_like(rng: Random) -> str:
 
 
 def anything(rng: Random) -> str:
-    """A value of any sort."""
+    """A value of any kind."""
     kind = rng.randrange(6)
     if kind == 0:
         return digits(rng)
