@@ -134,8 +134,7 @@ def _about_the_machine() -> Iterator[Finding]:
     )
     yield (
         "environment",
-        ", ".join(f"{name}={os.environ[name]}" for name in variables)
-        or "no variables for MLX",
+        ", ".join(f"{name}={os.environ[name]}" for name in variables) or "no variables for MLX",
     )
     for name in SYSTEM_FIGURES:
         yield f"sysctl {name}", _sysctl(name)
@@ -517,7 +516,7 @@ def main() -> None:
     parser.add_argument(
         "--panic-test",
         action="store_true",
-        help="then try for 45 minutes what has made Macs panic; save your work first",
+        help="then run a test for 45 minutes that may make Macs panic; save your work first",
     )
     parser.add_argument("--churn", choices=("all", "weights", "none"), help=argparse.SUPPRESS)
     try:

@@ -1,4 +1,4 @@
-"""The gate that says how far answers agree."""
+"""Tests of the agreement of answers."""
 
 from __future__ import annotations
 

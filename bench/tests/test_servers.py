@@ -62,7 +62,7 @@ async def test_a_server_at_a_url_keeps_running(tmp_path: Path) -> None:
         assert server.target.model == "null"
         assert server.target.base_url == url
         assert server.use() is None
-        server.stop()  # not ours: it goes on
+        server.stop()  # not started here: it keeps running
         assert (await server.client.ask(user("are you there", max_tokens=1))).is_good
 
 
