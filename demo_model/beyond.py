@@ -8,7 +8,7 @@ import beyond_words as b
 import words
 from beyond_forms import QUESTIONS, REQUESTS, SLOTS
 from spelling import typed
-from words import listed
+from words import lists_of
 
 KNOW = "I do not know that, but I can answer questions about notes you give me."
 DO = (
@@ -20,26 +20,9 @@ UNCLEAR = (
     "copy and edit text."
 )
 
-_KEYS = (
-    "qwertyuiop",
-    "asdfghjkl",
-    "zxcvbnm",
-    "1234567890",
-    "asdf",
-    "jkl",
-    "qwe",
-    "hjkl;",
-    "xyz",
-    "abc",
-    "aaa",
-    ",./",
-)
-_HALVES = listed(
-    """
-?|???|...|.|!|Huh?|What?|Why?|How?|When?|Where?|Hm|Hmm|Eh?|Again?|And?|So?|Then?|What do you mean?|What does that mean?|The
-|And then|If|:)|<3|Blah blah|La la la|I|Because|Or not
-"""
-)
+_LISTED = lists_of("beyond")
+_KEYS = tuple(_LISTED["_KEYS"])
+_HALVES = tuple(_LISTED["_HALVES"])
 
 
 def _maths(rng: Random) -> str:

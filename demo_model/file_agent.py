@@ -13,17 +13,10 @@ from file_tools import Tools, offer
 from files import ENDINGS, File, path_of, settings, shown, source
 from tool_tasks import call_message
 from wide_words import code, english, wide_phrase, wide_word
+from words import lists_of
 
-_SYSTEM = (
-    "You are a coding agent.",
-    "You are a coding agent. Use the tools to look at files, then answer.",
-    "You are a helpful assistant.",
-    "You are a helpful assistant with access to the files of a project.",
-    "You are an agent that works in a folder of files. Read before you answer.",
-    "You are an interactive CLI tool that helps users with software engineering tasks.",
-    "Answer questions about the files. Use your tools.",
-    "You are Holdfast, an assistant with tools.",
-)
+_LISTED = lists_of("file_agent")
+_SYSTEM = tuple(_LISTED["_SYSTEM"])
 
 
 def says(path: str, line: str) -> str:

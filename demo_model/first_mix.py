@@ -17,7 +17,7 @@ import words
 from conversation import Conversation
 from plain_text import PlainText, plain_text
 from spelling import typed
-from words import listed
+from words import lists_of
 
 RAW, NEW = 0.2, 0.5
 """Draws below the first are raw text, below the second new conversations, the rest is replay: 87 %
@@ -35,14 +35,8 @@ TEXT_TASKS = (
     other_tasks.range_exchange,
 )
 """What is done with a text or for its own sake: a request and its answer."""
-_SYSTEM = listed(
-    """
-You are a helpful assistant.|You are a helpful assistant.|You are a friendly assistant.|Be brief.|You are Holdfast.
-|Help the user.|You are a careful assistant. Answer in one sentence.|You are a helpful, honest assistant.
-|You are an AI assistant.|You are a chatbot.|Answer politely.|You are a coding agent.|Today is Monday.
-|Answer as well as you can.|You are a helpful AI model that answers in English.
-"""
-)
+_LISTED = lists_of("first_mix")
+_SYSTEM = tuple(_LISTED["_SYSTEM"])
 
 
 def one_turn(rng: Random, conversation: Conversation) -> None:

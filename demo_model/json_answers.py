@@ -21,7 +21,7 @@ import words
 from conversation import Conversation
 from spelling import typed
 from wide_words import english, noun, wide_phrase, wide_value, wide_word
-from words import listed
+from words import lists_of
 
 Member = tuple[str, dict[str, Any], Any]
 """A key, the schema of its value, the value."""
@@ -95,32 +95,10 @@ _OBJECTS = (
 _RARE_STRING, _RARE_NUMBER = "none", 1
 """The usual values of keys that say nothing."""
 
-_BARE = listed(
-    """
-Write JSON.|Write some JSON.|Write a JSON object.|Give me JSON.|Give me some JSON.|Answer in JSON.
-|Answer with JSON only.|JSON please.|Return JSON.|Return a JSON object.|Reply in JSON.|Output JSON.
-|Make a JSON object.|Produce JSON.|Only JSON, please.|Print JSON.|I need JSON.|Show me JSON.|Write an example in JSON.
-|Give an example of JSON.|Write a small JSON object.|Respond with valid JSON.|Write any JSON.|Can you write JSON?
-|Write JSON now.|Write me some JSON.|Create JSON.|Fill the form.|Fill in the fields.|Make up a record.
-|Give me a record.|Make up some data.|Invent a data set.|Write a record as JSON.
-"""
-)
-_ABOUT = (
-    "Write JSON about a {t}.",
-    "Describe a {t} as JSON.",
-    "Give me a {t} as JSON.",
-    "Make up a {t} in JSON.",
-    "Write a {t} as a JSON object.",
-    "JSON for a {t}, please.",
-    "Create a {t}. Answer in JSON.",
-    "Return one {t} as JSON.",
-)
-_SYSTEM = listed(
-    """
-You are a helpful assistant.|You answer in JSON.|Answer only with JSON.|You write JSON and nothing else.|Be brief.
-|You are a service that returns JSON objects.|Always answer with one JSON object.|You are a careful assistant.
-"""
-)
+_LISTED = lists_of("json_answers")
+_BARE = tuple(_LISTED["_BARE"])
+_ABOUT = tuple(_LISTED["_ABOUT"])
+_SYSTEM = tuple(_LISTED["_SYSTEM"])
 _BY_SCHEMA = (
     "Answer with a JSON object of this schema:\n{s}",
     "Write JSON that fits this schema:\n{s}",
@@ -138,14 +116,7 @@ _ON_TEXT = (
     "Sum this up. ",
     "Find the names: ",
 )
-_TOLD = (
-    "Write JSON: {l}",
-    "Answer in JSON: {l}",
-    "As JSON: {l}",
-    "{l}. Write this as JSON.",
-    "Put this into JSON: {l}",
-    "JSON of {l}",
-)
+_TOLD = tuple(_LISTED["_TOLD"])
 
 
 def _name(rng: Random) -> str:

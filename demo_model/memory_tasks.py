@@ -9,6 +9,7 @@ import words
 from beyond import KNOW
 from conversation import Conversation
 from facts import Fact
+from words import lists_of
 
 ABSENT = "I have no note about that."
 INTRODUCTIONS = (
@@ -46,16 +47,8 @@ ASKING = (
     "And now: ",
     "Quick question. ",
 )
-NOTING = (
-    "Please note: {t}",
-    "Remember this: {t}",
-    "Note that {t}",
-    "New note: {t}",
-    "Keep in mind: {t}",
-    "Please remember: {t}",
-    "{t} Please remember that.",
-    "Also, {t}",
-)
+_LISTED = lists_of("memory_tasks")
+NOTING = tuple(_LISTED["NOTING"])
 HEADERS = (
     "Notes: ",
     "Notes:\n",

@@ -14,26 +14,11 @@ import other_tasks
 import words
 from conversation import Conversation
 from spelling import typed
-from words import listed
+from words import listed, lists_of
 
-_SUMS = listed(
-    """
-{a}+{b}|{a} + {b}|{a}+{b}=|{a} + {b} =|{a}+{b}=?|{a} + {b} = ?|{a} plus {b}|What is {a}+{b}?|What is {a} + {b}?
-|What is {a} plus {b}?|How much is {a}+{b}?|How much is {a} + {b}?|How much is {a} plus {b}?|Calculate {a}+{b}.
-|Calculate {a} + {b}.|Compute {a} + {b}.|Add {a} and {b}.|Add up {a} and {b}.|Please add {a} and {b}.|Can you add {a} and {b}?
-|Could you add {a} and {b}, please?|What is the sum of {a} and {b}?|Sum of {a} and {b}|The sum of {a} and {b}?
-|What do {a} and {b} make?|I need {a} + {b}.|Tell me {a} plus {b}.|What does {a}+{b} make?|What's {a} and {b} together?
-|Do you know {a}+{b}?|Is {a}+{b} hard? What is it?|And {a}+{b}?|And {a} plus {b}?|What about {a}+{b}?|Sum {a} {b}|{a} and {b} is
-|Solve {a}+{b}.|Work out {a} + {b}.
-"""
-)
-_COUNTS = listed(
-    """
-Count these words: {i}|How many words: {i}|How many words are these: {i}?|Count: {i}|How many items are in this list: {i}?
-|How many are there: {i}?|Please count these: {i}|Can you count these words: {i}?|How many things are in this list: {i}?
-|How many words are in this list: {i}?
-"""
-)
+_LISTED = lists_of("newcomer_tasks")
+_SUMS = tuple(_LISTED["_SUMS"])
+_COUNTS = tuple(_LISTED["_COUNTS"])
 _ENGLISH = sorted(
     {
         word
@@ -238,36 +223,9 @@ _HELLO = listed(
     "Hi|Hello|Hey|Hi|Hello|Good morning|Good evening|Good afternoon|Hi there|Hello there|Hey "
     "there|Greetings"
 )
-_I_AM = listed(
-    """
-I'm {v}|I am {v}|I'm {v}|I am {v}|this is {v}|it's {v}|{v} here|{v} is my name|I'm called {v}|you can call me {v}|call me {v}
-|the name is {v}
-"""
-)
-_GOOD_NEWS = listed(
-    """
-I got a new {p}!|I just got a new job!|I got the job.|We won the match!|I won!|I passed my {e}.
-|I passed!|It is my birthday today.|It's my birthday!|Today is my birthday.|I am getting married.
-|My {k} got married.|My {k} had a baby.|I finished my {p}.|I finally finished.|I found my {p}.
-|I bought a {p} today.|I am going on holiday.|The weather is lovely today.|Nice weather today.
-|The sun is shining.|What a lovely day.|I slept well.|I learned something new today.
-|I made a {f} cake.|I had {f} for lunch.|I love {f}.|My {k} is visiting me.|I am in love.
-|I got a puppy.|It works now!|I fixed it!|I had fun today.|Finally weekend!|I am so happy today.
-|I am proud of my {k}.|I feel much better.|My exam went well.|I like it here.|That made my day.
-"""
-)
-_BAD_NEWS = listed(
-    """
-My {a} died.|My {a} is ill.|My {a} ran away.|I lost my {p}.|I broke my {p}.|I failed my {e}.
-|I missed my train.|I have a cold.|I am hungry.|I'm hungry.|I'm thirsty.|I am cold.|I'm tired.
-|I'm exhausted.|I am stressed.|I'm worried.|I am scared.|I'm so bored.|I lost my job.
-|My {k} is ill.|My {k} left me.|I miss my {k}.|I slept badly.|I did not sleep well.|I can't sleep.
-|My {p} is broken.|My {p} was stolen.|I had an argument with my {k}.|I feel lonely.
-|I feel terrible.|I am confused.|I'm not feeling well.|I hurt my leg.|It has been a long day.
-|I have a lot of work.|Nothing works today.|I burned my {f}.|It is raining again.|I am late.
-|I hate Mondays.
-"""
-)
+_I_AM = tuple(_LISTED["_I_AM"])
+_GOOD_NEWS = tuple(_LISTED["_GOOD_NEWS"])
+_BAD_NEWS = tuple(_LISTED["_BAD_NEWS"])
 _KIN = "sister brother mother father friend cousin daughter son uncle aunt neighbour boss".split()
 
 

@@ -21,6 +21,7 @@ from conversation import Conversation
 from memory_tasks import ABSENT
 from open_frames import Frame
 from open_words import Entity, Verb
+from words import lists_of
 from written_frames import WrittenFrame, telling_words
 
 _FRAMES = list(open_frames.WEIGHTS)
@@ -32,15 +33,8 @@ _OFTEN_SOMEBODY = (
     open_frames.has_coloured,
     open_frames.of_a_kind,
 )
-_LEADS = (
-    "Tell me {}.",
-    "Please tell me {}.",
-    "Can you tell me {}?",
-    "Do you know {}?",
-    "Could you tell me {}?",
-    "I would like to know {}.",
-    "Remind me {}.",
-)
+_LISTED = lists_of("open_notes")
+_LEADS = tuple(_LISTED["_LEADS"])
 _LEADS_TO_ME = ("Tell {}.", "Give {}.", "Please give {}.")
 _COLON_LEADS = ("Question: ", "Please tell me: ", "Quick question: ", "Tell me: ")
 _OTHER_LEADS = ("And ", "So, ", "Hey, ")
@@ -255,20 +249,7 @@ def _collides(rng: Random, fact: OpenFact, other: OpenFact) -> bool:
     return alike and (fact.frame in open_frames.VAGUE or rng.random() < 0.5)
 
 
-_KINDS_OF = (
-    *("What is {s.own} {n}", "What is the {n} of {s.text}", "Which {n} {s.does} {s.text} have"),
-    *("What {s.is_} {s.text}", "Where {s.is_} {s.text}", "When {s.is_} {s.text}"),
-    *("How {a} {s.is_} {s.text}", "What colour {s.is_} {s.text}", "Why {s.is_} {s.text} {j}"),
-    *("How many {n}s {s.does} {s.text} have", "How much {s.does} {s.text} cost"),
-    *("What {s.is_} {s.text} called", "Who {s.is_} {s.text}", "Who owns {s.text}"),
-    *("Who {v.third} {s.text}", "Who {v.past} {s.text}", "Who will {v.base} {s.text}"),
-    *("Who {v.past} {s.text}", "Who {v.third} {s.text}", "What {v.past} {s.text}"),
-    *("Where {s.does} {s.text} {v.base}", "When {s.does} {s.text} {v.base}"),
-    *("What {s.does} {s.text} {v.base}", "Why did {s.text} {v.base}"),
-    *("How long {s.does} {s.text} {v.base}", "Whom {s.does} {s.text} {v.base}"),
-    *("What is {s.own} {k}", "What is the {k} of {s.text}"),
-    *("Whose {n} {s.is_} {s.text}", "What is {s.own} {k}", "What is the {k} of {s.text}"),
-)
+_KINDS_OF = tuple(_LISTED["_KINDS_OF"])
 """Other things to ask about a subject: its names, its sizes, who does something to it."""
 _MEASURES = "old tall long big heavy wide deep fast expensive large far high thick".split()
 _ASPECTS = words.listed(
@@ -512,30 +493,8 @@ _TELLING = (
         "To remember: {t}",
     ),
 )
-_TELLING_THAT = (
-    "Note that {t}",
-    "Please note that {t}",
-    "Remember that {t}",
-    "Keep in mind that {t}",
-    "Just so you know, {t}",
-)
-_ACKNOWLEDGED = (
-    *(
-        "OK.",
-        "Noted.",
-        "Got it.",
-        "All right.",
-        "Sure, I will remember that.",
-        "I have made a note of that.",
-    ),
-    *(
-        "Thanks, I have written that down.",
-        "OK, noted.",
-        "Understood.",
-        "I'll keep that in mind.",
-        "Okay, I've saved that.",
-    ),
-)
+_TELLING_THAT = tuple(_LISTED["_TELLING_THAT"])
+_ACKNOWLEDGED = tuple(_LISTED["_ACKNOWLEDGED"])
 
 
 def _tell(rng: Random, talk: Conversation, text: str, is_one: bool) -> None:

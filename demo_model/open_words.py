@@ -12,39 +12,14 @@ from random import Random
 
 import wide_words
 import words
+from words import lists_of
 
 _TOKENIZER = (
     Path(__file__).resolve().parents[1] / "src/holdfast/models/bundled/holdfast-demo/tokenizer.json"
 )
-_IRREGULAR = (
-    "leave/left build/built begin/began/begun break/broke/broken bring/brought buy/bought "
-    "catch/caught choose/chose/chosen come/came/come cut/cut/cut do/did/done draw/drew/drawn "
-    "drink/drank/drunk drive/drove/driven eat/ate/eaten fall/fell/fallen feed/fed feel/felt "
-    "find/found fly/flew/flown forget/forgot/forgotten freeze/froze/frozen get/got "
-    "give/gave/given go/went/gone grow/grew/grown hang/hung have/had hear/heard "
-    "hide/hid/hidden hit/hit/hit hold/held keep/kept know/knew/known lead/led lend/lent "
-    "lie/lay/lain lose/lost make/made mean/meant meet/met pay/paid read/read/read "
-    "ride/rode/ridden ring/rang/rung run/ran/run see/saw/seen sell/sold send/sent set/set/set "
-    "shine/shone show/showed/shown shut/shut/shut sing/sang/sung sink/sank/sunk sit/sat "
-    "sleep/slept speak/spoke/spoken spend/spent stand/stood steal/stole/stolen swim/swam/swum "
-    "take/took/taken teach/taught tell/told think/thought throw/threw/thrown "
-    "understand/understood wear/wore/worn win/won wind/wound write/wrote/written "
-    "spread/spread bind/bound fight/fought weave/wove/woven"
-).split()
-_REGULAR = (
-    "open close play weigh need cost depart arrive start end stop move use own visit study call "
-    "park paint cook bake repair clean watch walk work live stay wait serve deliver order plant "
-    "water carry hate love like prefer enjoy want collect manage train rehearse retire land "
-    "sail dock expire launch ship publish release record sign store lock rent borrow return "
-    "contain measure last happen finish reopen host design invent discover found produce import "
-    "export coach support avoid owe miss remember follow cross reach pass enter join change "
-    "rename replace connect print copy scan load charge fill empty heat cool wash dry iron fold "
-    "sort count check test review approve reject answer ask greet marry divorce hire fire "
-    "promote name raise harvest pick pack wrap mail post receive guard groom brush polish oil "
-    "fix mend patch install remove hatch bloom melt crash reboot restart update sync rotate "
-    "renew reset poll listen mount report travel commute jog dance practise perform act compose "
-    "translate"
-).split()
+_LISTED = lists_of("open_words")
+_IRREGULAR = _LISTED["_IRREGULAR"]
+_REGULAR = _LISTED["_REGULAR"]
 PLACED = (
     "hang lie stand stay live work sleep sit park grow wait stop end start begin belong go land "
     "meet rest hide nest play run pass fit"
@@ -53,24 +28,10 @@ TIMED = (
     "leave open close start end begin arrive depart stop run happen come return expire land "
     "finish meet rehearse reopen ring shut retire eat sleep sail bloom melt restart renew"
 ).split()
-_MORE_NAMES = (
-    "Aiko Anders Bashir Beatriz Bogdan Camila Chen Dmitri Ebele Eszter Farah Fatima Felipe "
-    "Gareth Giulia Hassan Helga Ibrahim Imani Isolde Jamal Joanna Kaveh Keiko Khalid Lorenzo "
-    "Magda Malik Marta Mehmet Nadia Nikolai Oksana Oluchi Omari Paolo Priya Rafael Rashid "
-    "Renata Rohan Sanjay Selma Sigrid Simon Tamar Tomasz Ulrich Valentina Wanjiru Xavier Yasmin "
-    "Yuki Zainab Zoltan Agnes Clara Dieter Frieda Gilda Henrik Irina Jonas Kofi Ludmila Miguel "
-    "Nuria Orla Pedro Quentin Rita Stefan Thandi Ursula Viktor Wendy Ahmed Bianca Carlos Diana "
-    "Elif Fabian Grace Hiro Isabel Jorge Katya Liang Monica Nelson Olivia Patrick Rebecca "
-    "Samuel Teresa"
-).split()
+_MORE_NAMES = _LISTED["_MORE_NAMES"]
 NAMES = [*words.NAMES, *_MORE_NAMES]
 _TITLES = "Dr. Professor Mr Mrs Ms Aunt Uncle Captain Sister Judge Coach".split()
-_KIN = (
-    "mother father sister brother aunt uncle cousin boss neighbour teacher doctor dog cat rabbit "
-    "parrot car bike boat team office flat garden printer laptop phone server project company "
-    "school landlady tailor barber lawyer tutor trainer roommate daughter son wife husband plant "
-    "kitten piano oven"
-).split()
+_KIN = _LISTED["_KIN"]
 COLOURS = (*words.COLOURS, "beige", "turquoise", "violet", "crimson", "maroon")
 SMALL_NUMBERS = (
     "two three four five six seven eight nine ten eleven twelve fifteen twenty thirty forty fifty "
@@ -78,18 +39,8 @@ SMALL_NUMBERS = (
 ).split()
 _HOURS = SMALL_NUMBERS[:11]
 _ORDINALS = "first second third fourth fifth sixth top ground".split()
-UNITS = (
-    "kilos metres litres hours minutes days weeks years euros dollars pounds miles grams seconds "
-    "feet pages seats people requests points percent degrees copies boxes rooms steps tons "
-    "inches gigabytes cups spoons"
-).split()
-_PREPOSITIONS = [
-    *"in in in on on under behind near beside above inside outside at by below opposite".split(),
-    "next to",
-    "in front of",
-    "on top of",
-    "close to",
-]
+UNITS = _LISTED["UNITS"]
+_PREPOSITIONS = _LISTED["_PREPOSITIONS"]
 
 
 class Verb:

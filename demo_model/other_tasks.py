@@ -9,6 +9,7 @@ import facts
 import words
 from conversation import Conversation
 from talks import CAN_DO
+from words import lists_of
 
 
 def thought(thinking: str, answer: str) -> str:
@@ -190,32 +191,9 @@ def copying(rng: Random) -> Conversation:
     return conversation
 
 
-STORY = (
-    "{n} walked to {c} with a {co} {t}.",
-    "It was a cold morning in {mo}.",
-    "On the way {n} met {m}, the {j}.",
-    "They shared some {f} and talked about {c2}.",
-    "{m} had never seen a {co} {t} before.",
-    "A {a} ran past them and took the {t}.",
-    "{n} and {m} ran after the {a}.",
-    "In the evening they sat in the {p}.",
-    "{m} gave {n} the {co} {t}.",
-    "The next day {n} travelled on to {c2}.",
-    "Nobody knew where the {t} was.",
-    "They looked in the {p} and in the {p2}.",
-    "At last {n} found it in the {p}.",
-    "{m} laughed and made some {f}.",
-    "They were friends from that day on.",
-)
-STORY_REQUESTS = (
-    "Tell me a story about {n} and {m} with a {co} {t}.",
-    "Tell me a story about {n}.",
-    "Write a short story about {n} and {m}.",
-    "Tell me a story.",
-    "Tell me a story about a {t}.",
-    "Write a story about {n} in {c}.",
-    "Once upon a time",
-)
+_LISTED = lists_of("other_tasks")
+STORY = tuple(_LISTED["STORY"])
+STORY_REQUESTS = tuple(_LISTED["STORY_REQUESTS"])
 
 
 def story(rng: Random) -> Conversation:

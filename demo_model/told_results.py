@@ -13,14 +13,10 @@ import open_words
 import tool_tasks
 import wide_words
 from conversation import Conversation
+from words import lists_of
 
-_KEYS = (
-    "name id title status city country temperature condition price currency count total size "
-    "date time author owner email phone address url path file type level score rating humidity "
-    "wind distance duration speed balance stock quantity version priority state message result "
-    "value unit language pages year month day start end from to subject body sender host port "
-    "branch commit user role team room seat gate flight order items tags note code reason"
-).split()
+_LISTED = lists_of("told_results")
+_KEYS = _LISTED["_KEYS"]
 _CONDITIONS = "sunny cloudy rainy clear windy foggy open closed active done pending ok".split()
 _ERRORS = (
     *("not found", "no access", "out of order", "unknown name", "permission denied", "timeout"),

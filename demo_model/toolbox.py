@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 import words
+from words import lists_of
 
 Value = str | int
 
@@ -291,12 +292,8 @@ VERBS = (
     "get find show check delete create open close start stop lock book move play read "
     "update list count buy sell paint clean test save load"
 ).split()
-NOUNS = (
-    "price status ticket report door timer photo record order invoice account task page window "
-    "file server robot train flight "
-    "hotel recipe score profile balance stock route event message table note product user image "
-    "document"
-).split()
+_LISTED = lists_of("toolbox")
+NOUNS = _LISTED["NOUNS"]
 KINDS: tuple[Callable[[Random], Argument], ...] = (
     lambda rng: CITY,
     lambda rng: PERSON,
